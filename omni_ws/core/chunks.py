@@ -1,0 +1,95 @@
+"""The units of input and output, as the whole server speaks of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Modality(StrEnum):
+    """What an input chunk carries."""
+
+    AUDIO = "audio"
+    TEXT = "text"
+    VIDEO = "video"
+    IMAGE = "image"
+
+
+class OutputModality(StrEnum):
+    """What an output chunk carries; ``transcript`` is what the engine heard."""
+
+    TEXT = "text"
+    AUDIO = "audio"
+    TRANSCRIPT = "transcript"
+    TOOL_CALL = "tool_call"
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class Task(StrEnum):
+    """``chat`` answers, ``speech`` reads the input text aloud, ``transcribe`` writes the input audio down."""
+
+    CHAT = "chat"
+    SPEECH = "speech"
+    TRANSCRIBE = "transcribe"
+
+
+class StartTrigger(StrEnum):
+    """What made the work on a request start."""
+
+    FIRST_CHUNK = "first_chunk"
+    MIN_LENGTH = "min_length"
+    MODALITY = "modality"
+    END_OF_INPUT = "end_of_input"
+    VAD = "vad"
+
+
+class InputMode(StrEnum):
+    """What chunks do that come after the start: join the request, or only be counted."""
+
+    EXTEND = "extend"
+    SNAPSHOT = "snapshot"
+
+
+class InputChunk(NamedTuple):
+    """One unit of input. A tuple, because one is made for every frame of every stream."""
+
+    modality: Modality
+    payload: bytes
+    #: None where the sender numbers nothing and the order of arrival is the order (HTTP bodies).
+    sequence_id: int | None = None
+    #: An audio encoding that overrides the request's, or the MIME type of an image or video; None = the default.
+    format: str | None = None
+    timestamp_ms: int | None = None
+    end_of_input: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word and its place in milliseconds: of the response's audio, or, in a transcript, of the input's."""
+
+    text: str
+    start_ms: int
+    end_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What a request used. Engines without tokens count whitespace-separated words."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_audio_ms: int = 0
+    output_audio_ms: int = 0
+    input_after_start_bytes: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.input_tokens + self.output_tokens

@@ -1,0 +1,157 @@
+"""What an engine is: it says what it can do, and turns a request into a stream of outputs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omni_ws.core.audio_format import AudioFormat
+from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, OutputModality, Task, Usage, Word
+
+#: One channel of audio, shape (samples,), -1.0 … 1.0.
+Samples: TypeAlias = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCapabilities:
+    """What an engine can do. What is not declared here is refused by name before anything starts."""
+
+    input_modalities: frozenset[Modality]
+    output_modalities: frozenset[OutputModality]
+    tasks: frozenset[Task]
+    #: Whether chunks that come after the start join the request.
+    extend: bool
+    #: Voice names, the default first; empty where the engine does not speak.
+    voices: tuple[str, ...] = ()
+    #: Sampling parameters that change the answer.
+    sampling: frozenset[str] = frozenset()
+    #: Sampling parameters that are accepted and change nothing, because the engine is deterministic.
+    sampling_no_ops: frozenset[str] = frozenset()
+    tools: bool = False
+    logprobs: bool = False
+    structured_output: bool = False
+    token_sessions: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """An earlier turn of the conversation. ``role`` is ``system``, ``user``, ``assistant`` or ``tool``."""
+
+    role: str
+    text: str
+
+
+class InputSource(Protocol):
+    """The chunks of one request in order; ends when the input ends. Iterate it once."""
+
+    def __aiter__(self) -> AsyncIterator[InputChunk]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One request as the engine sees it.
+
+    ``input`` yields what was there when the start policy fired and, under ``extend``, every later chunk.
+    ``input_audio`` is the format of audio chunks whose own ``format`` is None.
+    """
+
+    request_id: str
+    task: Task
+    input: InputSource
+    input_mode: InputMode
+    input_audio: AudioFormat
+    #: Subset of {"text", "audio"}: what the client wants back.
+    modalities: frozenset[OutputModality]
+    voice: str | None = None
+    instructions: str = ""
+    history: tuple[Message, ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    stage_sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    stage_params: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TextOutput:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptOutput:
+    """What was heard. An interim replaces the interim before it; texts that are not interim append.
+
+    ``start_ms`` is the place in the input audio.
+    """
+
+    text: str
+    interim: bool = False
+    start_ms: int | None = None
+    words: tuple[Word, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AudioOutput:
+    """Speech at ``sample_rate`` Hz, continuing the response's audio; words are placed on its time line."""
+
+    samples: Samples
+    sample_rate: int
+    words: tuple[Word, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The last output of a request that ended by itself."""
+
+    reason: FinishReason
+    usage: Usage
+
+
+EngineOutput: TypeAlias = TextOutput | TranscriptOutput | AudioOutput | Finished
+
+
+class EngineState(StrEnum):
+    STARTING = "starting"
+    OK = "ok"
+    UNHEALTHY = "unhealthy"
+
+
+class Engine(Protocol):
+    """The life of an engine is ``start`` … ``generate`` (many at a time) … ``stop``."""
+
+    name: str
+    #: The model name that the server announces.
+    model: str
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """Fixed once ``start`` has returned."""
+        ...
+
+    @property
+    def state(self) -> EngineState: ...
+
+    @property
+    def active_requests(self) -> int:
+        """Requests that hold a slot, a worker or a stream of this engine right now."""
+        ...
+
+    async def start(self) -> None:
+        """Load, warm up; returns when the engine can work. Raises EngineFailed when it cannot."""
+        ...
+
+    async def stop(self) -> None:
+        """Release everything. Idempotent."""
+        ...
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        """An async generator that yields outputs and ends with one Finished.
+
+        Closing it (``aclose``) or cancelling the task that iterates it aborts the request; there is no other way.
+        Raises EngineOverloaded when there is no capacity, EngineFailed when the engine breaks, UnsupportedFormat
+        for input that cannot be decoded.
+        """
+        ...
