@@ -7,14 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
+from omni_ws.audio.samples import Samples
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, OutputModality, Task, Usage, Word
-
-#: One channel of audio, shape (samples,), -1.0 … 1.0.
-Samples: TypeAlias = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
