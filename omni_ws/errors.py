@@ -199,7 +199,7 @@ class Busy(OmniError):
 
 
 class RateLimited(Busy):
-    wire = WireMapping("rate_limited", 4429, 429, "UNAVAILABLE", retryable=True, note="Retry-After; 1013 on /v1/realtime")
+    wire = WireMapping("rate_limited", 4429, 429, "UNAVAILABLE", retryable=True, note="1013 on /v1/realtime")
 
 
 class EngineOverloaded(Busy):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from omni_ws.errors import InvalidValue
+
 
 class AudioEncoding(StrEnum):
     """Wire names of the audio formats (protocol/README.md, "Audio")."""
@@ -30,6 +32,23 @@ NOMINAL_COMPRESSED_BYTES_PER_SECOND = 8_000
 
 MIN_SAMPLE_RATE = 8_000
 MAX_SAMPLE_RATE = 192_000
+MAX_CHANNELS = 32
+
+
+def checked_sample_rate(value: int, *, param: str = "sample_rate") -> int:
+    """``value`` in Hz, or InvalidValue naming ``param``."""
+    if not MIN_SAMPLE_RATE <= value <= MAX_SAMPLE_RATE:
+        raise InvalidValue(
+            f"a sample rate of {value} Hz is outside {MIN_SAMPLE_RATE} to {MAX_SAMPLE_RATE} Hz", param=param
+        )
+    return value
+
+
+def checked_channels(value: int, *, param: str = "channels") -> int:
+    """``value``, or InvalidValue naming ``param``."""
+    if not 1 <= value <= MAX_CHANNELS:
+        raise InvalidValue(f"{value} channels are outside 1 to {MAX_CHANNELS}", param=param)
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +76,6 @@ class AudioFormat:
 
     def duration_ms(self, byte_count: int) -> float:
         return byte_count * 1000 / self.bytes_per_second
+
+
+DEFAULT_INPUT_AUDIO = AudioFormat()

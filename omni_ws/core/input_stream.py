@@ -1,0 +1,302 @@
+"""InputStream: the ordered chunks of one session, cut into requests.
+
+One reorder buffer for the whole session, one StreamingInputSession for each request in it, the acknowledgements and
+the three clocks: the gap that is not filled, the silence that lasts too long, the acknowledgement that is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from omni_ws.core.chunks import InputChunk
+from omni_ws.core.reorder import Arrival, ReorderBuffer
+from omni_ws.core.session import InputSettings, SessionEvent, StreamingInputSession
+from omni_ws.errors import (
+    InvalidValue,
+    OutOfOrder,
+    PayloadTooLarge,
+    ReorderWindowExceeded,
+    SequenceGap,
+    SessionTimeout,
+)
+
+#: An acknowledgement goes out after this many accepted chunks (a filled gap counts as one) …
+ACK_EVERY_CHUNKS: Final = 16
+#: … or this long after the first chunk that is not acknowledged yet, whichever comes first.
+ACK_DELAY_SEC: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamLimits:
+    """``max_held_bytes`` caps what the engine has not taken over yet. Times in seconds."""
+
+    reorder_window: int = 256
+    reorder_timeout: float = 10
+    session_timeout: float = 300
+    max_chunk_bytes: int = 4 << 20
+    max_held_bytes: int = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOpened:
+    """A chunk opened the next request; the events that follow belong to it until its InputEnded."""
+
+    session: StreamingInputSession
+
+
+@dataclass(frozen=True, slots=True)
+class InputAck:
+    """Everything below ``next_sequence_id`` was accepted in order."""
+
+    next_sequence_id: int
+    buffered_chunks: int
+    received_bytes: int
+
+
+class _Consumed:
+    """Stands in the reorder buffer for a chunk that was refused: its number is used up."""
+
+
+_CONSUMED: Final = _Consumed()
+
+StreamEvent: TypeAlias = RequestOpened | SessionEvent
+
+
+class InputStream:
+    """``settings`` gives the input settings of a request that opens now.
+
+    ``now`` is any monotonic clock in seconds. A fatal error leaves the stream as it is: the caller closes it.
+    """
+
+    def __init__(self, limits: StreamLimits, settings: Callable[[], InputSettings], *, now: float) -> None:
+        self.limits = limits
+        self.reject_out_of_order = False
+        #: While an answer runs nothing is idle; whoever runs answers keeps this current.
+        self.answering = False
+        #: Bytes accepted or buffered that no engine has taken over.
+        self.held_bytes = 0
+        self.received_bytes = 0
+        self.duplicates = 0
+        #: The request whose input is open, or whose rest is being swallowed because it failed.
+        self.current: StreamingInputSession | None = None
+        self._settings = settings
+        self._reorder: ReorderBuffer[InputChunk | _Consumed] = ReorderBuffer(limits.reorder_window)
+        self._numbered: bool | None = None
+        self._finish_pending = False
+        self._last_activity = now
+        self._gap_since: float | None = None
+        self._unacknowledged = 0
+        self._unacknowledged_since: float | None = None
+        self._ack_now = False
+
+    # input
+
+    def receive_chunk(self, chunk: InputChunk, *, now: float) -> list[StreamEvent]:
+        """One chunk as it arrived.
+
+        Raises PayloadTooLarge and ReorderWindowExceeded, which end the session; OutOfOrder, after which the same
+        number may come again; InvalidValue when chunks with and without numbers are mixed; SessionConflict.
+        """
+        self._last_activity = now
+        sequence_id = self._number(chunk)
+        size = len(chunk.payload)
+        if size > self.limits.max_chunk_bytes:
+            raise PayloadTooLarge(
+                f"a chunk may hold {self.limits.max_chunk_bytes} bytes, this one has {size}",
+                param="payload",
+                sequence_id=chunk.sequence_id,
+            )
+        if sequence_id == self._reorder.next_sequence_id and not self._reorder:
+            # The path of nearly every frame of nearly every stream.
+            self._reorder.next_sequence_id += 1
+            events = self._deliver(chunk)
+            self._accepted(now)
+            return events
+        return self._place(sequence_id, chunk, size, now)
+
+    def refuse(self, sequence_id: int, *, now: float) -> list[StreamEvent]:
+        """A chunk was refused whose number could be read: the number is used up and leaves no gap."""
+        self._last_activity = now
+        return self._place(sequence_id, _CONSUMED, 0, now)
+
+    def finish(self, *, now: float) -> list[StreamEvent]:
+        """The end of input, once everything that is buffered has been released. Idempotent."""
+        self._last_activity = now
+        if self._reorder:
+            self._finish_pending = True
+            return []
+        return self._finish()
+
+    def cancel(self, *, now: float) -> StreamingInputSession | None:
+        """Close the input that is open, drop what waits behind a gap; returns the request that was open."""
+        self._last_activity = now
+        for item in self._reorder.discard():
+            if isinstance(item, tuple):
+                self.held_bytes -= len(item.payload)
+            self._ack_now = True
+        self._gap_since = None
+        self._finish_pending = False
+        session, self.current = self.current, None
+        if session is None:
+            return None
+        was_open = session.input_open
+        session.cancel()
+        return session if was_open else None
+
+    def abandon(self, session: StreamingInputSession) -> None:
+        """The request is over before its input is: what still comes of it is swallowed, up to its end."""
+        session.fail()
+
+    def touch(self, *, now: float) -> None:
+        """Any sign of life of the client."""
+        self._last_activity = now
+
+    def taken(self, byte_count: int) -> None:
+        """The engine took over, or nobody needs any more, this much of what is held."""
+        self.held_bytes -= byte_count
+
+    # acknowledgements
+
+    @property
+    def ack_due(self) -> bool:
+        return self._ack_now or self._unacknowledged >= ACK_EVERY_CHUNKS
+
+    def take_ack(self) -> InputAck:
+        self._unacknowledged = 0
+        self._unacknowledged_since = None
+        self._ack_now = False
+        return InputAck(self._reorder.next_sequence_id, len(self._reorder), self.received_bytes)
+
+    # time
+
+    def get_timer(self) -> float | None:
+        """When ``handle_timer`` has something to do at the earliest."""
+        deadlines = [] if self.answering else [self._last_activity + self.limits.session_timeout]
+        if self._gap_since is not None:
+            deadlines.append(self._gap_since + self.limits.reorder_timeout)
+        if self._unacknowledged_since is not None:
+            deadlines.append(self._unacknowledged_since + ACK_DELAY_SEC)
+        return min(deadlines, default=None)
+
+    def handle_timer(self, *, now: float) -> None:
+        """Raises SequenceGap or SessionTimeout when their time has come; otherwise an acknowledgement may be due."""
+        if self._gap_since is not None and now >= self._gap_since + self.limits.reorder_timeout:
+            raise self.gap_error()
+        if not self.answering and now >= self._last_activity + self.limits.session_timeout:
+            if self.current is not None and self.current.input_open:
+                self.current.expire()
+            raise SessionTimeout(f"nothing came for {self.limits.session_timeout:g} seconds")
+        if self._unacknowledged_since is not None and now >= self._unacknowledged_since + ACK_DELAY_SEC:
+            self._ack_now = True
+
+    @property
+    def has_gap(self) -> bool:
+        return bool(self._reorder)
+
+    def gap_error(self) -> SequenceGap:
+        missing = self._reorder.missing
+        assert missing is not None
+        numbers = str(missing.start) if len(missing) == 1 else f"{missing.start} to {missing.stop - 1}"
+        return SequenceGap(f"chunk {numbers} did not arrive", param="sequence_id", sequence_id=missing.start)
+
+    # inside
+
+    def _number(self, chunk: InputChunk) -> int:
+        numbered = chunk.sequence_id is not None
+        if self._numbered is None:
+            self._numbered = numbered
+        elif self._numbered is not numbered:
+            raise InvalidValue(
+                "either every chunk has a sequence_id or none has", param="sequence_id", sequence_id=chunk.sequence_id
+            )
+        return self._reorder.next_sequence_id if chunk.sequence_id is None else chunk.sequence_id
+
+    def _place(self, sequence_id: int, item: InputChunk | _Consumed, size: int, now: float) -> list[StreamEvent]:
+        match self._reorder.classify(sequence_id):
+            case Arrival.NEXT:
+                return self._fill(item, now)
+            case Arrival.DUPLICATE:
+                self.duplicates += 1
+                self._ack_now = True
+            case Arrival.AHEAD if self.reject_out_of_order:
+                raise OutOfOrder(
+                    f"expected chunk {self._reorder.next_sequence_id}", param="sequence_id", sequence_id=sequence_id
+                )
+            case Arrival.AHEAD:
+                self._hold(size)
+                self._reorder.hold(sequence_id, item)
+                if self._gap_since is None:
+                    self._gap_since = now
+            case Arrival.BEYOND_WINDOW:
+                raise ReorderWindowExceeded(
+                    f"chunk {self._reorder.next_sequence_id} is missing and chunk {sequence_id} is "
+                    f"{self.limits.reorder_window} or more ahead of it",
+                    param="sequence_id",
+                    sequence_id=sequence_id,
+                )
+        return []
+
+    def _fill(self, item: InputChunk | _Consumed, now: float) -> list[StreamEvent]:
+        """The item is the next one: pass it on with whatever it releases."""
+        run = self._reorder.release(item)
+        if len(run) > 1:
+            self._ack_now = True
+            # A gap that is left is another gap, with a clock of its own.
+            self._gap_since = now if self._reorder else None
+        events: list[StreamEvent] = []
+        for position, released in enumerate(run):
+            if isinstance(released, tuple):
+                if position:
+                    self.held_bytes -= len(released.payload)  # counted again, or not, where it goes now
+                events += self._deliver(released)
+        self._accepted(now)
+        if self._finish_pending and not self._reorder:
+            self._finish_pending = False
+            events += self._finish()
+        return events
+
+    def _deliver(self, chunk: InputChunk) -> list[StreamEvent]:
+        size = len(chunk.payload)
+        self.received_bytes += size
+        session = self.current
+        if session is None:
+            session = self.current = StreamingInputSession(self._settings())
+            if size and session.keeps_input:
+                self._hold(size)
+            return [RequestOpened(session), *self._receive(session, chunk)]
+        if not session.input_open:
+            if chunk.end_of_input:
+                self.current = None
+                self._ack_now = True
+            return []
+        if size and session.keeps_input:
+            self._hold(size)
+        return self._receive(session, chunk)
+
+    def _receive(self, session: StreamingInputSession, chunk: InputChunk) -> list[StreamEvent]:
+        events: list[StreamEvent] = [*session.receive_chunk(chunk)]
+        if chunk.end_of_input:
+            self.current = None
+            self._ack_now = True
+        return events
+
+    def _finish(self) -> list[StreamEvent]:
+        session, self.current = self.current, None
+        if session is None:
+            return []
+        self._ack_now = True
+        return [*session.finish()]
+
+    def _hold(self, size: int) -> None:
+        if self.held_bytes + size > self.limits.max_held_bytes:
+            raise PayloadTooLarge(
+                f"more than {self.limits.max_held_bytes} bytes are waiting that the engine has not taken over"
+            )
+        self.held_bytes += size
+
+    def _accepted(self, now: float) -> None:
+        self._unacknowledged += 1
+        if self._unacknowledged_since is None:
+            self._unacknowledged_since = now

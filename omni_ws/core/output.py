@@ -1,0 +1,67 @@
+"""OutputSequencer: numbers what goes out, one final a request, nothing after it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from omni_ws.core.audio_format import AudioFormat
+from omni_ws.core.chunks import FinishReason, OutputModality, Usage, Word
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputChunk:
+    """One unit of output: ``text`` for text, transcripts and tool calls, ``payload`` in ``format`` for audio.
+
+    ``start_ms`` is the place on the response's audio time line (for transcripts: on the input's).
+    """
+
+    request_id: str
+    sequence_id: int
+    modality: OutputModality
+    text: str = ""
+    payload: bytes = b""
+    format: AudioFormat | None = None
+    start_ms: int | None = None
+    interim: bool = False
+    words: tuple[Word, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinalChunk:
+    """The last output of a request."""
+
+    request_id: str
+    sequence_id: int
+    finish_reason: FinishReason
+    usage: Usage
+
+
+AnyOutput: TypeAlias = OutputChunk | FinalChunk
+
+
+class OutputSequencer:
+    """``sequence_id`` counts from 0 over the whole session. Outputs of one request follow each other unmixed."""
+
+    def __init__(self) -> None:
+        self.next_sequence_id = 0
+        self._open: str | None = None
+
+    def open(self, request_id: str) -> None:
+        """The outputs that follow belong to this request. The one before must have had its final."""
+        if self._open is not None:
+            raise RuntimeError(f"{self._open} has had no final chunk yet")
+        self._open = request_id
+
+    def take_number(self, request_id: str) -> int:
+        """The number of the request's next chunk; a chunk after the final is a bug of the caller."""
+        if request_id != self._open:
+            raise RuntimeError(f"{request_id} is not open for output")
+        number = self.next_sequence_id
+        self.next_sequence_id += 1
+        return number
+
+    def finish(self, request_id: str, finish_reason: FinishReason, usage: Usage) -> FinalChunk:
+        number = self.take_number(request_id)
+        self._open = None
+        return FinalChunk(request_id=request_id, sequence_id=number, finish_reason=finish_reason, usage=usage)

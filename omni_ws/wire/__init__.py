@@ -1,0 +1,1 @@
+"""Bytes to typed frames and back. Sans-I/O."""

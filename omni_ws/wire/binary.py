@@ -1,0 +1,89 @@
+"""Binary frames: a 12-byte header, then the bare payload.
+
+Big-endian: u8 version = 1 · u8 kind (1 input_chunk, 2 output_chunk) · u8 modality (1 text, 2 audio, 3 video, 4 image) ·
+u8 flags (bit 0 end_of_input or final, bit 1 the timestamp is meaningful) · u32 sequence_id · u32 timestamp_ms.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import Final
+
+from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.output import OutputChunk
+from omni_ws.errors import InvalidFrame
+from omni_ws.wire.frames import RefusedChunk
+
+HEADER: Final = struct.Struct(">BBBBII")
+VERSION: Final = 1
+KIND_INPUT: Final = 1
+KIND_OUTPUT: Final = 2
+FLAG_END: Final = 0b01
+FLAG_TIMESTAMP: Final = 0b10
+_KNOWN_FLAGS: Final = FLAG_END | FLAG_TIMESTAMP
+
+MODALITY_BYTES: Final = {Modality.TEXT: 1, Modality.AUDIO: 2, Modality.VIDEO: 3, Modality.IMAGE: 4}
+_MODALITIES: Final = {byte: modality for modality, byte in MODALITY_BYTES.items()}
+_MAX_U32: Final = 2**32 - 1
+
+
+def decode_input(data: bytes | bytearray | memoryview) -> InputChunk | RefusedChunk:
+    """Raises InvalidFrame for a short or unknown header; RefusedChunk where at least the number could be read."""
+    if len(data) < HEADER.size:
+        raise InvalidFrame(f"a binary frame begins with a header of {HEADER.size} bytes, got {len(data)}")
+    version, kind, modality_byte, flags, sequence_id, timestamp_ms = HEADER.unpack_from(data)
+    if version != VERSION or kind != KIND_INPUT:
+        raise InvalidFrame(f"unknown binary header: version {version}, kind {kind}")
+    modality = _MODALITIES.get(modality_byte)
+    if modality is None or flags & ~_KNOWN_FLAGS:
+        what = f"modality {modality_byte}" if modality is None else f"flags {flags:#04x}"
+        return RefusedChunk(sequence_id, InvalidFrame(f"unknown binary header: {what}", sequence_id=sequence_id))
+    return InputChunk(
+        modality,
+        bytes(data[HEADER.size :]),
+        sequence_id,
+        None,
+        timestamp_ms if flags & FLAG_TIMESTAMP else None,
+        bool(flags & FLAG_END),
+    )
+
+
+def encode_input(chunk: InputChunk) -> bytes:
+    """For clients; the chunk must be numbered and have no format of its own."""
+    if chunk.sequence_id is None or chunk.format is not None:
+        raise ValueError("a binary frame carries a sequence_id and no format")
+    flags = FLAG_END if chunk.end_of_input else 0
+    if chunk.timestamp_ms is not None:
+        flags |= FLAG_TIMESTAMP
+    header = HEADER.pack(
+        VERSION, KIND_INPUT, MODALITY_BYTES[chunk.modality], flags, chunk.sequence_id, chunk.timestamp_ms or 0
+    )
+    return header + chunk.payload
+
+
+def encode_output_audio(chunk: OutputChunk) -> bytes:
+    """An audio chunk of the answer; its timestamp is ``start_ms``."""
+    flags = 0 if chunk.start_ms is None else FLAG_TIMESTAMP
+    start_ms = min(chunk.start_ms or 0, _MAX_U32)
+    number = chunk.sequence_id & _MAX_U32
+    return HEADER.pack(VERSION, KIND_OUTPUT, MODALITY_BYTES[Modality.AUDIO], flags, number, start_ms) + chunk.payload
+
+
+@dataclass(frozen=True, slots=True)
+class BinaryAudio:
+    """An output chunk of audio as a client reads it."""
+
+    sequence_id: int
+    start_ms: int | None
+    payload: bytes
+
+
+def decode_output_audio(data: bytes) -> BinaryAudio:
+    """For clients. Raises InvalidFrame."""
+    if len(data) < HEADER.size:
+        raise InvalidFrame("a binary frame is shorter than its header")
+    version, kind, modality_byte, flags, sequence_id, start_ms = HEADER.unpack_from(data)
+    if (version, kind, modality_byte) != (VERSION, KIND_OUTPUT, MODALITY_BYTES[Modality.AUDIO]):
+        raise InvalidFrame("not an output audio frame")
+    return BinaryAudio(sequence_id, start_ms if flags & FLAG_TIMESTAMP else None, data[HEADER.size :])

@@ -1,0 +1,88 @@
+"""Incremental decoders for request bodies that are streams: lines of JSON, and frames behind a length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from omni_ws.errors import InvalidFrame, PayloadTooLarge
+
+
+class NdjsonDecoder:
+    """Lines out of bytes; HTTP chunk borders mean nothing. Blank lines are skipped but counted.
+
+    ``line_number`` is that of the line given out last, from 1.
+    """
+
+    def __init__(self, *, max_line_bytes: int) -> None:
+        self.max_line_bytes = max_line_bytes
+        self.line_number = 0
+        self._pending = bytearray()
+        self._searched = 0
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Raises PayloadTooLarge when a line is longer than allowed."""
+        self._pending += data
+        start = 0
+        while (end := self._pending.find(b"\n", max(start, self._searched))) >= 0:
+            line = bytes(self._pending[start:end])
+            start = self._searched = end + 1
+            yield from self._line(line)
+        del self._pending[:start]
+        self._searched = len(self._pending)
+        if self._searched > self.max_line_bytes:
+            self.line_number += 1
+            raise self._too_long()
+
+    def finish(self) -> Iterator[bytes]:
+        """The last line needs no newline."""
+        line, self._pending = bytes(self._pending), bytearray()
+        self._searched = 0
+        yield from self._line(line)
+
+    def _line(self, line: bytes) -> Iterator[bytes]:
+        self.line_number += 1
+        line = line.strip(b" \t\r")
+        if len(line) > self.max_line_bytes:
+            raise self._too_long()
+        if line:
+            yield line
+
+    def _too_long(self) -> PayloadTooLarge:
+        return PayloadTooLarge(f"line {self.line_number} is longer than {self.max_line_bytes} bytes")
+
+
+class LengthPrefixedDecoder:
+    """Frames behind a big-endian length of ``prefix_bytes`` (4 or 8)."""
+
+    def __init__(self, *, prefix_bytes: int, max_frame_bytes: int) -> None:
+        self.prefix_bytes = prefix_bytes
+        self.max_frame_bytes = max_frame_bytes
+        self.frame_number = 0
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Raises PayloadTooLarge as soon as a length is read that is over the cap; empty frames are skipped."""
+        self._pending += data
+        start = 0
+        while len(self._pending) - start >= self.prefix_bytes:
+            length = int.from_bytes(self._pending[start : start + self.prefix_bytes], "big")
+            if length > self.max_frame_bytes:
+                self.frame_number += 1
+                raise PayloadTooLarge(
+                    f"frame {self.frame_number} says {length} bytes; {self.max_frame_bytes} are allowed"
+                )
+            end = start + self.prefix_bytes + length
+            if end > len(self._pending):
+                break
+            frame = bytes(self._pending[start + self.prefix_bytes : end])
+            start = end
+            self.frame_number += 1
+            if frame:
+                yield frame
+        del self._pending[:start]
+
+    def finish(self) -> Iterator[bytes]:
+        """Raises InvalidFrame when the body ends inside a frame."""
+        if self._pending:
+            raise InvalidFrame(f"the body ends inside frame {self.frame_number + 1}")
+        yield from ()

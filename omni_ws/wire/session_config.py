@@ -1,0 +1,164 @@
+"""The effective configuration of a session, and how a client's partial one is merged into it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from omni_ws.core.accumulator import Alignment
+from omni_ws.core.audio_format import MAX_SAMPLE_RATE, MIN_SAMPLE_RATE, AudioEncoding
+from omni_ws.core.chunks import InputMode, Modality, Task
+from omni_ws.core.start_policy import (
+    DEFAULT_MIN_LENGTH,
+    OnEndOnly,
+    OnFirstChunk,
+    OnMinLength,
+    OnModality,
+    StartPolicy,
+)
+from omni_ws.errors import InvalidValue
+
+SampleRate: TypeAlias = Annotated[int, Meta(ge=MIN_SAMPLE_RATE, le=MAX_SAMPLE_RATE)]
+Positive: TypeAlias = Annotated[int, Meta(ge=1)]
+NonNegative: TypeAlias = Annotated[float, Meta(ge=0)]
+
+MAX_CHANNELS = 32
+
+
+class InputAudioConfig(Struct, frozen=True, kw_only=True):
+    format: AudioEncoding = AudioEncoding.PCM16
+    sample_rate: SampleRate = 16_000
+    channels: Annotated[int, Meta(ge=1, le=MAX_CHANNELS)] = 1
+
+
+class OutputAudioConfig(Struct, frozen=True, kw_only=True):
+    format: AudioEncoding = AudioEncoding.PCM16
+    sample_rate: SampleRate = 24_000
+
+
+StartPolicyName: TypeAlias = Literal["on_first_chunk", "on_end_only", "on_min_length", "on_modality"]
+
+
+class StartPolicyConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """``on_min_length`` without any minimum means its default minimums."""
+
+    type: StartPolicyName
+    min_audio_ms: NonNegative | None = None
+    min_text_chars: Positive | None = None
+    min_bytes: Positive | None = None
+    min_chunks: Positive | None = None
+    min_video_frames: Positive | None = None
+    modality: Modality | None = None
+
+
+class TurnDetectionConfig(Struct, frozen=True, kw_only=True):
+    type: Literal["server_vad"]
+    threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5
+    prefix_padding_ms: NonNegative = 300
+    silence_duration_ms: NonNegative = 500
+    interrupt_response: bool = True
+
+
+class SamplingConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """None = the engine's own default."""
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    max_tokens: Positive | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+
+
+class SessionConfig(Struct, frozen=True, kw_only=True):
+    """Every field has its effective value; the names are those of the wire."""
+
+    model: str | None = None
+    voice: str | None = None
+    instructions: str = ""
+    modalities: list[Literal["text", "audio"]] = msgspec.field(default_factory=lambda: ["text", "audio"])
+    input_audio: InputAudioConfig = InputAudioConfig()
+    output_audio: OutputAudioConfig = OutputAudioConfig()
+    start_policy: StartPolicyName | StartPolicyConfig = "on_min_length"
+    after_start: InputMode = InputMode.EXTEND
+    out_of_order: Literal["buffer", "reject"] = "buffer"
+    alignment: Alignment = Alignment.ARRIVAL
+    turn_detection: TurnDetectionConfig | None = None
+    sampling: SamplingConfig = SamplingConfig()
+    stage_sampling: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+    stage_params: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+    history: bool = True
+    overlap: Literal["wait", "interrupt"] = "wait"
+    task: Task = Task.CHAT
+    tools: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    tool_choice: str | dict[str, Any] | None = None
+    max_lead_ms: NonNegative | None = None
+
+
+FIELDS = frozenset(SessionConfig.__struct_fields__)
+_ERROR_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+
+
+def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """Deep merge; null takes a key away, which restores the default below."""
+    merged = dict(base)
+    for key, value in patch.items():
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
+            merged[key] = merge(merged[key], value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def effective(overrides: Mapping[str, Any]) -> SessionConfig:
+    """Defaults with ``overrides`` on top. Raises InvalidValue naming the field; unknown fields are ignored."""
+    try:
+        config = msgspec.convert(overrides, SessionConfig)
+    except msgspec.ValidationError as error:
+        raise invalid_value(error) from None
+    start_policy(config)
+    return config
+
+
+def invalid_value(error: msgspec.ValidationError) -> InvalidValue:
+    """msgspec says where it stumbled at the end of its message; that is the field's name."""
+    text = str(error)
+    found = _ERROR_PATH.search(text)
+    if found is None:
+        return InvalidValue(text)
+    path = found["path"].replace("[...]", "")
+    return InvalidValue(f"{path}: {text[: found.start()]}" if path else text[: found.start()], param=path or None)
+
+
+def start_policy(config: SessionConfig) -> StartPolicy:
+    """The policy that ``start_policy`` names. Raises InvalidValue for minimums that mean nothing to it."""
+    wanted = config.start_policy
+    if isinstance(wanted, str):
+        wanted = StartPolicyConfig(type=wanted)
+    match wanted.type:
+        case "on_first_chunk":
+            return OnFirstChunk()
+        case "on_end_only":
+            return OnEndOnly()
+        case "on_modality":
+            if wanted.modality is None:
+                raise InvalidValue("on_modality needs a modality", param="start_policy.modality")
+            return OnModality(modality=wanted.modality, min_audio_ms=wanted.min_audio_ms)
+    minimums = OnMinLength(
+        min_audio_ms=wanted.min_audio_ms,
+        min_text_chars=wanted.min_text_chars,
+        min_bytes=wanted.min_bytes,
+        min_chunks=wanted.min_chunks,
+        min_video_frames=wanted.min_video_frames,
+    )
+    return DEFAULT_MIN_LENGTH if minimums == OnMinLength() else minimums
