@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from omni_ws.core.chunks import InputChunk
+from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Arrival, ReorderBuffer
 from omni_ws.core.session import InputSettings, SessionEvent, StreamingInputSession
 from omni_ws.errors import (
@@ -67,10 +68,13 @@ StreamEvent: TypeAlias = RequestOpened | SessionEvent
 class InputStream:
     """``settings`` gives the input settings of a request that opens now.
 
-    ``now`` is any monotonic clock in seconds. A fatal error leaves the stream as it is: the caller closes it.
+    ``budget`` is shared by all streams of the server. ``now`` is any monotonic clock in seconds. A fatal error leaves
+    the stream as it is: the caller closes it.
     """
 
-    def __init__(self, limits: StreamLimits, settings: Callable[[], InputSettings], *, now: float) -> None:
+    def __init__(
+        self, limits: StreamLimits, settings: Callable[[], InputSettings], *, budget: ByteBudget, now: float
+    ) -> None:
         self.limits = limits
         self.reject_out_of_order = False
         #: While an answer runs nothing is idle; whoever runs answers keeps this current.
@@ -82,6 +86,7 @@ class InputStream:
         #: The request whose input is open, or whose rest is being swallowed because it failed.
         self.current: StreamingInputSession | None = None
         self._settings = settings
+        self._budget = budget
         self._reorder: ReorderBuffer[InputChunk | _Consumed] = ReorderBuffer(limits.reorder_window)
         self._numbered: bool | None = None
         self._finish_pending = False
@@ -134,7 +139,7 @@ class InputStream:
         self._last_activity = now
         for item in self._reorder.discard():
             if isinstance(item, tuple):
-                self.held_bytes -= len(item.payload)
+                self._release(len(item.payload))
             self._ack_now = True
         self._gap_since = None
         self._finish_pending = False
@@ -153,9 +158,18 @@ class InputStream:
         """Any sign of life of the client."""
         self._last_activity = now
 
-    def taken(self, byte_count: int) -> None:
-        """The engine took over, or nobody needs any more, this much of what is held."""
-        self.held_bytes -= byte_count
+    def taken(self, session: StreamingInputSession, byte_count: int) -> None:
+        """The engine took over this much of what is held of a request."""
+        session.held_bytes -= byte_count
+        self._release(byte_count)
+
+    def forget(self, session: StreamingInputSession) -> None:
+        """The request is over: nothing of it is held any more."""
+        self.taken(session, session.held_bytes)
+
+    def close(self) -> None:
+        """The session is over: nothing is held any more."""
+        self._release(self.held_bytes)
 
     # acknowledgements
 
@@ -249,7 +263,7 @@ class InputStream:
         for position, released in enumerate(run):
             if isinstance(released, tuple):
                 if position:
-                    self.held_bytes -= len(released.payload)  # counted again, or not, where it goes now
+                    self._release(len(released.payload))  # counted again, or not, where it goes now
                 events += self._deliver(released)
         self._accepted(now)
         if self._finish_pending and not self._reorder:
@@ -263,8 +277,8 @@ class InputStream:
         session = self.current
         if session is None:
             session = self.current = StreamingInputSession(self._settings())
-            if size and session.keeps_input:
-                self._hold(size)
+            self._hold(size)
+            session.held_bytes += size
             return [RequestOpened(session), *self._receive(session, chunk)]
         if not session.input_open:
             if chunk.end_of_input:
@@ -273,6 +287,7 @@ class InputStream:
             return []
         if size and session.keeps_input:
             self._hold(size)
+            session.held_bytes += size
         return self._receive(session, chunk)
 
     def _receive(self, session: StreamingInputSession, chunk: InputChunk) -> list[StreamEvent]:
@@ -294,7 +309,12 @@ class InputStream:
             raise PayloadTooLarge(
                 f"more than {self.limits.max_held_bytes} bytes are waiting that the engine has not taken over"
             )
+        self._budget.take(size)
         self.held_bytes += size
+
+    def _release(self, size: int) -> None:
+        self._budget.give(size)
+        self.held_bytes -= size
 
     def _accepted(self, now: float) -> None:
         self._unacknowledged += 1

@@ -41,21 +41,17 @@ AnyOutput: TypeAlias = OutputChunk | FinalChunk
 
 
 class OutputSequencer:
-    """``sequence_id`` counts from 0 over the whole session. Outputs of one request follow each other unmixed."""
+    """``sequence_id`` counts from 0 over the whole session. A number after a request's final is a caller's bug."""
 
     def __init__(self) -> None:
         self.next_sequence_id = 0
-        self._open: str | None = None
+        self._open: set[str] = set()
 
     def open(self, request_id: str) -> None:
-        """The outputs that follow belong to this request. The one before must have had its final."""
-        if self._open is not None:
-            raise RuntimeError(f"{self._open} has had no final chunk yet")
-        self._open = request_id
+        self._open.add(request_id)
 
     def take_number(self, request_id: str) -> int:
-        """The number of the request's next chunk; a chunk after the final is a bug of the caller."""
-        if request_id != self._open:
+        if request_id not in self._open:
             raise RuntimeError(f"{request_id} is not open for output")
         number = self.next_sequence_id
         self.next_sequence_id += 1
@@ -63,5 +59,5 @@ class OutputSequencer:
 
     def finish(self, request_id: str, finish_reason: FinishReason, usage: Usage) -> FinalChunk:
         number = self.take_number(request_id)
-        self._open = None
+        self._open.discard(request_id)
         return FinalChunk(request_id=request_id, sequence_id=number, finish_reason=finish_reason, usage=usage)

@@ -78,11 +78,18 @@ class StreamingInputSession:
         self.state = SessionState.OPEN
         self.received_bytes = 0
         self.bytes_after_start = 0
+        #: Bytes of this request that no engine has taken over; kept by the InputStream that it belongs to.
+        self.held_bytes = 0
         self._accumulator = InputAccumulator(audio=settings.audio, alignment=settings.alignment)
 
     @property
     def input_open(self) -> bool:
         return self.state is SessionState.OPEN or self.state is SessionState.STARTED
+
+    @property
+    def received_audio_ms(self) -> float:
+        """Length of the audio received; nominal if it is compressed."""
+        return self._accumulator.summary.audio_ms
 
     @property
     def keeps_input(self) -> bool:
@@ -103,6 +110,7 @@ class StreamingInputSession:
                     events.append(self._start(self.settings.start_policy.trigger, chunk.sequence_id))
         else:
             self.bytes_after_start += size
+            self._accumulator.count(chunk)
             if size and self.settings.mode is InputMode.EXTEND:
                 events.append(InputAppended(chunk))
         if chunk.end_of_input:

@@ -37,7 +37,7 @@ class ChunkFields(Struct, frozen=True, kw_only=True):
     text: str | None = None
     format: str | None = None
     timestamp_ms: Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0)] | None = None
-    end_of_input: bool = False
+    end_of_input: bool | None = None
     role: str | None = None
     tool_call_id: str | None = None
 
@@ -99,6 +99,7 @@ def decode_frame(data: bytes | bytearray | memoryview) -> ClientFrame:
     Raises InvalidFrame, InvalidValue or UnknownType; UnicodeDecodeError for what is not UTF-8, which each transport
     answers in its own way.
     """
+    str(data, "utf-8")  # the parser skips fields that it does not know without looking at their bytes
     try:
         frame = _decoder.decode(data)
     except msgspec.DecodeError as error:
@@ -138,7 +139,7 @@ def to_chunk(fields: ChunkFields, sequence_id: int | None) -> InputChunk:
         sequence_id,
         fields.format,
         None if timestamp_ms is None else int(timestamp_ms),
-        fields.end_of_input,
+        fields.end_of_input is True,
     )
 
 

@@ -105,6 +105,7 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
 
 FIELDS = frozenset(SessionConfig.__struct_fields__)
 _ERROR_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_MISSING_FIELD = re.compile(r"missing required field `(?P<field>[^`]+)`")
 
 
 def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,11 +134,13 @@ def effective(overrides: Mapping[str, Any]) -> SessionConfig:
 def invalid_value(error: msgspec.ValidationError) -> InvalidValue:
     """msgspec says where it stumbled at the end of its message; that is the field's name."""
     text = str(error)
-    found = _ERROR_PATH.search(text)
-    if found is None:
-        return InvalidValue(text)
-    path = found["path"].replace("[...]", "")
-    return InvalidValue(f"{path}: {text[: found.start()]}" if path else text[: found.start()], param=path or None)
+    path = ""
+    if (found := _ERROR_PATH.search(text)) is not None:
+        path = found["path"].replace("[...]", "")
+        text = text[: found.start()]
+    if (missing := _MISSING_FIELD.search(text)) is not None:
+        path = f"{path}.{missing['field']}".lstrip(".")
+    return InvalidValue(f"{path}: {text}" if path else text, param=path or None)
 
 
 def start_policy(config: SessionConfig) -> StartPolicy:
