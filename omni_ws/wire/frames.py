@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.reorder import MAX_SEQUENCE_ID
-from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue, OmniError, UnknownType
+from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue, OmniError, UnknownType, UnsupportedParameter
 from omni_ws.wire.session_config import (
     InputAudioConfig,
     OutputAudioConfig,
@@ -25,6 +25,8 @@ from omni_ws.wire.session_config import (
 )
 
 SequenceId: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_SEQUENCE_ID)]
+#: The largest number that every JSON parser keeps exact (RFC 8259, 6): room for milliseconds since any epoch.
+MAX_TIMESTAMP_MS: Final = 2**53 - 1
 
 # --- client frames
 
@@ -36,10 +38,14 @@ class ChunkFields(Struct, frozen=True, kw_only=True):
     payload: bytes | None = None
     text: str | None = None
     format: str | None = None
-    timestamp_ms: Annotated[int, Meta(ge=0)] | Annotated[float, Meta(ge=0)] | None = None
+    timestamp_ms: (
+        Annotated[int, Meta(ge=0, le=MAX_TIMESTAMP_MS)] | Annotated[float, Meta(ge=0, le=MAX_TIMESTAMP_MS)] | None
+    ) = None
     end_of_input: bool | None = None
     role: str | None = None
     tool_call_id: str | None = None
+    #: Another way to number chunks, which this protocol does not have: known only to be refused by its name.
+    offset: Any = None
 
 
 class InputChunkFrame(ChunkFields, frozen=True, kw_only=True, tag_field="type", tag="input_chunk"):
@@ -96,28 +102,30 @@ _decoder: Final[msgspec.json.Decoder[_TypedFrame]] = msgspec.json.Decoder(_Typed
 def decode_frame(data: bytes | bytearray | memoryview) -> ClientFrame:
     """One JSON text frame of a client.
 
-    Raises InvalidFrame, InvalidValue or UnknownType; UnicodeDecodeError for what is not UTF-8, which each transport
-    answers in its own way.
+    Raises InvalidFrame, InvalidValue, UnsupportedParameter or UnknownType; UnicodeDecodeError for what is not UTF-8,
+    which each transport answers in its own way.
     """
     str(data, "utf-8")  # the parser skips fields that it does not know without looking at their bytes
     try:
         frame = _decoder.decode(data)
     except msgspec.DecodeError as error:
         return _refuse(data, error)
+    except RecursionError:
+        raise InvalidFrame("the frame is nested too deeply") from None
     if isinstance(frame, InputChunkFrame):
         try:
             return to_chunk(frame, frame.sequence_id)
         except InvalidRequest as refusal:
             return RefusedChunk(frame.sequence_id, refusal)
     if isinstance(frame, SessionConfigFrame):
-        fields = orjson.loads(data)
+        fields = loads_object(data)  # the typed decoder has skipped what may still be no JSON, such as 1e999
         del fields["type"]
         return ConfigPatch(fields)
     return frame
 
 
 def to_chunk(fields: ChunkFields, sequence_id: int | None) -> InputChunk:
-    """Raises InvalidValue for fields that contradict each other."""
+    """Raises InvalidValue for fields that contradict each other, UnsupportedParameter for those refused by name."""
     payload, text, modality = fields.payload, fields.text, fields.modality
     if text is not None:
         if payload is not None:
@@ -129,9 +137,7 @@ def to_chunk(fields: ChunkFields, sequence_id: int | None) -> InputChunk:
                 f"text goes with modality text, not {modality}", param="modality", sequence_id=sequence_id
             )
         payload = text.encode("utf-8", "surrogatepass")
-    if fields.role is not None or fields.tool_call_id is not None:
-        # Tool results need an engine that has tools; the caller knows whether there is one.
-        raise InvalidValue("no engine here takes tool results", param="role", sequence_id=sequence_id)
+    _check_supported(fields, sequence_id)
     timestamp_ms = fields.timestamp_ms
     return InputChunk(
         modality or Modality.AUDIO,
@@ -141,6 +147,15 @@ def to_chunk(fields: ChunkFields, sequence_id: int | None) -> InputChunk:
         None if timestamp_ms is None else int(timestamp_ms),
         fields.end_of_input is True,
     )
+
+
+def _check_supported(fields: ChunkFields, sequence_id: int | None) -> None:
+    if fields.offset is not None:
+        raise UnsupportedParameter("chunks are numbered by sequence_id", param="offset", sequence_id=sequence_id)
+    if fields.role is not None or fields.tool_call_id is not None:
+        # Tool results need an engine that has tools, and none has.
+        param = "tool_call_id" if fields.role is None else "role"
+        raise UnsupportedParameter("no engine here takes tool results", param=param, sequence_id=sequence_id)
 
 
 def loads_object(data: bytes | bytearray | memoryview) -> dict[str, Any]:
@@ -165,6 +180,8 @@ def _refuse(data: bytes | bytearray | memoryview, cause: msgspec.DecodeError) ->
         raise UnknownType(f"unknown frame type {kind[:64]!r}", param="type")
     error = field_error(cause)
     sequence_id = parsed.get("sequence_id")
+    if kind == "input_chunk" and sequence_id is None and parsed.get("offset") is not None:
+        raise UnsupportedParameter("chunks are numbered by sequence_id", param="offset")
     if kind == "input_chunk" and type(sequence_id) is int and 0 <= sequence_id <= MAX_SEQUENCE_ID:
         error.sequence_id = sequence_id
         return RefusedChunk(sequence_id, error)
@@ -338,7 +355,7 @@ def decode_server_frame(data: bytes | str) -> ServerFrame:
     """For clients. Raises InvalidFrame for anything that is not a frame of this specification."""
     try:
         return _server_decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidFrame(str(error)) from None
 
 

@@ -27,6 +27,8 @@ Positive: TypeAlias = Annotated[int, Meta(ge=1)]
 NonNegative: TypeAlias = Annotated[float, Meta(ge=0)]
 
 MAX_CHANNELS = 32
+#: Objects in a configuration; what is deeper only serves to exhaust the stack.
+MAX_DEPTH = 32
 
 
 class InputAudioConfig(Struct, frozen=True, kw_only=True):
@@ -108,14 +110,20 @@ _ERROR_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _MISSING_FIELD = re.compile(r"missing required field `(?P<field>[^`]+)`")
 
 
-def merge(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Deep merge; null takes a key away, which restores the default below."""
+def merge(base: Mapping[str, Any], patch: Mapping[str, Any], *, depth: int = MAX_DEPTH) -> dict[str, Any]:
+    """Deep merge; null takes a key away, which restores the default below.
+
+    Raises InvalidValue for objects inside one another more than ``depth`` times.
+    """
+    if not depth:
+        raise InvalidValue(f"objects are nested more than {MAX_DEPTH} deep")
     merged = dict(base)
     for key, value in patch.items():
         if value is None:
             merged.pop(key, None)
-        elif isinstance(value, Mapping) and isinstance(merged.get(key), Mapping):
-            merged[key] = merge(merged[key], value)
+        elif isinstance(value, Mapping):
+            below = merged.get(key)
+            merged[key] = merge(below if isinstance(below, Mapping) else {}, value, depth=depth - 1)
         else:
             merged[key] = value
     return merged
@@ -144,7 +152,10 @@ def invalid_value(error: msgspec.ValidationError) -> InvalidValue:
 
 
 def start_policy(config: SessionConfig) -> StartPolicy:
-    """The policy that ``start_policy`` names. Raises InvalidValue for minimums that mean nothing to it."""
+    """The policy that ``start_policy`` names. Raises InvalidValue where ``on_modality`` names no modality.
+
+    Minimums that mean nothing to the policy are ignored: a deep merge leaves them behind when the type changes.
+    """
     wanted = config.start_policy
     if isinstance(wanted, str):
         wanted = StartPolicyConfig(type=wanted)
