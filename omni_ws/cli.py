@@ -1,0 +1,124 @@
+"""The command ``omni-ws``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import errno
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from omni_ws import __version__
+from omni_ws.config import ConfigurationError, LoadedConfig, ServerConfig, check_available, check_exposure, load
+from omni_ws.config.command_line import add_flags
+from omni_ws.config.keys import configured_keys
+from omni_ws.errors import OmniError
+
+USAGE_ERROR: Final = 2
+FAILURE: Final = 1
+#: As shells have it for a program ended by SIGINT.
+INTERRUPTED: Final = 130
+
+#: Commands that have a name and are not there yet; --help does not list them.
+_PLANNED: Final = ("replay", "bench")
+
+
+def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
+    """Run one command and return its exit status: 0, 1 when it failed, 2 when it was asked for wrongly."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments and arguments[0] in _PLANNED:
+        print(f"omni-ws: the command {arguments[0]} is not available in this version", file=sys.stderr)
+        return USAGE_ERROR
+    _parser().parse_args(arguments[:1])
+    # The configuration parses what follows: it knows flags that argparse cannot have (--vllm.args.<name>).
+    return _serve_command(arguments[1:], os.environ if environ is None else environ)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="omni-ws", description="A real-time speech server: streams in, streams out.")
+    parser.add_argument("--version", action="version", version=f"omni-ws {__version__}")
+    commands = parser.add_subparsers(metavar="command", required=True)
+    commands.add_parser("serve", help="run the server (omni-ws serve --help lists every setting)", add_help=False)
+    return parser
+
+
+def _serve_options() -> argparse.ArgumentParser:
+    """The flags of ``serve`` that are no settings."""
+    parser = argparse.ArgumentParser(prog="omni-ws serve", add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", "--help", action="store_true", help="show this help")
+    parser.add_argument("--config", type=Path, metavar="FILE.toml", help="read settings from this file")
+    parser.add_argument("--print-config", action="store_true", help="print every value with its origin, and end")
+    return parser
+
+
+def _serve_help() -> str:
+    parser = argparse.ArgumentParser(
+        prog="omni-ws serve",
+        usage="omni-ws serve [--config FILE.toml] [--print-config] [--<setting> VALUE ...]",
+        description="Run the server. Each setting is also an environment variable (OMNI_WS_PORT, "
+        "OMNI_WS_STREAMING_INPUT__ENABLED) and a key of the configuration file. What the command line says counts "
+        "before the environment, that before the file. Defaults are in [brackets].",
+        parents=[_serve_options()],
+        add_help=False,
+    )
+    add_flags(parser)
+    return parser.format_help()
+
+
+def _serve_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    options, settings = _serve_options().parse_known_args(arguments)
+    if options.help:
+        print(_serve_help(), end="")
+        return 0
+    try:
+        loaded = load(settings, environ, options.config)
+        if options.print_config:
+            print(loaded.render(), end="")
+            return 0
+        return _serve(loaded)
+    except ConfigurationError as error:
+        for problem in error.problems:
+            _complain(problem)
+        return USAGE_ERROR
+
+
+def _serve(loaded: LoadedConfig) -> int:
+    config = loaded.config
+    check_exposure(config)
+    check_available(config, configured_keys(config))
+    # Imported only now, so that --help and a refused configuration answer at once.
+    from omni_ws.server import serve
+
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(serve(config))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except OmniError as error:
+        _complain(error.message)
+    except OSError as error:
+        _complain(_explain(error, config))
+    return FAILURE
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _explain(error: OSError, config: ServerConfig) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {config.port} on {config.host} is already in use; end its user or choose another with --port"
+    if error.errno in (errno.EADDRNOTAVAIL, errno.EACCES) and error.filename is None:
+        return f"cannot listen on {config.host}, port {config.port}: {os.strerror(error.errno)}"
+    return str(error)
+
+
+def _complain(problem: str) -> None:
+    print(f"omni-ws serve: error: {problem}", file=sys.stderr)

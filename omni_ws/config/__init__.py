@@ -1,0 +1,47 @@
+"""Configuration: one immutable value, made of defaults, a file, the environment and the command line."""
+
+from omni_ws.config.error import ConfigurationError
+from omni_ws.config.keys import ApiKey, configured_keys, load_keys
+from omni_ws.config.loading import LoadedConfig, load
+from omni_ws.config.model import (
+    AuthConfig,
+    EmbeddedConfig,
+    EngineName,
+    FakeConfig,
+    GrpcConfig,
+    HttpConfig,
+    LimitsConfig,
+    LogFormat,
+    LogLevel,
+    RemoteConfig,
+    ServerConfig,
+    StreamingInputConfig,
+    VllmConfig,
+    VoiceChoice,
+)
+from omni_ws.config.startup import check_available, check_exposure
+
+__all__ = [
+    "ApiKey",
+    "AuthConfig",
+    "ConfigurationError",
+    "EmbeddedConfig",
+    "EngineName",
+    "FakeConfig",
+    "GrpcConfig",
+    "HttpConfig",
+    "LimitsConfig",
+    "LoadedConfig",
+    "LogFormat",
+    "LogLevel",
+    "RemoteConfig",
+    "ServerConfig",
+    "StreamingInputConfig",
+    "VllmConfig",
+    "VoiceChoice",
+    "check_available",
+    "check_exposure",
+    "configured_keys",
+    "load",
+    "load_keys",
+]

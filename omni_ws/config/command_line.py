@@ -1,0 +1,113 @@
+"""Flags: how they are declared, for parsing and for --help, and how a command line becomes a layer."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NoReturn
+
+from omni_ws.config.error import ConfigurationError
+from omni_ws.config.layers import FREE_FORM, Layer, free_form_path
+from omni_ws.config.rendering import default_words
+from omni_ws.config.settings import SECTIONS, SETTINGS, Kind, Setting, hint
+from omni_ws.config.values import parse_free_form, parse_list
+
+#: The value of a switch that is named without one.
+_SWITCHED_ON: Final = "true"
+
+
+def command_line_layer(argv: Sequence[str]) -> Layer:
+    """Flags; ``--flag value`` and ``--flag=value``, with hyphens or underscores."""
+    layer = Layer()
+    ordinary = _take_free_form([_hyphenated(argument) for argument in argv], layer)
+    parser = FlagParser()
+    try:
+        given, unknown = parser.parse_known_args(ordinary)
+    except ConfigurationError as error:
+        layer.problems.extend(error.problems)
+        return layer
+    for key, value in vars(given).items():
+        setting = SETTINGS[key]
+        origin = f"command line {setting.flag}"
+        if isinstance(value, list):
+            layer.set(setting.path, [item for text in value for item in _listed(setting, text, layer)], origin=origin)
+        else:
+            layer.set_text(setting, value, origin=origin)
+    flags = [flag for setting in SETTINGS.values() for flag in setting.flags]
+    # The value of an unknown flag is not worth a complaint of its own.
+    for argument in [a for a in unknown if a.startswith("-")] or unknown:
+        name = argument.partition("=")[0]
+        what = "flag" if name.startswith("-") else "argument"
+        layer.problems.append(f"unknown {what} {name}{hint(name, flags)}")
+    return layer
+
+
+def _listed(setting: Setting, text: str, layer: Layer) -> list[Any]:
+    try:
+        return parse_list(text)
+    except ValueError as error:
+        layer.problems.append(f"{setting.key} (command line {setting.flag}): {error}")
+        return []
+
+
+def _hyphenated(argument: str) -> str:
+    if not argument.startswith("--"):
+        return argument
+    name, separator, value = argument.partition("=")
+    return name.replace("_", "-") + separator + value
+
+
+def _take_free_form(argv: Iterable[str], layer: Layer) -> list[str]:
+    """Move ``--vllm.args.<name> value`` to the layer; a name alone is a switch. Returns the other arguments."""
+    prefixes = {setting.flag + ".": setting for setting in FREE_FORM}
+    others: list[str] = []
+    waiting: tuple[tuple[str, ...], str] | None = None
+    for argument in [*argv, "--"]:
+        if waiting is not None:
+            path, name = waiting
+            is_value = not argument.startswith("--")
+            layer.set(path, parse_free_form(argument if is_value else _SWITCHED_ON), origin=f"command line {name}")
+            waiting = None
+            if is_value:
+                continue
+        name, separator, value = argument.partition("=")
+        inside = free_form_path(name, prefixes, ".")
+        if inside is None:
+            others.append(argument)
+        elif separator:
+            layer.set(inside, parse_free_form(value), origin=f"command line {name}")
+        else:
+            waiting = (inside, name)
+    return others[:-1]
+
+
+class FlagParser(argparse.ArgumentParser):
+    """Knows every setting as a flag. Its errors are ConfigurationError, never an exit."""
+
+    def __init__(self) -> None:
+        super().__init__(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+        add_flags(self)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigurationError([message])
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """One group of flags for each section; values arrive as text under the setting's key."""
+    groups = {
+        name: parser.add_argument_group(name or "server", description.partition("\n")[0])
+        for name, description in SECTIONS.items()
+    }
+    for setting in SETTINGS.values():
+        default = default_words(setting)
+        extra: dict[str, Any] = {"metavar": setting.type_words.upper() if not setting.choices else None}
+        if setting.choices:
+            extra["metavar"] = "{" + ",".join(setting.choices) + "}"
+        if setting.kind is Kind.SWITCH:
+            extra |= {"nargs": "?", "const": _SWITCHED_ON}
+        if setting.kind is Kind.LIST:
+            extra["action"] = "append"
+        words = setting.description + (f" [{default}]" if default else "")
+        groups[setting.path[0] if len(setting.path) > 1 else ""].add_argument(
+            *setting.flags, dest=setting.key, default=argparse.SUPPRESS, help=words.replace("%", "%%"), **extra
+        )

@@ -1,0 +1,126 @@
+"""The keys that clients present: who they are and what they may do."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Final
+
+from omni_ws.config.error import ConfigurationError
+from omni_ws.config.layers import read_toml
+from omni_ws.config.model import ServerConfig
+from omni_ws.config.settings import hint
+from omni_ws.config.values import parse_size
+
+_SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiKey:
+    """A key, known by its SHA-256 digest alone. A limit that is None is not set."""
+
+    name: str
+    #: The 32 bytes of the digest of the key's UTF-8 text.
+    key_sha256: bytes = field(repr=False)
+    #: Sessions at a time.
+    max_sessions: int | None = None
+    requests_per_sec: float | None = None
+    #: Requests at once, before ``requests_per_sec`` holds.
+    burst: int | None = None
+    input_bytes_per_sec: int | None = None
+    #: Whether the key opens the profiling routes.
+    admin: bool = False
+
+
+def digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()
+
+
+def configured_keys(config: ServerConfig) -> tuple[ApiKey, ...]:
+    """The single key, named ``api_key``, and those of the keys file. Raises ConfigurationError."""
+    single = (
+        ()
+        if config.api_key is None
+        else (ApiKey(name="api_key", key_sha256=digest(config.api_key.get_secret_value())),)
+    )
+    return single + (() if config.auth.keys_file is None else load_keys(config.auth.keys_file))
+
+
+def load_keys(path: Path) -> tuple[ApiKey, ...]:
+    """The keys of a keys file, of which there is at least one. Raises ConfigurationError with all that is wrong."""
+    document = read_toml(path, name=str(path))
+    problems = [f"{path}: unknown key {name}{hint(name, ['keys'])}" for name in document if name != "keys"]
+    entries = document.get("keys", [])
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+        raise ConfigurationError([*problems, f"{path}: holds no key; each begins with [[keys]]"])
+    keys: list[ApiKey] = []
+    for number, entry in enumerate(entries, start=1):
+        name = entry.get("name")
+        place = f"{path}: keys entry {number}" + (f" ({name})" if isinstance(name, str) else "")
+        found = list(_problems(entry))
+        if not found:
+            key = _key(entry)
+            if any(other.name == key.name for other in keys):
+                found.append("another key has this name")
+            if any(other.key_sha256 == key.key_sha256 for other in keys):
+                found.append("another entry has this very key")
+            keys.append(key)
+        problems += [f"{place}: {problem}" for problem in found]
+    if problems:
+        raise ConfigurationError(problems)
+    return tuple(keys)
+
+
+def _key(entry: Mapping[str, Any]) -> ApiKey:
+    """The key of an entry in which ``_problems`` found nothing."""
+    limits = {name: value for name, value in entry.items() if name not in ("key", "key_sha256")}
+    if "input_bytes_per_sec" in limits:
+        limits["input_bytes_per_sec"] = parse_size(limits["input_bytes_per_sec"])
+    hashed = entry.get("key_sha256")
+    return ApiKey(key_sha256=digest(entry["key"]) if hashed is None else bytes.fromhex(hashed), **limits)
+
+
+def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with an entry. Keys themselves are never part of a message."""
+    known = [*(f.name for f in fields(ApiKey)), "key"]
+    for name, value in entry.items():
+        if name not in known:
+            yield f"unknown key {name}{hint(name, known)}"
+        elif (wanted := _wanted(name, value)) is not None:
+            yield f"{name} must be {wanted}"
+    if "name" not in entry:
+        yield "name is missing"
+    if ("key" in entry) == ("key_sha256" in entry):
+        yield "either key or key_sha256 is needed, and not both"
+
+
+def _wanted(name: str, value: object) -> str | None:
+    """What a value of this name must be, or None where it is that."""
+    match name:
+        case "name" | "key":
+            return None if isinstance(value, str) and value.strip() else "a text that is not empty"
+        case "key_sha256":
+            return None if isinstance(value, str) and _SHA256.fullmatch(value) else "64 hexadecimal digits"
+        case "admin":
+            return None if isinstance(value, bool) else "true or false"
+        case "requests_per_sec":
+            return None if _is_positive(value, int | float) else "a number above 0"
+        case "input_bytes_per_sec":
+            return None if _is_size(value) else "a size above 0, such as 65536 or 64KiB"
+        case _:
+            return None if _is_positive(value, int) else "a whole number above 0"
+
+
+def _is_positive(value: object, kind: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+def _is_size(value: object) -> bool:
+    try:
+        return _is_positive(parse_size(value), int)
+    except ValueError:
+        return False

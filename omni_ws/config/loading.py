@@ -1,0 +1,87 @@
+"""From the sources to one configuration: default < configuration file < environment < command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource
+
+from omni_ws.config.command_line import command_line_layer
+from omni_ws.config.error import ConfigurationError
+from omni_ws.config.layers import Layer, environment_layer, toml_layer
+from omni_ws.config.model import ServerConfig
+from omni_ws.config.rendering import MASK, render_values
+from omni_ws.config.settings import SETTINGS, Kind, Setting
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """``origins`` says for each key that is not at its default where its value came from."""
+
+    config: ServerConfig
+    origins: Mapping[str, str]
+
+    def origin(self, key: str) -> str:
+        return self.origins.get(key, "default")
+
+    def render(self) -> str:
+        """Every value with its origin, as a configuration file has them; secrets are masked."""
+        return render_values(self.config, self.origins)
+
+
+def load(
+    argv: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    toml: str | Path | None = None,
+) -> LoadedConfig:
+    """``argv`` holds settings only; ``toml`` is a file's path or, as ``str``, a file's text.
+
+    Raises ConfigurationError with everything that is wrong, in all sources together.
+    """
+    layers = (toml_layer(toml), environment_layer(environ or {}), command_line_layer(argv))
+    origins = {key: origin for layer in layers for key, origin in layer.origins.items()}
+    problems = [problem for layer in layers for problem in layer.problems]
+    try:
+        config = _merged(layers)
+    except ValidationError as error:
+        problems += _explained(error, origins)
+    if problems:
+        raise ConfigurationError(problems)
+    return LoadedConfig(config, origins)
+
+
+def _merged(layers: Sequence[Layer]) -> ServerConfig:
+    class LayeredConfig(ServerConfig):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            *sources: PydanticBaseSettingsSource,
+            **named: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            # The first source wins.
+            return tuple(InitSettingsSource(settings_cls, layer.tree) for layer in reversed(layers))
+
+    layered = LayeredConfig()
+    return ServerConfig(**{name: getattr(layered, name) for name in ServerConfig.model_fields})
+
+
+def _explained(error: ValidationError, origins: Mapping[str, str]) -> Iterator[str]:
+    """One line for each bad value: its key, where it came from and what is wrong with it."""
+    for detail in error.errors(include_url=False, include_context=False):
+        reason = detail["msg"].removeprefix("Value error, ")
+        setting = _blamed(detail["loc"])
+        if setting is None:
+            yield reason
+            continue
+        shown = MASK if setting.kind is Kind.SECRET else repr(detail["input"])
+        yield f"{setting.key} = {shown} ({origins.get(setting.key, 'default')}): {reason[:1].lower()}{reason[1:]}"
+
+
+def _blamed(location: tuple[int | str, ...]) -> Setting | None:
+    """The setting that pydantic's location lies in; None for a rule over several settings."""
+    names = tuple(part for part in location if isinstance(part, str))
+    return next((s for n in range(len(names), 0, -1) if (s := SETTINGS.get(".".join(names[:n])))), None)

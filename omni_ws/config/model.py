@@ -1,0 +1,248 @@
+"""Every setting of the server: its name, default, unit and meaning.
+
+The names are those of the configuration file, and flags and environment variables are derived from them. A field's
+description ends up in ``--help`` and in docs/configuration.md.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from omni_ws.config.values import Count, Port, Seconds, SecondsOrOff, Size, Text, Whole
+
+MIB = 1024**2
+
+
+class EngineName(StrEnum):
+    EMBEDDED = "embedded"
+    VLLM = "vllm"
+    REMOTE = "remote"
+    FAKE = "fake"
+
+
+class LogFormat(StrEnum):
+    TEXT = "text"
+    JSON = "json"
+
+
+class LogLevel(StrEnum):
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+class VoiceChoice(StrEnum):
+    AUTO = "auto"
+    FLITE = "flite"
+    ESPEAK = "espeak"
+    NONE = "none"
+
+
+StartPolicyName = Literal["on_first_chunk", "on_end_only", "on_min_length", "on_modality"]
+AfterStart = Literal["extend", "snapshot"]
+
+
+class Section(BaseModel):
+    """A named group of settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
+
+
+class StreamingInputConfig(Section):
+    """Streaming input: the native WebSocket, and Mode A and Mode B over HTTP."""
+
+    enabled: bool = Field(default=True, description="Serve streaming input at all; off, its routes answer 404.")
+    session_timeout_sec: Seconds = Field(default=300, description="Close a session after this much client silence.")
+    max_payload_per_session: Size = Field(
+        default=64 * MIB, description="Input held for one open request (WebSocket) or one session (Mode A, Mode B)."
+    )
+    max_chunk_bytes: Size = Field(default=4 * MIB, description="Largest payload of one input chunk, decoded.")
+    start_policy: StartPolicyName = Field(
+        default="on_min_length", description="When work on a request starts, where the client names no policy."
+    )
+    force_start_policy: StartPolicyName | None = Field(
+        default=None, description="The start policy of every request, whatever the client asks for."
+    )
+    after_start: AfterStart | None = Field(
+        default=None, description="What chunks after the start do; unset: extend where the engine can."
+    )
+    reorder_window_chunks: Count = Field(default=256, description="How far ahead of a gap chunks are kept.")
+    reorder_timeout_sec: Seconds = Field(default=10, description="How long a gap may stay open.")
+    resume_grace_sec: SecondsOrOff = Field(
+        default=30, description="How long a dropped WebSocket connection keeps its session; 0: not at all."
+    )
+    write_timeout_sec: Seconds = Field(
+        default=30, description="Close a session whose client has not read for this long while its output cap was full."
+    )
+    max_lead_ms: Whole | None = Field(
+        default=None,
+        description="How far audio is sent ahead of its playing; unset: not paced (turn detection: 400).",
+    )
+    max_pending_requests: Count = Field(default=4, description="Requests of a session that may wait for an answer.")
+    max_output_bytes: Size = Field(
+        default=8 * MIB, description="Output of a session held for a client that reads slowly, or for its resume."
+    )
+    permessage_deflate: bool = Field(default=False, description="Offer WebSocket compression; audio gains nothing.")
+    ping_interval_sec: SecondsOrOff = Field(default=20, description="Time between WebSocket pings; 0: none.")
+    ping_timeout_sec: SecondsOrOff = Field(default=20, description="How long a pong may take; 0: for ever.")
+
+
+class LimitsConfig(Section):
+    """What the whole server holds at most."""
+
+    max_sessions: Count = Field(default=1000, description="Live sessions; one more is answered engine_overloaded.")
+    max_held_bytes: Size = Field(default=1024 * MIB, description="Input and output held for all sessions together.")
+    max_history_tokens: Whole = Field(
+        default=4096,
+        description="Earlier turns of a connection that are context of the next; engines without tokens count words.",
+    )
+
+
+class HttpConfig(Section):
+    """The HTTP side of the port."""
+
+    header_timeout_sec: Seconds = Field(default=10, description="Time for a request head to arrive.")
+    body_timeout_sec: Seconds = Field(
+        default=30, description="Time between two reads of a request body (Mode A has session_timeout_sec instead)."
+    )
+    keepalive_timeout_sec: Seconds = Field(default=75, description="How long an idle connection is kept.")
+    max_header_bytes: Size = Field(default=32 * 1024, description="Largest request head.")
+    max_body_bytes: Size = Field(default=64 * MIB, description="Largest request body, streamed input apart.")
+
+
+class AuthConfig(Section):
+    """Who may use the server."""
+
+    keys_file: Path | None = Field(default=None, description="TOML file of keys, each with a name and limits.")
+    insecure_no_auth: bool = Field(default=False, description="Allow listening beyond this machine without any key.")
+
+
+class FakeConfig(Section):
+    """The fake engine, which echoes: for tests of clients."""
+
+    first_chunk_delay_ms: Whole = Field(default=0, description="Wait before the first output of a request.")
+    chunk_interval_ms: Whole = Field(default=0, description="Wait between two outputs.")
+    chunk_ms: Count = Field(default=100, description="Audio in one output chunk.")
+    fail_after_chunks: Whole | None = Field(default=None, description="Fail each request after this many outputs.")
+    reply: str | None = Field(default=None, description="Answer with this text instead of an echo.")
+
+
+class EmbeddedConfig(Section):
+    """The embedded engine: recognition and a voice without a GPU or a model download."""
+
+    max_recognisers: Count | None = Field(
+        default=None, description="Utterances recognised at a time (about 90 MB each); unset: from the number of cores."
+    )
+    voice: VoiceChoice = Field(
+        default=VoiceChoice.AUTO, description="Which synthesiser speaks; auto: flite, else espeak, else none."
+    )
+    default_voice: Text | None = Field(
+        default=None, description="Voice of clients that name none; unset: the synthesiser's own."
+    )
+
+
+class VllmConfig(Section):
+    """The vLLM engine."""
+
+    model: Text | None = Field(default=None, description="Model of the Thinker: a name or a folder.")
+    args: dict[str, Any] = Field(default={}, description="vLLM's own engine arguments for the Thinker.")
+    talker: Text | None = Field(default=None, description="Model of the Talker, which speaks.")
+    talker_profile: Text | None = Field(default=None, description="Profile that joins Thinker and Talker.")
+    talker_args: dict[str, Any] = Field(default={}, description="vLLM's own engine arguments for the Talker.")
+
+
+class RemoteConfig(Section):
+    """The remote engine: another server that speaks the OpenAI API."""
+
+    upstreams: tuple[Text, ...] = Field(default=(), description="Base URLs of the servers behind this one.")
+
+
+class GrpcConfig(Section):
+    """The gRPC token service."""
+
+    port: Port | None = Field(
+        default=None, description="Port of the service; unset: 50051 where the engine has token sessions, else none."
+    )
+    session_ttl_sec: Seconds = Field(default=1800, description="How long an unused token session is remembered.")
+    readout_vectors: Path | None = Field(default=None, description="File of the readout vectors.")
+    readout_manifest: Path | None = Field(default=None, description="Manifest that describes the readout vectors.")
+
+
+class ServerConfig(BaseSettings):
+    """The server itself. Immutable; made by ``load``, or directly in code from keyword arguments alone."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
+
+    host: Text = Field(default="127.0.0.1", description="Address to listen on.")
+    port: Port = Field(default=8080, description="Port for WebSocket and HTTP; 0: any free one.")
+    engine: EngineName = Field(default=EngineName.EMBEDDED, description="What answers.")
+    served_model_name: tuple[Text, ...] = Field(
+        default=(), description="Names of the model, the announced one first; unset: the engine's own name for it."
+    )
+    served_model_alias: tuple[Text, ...] = Field(
+        default=("whisper-1", "tts-1", "gpt-4o-mini-tts", "gpt-4o-mini-transcribe", "gpt-realtime"),
+        description="Stock model names that mean the served model too, besides local-model.",
+    )
+    api_key: SecretStr | None = Field(default=None, description="The one key that clients must present.", min_length=1)
+    allow_origin: tuple[Text, ...] = Field(
+        default=(), description="Origins besides the server's own whose pages may connect; * for all."
+    )
+    drain_timeout_sec: SecondsOrOff = Field(default=30, description="How long answers may finish after SIGTERM.")
+    log_format: LogFormat = Field(default=LogFormat.TEXT, description="Form of the log lines.")
+    log_level: LogLevel = Field(default=LogLevel.INFO, description="The least important lines that are logged.")
+    record: Path | None = Field(default=None, description="Folder to record sessions to, for replay.")
+    replica_id: str = Field(
+        default="",
+        description="Begins every Mode B session id, so that a load balancer finds the replica.",
+        pattern=r"^[A-Za-z0-9-]{0,32}$",
+    )
+    ssl_certfile: Path | None = Field(default=None, description="Certificate chain (PEM): wss and https on the port.")
+    ssl_keyfile: Path | None = Field(
+        default=None, description="Private key (PEM), where the certificate file does not hold it."
+    )
+    sse_heartbeat_sec: SecondsOrOff = Field(
+        default=15, description="Idle time after which an event stream gets a comment; 0: never."
+    )
+
+    streaming_input: StreamingInputConfig = StreamingInputConfig()
+    limits: LimitsConfig = LimitsConfig()
+    http: HttpConfig = HttpConfig()
+    auth: AuthConfig = AuthConfig()
+    fake: FakeConfig = FakeConfig()
+    embedded: EmbeddedConfig = EmbeddedConfig()
+    vllm: VllmConfig = VllmConfig()
+    remote: RemoteConfig = RemoteConfig()
+    grpc: GrpcConfig = GrpcConfig()
+
+    @field_validator("allow_origin")
+    @classmethod
+    def _origins_are_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            scheme, separator, rest = origin.partition("://")
+            if origin not in ("*", "null") and not (scheme and separator and rest and "/" not in rest):
+                raise ValueError(f"{origin!r} is not an origin such as https://example.org, nor *")
+        return origins
+
+    @model_validator(mode="after")
+    def _key_needs_certificate(self) -> Self:
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ValueError("ssl_keyfile is given without ssl_certfile")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # Built in code, a configuration is what the code says: the process environment enters through ``load`` only.
+        return (init_settings,)

@@ -1,0 +1,169 @@
+"""One table of all settings, with the names that each has as a key, a flag and an environment variable."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import MappingProxyType, NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+from omni_ws.config.model import ServerConfig
+from omni_ws.config.values import SizeMark
+
+VARIABLE_PREFIX: Final = "OMNI_WS_"
+
+#: Shorter flags for what is typed often, besides the derived ones.
+FLAG_ALIASES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "grpc.port": "--grpc-port",
+        "auth.insecure_no_auth": "--insecure-no-auth",
+        "auth.keys_file": "--keys-file",
+        "vllm.model": "--model",
+    }
+)
+
+
+class Kind(StrEnum):
+    """How a value is written."""
+
+    TEXT = "text"
+    INTEGER = "integer"
+    NUMBER = "number"
+    SIZE = "size"
+    SWITCH = "switch"
+    CHOICE = "choice"
+    LIST = "list"
+    PATH = "path"
+    SECRET = "secret"
+    FREE_FORM = "free-form"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    path: tuple[str, ...]
+    kind: Kind
+    choices: tuple[str, ...]
+    #: Whether it may be unset.
+    nullable: bool
+    default: object
+    description: str
+
+    @property
+    def key(self) -> str:
+        """As the configuration file has it: ``streaming_input.start_policy``."""
+        return ".".join(self.path)
+
+    @property
+    def flag(self) -> str:
+        """As the command line has it: ``--streaming-input.start-policy``."""
+        return "--" + self.key.replace("_", "-")
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        alias = FLAG_ALIASES.get(self.key)
+        return (self.flag,) if alias is None else (self.flag, alias)
+
+    @property
+    def variable(self) -> str:
+        """As the environment has it: ``OMNI_WS_STREAMING_INPUT__START_POLICY``."""
+        return VARIABLE_PREFIX + "__".join(self.path).upper()
+
+    @property
+    def type_words(self) -> str:
+        return "|".join(self.choices) if self.choices else self.kind.value
+
+
+def _collect(model: type[BaseModel], prefix: tuple[str, ...] = ()) -> Iterator[Setting]:
+    for name, field in model.model_fields.items():
+        path = (*prefix, name)
+        annotation = field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield from _collect(annotation, path)
+        else:
+            yield _setting(path, field)
+
+
+def _setting(path: tuple[str, ...], field: FieldInfo) -> Setting:
+    annotation, marks = field.annotation, list(field.metadata)
+    nullable = False
+    if get_origin(annotation) in (Union, UnionType):
+        members = [member for member in get_args(annotation) if member is not NoneType]
+        nullable, annotation = len(members) < len(get_args(annotation)), members[0]
+    if get_origin(annotation) is Annotated:
+        annotation, *more = get_args(annotation)
+        marks += more
+    choices: tuple[str, ...] = ()
+    if get_origin(annotation) is Literal:
+        choices = get_args(annotation)
+    elif isinstance(annotation, type) and issubclass(annotation, StrEnum):
+        choices = tuple(member.value for member in annotation)
+    return Setting(
+        path=path,
+        kind=Kind.CHOICE if choices else _kind(annotation, marks),
+        choices=choices,
+        nullable=nullable,
+        default=field.get_default(call_default_factory=True, validated_data={}),
+        description=field.description or "",
+    )
+
+
+def _kind(annotation: Any, marks: Iterable[object]) -> Kind:
+    if any(isinstance(mark, SizeMark) for mark in marks):
+        return Kind.SIZE
+    return {
+        str: Kind.TEXT,
+        int: Kind.INTEGER,
+        float: Kind.NUMBER,
+        bool: Kind.SWITCH,
+        Path: Kind.PATH,
+        SecretStr: Kind.SECRET,
+        tuple: Kind.LIST,
+        dict: Kind.FREE_FORM,
+    }[get_origin(annotation) or annotation]
+
+
+SETTINGS: Final[Mapping[str, Setting]] = MappingProxyType({s.key: s for s in _collect(ServerConfig)})
+
+SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
+    {"": (ServerConfig.__doc__ or "").partition(".")[0] + "."}
+    | {
+        name: field.annotation.__doc__ or ""
+        for name, field in ServerConfig.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+    }
+)
+
+
+def setting_at(path: tuple[str, ...]) -> Setting | None:
+    """The setting that a path names or, where it is free-form, lies within."""
+    for length in range(len(path), 0, -1):
+        setting = SETTINGS.get(".".join(path[:length]))
+        if setting is not None and (length == len(path) or setting.kind is Kind.FREE_FORM):
+            return setting
+    return None
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """``"; did you mean X?"``, or nothing where nothing is near.
+
+    A name without its section is met often (``--session-timeout-sec``), so the last part alone counts too.
+    """
+    names = list(known)
+    last = _last_part(name)
+    near = [other for other in names if _last_part(other) == last] if last else []
+    near = near or difflib.get_close_matches(name, names, n=1, cutoff=0.7)
+    if not near:
+        by_last = {_last_part(other): other for other in names}
+        near = [by_last[part] for part in difflib.get_close_matches(last, by_last, n=1, cutoff=0.8)]
+    return f"; did you mean {' or '.join(near[:3])}?" if near else ""
+
+
+def _last_part(name: str) -> str:
+    plain = name.removeprefix(VARIABLE_PREFIX).replace("__", ".").strip("-").replace("-", "_").lower()
+    return plain.rpartition(".")[2]

@@ -1,0 +1,104 @@
+"""The command line, run as people run it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from omni_ws import __version__
+from omni_ws.cli import main
+
+
+def run(*argv: str, environ: Mapping[str, str] | None = None) -> int:
+    try:
+        return main(argv, environ or {})
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"omni-ws {__version__}\n"
+
+
+def test_help_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    shown = capsys.readouterr().out
+    assert "serve" in shown
+    assert "replay" not in shown
+    assert "bench" not in shown
+
+
+def test_serve_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("serve", "--help") == 0
+    shown = capsys.readouterr().out
+    for flag in (
+        "--config",
+        "--print-config",
+        "--port",
+        "--grpc-port",
+        "--streaming-input.start-policy",
+        "--vllm.args",
+    ):
+        assert f"{flag}" in shown
+
+
+@pytest.mark.parametrize("command", ["replay", "bench"])
+def test_planned_commands_say_that_they_are_not_there(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(command, "something") == 2
+    assert capsys.readouterr().err == f"omni-ws: the command {command} is not available in this version\n"
+
+
+@pytest.mark.parametrize("argv", [(), ("nonsense",), ("--port", "1")])
+def test_bad_commands(argv: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*argv) == 2
+    assert "usage: omni-ws" in capsys.readouterr().err
+
+
+def test_print_config_shows_values_and_origins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "omni.toml"
+    file.write_text("port = 9000", encoding="utf-8")
+    argv = ("serve", "--config", str(file), "--print-config", "--engine", "fake", "--host", "0.0.0.0")
+    assert run(*argv, environ={"OMNI_WS_LOG_LEVEL": "debug"}) == 0
+    lines = {line.split(" = ")[0]: " ".join(line.split()) for line in capsys.readouterr().out.splitlines()}
+    assert lines["port"] == f"port = 9000 # {file}"
+    assert lines["engine"] == 'engine = "fake" # command line --engine'
+    assert lines["log_level"] == 'log_level = "debug" # environment variable OMNI_WS_LOG_LEVEL'
+    assert lines["drain_timeout_sec"] == "drain_timeout_sec = 30 # default"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--prot", "1"), "unknown flag --prot; did you mean --port?"),
+        (("--port", "x"), "port = 'x' (command line --port): "),
+        (("--host", "0.0.0.0"), "refusing to listen on 0.0.0.0"),
+        (("--engine", "vllm"), "the vllm engine is not available in this version"),
+        (("--grpc-port", "50051"), "the gRPC service is not available in this version"),
+        (("--keys-file", "/nonexistent/keys.toml"), "cannot read /nonexistent/keys.toml"),
+        (("--config", "/nonexistent/omni.toml"), "cannot read /nonexistent/omni.toml"),
+    ],
+)
+def test_a_bad_configuration_is_a_line_and_status_2(
+    argv: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("serve", *argv) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"omni-ws serve: error: {message}")
+    assert shown.err.count("\n") == 1
+
+
+def test_python_m_is_the_command() -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("OMNI_WS_")}
+    ended = subprocess.run(
+        [sys.executable, "-m", "omni_ws", "serve", "--prot=1"],
+        env=environ, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    assert ended.stderr == "omni-ws serve: error: unknown flag --prot; did you mean --port?\n"

@@ -1,0 +1,351 @@
+"""Where configuration comes from, what wins, and how bad configuration is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from omni_ws.config import (
+    ConfigurationError,
+    EngineName,
+    GrpcConfig,
+    LogLevel,
+    ServerConfig,
+    StreamingInputConfig,
+    VllmConfig,
+    check_available,
+    check_exposure,
+    load,
+)
+from omni_ws.config.keys import ApiKey, digest
+from omni_ws.config.settings import SETTINGS, Kind
+from omni_ws.config.values import format_size, parse_size
+
+MIB = 1024**2
+
+
+def problems(
+    argv: list[str] | None = None, environ: dict[str, str] | None = None, toml: str | Path | None = None
+) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        load(argv or [], environ, toml)
+    return str(caught.value)
+
+
+def test_defaults_are_the_documented_ones() -> None:
+    config = load().config
+    assert config == ServerConfig()
+    assert (config.host, config.port, config.engine) == ("127.0.0.1", 8080, EngineName.EMBEDDED)
+    streaming = config.streaming_input
+    assert streaming.enabled
+    assert streaming.session_timeout_sec == 300
+    assert streaming.max_payload_per_session == 64 * MIB
+    assert streaming.max_chunk_bytes == 4 * MIB
+    assert streaming.start_policy == "on_min_length"
+    assert (streaming.reorder_window_chunks, streaming.reorder_timeout_sec) == (256, 10)
+    assert (config.http.header_timeout_sec, config.http.body_timeout_sec, config.http.keepalive_timeout_sec) == (
+        10,
+        30,
+        75,
+    )
+    assert config.http.max_header_bytes == 32 * 1024
+    assert config.grpc.port is None
+    assert config.served_model_alias[0] == "whisper-1"
+
+
+def test_each_source_overrides_the_one_before_it() -> None:
+    toml = "port = 1\nlog_level = 'error'\n[streaming_input]\nsession_timeout_sec = 1\nreorder_window_chunks = 7"
+    environ = {"OMNI_WS_PORT": "2", "OMNI_WS_STREAMING_INPUT__SESSION_TIMEOUT_SEC": "2", "PATH": "/bin"}
+    loaded = load(["--port", "3"], environ, toml)
+    assert loaded.config.port == 3
+    assert loaded.config.streaming_input.session_timeout_sec == 2
+    assert loaded.config.streaming_input.reorder_window_chunks == 7
+    assert loaded.config.log_level is LogLevel.ERROR
+    assert loaded.config.streaming_input.write_timeout_sec == 30
+    assert loaded.origin("port") == "command line --port"
+    assert (
+        loaded.origin("streaming_input.session_timeout_sec")
+        == "environment variable OMNI_WS_STREAMING_INPUT__SESSION_TIMEOUT_SEC"
+    )
+    assert loaded.origin("log_level") == "configuration file"
+    assert loaded.origin("host") == "default"
+
+
+def test_a_file_is_read_and_named_as_the_origin(tmp_path: Path) -> None:
+    file = tmp_path / "omni.toml"
+    file.write_text("[limits]\nmax_sessions = 5\n", encoding="utf-8")
+    loaded = load(toml=file)
+    assert loaded.config.limits.max_sessions == 5
+    assert loaded.origin("limits.max_sessions") == str(file)
+
+
+SAMPLE_TEXT = {
+    Kind.TEXT: "abc",
+    Kind.INTEGER: "5",
+    Kind.NUMBER: "2.5",
+    Kind.SIZE: "1MiB",
+    Kind.SWITCH: "true",
+    Kind.LIST: "https://a.example,https://b.example",
+    Kind.PATH: "some/file",
+    Kind.SECRET: "s3cret",
+    Kind.FREE_FORM: '{"dtype": "half"}',
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
+def test_every_setting_is_a_flag_a_variable_and_a_key(setting) -> None:  # type: ignore[no-untyped-def]
+    text = setting.choices[-1] if setting.choices else SAMPLE_TEXT[setting.kind]
+    # Alone, a key without a certificate would be refused.
+    more = ["--ssl-certfile", "cert.pem"] if setting.key == "ssl_keyfile" else []
+    by_variable = load(more, {setting.variable: text})
+    for flag in setting.flags:
+        assert load([flag, text, *more]).config == by_variable.config
+        assert load([f"{flag}={text}", *more]).config == by_variable.config
+        assert load([flag.replace("-", "_").replace("__", "--", 1), text, *more]).config == by_variable.config
+    rendered = by_variable.render()
+    assert f"environment variable {setting.variable}" in rendered
+    if setting.kind is not Kind.SECRET:
+        # What is printed is a configuration file that says the same.
+        assert load(toml=rendered).config == by_variable.config
+
+
+def test_every_setting_has_a_description() -> None:
+    assert [setting.key for setting in SETTINGS.values() if not setting.description.endswith(".")] == []
+
+
+def test_lists_come_separated_repeated_or_as_json() -> None:
+    expected = ("a", "b")
+    assert load(["--served-model-name", "a,b"]).config.served_model_name == expected
+    assert load(["--served-model-name", "a", "--served-model-name", "b"]).config.served_model_name == expected
+    assert load(environ={"OMNI_WS_SERVED_MODEL_NAME": '["a", "b"]'}).config.served_model_name == expected
+    assert load(toml='served_model_name = ["a", "b"]').config.served_model_name == expected
+    assert load(["--served-model-alias", ""]).config.served_model_alias == ()
+
+
+def test_a_switch_stands_alone_or_has_a_value() -> None:
+    assert load(["--insecure-no-auth", "--port", "1"]).config.auth.insecure_no_auth
+    assert load(["--auth.insecure-no-auth"]).config.auth.insecure_no_auth
+    assert not load(["--insecure-no-auth", "false"]).config.auth.insecure_no_auth
+    assert not load(["--streaming-input.enabled=no"]).config.streaming_input.enabled
+
+
+def test_empty_text_unsets_what_is_optional() -> None:
+    assert load(environ={"OMNI_WS_FAKE__FAIL_AFTER_CHUNKS": ""}, toml="fake.fail_after_chunks = 3").config.fake == (
+        ServerConfig().fake
+    )
+
+
+def test_an_empty_key_is_refused() -> None:
+    message = problems(environ={"OMNI_WS_API_KEY": ""})
+    assert message.startswith("api_key = ******** (environment variable OMNI_WS_API_KEY):")
+
+
+def test_free_form_arguments_reach_vllm_as_they_were_meant() -> None:
+    loaded = load(
+        ["--vllm.args.max-model-len", "4096", "--vllm.args.enforce-eager", "--vllm.args.dtype=bfloat16", "--port", "9"],
+        {"OMNI_WS_VLLM__ARGS__GPU_MEMORY_UTILIZATION": "0.5", "OMNI_WS_VLLM__ARGS__DTYPE": "half"},
+        '[vllm.args]\nseed = 3\ntokenizer = "x"\n[vllm.talker_args]\nseed = 4',
+    )
+    assert loaded.config.vllm.args == {
+        "max_model_len": 4096,
+        "enforce_eager": True,
+        "dtype": "bfloat16",
+        "gpu_memory_utilization": 0.5,
+        "seed": 3,
+        "tokenizer": "x",
+    }
+    assert loaded.config.vllm.talker_args == {"seed": 4}
+    assert loaded.config.port == 9
+    assert loaded.origin("vllm.args.dtype") == "command line --vllm.args.dtype"
+    assert loaded.origin("vllm.args.seed") == "configuration file"
+
+
+def test_free_form_values_are_json_where_they_are_json() -> None:
+    argv = ["--vllm.args.a", '{"b": [1]}', "--vllm.args.c", '"4096"', "--vllm.args.d", "NaN", "--vllm.args.e", "-1"]
+    assert load(argv).config.vllm.args == {"a": {"b": [1]}, "c": "4096", "d": "NaN", "e": -1}
+    assert load(["--vllm.args.outer.inner", "1"]).config.vllm.args == {"outer": {"inner": 1}}
+    assert load(["--vllm.args", '{"a": 1}', "--vllm.args.b", "2"]).config.vllm.args == {"a": 1, "b": 2}
+    assert "already has a value" in problems(["--vllm.args.a", "1", "--vllm.args.a.b", "2"])
+    assert "takes a JSON object" in problems(["--vllm.args", "7"])
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("65536", 65536), ("64KiB", 65536), ("64 mib", 64 * MIB), ("1.5MB", 1_500_000), ("2GB", 2 * 10**9), ("7b", 7)],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert parse_size(text) == size
+    assert load(["--limits.max-held-bytes", text]).config.limits.max_held_bytes == size
+    assert parse_size(format_size(size)) == size
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "64XB", "-1", "1.0001KiB", "0", "1e3"])
+def test_bad_sizes(text: str) -> None:
+    assert problems([f"--limits.max-held-bytes={text}"]).startswith(f"limits.max_held_bytes = '{text}' (command line")
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "toml", "message"),
+    [
+        (["--prot", "1"], {}, "", "unknown flag --prot; did you mean --port?"),
+        (
+            ["--session-timeout-sec=1"],
+            {},
+            "",
+            "unknown flag --session-timeout-sec; did you mean --streaming-input.session-timeout-sec?",
+        ),
+        (["serve"], {}, "", "unknown argument serve"),
+        (["--xyzzy-plugh"], {}, "", "unknown flag --xyzzy-plugh"),
+        (["--vllm.arg.seed", "1"], {}, "", "unknown flag --vllm.arg.seed"),
+        ([], {"OMNI_WS_PROT": "1"}, "", "unknown environment variable OMNI_WS_PROT; did you mean OMNI_WS_PORT?"),
+        ([], {"OMNI_WS_VLLM__ARGS__": "1"}, "", "unknown environment variable OMNI_WS_VLLM__ARGS__"),
+        ([], {}, "prot = 1", "unknown key prot in configuration file; did you mean port?"),
+        ([], {}, "[streaming-input]", "unknown key streaming-input in configuration file"),
+        ([], {}, "[limits]\nsessions = 1", "unknown key limits.sessions in configuration file"),
+        ([], {}, "limits = 1", "limits (configuration file): is a section"),
+        ([], {}, "[host]\na = 1", "host = {'a': 1} (configuration file): input should be a valid string"),
+        ([], {}, "port = ", "configuration file is not TOML"),
+        (["--port"], {}, "", "argument --port: expected one argument"),
+    ],
+)
+def test_what_nobody_knows_is_an_error(argv: list[str], environ: dict[str, str], toml: str, message: str) -> None:
+    assert problems(argv, environ, toml).startswith(message)
+
+
+def test_unknown_empty_sections_are_errors_too() -> None:
+    assert problems(toml="[nonsense]") == "unknown key nonsense in configuration file"
+
+
+@pytest.mark.parametrize(
+    ("argv", "key"),
+    [
+        (["--port", "65536"], "port"),
+        (["--port", "-1"], "port"),
+        (["--port", "8080.5"], "port"),
+        (["--streaming-input.session-timeout-sec", "0"], "streaming_input.session_timeout_sec"),
+        (["--streaming-input.session-timeout-sec", "inf"], "streaming_input.session_timeout_sec"),
+        (["--sse-heartbeat-sec", "-0.1"], "sse_heartbeat_sec"),
+        (["--streaming-input.start-policy", "now"], "streaming_input.start_policy"),
+        (["--streaming-input.reorder-window-chunks", "0"], "streaming_input.reorder_window_chunks"),
+        (["--streaming-input.enabled", "perhaps"], "streaming_input.enabled"),
+        (["--engine", "Embedded"], "engine"),
+        (["--host", ""], "host"),
+        (["--replica-id", "a_b"], "replica_id"),
+        (["--allow-origin", "example.org"], "allow_origin"),
+        (["--allow-origin", "https://example.org/"], "allow_origin"),
+        (["--allow-origin", '["a"'], "allow_origin"),
+    ],
+)
+def test_a_bad_value_is_named_with_its_origin(argv: list[str], key: str) -> None:
+    message = problems(argv)
+    assert message.startswith(key)
+    assert f"(command line {argv[0]}): " in message
+
+
+def test_values_at_a_limit_are_taken() -> None:
+    argv = [
+        "--port=65535",
+        "--sse-heartbeat-sec=0",
+        "--streaming-input.reorder-window-chunks=1",
+        "--replica-id=" + "a" * 32,
+    ]
+    config = load(argv).config
+    assert (config.port, config.sse_heartbeat_sec, config.streaming_input.reorder_window_chunks) == (65535, 0, 1)
+    assert load(["--allow-origin", "*,null,https://a.example:8443"]).config.allow_origin[2] == "https://a.example:8443"
+
+
+def test_a_number_is_not_a_switch() -> None:
+    assert problems(toml="port = true").startswith("port = True (configuration file): is a switch")
+
+
+def test_everything_wrong_is_told_at_once() -> None:
+    message = problems(["--prot=1", "--port=x"], {"OMNI_WS_HOTS": "a"}, "lgo_level = 1")
+    assert len(message.splitlines()) == 4
+
+
+def test_a_key_file_needs_its_certificate() -> None:
+    assert "without ssl_certfile" in problems(["--ssl-keyfile", "k"])
+    assert load(["--ssl-keyfile", "k", "--ssl-certfile", "c"]).config.ssl_keyfile == Path("k")
+
+
+def test_a_session_cap_below_the_chunk_cap_needs_no_second_setting() -> None:
+    config = load(["--streaming-input.max-payload-per-session", "1"]).config
+    assert config.streaming_input.max_payload_per_session == 1
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    assert problems(toml=tmp_path / "none.toml") == f"cannot read {tmp_path / 'none.toml'}: No such file or directory"
+    (tmp_path / "latin.toml").write_bytes(b"host = '\xe9'")
+    assert problems(toml=tmp_path / "latin.toml").endswith("is not UTF-8 text")
+
+
+def test_secrets_are_never_shown() -> None:
+    loaded = load(
+        ["--vllm.args.hf-token", "hush1", "--remote.upstreams", "https://me:hush2@host/v1"],
+        {"OMNI_WS_API_KEY": "hush3"},
+    )
+    assert loaded.config.api_key == SecretStr("hush3")
+    assert loaded.config.vllm.args == {"hf_token": "hush1"}
+    for shown in (loaded.render(), repr(loaded.config.api_key)):
+        assert "hush" not in shown
+    assert "# api_key = ********" in loaded.render()
+    assert "hush" not in problems(toml='api_key = ["hush"]')
+
+
+def test_configuration_cannot_change() -> None:
+    config = ServerConfig(port=0, streaming_input=StreamingInputConfig(reorder_window_chunks=2))
+    with pytest.raises(ValidationError):
+        config.port = 1
+    with pytest.raises(ValidationError):
+        config.streaming_input.reorder_window_chunks = 3
+
+
+def test_built_in_code_it_ignores_the_process_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNI_WS_PORT", "1")
+    monkeypatch.setenv("PORT", "2")
+    assert ServerConfig().port == 8080
+    assert load().config.port == 8080
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "LocalHost", "::ffff:127.0.0.1"]
+)
+def test_loopback_needs_no_key(host: str) -> None:
+    check_exposure(ServerConfig(host=host))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "128.0.0.1", "example.org", "localhost.example.org"])
+def test_beyond_loopback_needs_a_key_or_a_word(host: str) -> None:
+    with pytest.raises(ConfigurationError, match="--insecure-no-auth"):
+        check_exposure(ServerConfig(host=host))
+    for argv in (["--api-key", "k"], ["--keys-file", "keys.toml"], ["--insecure-no-auth"]):
+        check_exposure(load(["--host", host, *argv]).config)
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (ServerConfig(engine=EngineName.VLLM), "the vllm engine"),
+        (ServerConfig(engine=EngineName.REMOTE), "the remote engine"),
+        (ServerConfig(vllm=VllmConfig(model="m")), "the vllm settings"),
+        (ServerConfig(grpc=GrpcConfig(port=50051)), "the gRPC service"),
+        (ServerConfig(record=Path("there")), "record"),
+    ],
+)
+def test_what_is_not_there_yet_is_refused_by_name(config: ServerConfig, named: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{named}.* not available in this version"):
+        check_available(config)
+
+
+@pytest.mark.parametrize("engine", [EngineName.EMBEDDED, EngineName.FAKE])
+def test_what_is_there_is_not_refused(engine: EngineName) -> None:
+    check_available(ServerConfig(engine=engine), [ApiKey(name="a", key_sha256=digest("a"), max_sessions=1, admin=True)])
+
+
+@pytest.mark.parametrize("limit", [{"requests_per_sec": 1.0}, {"burst": 1}, {"input_bytes_per_sec": 1}])
+def test_rates_of_keys_are_refused_by_name(limit: dict[str, int]) -> None:
+    key = ApiKey(name="ann", key_sha256=digest("a"), **limit)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=f"key ann: the limit {next(iter(limit))}"):
+        check_available(ServerConfig(), [key])

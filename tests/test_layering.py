@@ -1,0 +1,155 @@
+"""The floors of the package: a module imports only downward, and the lower floors stay free of loops and sockets."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "omni_ws"
+
+#: The floor of a module is that of the longest name here that it begins with.
+FLOORS = {
+    "omni_ws": 0,
+    "omni_ws.errors": 0,
+    "omni_ws.config": 0,
+    "omni_ws.metrics": 0,
+    "omni_ws.profiler.events": 0,
+    "omni_ws.core": 1,
+    "omni_ws.wire": 1,
+    "omni_ws.audio": 2,
+    "omni_ws.media": 2,
+    "omni_ws.engine": 3,
+    "omni_ws.service": 4,
+    "omni_ws.transport": 5,
+    "omni_ws.client": 5,
+    "omni_ws.server": 6,
+    "omni_ws.cli": 6,
+    "omni_ws.__main__": 6,
+    "omni_ws.tools": 6,
+    "omni_ws.profiler": 6,
+}
+
+#: What may not be imported on a floor, by package.
+SANS_IO = {"asyncio", "socket", "time", "threading", "websockets", "h11", "grpc", "torch", "vllm"}
+BANNED = {
+    "omni_ws.errors": SANS_IO,
+    "omni_ws.config": SANS_IO,
+    "omni_ws.core": SANS_IO,
+    "omni_ws.wire": SANS_IO,
+    "omni_ws.audio": {"asyncio", "socket"},
+    "omni_ws.media": {"asyncio", "socket"},
+    "omni_ws.service": {"socket", "websockets", "h11", "grpc"},
+}
+
+#: Heavy or optional libraries, and the one place that may import each.
+AT_HOME = {
+    "torch": "omni_ws.engine.vllm",
+    "vllm": "omni_ws.engine.vllm",
+    "pocketsphinx": "omni_ws.engine.embedded",
+    "grpc": "omni_ws.transport",
+}
+
+CLIENT_MAY_IMPORT = ("omni_ws.client", "omni_ws.wire", "omni_ws.core", "omni_ws.errors")
+
+MODULE_LINES = 400
+FUNCTION_LINES = 60
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def is_within(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def floor(module: str) -> int:
+    # The bare package is on the ground, which says nothing about what else is in it.
+    homes = [name for name in FLOORS if is_within(module, name) and (name != "omni_ws" or module == "omni_ws")]
+    assert homes, f"{module} has no floor; give it one in {Path(__file__).name}"
+    return FLOORS[max(homes, key=len)]
+
+
+def imported(module: str) -> Iterator[str]:
+    """Every name that a module imports, also inside functions; of ``from package import module``, both."""
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: imports are absolute"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            inner = [name for name in names if name in MODULES]
+            yield from inner
+            # ``from omni_ws import errors`` takes a module out of the package; the package is not what it wants.
+            if len(inner) < len(names):
+                yield node.module or ""
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_point_downward(module: str) -> None:
+    reached = [name for name in imported(module) if is_within(name, "omni_ws") and floor(name) > floor(module)]
+    assert reached == [], f"{module} reaches up"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_lower_floors_stay_free_of_loops_and_sockets(module: str) -> None:
+    banned = {name for package, names in BANNED.items() if is_within(module, package) for name in names}
+    assert banned & {name.partition(".")[0] for name in imported(module)} == set()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_heavy_libraries_are_imported_at_home_only(module: str) -> None:
+    names = {name.partition(".")[0] for name in imported(module)}
+    assert [name for name in names & AT_HOME.keys() if not is_within(module, AT_HOME[name])] == []
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if is_within(module, "omni_ws.client")])
+def test_the_client_stands_on_the_wire_alone(module: str) -> None:
+    for name in imported(module):
+        if is_within(name, "omni_ws") and name != "omni_ws":
+            assert any(is_within(name, package) for package in CLIENT_MAY_IMPORT), f"{module} imports {name}"
+        else:
+            top = name.partition(".")[0]
+            assert top in sys.stdlib_module_names | {"omni_ws", "websockets", "orjson", "msgspec"}, f"{module}: {name}"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_modules_and_functions_are_small(module: str) -> None:
+    source = MODULES[module].read_text(encoding="utf-8")
+    assert len(source.splitlines()) <= MODULE_LINES
+    long = [
+        f"{node.name}: {length} lines"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES
+    ]
+    assert long == []
+
+
+@pytest.mark.parametrize(
+    "module",
+    [name for name in ("omni_ws.server", "omni_ws.cli", "omni_ws.engine.base") if importlib.util.find_spec(name)],
+)
+def test_importing_it_loads_nothing_heavy(module: str) -> None:
+    heavy = ["torch", "vllm", "pocketsphinx", "grpc", "av"]
+    program = f"import sys, {module}; print(*[name for name in {heavy} if name in sys.modules])"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.strip() == ""
+
+
+def test_the_rules_can_fail() -> None:
+    """A module that is nowhere and an import that reaches up are noticed."""
+    with pytest.raises(AssertionError, match="has no floor"):
+        floor("omni_ws.helpers")
+    assert floor("omni_ws.transport.front_door") > floor("omni_ws.service.conversation") > floor("omni_ws.wire")
+    assert "omni_ws.errors" in set(imported("omni_ws.cli"))
