@@ -27,6 +27,9 @@ class EngineCapabilities:
     sampling: frozenset[str] = frozenset()
     #: Sampling parameters that are accepted and change nothing, because the engine is deterministic.
     sampling_no_ops: frozenset[str] = frozenset()
+    #: ``stage.parameter`` names that ``stage_params`` and ``stage_sampling`` may set.
+    stage_params: frozenset[str] = frozenset()
+    stage_sampling: frozenset[str] = frozenset()
     tools: bool = False
     logprobs: bool = False
     structured_output: bool = False

@@ -1,0 +1,76 @@
+"""``max_tokens`` and ``stop`` for engines that write their answers without a tokenizer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from omni_ws.core.chunks import FinishReason
+
+_WORDS: Final = re.compile(r"\s*\S+")
+
+
+def count_words(text: str) -> int:
+    """Whitespace-separated words: what engines without tokens report as usage."""
+    return len(text.split())
+
+
+class AnswerLimit:
+    """Passes an answer on, piece by piece, up to its limit.
+
+    ``max_tokens`` counts whitespace-separated words. A stop string is not passed on, wherever the pieces are cut:
+    what might be the beginning of one is held back until the next piece decides.
+    """
+
+    def __init__(self, sampling: Mapping[str, Any]) -> None:
+        stop = sampling.get("stop") or []
+        self._stops: list[str] = [text for text in ([stop] if isinstance(stop, str) else stop) if text]
+        self._words_left: int | None = sampling.get("max_tokens")
+        self._held = ""
+        self._inside_word = False
+        #: Set once nothing more may be passed on.
+        self.reached: FinishReason | None = None
+
+    def feed(self, text: str) -> str:
+        """What may be passed on now."""
+        if self.reached is not None:
+            return ""
+        text = self._held + text
+        self._held = ""
+        ends = [position for stop in self._stops if (position := text.find(stop)) >= 0]
+        if ends:
+            self.reached = FinishReason.STOP
+            text = text[: min(ends)]
+        elif self._stops:
+            keep = max(_overlap(text, stop) for stop in self._stops)
+            text, self._held = text[: len(text) - keep], text[len(text) - keep :]
+        return self._within_length(text)
+
+    def finish(self) -> str:
+        """The end of the answer: what was held back was no stop string."""
+        held, self._held = self._held, ""
+        return "" if self.reached is not None else self._within_length(held)
+
+    def _within_length(self, text: str) -> str:
+        if self._words_left is None or not text:
+            return text
+        position = 0
+        for word in _WORDS.finditer(text):
+            continues = self._inside_word and word.start() == 0 and not word[0][0].isspace()
+            if not continues:
+                if self._words_left == 0:
+                    self.reached = FinishReason.LENGTH
+                    return text[:position]
+                self._words_left -= 1
+            position = word.end()
+        self._inside_word = not text[-1].isspace()
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of ``text`` that begins ``stop``."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,275 @@
+"""Engines for tests of clients and of this server: one echoes, one plays a script. Neither loads a model."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from omni_ws.audio.decoder import AudioDecoder
+from omni_ws.audio.mime import parse_audio_format
+from omni_ws.audio.samples import Samples
+from omni_ws.core.audio_format import AudioEncoding, AudioFormat
+from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Usage
+from omni_ws.engine.answer_limit import AnswerLimit, count_words
+from omni_ws.engine.base import (
+    AudioOutput,
+    EngineCapabilities,
+    EngineOutput,
+    EngineState,
+    Finished,
+    GenerationRequest,
+    TextOutput,
+)
+from omni_ws.errors import EngineFailed, InvalidValue
+
+_WORD: Final = re.compile(r"\s*\S+\s*$|\s*\S+|\s+")
+#: Bare samples are converted in pieces of this size on the event loop: a fraction of a millisecond each.
+_SLICE_BYTES: Final = 64 * 1024
+
+CAPABILITIES: Final = EngineCapabilities(
+    input_modalities=frozenset(Modality),
+    output_modalities=frozenset({OutputModality.TEXT, OutputModality.AUDIO}),
+    tasks=frozenset(Task),
+    extend=True,
+    voices=("echo",),
+    sampling=frozenset({"max_tokens", "stop"}),
+    sampling_no_ops=frozenset({"temperature", "top_p", "seed"}),
+    stage_params=frozenset({"fake.fail_after_chunks"}),
+)
+
+
+class _ModelFree:
+    """What engines without a model share: they are ready at once and hold nothing but their running requests."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.model = name
+        self.state = EngineState.STARTING
+        self.active_requests = 0
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return CAPABILITIES
+
+    async def start(self) -> None:
+        self.state = EngineState.OK
+
+    async def stop(self) -> None:
+        self.state = EngineState.STARTING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EchoSettings:
+    """Delays and lengths in milliseconds; ``fail_after_chunks`` counts outputs of a request."""
+
+    first_chunk_delay_ms: int = 0
+    chunk_interval_ms: int = 0
+    chunk_ms: int = 100
+    fail_after_chunks: int | None = None
+    reply: str | None = None
+
+
+class EchoEngine(_ModelFree):
+    """Text comes back word by word, audio as it came, images and video as a count. It answers while input arrives."""
+
+    def __init__(self, settings: EchoSettings | None = None) -> None:
+        super().__init__("fake")
+        self.settings = settings or EchoSettings()
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        self.active_requests += 1
+        echo = _Echo(request, self.settings.chunk_ms)
+        try:
+            sent = 0
+            fail_after = self._fail_after(request)
+            async for output in echo.outputs(self.settings.reply):
+                if sent == fail_after:
+                    break
+                await self._pace(sent)
+                yield output
+                sent += 1
+            if sent == fail_after:
+                raise EngineFailed(f"the fake engine fails after {fail_after} chunks, as it was told to")
+            yield Finished(echo.limit.reached or FinishReason.STOP, echo.usage())
+        finally:
+            echo.close()
+            self.active_requests -= 1
+
+    def _fail_after(self, request: GenerationRequest) -> int | None:
+        wanted = request.stage_params.get("fake", {}).get("fail_after_chunks", self.settings.fail_after_chunks)
+        if wanted is None or (type(wanted) is int and wanted >= 0):
+            return wanted
+        raise InvalidValue("a number of chunks, 0 or more", param="stage_params.fake.fail_after_chunks")
+
+    async def _pace(self, sent: int) -> None:
+        delay_ms = self.settings.chunk_interval_ms if sent else self.settings.first_chunk_delay_ms
+        if delay_ms:
+            await asyncio.sleep(delay_ms / 1000)
+
+
+class _Echo:
+    """One request on its way back."""
+
+    def __init__(self, request: GenerationRequest, chunk_ms: int) -> None:
+        self.limit = AnswerLimit(request.sampling)
+        self._request = request
+        self._chunk_ms = chunk_ms
+        self._wants = request.modalities
+        self._utf8 = codecs.getincrementaldecoder("utf-8")()
+        self._decoder: AudioDecoder | None = None
+        self._source: AudioFormat | None = None
+        self._seen = {Modality.IMAGE: 0, Modality.VIDEO: 0}
+        self._words = {"in": 0, "out": 0}
+        self._audio_ms = {"in": 0.0, "out": 0.0}
+
+    def usage(self) -> Usage:
+        return Usage(
+            input_tokens=self._words["in"],
+            output_tokens=self._words["out"],
+            input_audio_ms=round(self._audio_ms["in"]),
+            output_audio_ms=round(self._audio_ms["out"]),
+        )
+
+    def close(self) -> None:
+        if self._decoder is not None:
+            self._decoder.close()
+
+    async def outputs(self, reply: str | None) -> AsyncIterator[EngineOutput]:
+        async for chunk in self._request.input:
+            async for output in self._echo(chunk):
+                if reply is None and self.limit.reached is None:
+                    yield output
+        self._decode_text(b"", final=True)
+        async for output in self._flush_audio():
+            if reply is None:
+                yield output
+        for output in self._text(reply if reply is not None else self._counts()):
+            yield output
+        for output in self._pieces(self.limit.finish()):
+            yield output
+
+    async def _echo(self, chunk: InputChunk) -> AsyncIterator[EngineOutput]:
+        if chunk.modality is not Modality.AUDIO:
+            async for output in self._flush_audio():
+                yield output
+        match chunk.modality:
+            case Modality.TEXT:
+                text = self._decode_text(chunk.payload, final=False)
+                self._words["in"] += count_words(text)
+                for piece in self._text(text):
+                    yield piece
+            case Modality.AUDIO:
+                async for output in self._audio(chunk):
+                    yield output
+            case seen:
+                self._seen[seen] += 1
+
+    # text
+
+    def _decode_text(self, payload: bytes, *, final: bool) -> str:
+        try:
+            return self._utf8.decode(payload, final)
+        except UnicodeDecodeError as error:
+            raise InvalidValue(f"the text is not UTF-8: {error.reason}", param="payload") from None
+
+    def _text(self, text: str) -> Iterator[TextOutput]:
+        if OutputModality.TEXT in self._wants:
+            yield from self._pieces(self.limit.feed(text))
+
+    def _pieces(self, text: str) -> Iterator[TextOutput]:
+        for word in _WORD.findall(text):
+            self._words["out"] += count_words(word)
+            yield TextOutput(word)
+
+    def _counts(self) -> str:
+        images, video = self._seen[Modality.IMAGE], self._seen[Modality.VIDEO]
+        counts = [
+            f"{count} {noun}{'' if count == 1 else 's'}"
+            for count, noun in ((images, "image"), (video, "video chunk"))
+            if count
+        ]
+        return f"Received {' and '.join(counts)}." if counts else ""
+
+    # audio
+
+    async def _audio(self, chunk: InputChunk) -> AsyncIterator[EngineOutput]:
+        source = self._request.input_audio
+        if chunk.format is not None:
+            source = parse_audio_format(chunk.format, source)
+        if source != self._source:
+            async for output in self._flush_audio():
+                yield output
+            self._source = source
+            self._decoder = AudioDecoder(source, sample_rate=source.sample_rate)
+        assert self._decoder is not None
+        for start in range(0, len(chunk.payload), _SLICE_BYTES):
+            samples = await self._run(self._decoder.decode, chunk.payload[start : start + _SLICE_BYTES])
+            for output in self._samples(samples, source.sample_rate):
+                yield output
+
+    async def _flush_audio(self) -> AsyncIterator[EngineOutput]:
+        decoder, source = self._decoder, self._source
+        if decoder is None or source is None:
+            return
+        try:
+            samples = await self._run(decoder.flush)
+        finally:
+            decoder.close()
+            self._decoder = self._source = None
+        for output in self._samples(samples, source.sample_rate):
+            yield output
+
+    async def _run(self, call: Callable[..., Samples], *arguments: bytes) -> Samples:
+        """Bare samples are converted here and now, which keeps this engine free of threads; the rest in a thread."""
+        assert self._source is not None
+        if self._source.is_raw or self._source.encoding is AudioEncoding.WAV:
+            return call(*arguments)
+        return await asyncio.to_thread(call, *arguments)
+
+    def _samples(self, samples: Samples, sample_rate: int) -> Iterator[AudioOutput]:
+        self._audio_ms["in"] += len(samples) * 1000 / sample_rate
+        if OutputModality.AUDIO not in self._wants:
+            return
+        step = max(1, sample_rate * self._chunk_ms // 1000)
+        for start in range(0, len(samples), step):
+            piece = samples[start : start + step]
+            self._audio_ms["out"] += len(piece) * 1000 / sample_rate
+            yield AudioOutput(piece, sample_rate)
+
+
+class ScriptedEngine(_ModelFree):
+    """Plays the same outputs for every request, once its input has ended.
+
+    ``script`` may hold exceptions, which are raised in their turn, and callables, which are awaited: a test's own
+    events. Without a Finished at its end it finishes with ``stop``.
+    """
+
+    def __init__(self, script: Iterable[EngineOutput | Exception | Callable[[], object]]) -> None:
+        super().__init__("scripted")
+        self.script = tuple(script)
+        self.requests: list[GenerationRequest] = []
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        self.active_requests += 1
+        self.requests.append(request)
+        try:
+            async for _ in request.input:
+                pass
+            for step in self.script:
+                if isinstance(step, Exception):
+                    raise step
+                if callable(step):
+                    result = step()
+                    if asyncio.iscoroutine(result) or isinstance(result, asyncio.Future):
+                        await result
+                    continue
+                yield step
+                if isinstance(step, Finished):
+                    return
+            yield Finished(FinishReason.STOP, Usage())
+        finally:
+            self.active_requests -= 1

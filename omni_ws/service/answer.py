@@ -1,0 +1,67 @@
+"""AnswerWriter: from what an engine yields to what a client gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from omni_ws.core.chunks import OutputModality
+from omni_ws.core.output import OutputChunk, OutputSequencer
+from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput, TranscriptOutput
+from omni_ws.service.outbox import Outbox
+from omni_ws.service.speech_output import EncodedAudio, SpeechOutput
+from omni_ws.service.turn import Turn
+
+
+class AnswerWriter:
+    """Numbers the outputs of one turn and puts them into the outbox, waiting while that is full."""
+
+    def __init__(self, turn: Turn, outbox: Outbox, sequencer: OutputSequencer, *, now: Callable[[], float]) -> None:
+        self._turn = turn
+        self._outbox = outbox
+        self._sequencer = sequencer
+        self._wanted = frozenset(turn.config.modalities)
+        self._speech = SpeechOutput(turn.output_format, max_lead_ms=turn.config.max_lead_ms, now=now)
+
+    async def write(self, output: EngineOutput) -> None:
+        turn = self._turn
+        match output:
+            case TextOutput(text=text) if "text" in self._wanted and text:
+                await self._send(OutputModality.TEXT, text=text)
+                turn.said.append(text)
+            case TranscriptOutput(text=text, interim=interim):
+                if not interim:
+                    turn.heard.append(text)
+                await self._send(
+                    OutputModality.TRANSCRIPT,
+                    text=text,
+                    interim=interim,
+                    start_ms=output.start_ms,
+                    words=output.words,
+                )
+            case AudioOutput(samples=samples, sample_rate=sample_rate) if "audio" in self._wanted:
+                encoded = await self._speech.encode(samples, sample_rate)
+                await self._send_audio(encoded, words=output.words)
+            case _:
+                pass
+
+    async def finish(self) -> None:
+        """What the audio encoder held back."""
+        await self._send_audio(await self._speech.flush())
+
+    async def _send_audio(self, encoded: EncodedAudio | None, **fields: Any) -> None:
+        self._turn.output_audio_ms = self._speech.sent_ms
+        if encoded is not None:
+            await self._send(
+                OutputModality.AUDIO,
+                payload=encoded.payload,
+                format=self._turn.output_format,
+                start_ms=encoded.start_ms,
+                **fields,
+            )
+
+    async def _send(self, modality: OutputModality, **fields: Any) -> None:
+        await self._outbox.room()
+        request_id = self._turn.request_id
+        number = self._sequencer.take_number(request_id)
+        self._outbox.put_nowait(OutputChunk(request_id=request_id, sequence_id=number, modality=modality, **fields))

@@ -1,0 +1,341 @@
+"""Conversation: the requests of one session, taken in order and answered one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Usage
+from omni_ws.core.input_stream import InputStream, RequestOpened, StreamEvent, StreamLimits
+from omni_ws.core.output import OutputSequencer
+from omni_ws.core.quota import ByteBudget
+from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings, StreamingInputSession
+from omni_ws.engine.base import Engine, EngineState, Finished, Message
+from omni_ws.errors import (
+    EmptyInput,
+    EngineFailed,
+    EngineOverloaded,
+    OmniError,
+    ShuttingDown,
+    websocket_close_code,
+)
+from omni_ws.service.answer import AnswerWriter
+from omni_ws.service.configuration import Configuration
+from omni_ws.service.failure import unexpected
+from omni_ws.service.history import History
+from omni_ws.service.identifiers import new_id
+from omni_ws.service.outbox import Outbox
+from omni_ws.service.turn import INPUT_QUEUE_BYTES, Turn
+from omni_ws.wire.frames import InputAckFrame, ResponseStarted
+from omni_ws.wire.session_config import SessionConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationLimits:
+    stream: StreamLimits
+    max_pending_requests: int = 4
+    max_history_tokens: int = 4096
+
+
+class Conversation:
+    """Input comes in by synchronous calls, straight from the socket; ``run`` gives the answers into the outbox.
+
+    The methods that take input raise the fatal errors of InputStream, upon which the caller closes the session. An
+    error of a request goes into the outbox, followed by that request's final; if it is one that ends the session,
+    ``run`` raises it then.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        configuration: Configuration,
+        outbox: Outbox,
+        *,
+        limits: ConversationLimits,
+        budget: ByteBudget,
+        now: Callable[[], float],
+    ) -> None:
+        self.engine = engine
+        self.configuration = configuration
+        self.outbox = outbox
+        self.limits = limits
+        self.stream = InputStream(limits.stream, self._input_settings, budget=budget, now=now())
+        self.history = History(limits.max_history_tokens)
+        #: Called when input that had to wait may come again (see ``input_full``).
+        self.on_input_room: Callable[[], None] = _nothing
+        self._now = now
+        self._sequencer = OutputSequencer()
+        self._wake = asyncio.Event()
+        #: Requests in the order of their opening; the first is the one that runs.
+        self._turns: deque[Turn] = deque()
+        #: The request whose input is open.
+        self._receiving: Turn | None = None
+        self._room_wanted = False
+        self._draining = False
+        self._closing = False
+
+    # input
+
+    def configure(self, patch: Mapping[str, Any]) -> SessionConfig:
+        """Takes effect with the next request. Raises an InvalidRequest and changes nothing then."""
+        config = self.configuration.apply(patch)
+        if self.stream.current is None:
+            self.stream.reject_out_of_order = config.out_of_order == "reject"
+        return config
+
+    def receive_chunk(self, chunk: InputChunk) -> None:
+        """The chunk must have passed ``configuration.check_chunk``."""
+        self._handle(self.stream.receive_chunk(chunk, now=self._now()))
+
+    def refuse_chunk(self, sequence_id: int) -> None:
+        self._handle(self.stream.refuse(sequence_id, now=self._now()))
+
+    def finish(self) -> None:
+        self._handle(self.stream.finish(now=self._now()))
+
+    def cancel(self, request_id: str | None = None) -> None:
+        """Stop a request; where none is named the one that is answered, else the one that was opened last.
+
+        Nothing happens where there is nothing to stop.
+        """
+        turn = self._turn_to_cancel(request_id)
+        if turn is self._receiving:
+            self.stream.cancel(now=self._now())
+            self._receiving = None
+        else:
+            self.stream.drop_waiting(now=self._now())
+        if turn is not None:
+            self._cancel(turn)
+
+    def drain(self) -> None:
+        """Requests that are open get their answers; new ones are refused."""
+        self._draining = True
+
+    # what a transport looks at
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is open, waiting or being answered."""
+        return bool(self._turns)
+
+    @property
+    def input_full(self) -> bool:
+        """Whether the socket should rest until ``on_input_room``: the engine is behind with what it has."""
+        turn = self._receiving
+        if turn is None or turn.answer is None or not turn.input.full:
+            return False
+        self._room_wanted = True
+        return True
+
+    def take_ack(self) -> InputAckFrame:
+        ack = self.stream.take_ack()
+        credit = self.limits.stream.max_held_bytes - self.stream.held_bytes
+        turn = self._receiving
+        if turn is not None and turn.answer is not None:
+            credit = min(credit, INPUT_QUEUE_BYTES - int(turn.input.queued))
+        return InputAckFrame(
+            next_sequence_id=ack.next_sequence_id,
+            buffered_chunks=ack.buffered_chunks,
+            received_bytes=ack.received_bytes,
+            credit_bytes=max(0, credit),
+        )
+
+    def get_timer(self) -> float | None:
+        timers = (self.stream.get_timer(), self.outbox.get_timer())
+        return min((timer for timer in timers if timer is not None), default=None)
+
+    def handle_timer(self) -> None:
+        """Raises SequenceGap, SessionTimeout or SlowConsumer when their time has come."""
+        now = self._now()
+        self.outbox.handle_timer(now)
+        self.stream.handle_timer(now=now)
+
+    # answers
+
+    async def run(self) -> None:
+        """Answers requests until it is cancelled or, after ``close``, until none is left.
+
+        Raises the error of a request that ends the session, after that request's final.
+        """
+        try:
+            while self._turns or not self._closing:
+                await self._wake.wait()
+                self._wake.clear()
+                while self._turns and self._turns[0].ready:
+                    await self._serve(self._turns[0])
+        finally:
+            for turn in self._turns:
+                turn.input.discard()
+            self._turns.clear()
+            self._receiving = None
+            self.stream.close()
+
+    def close(self) -> None:
+        """No further input comes: ``run`` returns when the last answer is given."""
+        self._closing = True
+        self._wake.set()
+
+    async def _serve(self, turn: Turn) -> None:
+        if turn.started is not None and turn.error is None and not turn.cancelled:
+            turn.answer = asyncio.create_task(self._answer(turn, turn.started), name=f"answer {turn.request_id}")
+            self._update_answering()
+            try:
+                await asyncio.wait([turn.answer])
+            finally:
+                if not turn.answer.done():
+                    turn.answer.cancel()
+                    await asyncio.wait([turn.answer])
+        if not turn.finished:
+            self._end(turn, FinishReason.CANCELLED)
+        if turn.error is not None and websocket_close_code(turn.error) is not None:
+            raise turn.error
+
+    async def _answer(self, turn: Turn, started: GenerationStarted) -> None:
+        self.outbox.put_nowait(
+            ResponseStarted(
+                request_id=turn.request_id,
+                trigger=started.trigger,
+                sequence_id=started.sequence_id,
+                input_mode=turn.session.settings.mode,
+            )
+        )
+        writer = AnswerWriter(turn, self.outbox, self._sequencer, now=self._now)
+        finished = Finished(FinishReason.STOP, Usage())
+        try:
+            history = self.history.messages if turn.config.history else ()
+            outputs = self.engine.generate(turn.generation_request(history))
+            async with aclosing(outputs):  # type: ignore[type-var]  # an async generator, by the contract of Engine
+                async for output in outputs:
+                    if isinstance(output, Finished):
+                        finished = output
+                        break
+                    await writer.write(output)
+            await writer.finish()
+        except OmniError as error:
+            turn.error = error
+        except Exception as error:
+            turn.error = unexpected(error)
+        self._end(turn, finished.reason, finished.usage)
+
+    def _end(self, turn: Turn, reason: FinishReason, reported: Usage | None = None) -> None:
+        """The one final of a request, and the end of everything that it held."""
+        if turn.cancelled:
+            turn.error, reason = None, FinishReason.CANCELLED
+        if turn.error is not None:
+            self._report(turn, turn.error)
+            reason = FinishReason.ERROR
+        if reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+            reported = None
+        if reason is not FinishReason.ERROR:
+            self.history.add((Message("user", turn.user_text), Message("assistant", "".join(turn.said))))
+        self.outbox.put_nowait(self._sequencer.finish(turn.request_id, reason, turn.usage(reported)))
+        turn.finished = True
+        turn.input.discard()
+        self.stream.forget(turn.session)
+        if turn is self._receiving:
+            # What still comes of it is swallowed up to its end.
+            self.stream.abandon(turn.session)
+            self._receiving = None
+        if turn in self._turns:
+            self._turns.remove(turn)
+        self._update_answering()
+        self._offer_room()
+        self._wake.set()
+
+    def _report(self, turn: Turn, error: OmniError) -> None:
+        error.request_id = turn.request_id
+        if isinstance(error, EngineFailed) and self.engine.state is not EngineState.OK:
+            error.fatal = True
+        self.outbox.put_nowait(error)
+
+    # input events
+
+    def _handle(self, events: list[StreamEvent]) -> None:
+        for event in events:
+            turn = self._receiving
+            match event:
+                case InputAppended(chunk=chunk) if turn is not None:
+                    turn.append(chunk)
+                case RequestOpened(session=session):
+                    self._open(session)
+                case GenerationStarted() if turn is not None:
+                    turn.start(event)
+                    self._wake.set()
+                case InputEnded(error=error) if turn is not None:
+                    self._input_ended(turn, error)
+                case _:
+                    pass  # of a request that was refused as it opened
+
+    def _open(self, session: StreamingInputSession) -> None:
+        config = self.configuration.effective
+        turn = Turn(new_id("req_"), session, config, self._input_taken)
+        self._sequencer.open(turn.request_id)
+        if self._draining:
+            turn.error = ShuttingDown("the server is shutting down", retry_after_ms=1000)
+        elif config.overlap == "interrupt":
+            for earlier in tuple(self._turns):
+                self._cancel(earlier)
+        elif len(self._turns) > self.limits.max_pending_requests:
+            turn.error = EngineOverloaded(
+                f"{self.limits.max_pending_requests} requests are waiting already", retry_after_ms=1000
+            )
+        self._receiving = turn
+        if turn.error is not None:
+            self._end(turn, FinishReason.ERROR)
+            return
+        self._turns.append(turn)
+        self._update_answering()
+
+    def _input_ended(self, turn: Turn, error: EmptyInput | None) -> None:
+        self._receiving = None
+        turn.error = turn.error or error
+        turn.input.close()
+        self._update_answering()
+        self._wake.set()
+
+    def _input_settings(self) -> InputSettings:
+        self.stream.reject_out_of_order = self.configuration.effective.out_of_order == "reject"
+        return self.configuration.input_settings()
+
+    def _input_taken(self, turn: Turn, size: int) -> None:
+        self.stream.taken(turn.session, size)
+        if self._room_wanted and turn.input.queued <= INPUT_QUEUE_BYTES / 2:
+            self._offer_room()
+
+    def _offer_room(self) -> None:
+        if self._room_wanted:
+            self._room_wanted = False
+            self.on_input_room()
+
+    def _turn_to_cancel(self, request_id: str | None) -> Turn | None:
+        if request_id is not None:
+            return next((turn for turn in self._turns if turn.request_id == request_id), None)
+        if self._turns and self._turns[0].answer is not None:
+            return self._turns[0]
+        return self._turns[-1] if self._turns else None
+
+    def _cancel(self, turn: Turn) -> None:
+        turn.cancelled = True
+        turn.session.cancel()
+        if turn.answer is not None:
+            turn.answer.cancel()
+        self._wake.set()
+
+    def _update_answering(self) -> None:
+        """Nothing is idle while an answer is owed for input that is complete, or frozen."""
+        answering = any(
+            turn is not self._receiving
+            or (turn.started is not None and turn.session.settings.mode is InputMode.SNAPSHOT)
+            for turn in self._turns
+        )
+        if self.stream.answering and not answering:
+            self.stream.touch(now=self._now())
+        self.stream.answering = answering
+
+
+def _nothing() -> None:
+    pass

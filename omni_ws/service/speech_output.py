@@ -1,0 +1,76 @@
+"""The audio of one answer on its way out: in the client's format, placed on the time line, paced if asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from omni_ws.audio.encoder import AudioEncoder
+from omni_ws.audio.samples import Samples
+from omni_ws.core.audio_format import AudioFormat
+
+#: Longer pieces, and everything that is compressed, are encoded in a worker thread; short raw pieces cost less than
+#: the hop would.
+_INLINE_SAMPLES: Final = 24_000
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedAudio:
+    payload: bytes
+    start_ms: int
+
+
+class SpeechOutput:
+    """``max_lead_ms`` keeps the output at most so far ahead of its own playing; None sends as fast as it comes."""
+
+    def __init__(self, target: AudioFormat, *, max_lead_ms: float | None, now: Callable[[], float]) -> None:
+        self.sent_ms: float = 0
+        self._target = target
+        self._max_lead_ms = max_lead_ms
+        self._now = now
+        self._first_sent: float | None = None
+        self._encoder: AudioEncoder | None = None
+        self._source_rate = 0
+
+    async def encode(self, samples: Samples, sample_rate: int) -> EncodedAudio | None:
+        """None while the encoder still holds everything back."""
+        if self._encoder is None:
+            self._encoder = AudioEncoder(self._target, source_rate=sample_rate)
+            self._source_rate = sample_rate
+        elif sample_rate != self._source_rate:
+            raise ValueError("an answer has one sample rate")
+        if self._target.is_raw and len(samples) <= _INLINE_SAMPLES:
+            payload = self._encoder.encode(samples)
+        else:
+            payload = await asyncio.to_thread(self._encoder.encode, samples)
+        return await self._place(payload, len(samples) * 1000 / sample_rate)
+
+    async def flush(self) -> EncodedAudio | None:
+        """What the encoder held back, at the end of the answer."""
+        if self._encoder is None:
+            return None
+        if self._target.is_raw:
+            payload = self._encoder.flush()
+        else:
+            payload = await asyncio.to_thread(self._encoder.flush)
+        return await self._place(payload, 0)
+
+    async def _place(self, payload: bytes, source_ms: float) -> EncodedAudio | None:
+        start_ms = self.sent_ms
+        # Of raw audio the bytes themselves say how long it is, delays of the resampler included.
+        self.sent_ms += self._target.duration_ms(len(payload)) if self._target.is_raw else source_ms
+        if not payload:
+            return None
+        await self._pace(start_ms)
+        return EncodedAudio(payload, round(start_ms))
+
+    async def _pace(self, start_ms: float) -> None:
+        if self._max_lead_ms is None:
+            return
+        if self._first_sent is None:
+            self._first_sent = self._now()
+        lead_ms = start_ms - (self._now() - self._first_sent) * 1000
+        if lead_ms > self._max_lead_ms:
+            await asyncio.sleep((lead_ms - self._max_lead_ms) / 1000)
