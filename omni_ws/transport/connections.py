@@ -1,0 +1,73 @@
+"""The open HTTP connections of a server, and how they end when it drains.
+
+websockets' own server knows only connections that were upgraded, and from Python 3.12 on ``asyncio.Server.wait_closed``
+waits for every transport: so the HTTP side must be drained first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+
+class OpenConnection(Protocol):
+    """What the registry asks of a connection."""
+
+    @property
+    def busy(self) -> bool: ...
+
+    def close_if_idle(self) -> None: ...
+
+    def abort(self) -> None: ...
+
+
+class Connections:
+    """Registry of HTTP connections. An upgraded connection leaves it; one whose handler still runs stays in it."""
+
+    def __init__(self) -> None:
+        self._open: set[OpenConnection] = set()
+        self._none_left = asyncio.Event()
+        self._none_left.set()
+        self._draining = False
+
+    @property
+    def draining(self) -> bool:
+        """Whether answers from now on end their connection."""
+        return self._draining
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @property
+    def busy(self) -> int:
+        """How many connections are in the middle of a request."""
+        return sum(connection.busy for connection in self._open)
+
+    def add(self, connection: OpenConnection) -> None:
+        self._open.add(connection)
+        self._none_left.clear()
+
+    def discard(self, connection: OpenConnection) -> None:
+        self._open.discard(connection)
+        if not self._open:
+            self._none_left.set()
+
+    def close_idle(self) -> None:
+        """Begin to drain: connections between two requests end now, the others after their answer."""
+        self._draining = True
+        for connection in tuple(self._open):
+            connection.close_if_idle()
+
+    async def wait_idle(self, timeout: float | None) -> bool:
+        """Wait until no connection is left; False when ``timeout`` seconds were not enough."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self._none_left.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def abort_all(self) -> None:
+        """Drop what is left. Their handlers are cancelled; ``wait_idle`` tells when they are done."""
+        for connection in tuple(self._open):
+            connection.abort()

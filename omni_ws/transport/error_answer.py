@@ -1,0 +1,64 @@
+"""How an OmniError looks as an HTTP answer: its status, the headers which that calls for, OpenAI's JSON body."""
+
+from __future__ import annotations
+
+import logging
+import math
+import uuid
+from typing import Final
+
+import orjson
+
+from omni_ws.errors import EngineFailed, MethodNotAllowed, OmniError, OriginNotAllowed, Unauthenticated, UpgradeRequired
+
+logger = logging.getLogger(__name__)
+
+#: Header fields of an answer, in the order in which they are sent.
+HeaderList = list[tuple[str, str]]
+
+_RETRY_AFTER_STATUSES: Final = frozenset({429, 503})
+
+
+def error_type(error: OmniError) -> str:
+    """The ``type`` of OpenAI's error object, which its SDKs show to their users."""
+    status = error.wire.http_status or 500
+    if isinstance(error, Unauthenticated):
+        return "authentication_error"
+    if isinstance(error, OriginNotAllowed):
+        return "permission_error"
+    if status == 429:
+        return "rate_limit_error"
+    return "server_error" if status >= 500 else "invalid_request_error"
+
+
+def error_object(error: OmniError) -> dict[str, str | None]:
+    """What goes under ``error`` in a JSON answer, and into the data of an ``event: error``."""
+    return {"message": error.message, "type": error_type(error), "param": error.param, "code": error.code}
+
+
+def error_headers(error: OmniError) -> HeaderList:
+    """The header fields that the status of ``error`` asks for (RFC 9110, 15.5)."""
+    headers: HeaderList = []
+    if isinstance(error, MethodNotAllowed):
+        headers.append(("Allow", ", ".join(error.allow)))
+    elif isinstance(error, Unauthenticated):
+        headers.append(("WWW-Authenticate", "Bearer"))
+    elif isinstance(error, UpgradeRequired):
+        headers.append(("Upgrade", "websocket"))
+        headers.append(("Connection", "Upgrade"))
+        headers.append(("Sec-WebSocket-Version", "13"))
+    if error.retry_after_ms is not None or error.wire.http_status in _RETRY_AFTER_STATUSES:
+        seconds = math.ceil((error.retry_after_ms or 0) / 1000)
+        headers.append(("Retry-After", str(max(1, seconds))))
+    return headers
+
+
+def error_body(error: OmniError) -> bytes:
+    return orjson.dumps({"error": error_object(error)})
+
+
+def unexpected(exception: BaseException, *, where: str) -> EngineFailed:
+    """The error that a client sees in place of ``exception``, whose traceback goes to the log under the same id."""
+    error_id = f"err_{uuid.uuid4().hex[:12]}"
+    logger.error("%s failed (%s)", where, error_id, exc_info=exception)
+    return EngineFailed(f"The server failed to answer this request; error id {error_id}.")

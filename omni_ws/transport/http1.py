@@ -1,0 +1,266 @@
+"""One request and its answer, as a handler sees them.
+
+    async def handler(exchange: HttpExchange) -> None:
+        body = await exchange.read_body(limit)
+        await exchange.respond_json(200, {"received": len(body)})
+
+The two directions are independent: a handler may read a part of the body, answer it, and read on. Every write waits
+until the peer has room for it, every read lets the peer send more; when the peer goes, the handler's task is cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any, Final, Protocol
+
+import h11
+import orjson
+
+from omni_ws.errors import OmniError, PayloadTooLarge, UnsupportedFormat
+from omni_ws.transport import cors
+from omni_ws.transport.error_answer import HeaderList, error_body, error_headers
+from omni_ws.transport.http_request import Fields, Headers, HttpRequest
+
+__all__ = ["Fields", "Headers", "HttpCarrier", "HttpExchange", "HttpRequest", "PeerGone", "RequestBody"]
+
+SERVER_NAME: Final = "omni_ws"
+JSON: Final = "application/json"
+
+#: Statuses whose answers have no body and no Content-Length (RFC 9110, 8.6).
+_BODILESS: Final = frozenset({204, 304})
+
+
+class PeerGone(ConnectionResetError):
+    """The client went away. Its own type, so that a reset of another connection in a handler is not taken for it."""
+
+
+class RequestBody:
+    """Bytes that arrived and were not read yet. Chunk borders carry no meaning in HTTP, so they are not kept."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+        self._complete = False
+        self._failure: Exception | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def held(self) -> int:
+        return len(self._bytes)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come: the body is complete or broken."""
+        return self._complete or self._failure is not None
+
+    @property
+    def complete(self) -> bool:
+        return self._complete
+
+    def feed(self, data: bytes | bytearray) -> None:
+        self._bytes += data
+        self._changed.set()
+
+    def finish(self) -> None:
+        self._complete = True
+        self._changed.set()
+
+    def fail(self, failure: Exception) -> None:
+        """Raise ``failure`` in whoever reads past what has arrived. The first failure stays."""
+        if not self.ended:
+            self._failure = failure
+            self._changed.set()
+
+    async def take(self) -> bytes:
+        """All bytes at hand, waiting for some where there are none; b"" at the end."""
+        while not self._bytes:
+            if self._failure is not None:
+                raise self._failure
+            if self._complete:
+                return b""
+            self._changed.clear()
+            await self._changed.wait()
+        taken = bytes(self._bytes)
+        self._bytes.clear()
+        return taken
+
+
+class HttpCarrier(Protocol):
+    """What an exchange needs of the connection that carries it."""
+
+    @property
+    def ends_after_answer(self) -> bool:
+        """Whether the answer must say that the connection closes behind it."""
+        ...
+
+    @property
+    def body_timeout(self) -> float | None: ...
+
+    @body_timeout.setter
+    def body_timeout(self, seconds: float | None) -> None: ...
+
+    def send(self, *events: h11.Event) -> None:
+        """Raises PeerGone."""
+        ...
+
+    async def drain(self) -> None:
+        """Wait for room in the output. Raises PeerGone."""
+
+    def body_wanted(self) -> None:
+        """The handler is about to wait for body bytes."""
+
+    def body_taken(self) -> None:
+        """The handler made room for more of them."""
+
+    def abort(self) -> None: ...
+
+
+class HttpExchange:
+    """``route`` and ``path_parameters`` are set by the router."""
+
+    def __init__(
+        self, carrier: HttpCarrier, request: HttpRequest, body: RequestBody, *, origin_allowed: bool = False
+    ) -> None:
+        self.request = request
+        self.route: str = ""
+        self.path_parameters: Mapping[str, str] = {}
+        self._carrier = carrier
+        self._body = body
+        self._origin_allowed = origin_allowed
+        self._head_sent = False
+        self._ended = False
+
+    # The request's body.
+
+    @property
+    def body_timeout(self) -> float | None:
+        """Longest silence of the peer while it owes body bytes, in seconds; None for no bound. May be set any time."""
+        return self._carrier.body_timeout
+
+    @body_timeout.setter
+    def body_timeout(self, seconds: float | None) -> None:
+        self._carrier.body_timeout = seconds
+
+    async def read(self) -> bytes:
+        """The next bytes of the body, b"" at its end.
+
+        Raises UnsupportedFormat for an encoded body, SessionTimeout for a peer that stopped sending, InvalidFrame for
+        a body that is broken.
+        """
+        self._refuse_encoded_body()
+        self._carrier.body_wanted()
+        chunk = await self._body.take()
+        self._carrier.body_taken()
+        return chunk
+
+    async def body(self) -> AsyncIterator[bytes]:
+        """The body as it arrives; raises as ``read`` does."""
+        while chunk := await self.read():
+            yield chunk
+
+    async def read_body(self, limit: int) -> bytes:
+        """The whole body of at most ``limit`` bytes. Raises PayloadTooLarge, before reading where the size is known."""
+        self._refuse_encoded_body()
+        if (self.request.content_length or 0) > limit:
+            raise PayloadTooLarge(f"the request body has more than {limit} bytes")
+        whole = bytearray()
+        while chunk := await self.read():
+            whole += chunk
+            if len(whole) > limit:
+                raise PayloadTooLarge(f"the request body has more than {limit} bytes")
+        return bytes(whole)
+
+    def _refuse_encoded_body(self) -> None:
+        for coding in self.request.headers.tokens("content-encoding"):
+            if coding.lower() != "identity":
+                raise UnsupportedFormat(
+                    f"request bodies in Content-Encoding {coding[:40]!r} are not accepted; send them as they are",
+                    param="Content-Encoding",
+                )
+
+    # The answer.
+
+    @property
+    def head_sent(self) -> bool:
+        """Whether the answer began, so that its status can no longer change."""
+        return self._head_sent
+
+    async def respond(self, status: int, headers: Iterable[tuple[str, str]] = (), body: bytes = b"") -> None:
+        """Send a whole answer."""
+        fields = [*headers]
+        if status not in _BODILESS:
+            fields.append(("Content-Length", str(len(body))))
+        if self._carrier.ends_after_answer or not self._body.complete:
+            # What was not read of the request stands between this answer and the next request.
+            fields.append(("Connection", "close"))
+        events: list[h11.Event] = [self._head(status, fields)]
+        if body and self._sends_content(status):
+            events.append(h11.Data(data=body))
+        self._carrier.send(*events, h11.EndOfMessage())
+        self._head_sent = self._ended = True
+        await self._carrier.drain()
+
+    async def respond_json(self, status: int, content: Any, headers: Iterable[tuple[str, str]] = ()) -> None:
+        await self.respond(status, [("Content-Type", JSON), *headers], orjson.dumps(content))
+
+    async def respond_error(self, error: OmniError) -> None:
+        """Answer with ``error``; drops the connection where the answer began, or where the error has no status."""
+        status = error.wire.http_status
+        if self._head_sent or status is None:
+            self._carrier.abort()
+            return
+        headers: HeaderList = [("Content-Type", JSON), *error_headers(error)]
+        if status == 415 and error.param == "Content-Encoding":
+            headers.append(("Accept-Encoding", "identity"))
+        await self.respond(status, headers, error_body(error))
+
+    async def respond_options(self, methods: Iterable[str]) -> None:
+        """Answer OPTIONS for a path that takes ``methods``; to a browser's preflight, with what it asks for."""
+        allow = tuple(methods)
+        headers: HeaderList = [("Allow", ", ".join(allow))]
+        if self._origin_allowed and cors.is_preflight(self.request):
+            headers += cors.preflight_headers(self.request, allow)
+        await self.respond(204, headers)
+
+    async def start(self, status: int, headers: Iterable[tuple[str, str]] = ()) -> None:
+        """Begin an answer of unknown length: chunked, or until the connection closes for HTTP/1.0."""
+        fields = [*headers]
+        if self._carrier.ends_after_answer:
+            fields.append(("Connection", "close"))
+        self._carrier.send(self._head(status, fields))
+        self._head_sent = True
+        await self._carrier.drain()
+
+    async def write(self, data: bytes) -> None:
+        """Send a part of a started answer, and wait while the peer is behind. Raises PeerGone."""
+        if data and self.request.method != "HEAD":
+            self._carrier.send(h11.Data(data=data))
+        await self._carrier.drain()
+
+    async def end(self) -> None:
+        """End a started answer; does nothing where it has ended."""
+        if not self._ended:
+            self._carrier.send(h11.EndOfMessage())
+            self._ended = True
+            await self._carrier.drain()
+
+    def _sends_content(self, status: int) -> bool:
+        return self.request.method != "HEAD" and status not in _BODILESS
+
+    def _head(self, status: int, headers: HeaderList) -> h11.Response:
+        return answer_head(status, [*headers, *cors.answer_headers(self.request, allowed=self._origin_allowed)])
+
+
+def answer_head(status: int, headers: HeaderList) -> h11.Response:
+    """The head of any answer of this server."""
+    fields = [("Date", formatdate(usegmt=True)), ("Server", SERVER_NAME), *headers]
+    return h11.Response(status_code=status, headers=fields, reason=_reason(status))
+
+
+def _reason(status: int) -> bytes:
+    try:
+        return HTTPStatus(status).phrase.encode("ascii")
+    except ValueError:
+        return b""

@@ -1,0 +1,417 @@
+"""One HTTP/1.1 connection: a socket's bytes through h11, one handler task for each request, and every way to end.
+
+h11 keeps the protocol's state machine and refuses what breaks it. What stands here is what h11 leaves to its user:
+timers, back-pressure in bytes, pipelined requests that wait, answers to what cannot be understood, and the closing of a
+connection so that its last answer still arrives.
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import enum
+import logging
+from typing import Final, cast
+
+import h11
+
+from omni_ws.errors import HeaderTooLarge, InvalidFrame, OmniError, OriginNotAllowed, SessionTimeout
+from omni_ws.transport import cors
+from omni_ws.transport.application import Application, HttpLimits
+from omni_ws.transport.connections import Connections
+from omni_ws.transport.deadline import Deadline
+from omni_ws.transport.error_answer import error_body, error_headers, unexpected
+from omni_ws.transport.http1 import JSON, HttpExchange, PeerGone, RequestBody, answer_head
+from omni_ws.transport.http_output import HttpOutput
+from omni_ws.transport.http_request import HttpRequest, read_request
+
+logger = logging.getLogger(__name__)
+
+#: How every TLS connection begins.
+_TLS_RECORD: Final = b"\x16"
+
+
+class Phase(enum.Enum):
+    """What the next bytes from the peer mean."""
+
+    HEAD = "a request head, or nothing yet"
+    EXCHANGE = "the body of the request being answered, then pipelined requests"
+    LINGER = "nothing: the last answer is out, and the peer may need a moment to read it"
+    HANDED_OVER = "another protocol, which reads them itself"
+    CLOSED = "nothing"
+
+
+class HttpConnection(asyncio.Protocol, abc.ABC):
+    """Fulfils HttpCarrier for its exchanges and OpenConnection for the registry."""
+
+    def __init__(self, *, application: Application, connections: Connections, limits: HttpLimits) -> None:
+        self._application = application
+        self._connections = connections
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.max_header_bytes)
+        self._output = HttpOutput(self._http, timeout_sec=limits.write_timeout_sec, stuck=self._drop_slow_peer)
+        self._phase = Phase.HEAD
+        self._transport: asyncio.Transport
+        self._secure = False
+        self._client = ""
+        # Bytes of the head being read, of pipelined requests that wait, and thrown away while lingering.
+        self._head_bytes = 0
+        self._pipelined_bytes = 0
+        self._lingered_bytes = 0
+        self._first_byte = b""
+        self._reading_paused = False
+        self._peer_finished = False
+        # The request being answered; the body stands for "incomplete" where there is none.
+        self._request: HttpRequest | None = None
+        self._is_head_method = False
+        self._body = RequestBody()
+        self._body_timeout = limits.body_timeout_sec
+        self._task: asyncio.Task[None] | None = None
+        self._phase_deadline = Deadline(self._loop, self._phase_expired)
+        self._body_deadline = Deadline(self._loop, self._body_expired)
+        self._probe_deadline = Deadline(self._loop, self._probe)
+
+    @abc.abstractmethod
+    def upgrade(self, event: h11.Request, request: HttpRequest) -> None:
+        """Turn the connection over to WebSocket, after ``release``. An exception refuses the upgrade."""
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._output.attach(self._transport)
+        # Asked now: once the connection is lost, the TLS transport of the standard library no longer knows.
+        self._secure = transport.get_extra_info("sslcontext") is not None
+        peer = transport.get_extra_info("peername")
+        self._client = str(peer[0]) if isinstance(peer, tuple) else ""
+        self._connections.add(self)
+        self._phase_deadline.arm(self._limits.header_timeout_sec)
+
+    def data_received(self, data: bytes) -> None:
+        match self._phase:
+            case Phase.HEAD:
+                if self._head_bytes == 0:
+                    self._first_byte = data[:1]
+                    self._phase_deadline.arm(self._limits.header_timeout_sec)
+                self._head_bytes += len(data)
+            case Phase.EXCHANGE if self._body.complete:
+                self._hold_pipelined(len(data))
+            case Phase.EXCHANGE if self._body.ended:
+                return  # broken framing, or too late: no sense can be made of the rest
+            case Phase.EXCHANGE:
+                pass
+            case Phase.LINGER:
+                self._lingered_bytes += len(data)
+                if self._lingered_bytes > self._limits.linger_bytes:
+                    self._close()
+                return
+            case Phase.HANDED_OVER | Phase.CLOSED:
+                return
+        self._http.receive_data(data)
+        self._advance()
+
+    def eof_received(self) -> bool:
+        self._peer_finished = True
+        if self._phase is not Phase.EXCHANGE:
+            self._close()
+            return False
+        if self._secure:
+            return False  # TLS cannot be half closed
+        self._http.receive_data(b"")
+        self._advance()
+        self._probe_deadline.arm(self._limits.half_close_probe_sec)
+        return True
+
+    def pause_writing(self) -> None:
+        self._output.pause()
+
+    def resume_writing(self) -> None:
+        self._output.resume()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._phase = Phase.CLOSED
+        self._disarm()
+        self._output.lost()
+        self._body.fail(PeerGone("the client closed the connection"))
+        if self._task is None:
+            self._connections.discard(self)
+        else:
+            self._task.cancel()
+
+    # OpenConnection, for the registry
+
+    @property
+    def busy(self) -> bool:
+        return self._phase is Phase.EXCHANGE
+
+    def close_if_idle(self) -> None:
+        if self._phase is Phase.HEAD and self._head_bytes == 0:
+            self._close()
+
+    def abort(self) -> None:
+        """Drop the connection; what was not sent is lost."""
+        self._transport.abort()
+
+    # HttpCarrier, for the exchange
+
+    @property
+    def ends_after_answer(self) -> bool:
+        return self._connections.draining
+
+    @property
+    def body_timeout(self) -> float | None:
+        return self._body_timeout
+
+    @body_timeout.setter
+    def body_timeout(self, seconds: float | None) -> None:
+        self._body_timeout = seconds
+        self._watch_body()
+
+    def send(self, *events: h11.Event) -> None:
+        self._output.send(*events)
+
+    async def drain(self) -> None:
+        await self._output.drain()
+
+    def body_wanted(self) -> None:
+        if self._http.they_are_waiting_for_100_continue and not self._body.ended:
+            self._send_continue()
+            self._watch_body()
+
+    def body_taken(self) -> None:
+        if not self._body.ended:
+            self._resume_reading()
+            self._watch_body()
+
+    # h11's events, one effect each
+
+    def _advance(self) -> None:
+        try:
+            while self._phase in (Phase.HEAD, Phase.EXCHANGE):
+                event = self._http.next_event()
+                if event is h11.NEED_DATA or event is h11.PAUSED:
+                    break
+                self._dispatch(cast("h11.Event", event))
+        except h11.RemoteProtocolError as error:
+            self._misunderstood(error)
+
+    def _dispatch(self, event: h11.Event) -> None:
+        match event:
+            case h11.Request():
+                self._receive_head(event)
+            case h11.Data(data=data):
+                self._body.feed(data)
+                if self._body.held >= self._limits.body_high_water_bytes:
+                    self._pause_reading()
+                self._watch_body()
+            case h11.EndOfMessage():
+                self._body.finish()
+                self._body_deadline.disarm()
+                self._hold_pipelined(len(self._http.trailing_data[0]))
+            case h11.ConnectionClosed():
+                if self._phase is Phase.HEAD:
+                    self._close()
+
+    def _receive_head(self, event: h11.Request) -> None:
+        self._is_head_method = event.method == b"HEAD"
+        self._phase_deadline.disarm()
+        limit = self._limits.max_header_bytes
+        try:
+            # h11 bounds incomplete heads only; how a head was cut into packets must not decide about it.
+            if self._head_bytes > limit and self._head_bytes - len(self._http.trailing_data[0]) > limit:
+                raise HeaderTooLarge(f"the request head has more than {limit} bytes")
+            self._request = request = read_request(event, client=self._client, secure=self._secure)
+            origin_allowed = "origin" not in request.headers or self._application.allows_origin(request)
+            if not request.wants_websocket:
+                self._begin(request, origin_allowed=origin_allowed)
+            elif origin_allowed:
+                self.upgrade(event, request)
+            else:
+                raise OriginNotAllowed("pages of this origin may not use this server")
+        except OmniError as error:
+            self._refuse(error)
+        except Exception as error:
+            self._refuse(unexpected(error, where="the opening of a request"))
+
+    def _misunderstood(self, error: h11.RemoteProtocolError) -> None:
+        failure: OmniError
+        if error.error_status_hint == 431:
+            failure = HeaderTooLarge(f"the request head has more than {self._limits.max_header_bytes} bytes")
+        elif self._first_byte == _TLS_RECORD:
+            failure = InvalidFrame("this looks like TLS, but this port speaks plain HTTP and WebSocket")
+        else:
+            failure = InvalidFrame(f"this is not HTTP/1.1: {str(error)[:80]}")
+        if self._phase is Phase.EXCHANGE:
+            self._body.fail(failure)
+            self._body_deadline.disarm()
+        else:
+            self._refuse(failure)
+
+    # One request
+
+    def _begin(self, request: HttpRequest, *, origin_allowed: bool) -> None:
+        self._phase = Phase.EXCHANGE
+        self._body_timeout = self._limits.body_timeout_sec
+        if request.has_body:
+            self._watch_body()
+        if self._peer_finished:
+            self._probe_deadline.arm(self._limits.half_close_probe_sec)
+        exchange = HttpExchange(self, request, self._body, origin_allowed=origin_allowed)
+        # The owner of everything that a handler does; cancelling it is the one way to abort.
+        self._task = self._loop.create_task(self._run(exchange, origin_allowed=origin_allowed))
+        self._task.add_done_callback(self._answered)
+
+    async def _run(self, exchange: HttpExchange, *, origin_allowed: bool) -> None:
+        request = exchange.request
+        where = f"{request.method} {request.path}"
+        try:
+            if not origin_allowed and (request.method not in cors.SAFE_METHODS or cors.is_preflight(request)):
+                raise OriginNotAllowed("pages of this origin may not use this server")
+            await self._application.handle(exchange)
+            if not exchange.head_sent:
+                raise RuntimeError(f"the handler of {where} returned without an answer")
+            await exchange.end()
+        except Exception as raised:
+            cause = _sole_cause(raised)
+            if isinstance(cause, PeerGone):
+                raise cause from None
+            error = cause if isinstance(cause, OmniError) else unexpected(raised, where=where)
+            if exchange.head_sent:
+                logger.warning("%s broke off after its answer began: %s", where, error.code)
+            await exchange.respond_error(error)
+
+    def _answered(self, task: asyncio.Task[None]) -> None:
+        """The request's task is done: on to the next request, or to the connection's end."""
+        self._task = None
+        self._probe_deadline.disarm()
+        self._body_deadline.disarm()
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None and not isinstance(failure, PeerGone):
+            logger.error("an answer could not be sent", exc_info=failure)
+        if self._phase is Phase.CLOSED:
+            self._connections.discard(self)
+        elif failure is not None or task.cancelled() or self._transport.is_closing():
+            self.abort()
+        elif not self._reusable:
+            self._end()
+        else:
+            self._next_request()
+
+    @property
+    def _reusable(self) -> bool:
+        idle = self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
+        return idle and not (self._connections.draining and not self._pipelined_bytes)
+
+    def _next_request(self) -> None:
+        self._http.start_next_cycle()
+        self._phase = Phase.HEAD
+        self._request = None
+        self._body = RequestBody()
+        self._first_byte = b""
+        self._head_bytes, self._pipelined_bytes = self._pipelined_bytes, 0
+        waiting = self._head_bytes > 0
+        self._phase_deadline.arm(self._limits.header_timeout_sec if waiting else self._limits.keepalive_timeout_sec)
+        self._resume_reading()
+        self._advance()
+
+    def _refuse(self, error: OmniError) -> None:
+        """Answer what never became an exchange, and end the connection."""
+        if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self._transport.is_closing():
+            content = error_body(error)
+            fields = [("Content-Type", JSON), ("Content-Length", str(len(content))), *error_headers(error)]
+            head = answer_head(error.wire.http_status or 400, [*fields, ("Connection", "close")])
+            self.send(head, *([] if self._is_head_method else [h11.Data(data=content)]), h11.EndOfMessage())
+        self._end()
+
+    # How a connection ends
+
+    def release(self) -> None:
+        """Let go of the transport, which another protocol is about to get."""
+        self._phase = Phase.HANDED_OVER
+        self._disarm()
+        self._output.lost()
+        self._connections.discard(self)
+
+    def _end(self) -> None:
+        """No more requests. Where the peer may still be sending, closing at once would make the kernel drop the answer
+        (a reset overtakes data): what it sends is then read and thrown away for a while."""
+        if self._peer_finished or (self._body.complete and not self._pipelined_bytes):
+            self._close()
+            return
+        self._phase = Phase.LINGER
+        self._phase_deadline.arm(self._limits.linger_timeout_sec)
+        self._resume_reading()
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+
+    def _close(self) -> None:
+        self._phase = Phase.CLOSED
+        self._disarm()
+        self._output.close()
+
+    def _drop_slow_peer(self) -> None:
+        logger.info("dropped a client that did not read for %g s", self._limits.write_timeout_sec)
+        self.abort()
+
+    # Deadlines
+
+    def _disarm(self) -> None:
+        self._phase_deadline.disarm()
+        self._body_deadline.disarm()
+        self._probe_deadline.disarm()
+
+    def _phase_expired(self) -> None:
+        if self._phase is Phase.HEAD and self._head_bytes:
+            limit = self._limits.header_timeout_sec
+            self._refuse(SessionTimeout(f"the request head was not complete after {limit:g} s"))
+        else:
+            self._close()
+
+    def _body_expired(self) -> None:
+        self._body.fail(SessionTimeout(f"the request body stood still for {self._body_timeout:g} s"))
+
+    def _watch_body(self) -> None:
+        """Run the body's deadline exactly while the peer owes bytes and nothing of ours holds it up."""
+        held_up = self._reading_paused or self._http.they_are_waiting_for_100_continue
+        owing = self._phase is Phase.EXCHANGE and not self._body.ended
+        self._body_deadline.arm(self._body_timeout if owing and not held_up else None)
+
+    def _probe(self) -> None:
+        """Find out whether a peer that finished sending still listens.
+
+        A closed socket and a half-closed one look the same until something is sent. An interim answer is harmless to
+        the latter (RFC 9110, 15.2) and makes the former's kernel say no, so that its request can be given up.
+        """
+        modern = self._request is not None and self._request.http_version == "1.1"
+        if modern and self._http.our_state is h11.SEND_RESPONSE and not self._transport.is_closing():
+            self._send_continue()
+            self._probe_deadline.arm(self._limits.half_close_probe_sec)
+
+    def _send_continue(self) -> None:
+        self.send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
+
+    # Flow control of the input
+
+    def _hold_pipelined(self, size: int) -> None:
+        """Requests ahead of their turn are held, not stopped at once: a paused socket would not tell of its end."""
+        self._pipelined_bytes += size
+        if self._pipelined_bytes > self._limits.body_high_water_bytes:
+            self._pause_reading()
+
+    def _pause_reading(self) -> None:
+        if not self._reading_paused and not self._transport.is_closing():
+            self._reading_paused = True
+            self._transport.pause_reading()
+
+    def _resume_reading(self) -> None:
+        if self._reading_paused and not self._transport.is_closing():
+            self._reading_paused = False
+            self._transport.resume_reading()
+
+
+def _sole_cause(raised: Exception) -> Exception:
+    """What a task group wrapped, where it is one exception: handlers use task groups, and clients see causes."""
+    while isinstance(raised, ExceptionGroup) and len(raised.exceptions) == 1:
+        raised = raised.exceptions[0]
+    return raised

@@ -1,0 +1,73 @@
+"""The sending half of an HTTP connection: h11's bytes onto the transport, and the waiting for a slow peer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import h11
+
+from omni_ws.transport.deadline import Deadline
+from omni_ws.transport.http1 import PeerGone
+
+#: Output after which a writing handler lets others run, however fast its peer reads.
+_FAIR_SHARE_BYTES: Final = 64 * 1024
+
+
+class HttpOutput:
+    """``stuck`` is called when the output stays over its high-water mark, or undelivered while closing, for
+    ``timeout_sec``."""
+
+    def __init__(self, http: h11.Connection, *, timeout_sec: float, stuck: Callable[[], None]) -> None:
+        self._http = http
+        self._timeout_sec = timeout_sec
+        self._transport: asyncio.Transport
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._deadline = Deadline(asyncio.get_running_loop(), stuck)
+        self._closing = False
+        self._unshared_bytes = 0
+
+    def attach(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    def send(self, *events: h11.Event) -> None:
+        """Raises PeerGone; h11.LocalProtocolError for events that do not fit the state of the answer."""
+        if self._transport.is_closing():
+            # The output of a dead transport never fills, so waiting for room would not stop a writer.
+            raise PeerGone("the client closed the connection")
+        data = b"".join([self._http.send(event) or b"" for event in events])
+        if data:
+            self._unshared_bytes += len(data)
+            self._transport.write(data)
+
+    async def drain(self) -> None:
+        """Wait for room. Raises PeerGone."""
+        if self._writable.is_set() and self._unshared_bytes > _FAIR_SHARE_BYTES:
+            # Waiting for an event that is set does not yield, and a peer on a fast link keeps it set.
+            self._unshared_bytes = 0
+            await asyncio.sleep(0)
+        await self._writable.wait()
+        if self._transport.is_closing():
+            raise PeerGone("the client closed the connection")
+
+    def pause(self) -> None:
+        self._writable.clear()
+        self._deadline.arm(self._timeout_sec)
+
+    def resume(self) -> None:
+        self._writable.set()
+        if not self._closing:
+            self._deadline.disarm()
+
+    def close(self) -> None:
+        """Close the transport behind what was sent; a peer that does not take that in time is dropped."""
+        self._closing = True
+        self._deadline.arm(self._timeout_sec)
+        self._transport.close()
+
+    def lost(self) -> None:
+        """The transport is gone, or another's: let writers go."""
+        self._deadline.disarm()
+        self._writable.set()

@@ -1,0 +1,192 @@
+"""A request as handlers see it: the head of one HTTP/1.1 message, parsed once and never changed.
+
+Everything that a client may get wrong in a request target is refused here, so that routes and policies compare
+plain decoded segments and need no rules of their own about escapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import h11
+
+from omni_ws.errors import InvalidFrame
+
+#: More query fields than any route has; a bound against hash-flooding targets.
+MAX_QUERY_FIELDS: Final = 256
+
+
+class Fields:
+    """An ordered multi-dict of strings: header fields (names in lower case) or query parameters."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Iterable[tuple[str, str]] = ()) -> None:
+        self._items: tuple[tuple[str, str], ...] = tuple(items)
+
+    def get(self, name: str) -> str | None:
+        """The first value of ``name``, or None."""
+        return next((value for key, value in self._items if key == name), None)
+
+    def get_all(self, name: str) -> tuple[str, ...]:
+        return tuple(value for key, value in self._items if key == name)
+
+    def items(self) -> tuple[tuple[str, str], ...]:
+        return self._items
+
+    def __contains__(self, name: object) -> bool:
+        return any(key == name for key, _ in self._items)
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for key, _ in self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __repr__(self) -> str:
+        # Names only: a value may be a key or a token, and reprs end up in logs.
+        return f"Fields({', '.join(self)})"
+
+
+class Headers(Fields):
+    """Header fields; names compare without regard to case."""
+
+    __slots__ = ()
+
+    def get(self, name: str) -> str | None:
+        return super().get(name.lower())
+
+    def get_all(self, name: str) -> tuple[str, ...]:
+        return super().get_all(name.lower())
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and super().__contains__(name.lower())
+
+    def tokens(self, name: str) -> tuple[str, ...]:
+        """The members of a comma-separated header field, over all its lines, in their own case."""
+        members = (member.strip() for value in self.get_all(name) for member in value.split(","))
+        return tuple(member for member in members if member)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """One request head.
+
+    ``target`` is what stood on the request line; ``segments`` are the percent-decoded parts of its path without empty
+    ones (so an escaped slash stays inside its segment), and ``path`` joins them again, such slashes escaped.
+    ``client`` is the peer's address without its port, "" on a Unix socket; ``secure`` says that the bytes came in TLS.
+    """
+
+    method: str
+    target: str
+    path: str
+    segments: tuple[str, ...]
+    query: Fields
+    headers: Headers
+    http_version: str
+    client: str
+    secure: bool
+
+    @property
+    def content_length(self) -> int | None:
+        value = self.headers.get("content-length")
+        return None if value is None else int(value)
+
+    @property
+    def content_type(self) -> str:
+        """The media type without its parameters, in lower case; "" when the client named none."""
+        return (self.headers.get("content-type") or "").partition(";")[0].strip().lower()
+
+    @property
+    def has_body(self) -> bool:
+        return "transfer-encoding" in self.headers or bool(self.content_length)
+
+    @property
+    def wants_websocket(self) -> bool:
+        """Whether this is an upgrade that may be answered by 101; anything less is plain HTTP (RFC 9110, 7.8)."""
+        return (
+            self.http_version == "1.1"
+            and self.method == "GET"
+            and [token.lower() for token in self.headers.tokens("upgrade")] == ["websocket"]
+            and "upgrade" in (token.lower() for token in self.headers.tokens("connection"))
+            and not self.has_body
+        )
+
+    @property
+    def offered_subprotocols(self) -> tuple[str, ...]:
+        return self.headers.tokens("sec-websocket-protocol")
+
+
+def read_request(event: h11.Request, *, client: str, secure: bool) -> HttpRequest:
+    """``event`` as a request. Raises InvalidFrame for what h11 lets through and this server does not."""
+    version = event.http_version.decode("ascii")
+    if version not in ("1.0", "1.1"):
+        raise InvalidFrame(f"HTTP/{version} is not spoken here; use HTTP/1.1")
+    headers = Headers((name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers)
+    if "transfer-encoding" in headers and ("content-length" in headers or version == "1.0"):
+        # Two framings: a proxy in front may believe the other one and let a second request be smuggled in.
+        raise InvalidFrame("a request has Transfer-Encoding or Content-Length, never both; HTTP/1.0 has no chunks")
+    target = event.target.decode("ascii")
+    segments, query = split_target(target)
+    return HttpRequest(
+        method=event.method.decode("ascii"),
+        target=target,
+        path="/" + "/".join(segment.replace("/", "%2F") for segment in segments) if target != "*" else "*",
+        segments=segments,
+        query=query,
+        headers=headers,
+        http_version=version,
+        client=client,
+        secure=secure,
+    )
+
+
+def split_target(target: str) -> tuple[tuple[str, ...], Fields]:
+    """Decoded path segments and query of an origin-form, absolute-form or asterisk-form target (RFC 9112, 3.2)."""
+    if target == "*":
+        return ("*",), Fields()
+    if "#" in target:
+        raise InvalidFrame("a request target has no fragment")
+    if target.startswith("/"):
+        raw_path, _, raw_query = target.partition("?")
+    else:
+        raw_path, raw_query = _split_absolute(target)
+    segments = tuple(_decode(part) for part in raw_path.split("/") if part)
+    for segment in segments:
+        if segment in (".", ".."):
+            raise InvalidFrame("a path must not contain '.' or '..' segments")
+        if any(ord(character) < 0x20 or ord(character) == 0x7F for character in segment):
+            raise InvalidFrame("a path must not contain control characters")
+    return segments, _split_query(raw_query)
+
+
+def _split_absolute(target: str) -> tuple[str, str]:
+    try:
+        parts = urlsplit(target)
+    except ValueError as error:
+        raise InvalidFrame("the request target is not a URL") from error
+    if parts.scheme not in ("http", "https", "ws", "wss") or not parts.netloc:
+        raise InvalidFrame("the request target must be a path or an http URL")
+    return parts.path, parts.query
+
+
+def _split_query(raw_query: str) -> Fields:
+    if not raw_query:
+        return Fields()
+    try:
+        pairs = parse_qsl(raw_query, keep_blank_values=True, errors="strict", max_num_fields=MAX_QUERY_FIELDS)
+    except ValueError as error:  # UnicodeDecodeError is one of them
+        raise InvalidFrame("the query is not UTF-8 or has too many fields") from error
+    if any("\0" in text for pair in pairs for text in pair):
+        raise InvalidFrame("a query must not contain NUL")
+    return Fields(pairs)
+
+
+def _decode(part: str) -> str:
+    try:
+        return unquote(part, errors="strict")
+    except UnicodeDecodeError as error:
+        raise InvalidFrame("the path is not UTF-8") from error

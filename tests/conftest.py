@@ -1,0 +1,46 @@
+"""Which event loop a test runs on, and what every test may ask for.
+
+Asynchronous tests run on asyncio's own loop. Those of ``tests/transport`` run on uvloop too, which is what production
+uses; those marked ``virtual_clock`` run on a loop whose time jumps (support/virtual_clock.py), and on no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+
+import pytest
+import uvloop
+from support.virtual_clock import VirtualClockLoop
+
+_BOTH_LOOPS = Path(__file__).parent / "transport"
+#: Passes of the event loop in which what was cancelled may still come to its end.
+_WINDING_UP_PASSES = 50
+
+LoopFactory = Callable[[], asyncio.AbstractEventLoop]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "virtual_clock: runs on an event loop whose clock jumps over idle time")
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
+    if item.get_closest_marker("virtual_clock") is not None:
+        return {"virtual_clock": VirtualClockLoop}
+    if _BOTH_LOOPS in item.path.parents:
+        return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    return {"asyncio": asyncio.new_event_loop}
+
+
+@pytest.fixture
+async def no_task_left() -> AsyncIterator[None]:
+    """Fail a test that leaves a task behind: every task must have an owner, and end with it."""
+    before = asyncio.all_tasks()
+    yield
+    for _ in range(_WINDING_UP_PASSES):
+        left = asyncio.all_tasks() - before - {asyncio.current_task()}
+        if not left:
+            return
+        await asyncio.sleep(0)
+    pytest.fail(f"tasks left behind: {left}")

@@ -1,0 +1,101 @@
+"""The front door on a real socket, before an application made of the handlers that a test gives."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import subprocess
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+
+from omni_ws.errors import NotFound
+from omni_ws.transport.application import HttpLimits, UpgradeDecision
+from omni_ws.transport.connections import Connections
+from omni_ws.transport.front_door import front_door
+from omni_ws.transport.http1 import HttpExchange, HttpRequest
+from omni_ws.transport.router import Handler, Router
+
+UpgradeHandler = Callable[[HttpRequest], UpgradeDecision]
+
+
+@dataclass
+class RoutedApplication:
+    """``handlers`` maps "METHOD /template" to what answers; ``upgrades`` maps a path to what accepts an upgrade."""
+
+    handlers: dict[str, Handler] = field(default_factory=dict)
+    upgrades: dict[str, UpgradeHandler] = field(default_factory=dict)
+    origins: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.router = Router()
+        for route, handler in self.handlers.items():
+            method, _, template = route.partition(" ")
+            self.router.add(method, template, handler)
+
+    async def handle(self, exchange: HttpExchange) -> None:
+        await self.router.dispatch(exchange)
+
+    def upgrade(self, request: HttpRequest) -> UpgradeDecision:
+        if request.path not in self.upgrades:
+            raise NotFound("there is nothing at this path")
+        return self.upgrades[request.path](request)
+
+    def allows_origin(self, request: HttpRequest) -> bool:
+        return request.headers.get("origin") in self.origins
+
+
+async def echo(connection: ServerConnection) -> None:
+    """A WebSocket handler that sends back what it gets."""
+    with contextlib.suppress(ConnectionClosed):
+        async for message in connection:
+            await connection.send(message)
+
+
+@dataclass(frozen=True)
+class Serving:
+    port: int
+    connections: Connections
+    server: Server
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    application: RoutedApplication,
+    *,
+    limits: HttpLimits | None = None,
+    on_websocket: Callable[[ServerConnection], Awaitable[None]] = echo,
+    **options: Any,
+) -> AsyncIterator[Serving]:
+    """A server for the time of the context; what is left of its connections is dropped at the end."""
+    connections = Connections()
+    door = front_door(application, connections=connections, limits=limits)
+    server = await serve(on_websocket, "127.0.0.1", 0, create_connection=door, compression=None, **options)
+    try:
+        yield Serving(server.sockets[0].getsockname()[1], connections, server)
+    finally:
+        server.close()
+        connections.abort_all()
+        assert await connections.wait_idle(10), "a handler did not end"
+        await server.wait_closed()
+
+
+def tls_contexts(folder: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A server's and a client's context around a certificate made for this run."""
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-keyout", str(key), "-out", str(certificate), "-days", "2", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(certificate, key)
+    return server, ssl.create_default_context(cafile=str(certificate))

@@ -1,0 +1,147 @@
+"""An HTTP client that sends exactly the bytes it is told, and reads exactly what an answer is made of."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+
+@dataclass(frozen=True)
+class RawResponse:
+    """``headers`` are lower-case names with the last value of each; ``body`` has its chunks joined."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    version: str = "HTTP/1.1"
+    interim: list[int] = field(default_factory=list)
+
+    def json(self) -> Any:
+        return orjson.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error object of a JSON answer."""
+        error: dict[str, Any] = self.json()["error"]
+        return error
+
+
+class RawClient:
+    """One connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        transport = self.writer.transport
+        assert isinstance(transport, asyncio.Transport)
+        return transport
+
+    async def send(self, *parts: bytes | str) -> None:
+        for part in parts:
+            self.writer.write(part.encode("latin-1") if isinstance(part, str) else part)
+        await self.writer.drain()
+
+    def finish_sending(self) -> None:
+        self.writer.write_eof()
+
+    async def head(self) -> tuple[str, int, dict[str, str]]:
+        """Status line and headers of the next answer, interim ones included."""
+        raw = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        status_line, *lines = raw.rstrip("\r\n").split("\r\n")
+        version, status, *_ = status_line.split(" ", 2)
+        pairs = (line.split(":", 1) for line in lines)
+        return version, int(status), {name.strip().lower(): value.strip() for name, value in pairs}
+
+    async def response(self, *, to_head: bool = False) -> RawResponse:
+        """The next answer, whole; ``to_head`` says that it answers a HEAD request."""
+        interim: list[int] = []
+        version, status, headers = await self.head()
+        while status < 200 and status != 101:
+            interim.append(status)
+            version, status, headers = await self.head()
+        body = b""
+        if to_head or status in (101, 204, 304):
+            pass
+        elif headers.get("transfer-encoding") == "chunked":
+            body = b"".join([chunk async for chunk in self.chunks()])
+        elif "content-length" in headers:
+            body = await self.reader.readexactly(int(headers["content-length"]))
+        else:
+            body = await self.reader.read()
+        return RawResponse(status, headers, body, version, interim)
+
+    async def chunk(self) -> bytes:
+        """One chunk of a chunked answer, b"" at its end."""
+        size = int((await self.reader.readuntil(b"\r\n")).strip(), 16)
+        data = await self.reader.readexactly(size)
+        assert await self.reader.readexactly(2) == b"\r\n"
+        return data
+
+    async def chunks(self) -> AsyncIterator[bytes]:
+        while chunk := await self.chunk():
+            yield chunk
+
+    async def rest(self) -> bytes:
+        """Everything until the server closes; what came before a reset counts too."""
+        received = bytearray()
+        with contextlib.suppress(ConnectionError):
+            while data := await self.reader.read(65536):
+                received += data
+        return bytes(received)
+
+    async def close(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            await self.writer.wait_closed()
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+
+@contextlib.asynccontextmanager
+async def raw_client(
+    port: int, *, tls: ssl.SSLContext | None = None, read_ahead: int = 2**20
+) -> AsyncIterator[RawClient]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls, limit=read_ahead)
+    client = RawClient(reader, writer)
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def request(method: str, target: str, *headers: str, body: bytes = b"") -> bytes:
+    """The bytes of a request with a Host, and a Content-Length where there is a body and no other framing."""
+    lines = [f"{method} {target} HTTP/1.1", "Host: test", *headers]
+    framed = any(line.lower().startswith(("content-length", "transfer-encoding")) for line in headers)
+    if body and not framed:
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+def websocket_upgrade(target: str, *headers: str) -> bytes:
+    """The bytes of a WebSocket handshake."""
+    return request(
+        "GET",
+        target,
+        "Upgrade: websocket",
+        "Connection: keep-alive, Upgrade",
+        "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+        *headers,
+    )
+
+
+def chunked(*parts: bytes, end: bool = True) -> bytes:
+    """``parts`` as HTTP chunks."""
+    framed = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
+    return framed + (b"0\r\n\r\n" if end else b"")

@@ -1,0 +1,75 @@
+"""An event loop whose clock jumps: where nothing is ready, time moves to the next timer at once.
+
+Minutes of time-outs run in milliseconds over real loopback sockets, and a deadlock becomes an error instead of a
+hanging test. Two things it cannot do: it sees no threads (work in an executor looks like idleness, and time jumps over
+it), and it cannot wrap uvloop, which has no selector.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed import FileDescriptorLike
+
+#: Real time given to the kernel before the clock jumps: on a loaded machine, loopback bytes may still be on their way.
+_SETTLE_SEC = 0.002
+#: Real time after which a loop with no timer and nothing to read counts as a deadlock.
+_DEADLOCK_SEC = 5.0
+
+_Ready = list[tuple[selectors.SelectorKey, int]]
+
+
+class Deadlock(RuntimeError):
+    """Every task waits, no timer is armed, and no socket has anything to say."""
+
+
+class JumpingSelector(selectors.BaseSelector):
+    """Selects without waiting; what it would have waited is added to ``now`` (virtual seconds)."""
+
+    def __init__(self) -> None:
+        self._real = selectors.DefaultSelector()
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> _Ready:
+        ready = self._real.select(0)
+        if ready or timeout == 0:
+            return ready
+        if timeout is None:
+            ready = self._real.select(_DEADLOCK_SEC)
+            if not ready:
+                raise Deadlock("every task waits, and nothing is left to wake one")
+            return ready
+        ready = self._real.select(_SETTLE_SEC)
+        if not ready:
+            self.now += timeout
+        return ready
+
+    def register(self, fileobj: FileDescriptorLike, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self._real.register(fileobj, events, data)
+
+    def unregister(self, fileobj: FileDescriptorLike) -> selectors.SelectorKey:
+        return self._real.unregister(fileobj)
+
+    def modify(self, fileobj: FileDescriptorLike, events: int, data: Any = None) -> selectors.SelectorKey:
+        return self._real.modify(fileobj, events, data)
+
+    def get_map(self) -> Mapping[FileDescriptorLike, selectors.SelectorKey]:
+        return self._real.get_map()
+
+    def close(self) -> None:
+        self._real.close()
+
+
+class VirtualClockLoop(asyncio.SelectorEventLoop):
+    """Use it by ``@pytest.mark.virtual_clock`` on an asynchronous test."""
+
+    def __init__(self) -> None:
+        self._jumping = JumpingSelector()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.now
