@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+import uvloop
 
 from omni_ws import __version__
 from omni_ws.cli import main
+from omni_ws.config import ServerConfig
+from omni_ws.errors import EngineFailed
 
 
 def run(*argv: str, environ: Mapping[str, str] | None = None) -> int:
@@ -45,7 +51,7 @@ def test_serve_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> N
         "--streaming-input.start-policy",
         "--vllm.args",
     ):
-        assert f"{flag}" in shown
+        assert flag in shown
 
 
 @pytest.mark.parametrize("command", ["replay", "bench"])
@@ -102,3 +108,70 @@ def test_python_m_is_the_command() -> None:
     )  # fmt: skip
     assert ended.returncode == 2
     assert ended.stderr == "omni-ws serve: error: unknown flag --prot; did you mean --port?\n"
+
+
+def server_module(monkeypatch: pytest.MonkeyPatch, serve: Callable[[ServerConfig], Awaitable[int]]) -> None:
+    """Put ``serve`` in the server's place, so that what the command makes of its end can be seen."""
+    module = ModuleType("omni_ws.server")
+    vars(module)["serve"] = serve
+    monkeypatch.setitem(sys.modules, "omni_ws.server", module)
+
+
+async def listen(config: ServerConfig) -> int:
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), config.host, config.port)
+    server.close()
+    return 0
+
+
+def test_a_taken_port_is_an_error_and_never_another_port(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server_module(monkeypatch, listen)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert run("serve", "--port", str(port)) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"omni-ws serve: error: port {port} on 127.0.0.1 is already in use")
+    assert shown.count("\n") == 1
+
+
+def test_a_free_port_is_served_under_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
+    loops = []
+
+    async def serve(config: ServerConfig) -> int:
+        loops.append(type(asyncio.get_running_loop()))
+        return await listen(config)
+
+    server_module(monkeypatch, serve)
+    assert run("serve", "--port", "0") == 0
+    assert loops == [uvloop.Loop]
+
+
+def test_an_address_of_another_machine(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    server_module(monkeypatch, listen)
+    # An address kept for documentation (RFC 5737), so it is nobody's.
+    assert run("serve", "--host", "192.0.2.1", "--insecure-no-auth") == 1
+    assert "cannot listen on 192.0.2.1, port 8080: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "message"),
+    [
+        (EngineFailed("the model is not there"), 1, "omni-ws serve: error: the model is not there\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (FileNotFoundError(2, "No such file or directory", "cert.pem"), 1, "No such file or directory: 'cert.pem'\n"),
+    ],
+)
+def test_how_the_server_ends_is_the_exit_status(
+    raised: BaseException,
+    status: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def serve(config: ServerConfig) -> int:
+        raise raised
+
+    server_module(monkeypatch, serve)
+    assert run("serve") == status
+    assert capsys.readouterr().err.endswith(message)
