@@ -109,7 +109,7 @@ class UnsupportedFormat(InvalidRequest):
 
 
 class OutOfOrder(InvalidRequest):
-    wire = WireMapping("out_of_order", None, 409, "ABORTED", retryable=True, note="the same id may come again")
+    wire = WireMapping("out_of_order", None, 409, None, retryable=True, note="the same id may come again")
 
 
 class ResyncRequired(InvalidRequest):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.start_policy import InputSummary
+
+#: Every byte of UTF-8 that does not begin a character.
+_CONTINUATION_BYTES: Final = bytes(range(0x80, 0xC0))
 
 
 class Alignment(StrEnum):
@@ -48,8 +52,7 @@ class InputAccumulator:
                 summary.audio_ms += duration
                 summary.open_part_audio_ms += duration
             case Modality.TEXT:
-                # Characters, not bytes: continuation bytes of UTF-8 are 0b10xxxxxx.
-                summary.text_chars += sum((byte & 0xC0) != 0x80 for byte in chunk.payload)
+                summary.text_chars += len(chunk.payload.translate(None, _CONTINUATION_BYTES))
             case Modality.IMAGE:
                 summary.images += 1
             case Modality.VIDEO:

@@ -68,8 +68,8 @@ StreamEvent: TypeAlias = RequestOpened | SessionEvent
 class InputStream:
     """``settings`` gives the input settings of a request that opens now.
 
-    ``budget`` is shared by all streams of the server. ``now`` is any monotonic clock in seconds. A fatal error leaves
-    the stream as it is: the caller closes it.
+    ``budget`` is shared by all streams of the server. ``now`` is any monotonic clock in seconds. A chunk that is
+    refused with an exception leaves everything as it was; whether the stream is over then is the caller's decision.
     """
 
     def __init__(
@@ -77,7 +77,8 @@ class InputStream:
     ) -> None:
         self.limits = limits
         self.reject_out_of_order = False
-        #: While an answer runs nothing is idle; whoever runs answers keeps this current.
+        #: While an answer runs nothing is idle; whoever runs answers keeps this current, and calls ``touch`` at the
+        #: end of an answer, so that the silence is counted from there.
         self.answering = False
         #: Bytes accepted or buffered that no engine has taken over.
         self.held_bytes = 0
@@ -89,7 +90,9 @@ class InputStream:
         self._budget = budget
         self._reorder: ReorderBuffer[InputChunk | _Consumed] = ReorderBuffer(limits.reorder_window)
         self._numbered: bool | None = None
-        self._finish_pending = False
+        #: Numbers after which an end of input takes effect that came while a gap was open.
+        self._finish_after: set[int] = set()
+        self._closed = False
         self._last_activity = now
         self._gap_since: float | None = None
         self._unacknowledged = 0
@@ -101,8 +104,8 @@ class InputStream:
     def receive_chunk(self, chunk: InputChunk, *, now: float) -> list[StreamEvent]:
         """One chunk as it arrived.
 
-        Raises PayloadTooLarge and ReorderWindowExceeded, which end the session; OutOfOrder, after which the same
-        number may come again; InvalidValue when chunks with and without numbers are mixed; SessionConflict.
+        Raises PayloadTooLarge and ReorderWindowExceeded, which end the session; OutOfOrder and EngineOverloaded,
+        after which the same number may come again; InvalidValue when chunks with and without numbers are mixed.
         """
         self._last_activity = now
         sequence_id = self._number(chunk)
@@ -115,40 +118,45 @@ class InputStream:
             )
         if sequence_id == self._reorder.next_sequence_id and not self._reorder:
             # The path of nearly every frame of nearly every stream.
-            self._reorder.next_sequence_id += 1
             events = self._deliver(chunk)
+            self._reorder.next_sequence_id += 1
             self._accepted(now)
             return events
         return self._place(sequence_id, chunk, size, now)
 
     def refuse(self, sequence_id: int, *, now: float) -> list[StreamEvent]:
-        """A chunk was refused whose number could be read: the number is used up and leaves no gap."""
+        """A chunk was refused whose number could be read: the number is used up and leaves no gap.
+
+        Raises ReorderWindowExceeded and OutOfOrder, as ``receive_chunk`` does.
+        """
         self._last_activity = now
         return self._place(sequence_id, _CONSUMED, 0, now)
 
     def finish(self, *, now: float) -> list[StreamEvent]:
-        """The end of input, once everything that is buffered has been released. Idempotent."""
+        """The end of input, once everything that is buffered now has been released. Idempotent."""
         self._last_activity = now
-        if self._reorder:
-            self._finish_pending = True
+        highest = self._reorder.highest
+        if highest is not None:
+            self._finish_after.add(highest)
             return []
         return self._finish()
 
-    def cancel(self, *, now: float) -> StreamingInputSession | None:
-        """Close the input that is open, drop what waits behind a gap; returns the request that was open."""
+    def cancel(self, *, now: float) -> None:
+        """Close the input that is open, or is being swallowed: the next chunk opens a new request."""
+        self.drop_waiting(now=now)
+        session, self.current = self.current, None
+        if session is not None:
+            session.cancel()
+
+    def drop_waiting(self, *, now: float) -> None:
+        """Give up on what waits behind a gap; numbering goes on after the highest number that waited."""
         self._last_activity = now
         for item in self._reorder.discard():
+            self._ack_now = True
             if isinstance(item, tuple):
                 self._release(len(item.payload))
-            self._ack_now = True
         self._gap_since = None
-        self._finish_pending = False
-        session, self.current = self.current, None
-        if session is None:
-            return None
-        was_open = session.input_open
-        session.cancel()
-        return session if was_open else None
+        self._finish_after.clear()
 
     def abandon(self, session: StreamingInputSession) -> None:
         """The request is over before its input is: what still comes of it is swallowed, up to its end."""
@@ -159,7 +167,8 @@ class InputStream:
         self._last_activity = now
 
     def taken(self, session: StreamingInputSession, byte_count: int) -> None:
-        """The engine took over this much of what is held of a request."""
+        """The engine took over this much of what is held of a request; what was forgotten is not taken once more."""
+        byte_count = min(byte_count, session.held_bytes)
         session.held_bytes -= byte_count
         self._release(byte_count)
 
@@ -168,8 +177,9 @@ class InputStream:
         self.taken(session, session.held_bytes)
 
     def close(self) -> None:
-        """The session is over: nothing is held any more."""
+        """The session is over: nothing is held any more, and nothing that still comes is counted."""
         self._release(self.held_bytes)
+        self._closed = True
 
     # acknowledgements
 
@@ -254,44 +264,38 @@ class InputStream:
 
     def _fill(self, item: InputChunk | _Consumed, now: float) -> list[StreamEvent]:
         """The item is the next one: pass it on with whatever it releases."""
-        run = self._reorder.release(item)
-        if len(run) > 1:
+        # Delivered before it is released: where there is no room for it, its number may come again.
+        events = self._deliver(item) if isinstance(item, tuple) else []
+        following = self._reorder.next_sequence_id + 1
+        waiting = self._reorder.release(item)[1:]
+        if waiting:
             self._ack_now = True
             # A gap that is left is another gap, with a clock of its own.
             self._gap_since = now if self._reorder else None
-        events: list[StreamEvent] = []
-        for position, released in enumerate(run):
+        for sequence_id, released in enumerate(waiting, following):
             if isinstance(released, tuple):
-                if position:
-                    self._release(len(released.payload))  # counted again, or not, where it goes now
+                self._release(len(released.payload))  # counted again, or not, where it goes now
                 events += self._deliver(released)
+            if sequence_id in self._finish_after:
+                self._finish_after.discard(sequence_id)
+                events += self._finish()
         self._accepted(now)
-        if self._finish_pending and not self._reorder:
-            self._finish_pending = False
-            events += self._finish()
         return events
 
     def _deliver(self, chunk: InputChunk) -> list[StreamEvent]:
         size = len(chunk.payload)
-        self.received_bytes += size
+        events: list[StreamEvent] = []
         session = self.current
         if session is None:
-            session = self.current = StreamingInputSession(self._settings())
-            self._hold(size)
-            session.held_bytes += size
-            return [RequestOpened(session), *self._receive(session, chunk)]
-        if not session.input_open:
-            if chunk.end_of_input:
-                self.current = None
-                self._ack_now = True
-            return []
-        if size and session.keeps_input:
-            self._hold(size)
-            session.held_bytes += size
-        return self._receive(session, chunk)
-
-    def _receive(self, session: StreamingInputSession, chunk: InputChunk) -> list[StreamEvent]:
-        events: list[StreamEvent] = [*session.receive_chunk(chunk)]
+            session = StreamingInputSession(self._settings())
+            events.append(RequestOpened(session))
+        if session.input_open:
+            if size and session.keeps_input:
+                self._hold(size)
+                session.held_bytes += size
+            events += session.receive_chunk(chunk)
+        self.received_bytes += size
+        self.current = session
         if chunk.end_of_input:
             self.current = None
             self._ack_now = True
@@ -305,6 +309,8 @@ class InputStream:
         return [*session.finish()]
 
     def _hold(self, size: int) -> None:
+        if self._closed:
+            return
         if self.held_bytes + size > self.limits.max_held_bytes:
             raise PayloadTooLarge(
                 f"more than {self.limits.max_held_bytes} bytes are waiting that the engine has not taken over"
@@ -313,6 +319,8 @@ class InputStream:
         self.held_bytes += size
 
     def _release(self, size: int) -> None:
+        if self._closed:
+            return
         self._budget.give(size)
         self.held_bytes -= size
 

@@ -42,6 +42,11 @@ class ReorderBuffer(Generic[T]):
             return None
         return range(self.next_sequence_id, min(self._ahead))
 
+    @property
+    def highest(self) -> int | None:
+        """The highest number that waits behind a gap."""
+        return max(self._ahead, default=None)
+
     def classify(self, sequence_id: int) -> Arrival:
         if sequence_id == self.next_sequence_id:
             return Arrival.NEXT

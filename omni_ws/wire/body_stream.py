@@ -17,33 +17,29 @@ class NdjsonDecoder:
         self.max_line_bytes = max_line_bytes
         self.line_number = 0
         self._pending = bytearray()
-        self._searched = 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Raises PayloadTooLarge when a line is longer than allowed."""
-        self._pending += data
-        start = 0
-        while (end := self._pending.find(b"\n", max(start, self._searched))) >= 0:
-            line = bytes(self._pending[start:end])
-            start = self._searched = end + 1
-            yield from self._line(line)
-        del self._pending[:start]
-        self._searched = len(self._pending)
-        if self._searched > self.max_line_bytes:
+        """Raises PayloadTooLarge when a line, white space and all, is longer than allowed."""
+        first, *rest = data.split(b"\n")
+        self._pending += first
+        for following in rest:
+            yield from self._end_line()
+            self._pending += following
+        if len(self._pending) > self.max_line_bytes:
             self.line_number += 1
             raise self._too_long()
 
     def finish(self) -> Iterator[bytes]:
         """The last line needs no newline."""
-        line, self._pending = bytes(self._pending), bytearray()
-        self._searched = 0
-        yield from self._line(line)
+        yield from self._end_line()
 
-    def _line(self, line: bytes) -> Iterator[bytes]:
+    def _end_line(self) -> Iterator[bytes]:
         self.line_number += 1
-        line = line.strip(b" \t\r")
-        if len(line) > self.max_line_bytes:
+        # The length with its white space, or it would depend on how the body was cut whether a line passes.
+        if len(self._pending) > self.max_line_bytes:
             raise self._too_long()
+        line = bytes(self._pending).strip(b" \t\r")
+        self._pending.clear()
         if line:
             yield line
 

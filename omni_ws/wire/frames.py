@@ -16,6 +16,7 @@ from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.reorder import MAX_SEQUENCE_ID
 from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue, OmniError, UnknownType, UnsupportedParameter
 from omni_ws.wire.session_config import (
+    MAX_DEPTH,
     InputAudioConfig,
     OutputAudioConfig,
     SessionConfig,
@@ -119,8 +120,12 @@ def decode_frame(data: bytes | bytearray | memoryview) -> ClientFrame:
             return RefusedChunk(frame.sequence_id, refusal)
     if isinstance(frame, SessionConfigFrame):
         fields = loads_object(data)  # the typed decoder has skipped what may still be no JSON, such as 1e999
+        if nested_deeper(fields, MAX_DEPTH):
+            raise InvalidFrame("the frame is nested too deeply")
         del fields["type"]
         return ConfigPatch(fields)
+    if isinstance(frame, PingFrame) and nested_deeper(frame.t, MAX_DEPTH):
+        raise InvalidFrame("the frame is nested too deeply")
     return frame
 
 
@@ -136,7 +141,7 @@ def to_chunk(fields: ChunkFields, sequence_id: int | None) -> InputChunk:
             raise InvalidValue(
                 f"text goes with modality text, not {modality}", param="modality", sequence_id=sequence_id
             )
-        payload = text.encode("utf-8", "surrogatepass")
+        payload = text.encode()
     _check_supported(fields, sequence_id)
     timestamp_ms = fields.timestamp_ms
     return InputChunk(
@@ -156,6 +161,18 @@ def _check_supported(fields: ChunkFields, sequence_id: int | None) -> None:
         # Tool results need an engine that has tools, and none has.
         param = "tool_call_id" if fields.role is None else "role"
         raise UnsupportedParameter("no engine here takes tool results", param=param, sequence_id=sequence_id)
+
+
+def nested_deeper(value: Any, levels: int) -> bool:
+    """Whether arrays and objects stand inside one another more than ``levels`` times.
+
+    What a client nests is sent back to it, and an encoder may run out of stack where the decoder did not.
+    """
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list):
+        return False
+    return levels == 0 or any(nested_deeper(inner, levels - 1) for inner in value)
 
 
 def loads_object(data: bytes | bytearray | memoryview) -> dict[str, Any]:

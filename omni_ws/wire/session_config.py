@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from omni_ws.core.accumulator import Alignment
-from omni_ws.core.audio_format import MAX_SAMPLE_RATE, MIN_SAMPLE_RATE, AudioEncoding
+from omni_ws.core.audio_format import MAX_CHANNELS, MAX_SAMPLE_RATE, MIN_SAMPLE_RATE, AudioEncoding
 from omni_ws.core.chunks import InputMode, Modality, Task
 from omni_ws.core.start_policy import (
     DEFAULT_MIN_LENGTH,
@@ -26,7 +26,6 @@ SampleRate: TypeAlias = Annotated[int, Meta(ge=MIN_SAMPLE_RATE, le=MAX_SAMPLE_RA
 Positive: TypeAlias = Annotated[int, Meta(ge=1)]
 NonNegative: TypeAlias = Annotated[float, Meta(ge=0)]
 
-MAX_CHANNELS = 32
 #: Objects in a configuration; what is deeper only serves to exhaust the stack.
 MAX_DEPTH = 32
 
@@ -107,7 +106,8 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
 
 FIELDS = frozenset(SessionConfig.__struct_fields__)
 _ERROR_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
-_MISSING_FIELD = re.compile(r"missing required field `(?P<field>[^`]+)`")
+_MAX_ERROR_TEXT = 200
+_MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
 
 
 def merge(base: Mapping[str, Any], patch: Mapping[str, Any], *, depth: int = MAX_DEPTH) -> dict[str, Any]:
@@ -146,8 +146,10 @@ def invalid_value(error: msgspec.ValidationError) -> InvalidValue:
     if (found := _ERROR_PATH.search(text)) is not None:
         path = found["path"].replace("[...]", "")
         text = text[: found.start()]
-    if (missing := _MISSING_FIELD.search(text)) is not None:
+    if (missing := _MISSING_FIELD.match(text)) is not None:
         path = f"{path}.{missing['field']}".lstrip(".")
+    if len(text) > _MAX_ERROR_TEXT:  # it repeats the value, however long that is
+        text = text[:_MAX_ERROR_TEXT] + "…"
     return InvalidValue(f"{path}: {text}" if path else text, param=path or None)
 
 
