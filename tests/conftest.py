@@ -14,6 +14,8 @@ import pytest
 import uvloop
 from support.virtual_clock import VirtualClockLoop
 
+pytest_plugins = ["support.report"]
+
 _BOTH_LOOPS = Path(__file__).parent / "transport"
 #: Passes of the event loop in which what was cancelled may still come to its end.
 _WINDING_UP_PASSES = 50

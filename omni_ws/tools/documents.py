@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from omni_ws.config.rendering import default_words
 from omni_ws.config.settings import FLAG_ALIASES, SECTIONS, SETTINGS, Kind, Setting
 from omni_ws.errors import leaves
+from omni_ws.tools.schemas import frames_schema
 
 
 class GeneratedDocument(NamedTuple):
@@ -101,6 +102,7 @@ def error_codes() -> str:
 GENERATED: Final[tuple[GeneratedDocument, ...]] = (
     GeneratedDocument("docs/configuration.md", configuration_reference),
     GeneratedDocument("protocol/error_codes.md", error_codes),
+    GeneratedDocument("protocol/frames.schema.json", frames_schema),
 )
 
 
