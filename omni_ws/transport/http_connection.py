@@ -27,6 +27,9 @@ from omni_ws.transport.http_request import HttpRequest, read_request
 
 logger = logging.getLogger(__name__)
 
+#: Events of one connection's input handled at a stretch. One read can hold tens of thousands of tiny chunks, and the
+#: other connections' audio must not wait until all of them are parsed.
+_EVENTS_PER_TURN: Final = 256
 #: How every TLS connection begins.
 _TLS_RECORD: Final = b"\x16"
 
@@ -61,6 +64,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._lingered_bytes = 0
         self._first_byte = b""
         self._reading_paused = False
+        self._behind = False
         self._peer_finished = False
         # The request being answered; the body stands for "incomplete" where there is none.
         self._request: HttpRequest | None = None
@@ -188,13 +192,29 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
 
     def _advance(self) -> None:
         try:
-            while self._phase in (Phase.HEAD, Phase.EXCHANGE):
+            for _ in range(_EVENTS_PER_TURN):
+                if self._phase not in (Phase.HEAD, Phase.EXCHANGE):
+                    return
                 event = self._http.next_event()
                 if event is h11.NEED_DATA or event is h11.PAUSED:
-                    break
+                    return
+                if isinstance(event, h11.ConnectionClosed):  # h11 would say so again and again
+                    if self._phase is Phase.HEAD:
+                        self._close()
+                    return
                 self._dispatch(cast("h11.Event", event))
         except h11.RemoteProtocolError as error:
             self._misunderstood(error)
+            return
+        self._pause_reading()
+        self._behind = True
+        self._loop.call_soon(self._catch_up)
+
+    def _catch_up(self) -> None:
+        self._behind = False
+        if self._body.held < self._limits.body_high_water_bytes:
+            self._resume_reading()
+        self._advance()
 
     def _dispatch(self, event: h11.Event) -> None:
         match event:
@@ -209,9 +229,6 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
                 self._body.finish()
                 self._body_deadline.disarm()
                 self._hold_pipelined(len(self._http.trailing_data[0]))
-            case h11.ConnectionClosed():
-                if self._phase is Phase.HEAD:
-                    self._close()
 
     def _receive_head(self, event: h11.Request) -> None:
         self._is_head_method = event.method == b"HEAD"
@@ -405,7 +422,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        if self._reading_paused and not self._transport.is_closing():
+        if self._reading_paused and not self._behind and not self._transport.is_closing():
             self._reading_paused = False
             self._transport.resume_reading()
 

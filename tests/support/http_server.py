@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,8 @@ UpgradeHandler = Callable[[HttpRequest], UpgradeDecision]
 class RoutedApplication:
     """``handlers`` maps "METHOD /template" to what answers; ``upgrades`` maps a path to what accepts an upgrade."""
 
-    handlers: dict[str, Handler] = field(default_factory=dict)
-    upgrades: dict[str, UpgradeHandler] = field(default_factory=dict)
+    handlers: Mapping[str, Handler] = field(default_factory=dict)
+    upgrades: Mapping[str, UpgradeHandler] = field(default_factory=dict)
     origins: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,12 +40,6 @@ class RawClient:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
-
-    @property
-    def transport(self) -> asyncio.Transport:
-        transport = self.writer.transport
-        assert isinstance(transport, asyncio.Transport)
-        return transport
 
     async def send(self, *parts: bytes | str) -> None:
         for part in parts:
@@ -103,8 +99,10 @@ class RawClient:
         with contextlib.suppress(ConnectionError, ssl.SSLError):
             await self.writer.wait_closed()
 
-    def abort(self) -> None:
-        self.transport.abort()
+    def reset(self) -> None:
+        """End the connection by a reset, as a killed process with unread data does."""
+        self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
 
 
 @contextlib.asynccontextmanager
