@@ -1,0 +1,251 @@
+"""The machine-readable parts of the specification: they are valid, agree with the code, and with each other."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from referencing import Registry
+from referencing.jsonschema import DRAFT202012
+
+from omni_ws.errors import leaves
+from omni_ws.tools.schemas import frames_schema
+from omni_ws.wire.frames import CLIENT_FRAMES, CLIENT_TYPES, SERVER_FRAMES
+from omni_ws.wire.session_config import FIELDS
+
+PROTOCOL = Path(__file__).parents[1] / "protocol"
+SERVER_TYPES = frozenset(str(frame.__struct_config__.tag) for frame in SERVER_FRAMES)
+ROUTES = {
+    "/health": {"get"},
+    "/openapi.json": {"get"},
+    "/v1/models": {"get"},
+    "/v1/models/{id}": {"get"},
+    "/v1/chat/completions": {"post"},
+    "/v1/audio/speech": {"post"},
+}
+
+Document = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def frames() -> Document:
+    document: Document = json.loads((PROTOCOL / "frames.schema.json").read_text(encoding="utf-8"))
+    return document
+
+
+@pytest.fixture(scope="module")
+def openapi() -> Document:
+    document: Document = json.loads((PROTOCOL / "openapi.json").read_text(encoding="utf-8"))
+    return document
+
+
+@pytest.fixture(scope="module")
+def asyncapi() -> Document:
+    document: Document = yaml.safe_load((PROTOCOL / "asyncapi.yaml").read_text(encoding="utf-8"))
+    return document
+
+
+def validator(document: Document, pointer: str) -> jsonschema.Draft202012Validator:
+    """For the schema at ``pointer`` inside ``document``, whose references stay inside it."""
+    registry = Registry().with_resource("urn:document", DRAFT202012.create_resource(document))
+    return jsonschema.Draft202012Validator({"$ref": f"urn:document#{pointer}"}, registry=registry)
+
+
+def resolve(document: Any, pointer: str) -> Any:
+    for part in pointer.lstrip("/").split("/"):
+        document = document[part.replace("~1", "/").replace("~0", "~")]
+    return document
+
+
+def references(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        if "$ref" in node:
+            yield node["$ref"]
+        for value in node.values():
+            yield from references(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from references(value)
+
+
+def load(name: str) -> list[Document]:
+    return [json.loads(line) for line in (PROTOCOL / "vectors" / name).read_text(encoding="utf-8").splitlines()]
+
+
+# --- JSON Schema of the frames
+
+
+def test_schema_on_file_is_the_one_of_the_code() -> None:
+    written = (PROTOCOL / "frames.schema.json").read_text(encoding="utf-8")
+    assert written == frames_schema(), "run: python -m omni_ws.tools.documents"
+
+
+def test_frame_schema_is_valid_and_every_reference_in_it_resolves(frames: Document) -> None:
+    jsonschema.Draft202012Validator.check_schema(frames)
+    for reference in references(frames):
+        resolve(frames, reference.removeprefix("#"))
+
+
+def test_every_frame_type_is_in_the_schema(frames: Document) -> None:
+    for side, types in (("ClientFrame", CLIENT_FRAMES), ("ServerFrame", SERVER_FRAMES)):
+        listed = [option["$ref"].rpartition("/")[2] for option in frames["$defs"][side]["oneOf"]]
+        assert listed == [frame.__name__ for frame in types]
+        for name, frame in zip(listed, types, strict=True):
+            assert frames["$defs"][name]["properties"]["type"] == {"enum": [frame.__struct_config__.tag]}
+
+
+def test_every_field_of_the_configuration_may_be_null_in_a_patch(frames: Document) -> None:
+    validate = validator(frames, "/$defs/ClientFrame")
+    assert set(frames["$defs"]["SessionConfigFrame"]["properties"]) == FIELDS | {"type"}
+    for field in FIELDS:
+        validate.validate({"type": "session_config", field: None})
+    inner = {"input_audio", "output_audio", "start_policy", "sampling", "turn_detection"}
+    for field in inner:
+        options = frames["$defs"]["SessionConfigFrame"]["properties"][field]["anyOf"]
+        name = next(option["$ref"].rpartition("/")[2] for option in options if "$ref" in option)
+        for inside in frames["$defs"][name]["properties"]:
+            validate.validate({"type": "session_config", field: {inside: None}})
+
+
+@pytest.mark.parametrize("vector", load("client_frames.jsonl"), ids=lambda vector: vector["name"])
+def test_schema_takes_the_client_frames_that_the_server_takes(vector: Document, frames: Document) -> None:
+    if "frame" not in vector or not vector.get("schema_sees", True):
+        return
+    try:
+        frame = json.loads(vector["frame"], parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    except (json.JSONDecodeError, pytest.fail.Exception):
+        assert vector["expect"]["error"] == "invalid_frame"
+        return
+    if isinstance(frame, dict) and "\\ud800" in vector["frame"]:
+        return  # half a surrogate pair is no text, yet Python's parser makes a string of it
+    assert validator(frames, "/$defs/ClientFrame").is_valid(frame) is ("error" not in vector["expect"])
+
+
+@pytest.mark.parametrize("vector", load("session_config.jsonl"), ids=lambda vector: vector["name"])
+def test_schema_takes_the_patches_that_the_server_takes(vector: Document, frames: Document) -> None:
+    validate = validator(frames, "/$defs/SessionConfigFrame")
+    for step in vector["steps"]:
+        if "effective" in step:
+            validate.validate({"type": "session_config", **step["patch"]})
+
+
+@pytest.mark.parametrize("vector", load("server_frames.jsonl"), ids=lambda vector: vector["name"])
+def test_schema_takes_every_server_frame(vector: Document, frames: Document) -> None:
+    frame = json.loads(vector["frame"])
+    validator(frames, "/$defs/ServerFrame").validate(frame)
+    for field in frames["$defs"][f"{_definition_of(frame['type'])}"]["required"]:
+        without = {key: value for key, value in frame.items() if key != field}
+        assert not validator(frames, "/$defs/ServerFrame").is_valid(without), field
+
+
+def _definition_of(frame_type: str) -> str:
+    return next(frame.__name__ for frame in SERVER_FRAMES if frame.__struct_config__.tag == frame_type)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"type": "output_chunk", "request_id": "req_1", "sequence_id": 0},
+        {"type": "output_chunk", "request_id": "req_1", "sequence_id": 0, "modality": "text"},
+        {"type": "output_chunk", "request_id": "req_1", "sequence_id": 0, "modality": "audio", "payload": "AAA="},
+        {"type": "output_chunk", "request_id": "req_1", "sequence_id": 0, "final": True, "finish_reason": "stop"},
+        {"type": "output_chunk", "request_id": "req_1", "sequence_id": 0, "modality": "smell", "text": "a"},
+        {"type": "error", "error": {"code": "no_such_code", "message": ""}},
+        {"type": "session_closing", "reason": "tired", "retryable": True, "time_left_ms": 0},
+    ],
+)
+def test_schema_refuses_server_frames_that_say_too_little_or_too_much(broken: Document, frames: Document) -> None:
+    assert not validator(frames, "/$defs/ServerFrame").is_valid(broken)
+
+
+# --- AsyncAPI
+
+
+def test_asyncapi_has_every_frame_type_on_its_side(asyncapi: Document) -> None:
+    assert asyncapi["asyncapi"] == "3.0.0"
+    messages = asyncapi["components"]["messages"]
+    assert set(messages) == CLIENT_TYPES | SERVER_TYPES | {"binary_input_chunk", "binary_output_chunk"}
+    sides = {"receiveFromClient": CLIENT_TYPES, "sendToClient": SERVER_TYPES}
+    for operation, types in sides.items():
+        named = {message["$ref"].rpartition("/")[2] for message in asyncapi["operations"][operation]["messages"]}
+        assert {name for name in named if not name.startswith("binary_")} == types
+
+
+def test_asyncapi_names_the_schema_of_each_type(asyncapi: Document, frames: Document) -> None:
+    for name in CLIENT_TYPES | SERVER_TYPES:
+        reference = asyncapi["components"]["messages"][name]["payload"]["$ref"]
+        schema = resolve(frames, reference.removeprefix("./frames.schema.json#"))
+        assert schema["properties"]["type"] == {"enum": [name]}
+
+
+def test_every_reference_of_asyncapi_resolves(asyncapi: Document) -> None:
+    for reference in references(asyncapi):
+        file, _, pointer = reference.partition("#")
+        document = json.loads((PROTOCOL / file).read_text(encoding="utf-8")) if file else asyncapi
+        resolve(document, pointer)
+
+
+# --- OpenAPI
+
+
+def test_openapi_has_the_routes_of_this_version(openapi: Document) -> None:
+    assert openapi["openapi"].startswith("3.1.")
+    assert {path: set(item) for path, item in openapi["paths"].items()} == ROUTES
+    for reference in references(openapi):
+        resolve(openapi, reference.removeprefix("#"))
+
+
+def test_openapi_operations_are_named_once_and_answer(openapi: Document) -> None:
+    operations = [operation for item in openapi["paths"].values() for operation in item.values()]
+    names = [operation["operationId"] for operation in operations]
+    assert len(set(names)) == len(names)
+    for path, item in openapi["paths"].items():
+        for operation in item.values():
+            assert any(status.startswith("2") for status in operation["responses"]), path
+            parameters = {p["name"] for p in operation.get("parameters", []) if p["in"] == "path"}
+            assert parameters == set(re.findall(r"{(\w+)}", path))
+
+
+def test_openapi_schemas_are_valid_and_so_are_their_examples(openapi: Document) -> None:
+    for name, schema in openapi["components"]["schemas"].items():
+        jsonschema.Draft202012Validator.check_schema(schema)
+        for example in schema.get("examples", []):
+            validator(openapi, f"/components/schemas/{name}").validate(example)
+
+
+def test_openapi_examples_of_bodies_are_valid(openapi: Document) -> None:
+    checked = 0
+    for pointer, media in _media_types(openapi, ""):
+        if "example" in media:
+            validator(openapi, f"{pointer}/schema").validate(media["example"])
+            checked += 1
+    assert checked >= 15
+
+
+def test_openapi_errors_are_those_of_the_table(openapi: Document) -> None:
+    statuses = {error.wire.code: error.wire.http_status for error in leaves()}
+    operations = [operation for item in openapi["paths"].values() for operation in item.values()]
+    answers = [answer for operation in operations for answer in operation["responses"].items()]
+    for status, answer in answers:
+        if "$ref" in answer:
+            body = resolve(openapi, answer["$ref"].removeprefix("#"))["content"]["application/json"]["example"]
+            assert statuses[body["error"]["code"]] == int(status)
+
+
+def _media_types(node: Any, pointer: str) -> Iterator[tuple[str, Document]]:
+    """Every media type object, under a ``content``, with its place."""
+    if not isinstance(node, dict):
+        return
+    for key, value in node.items():
+        here = f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}"
+        if key == "content" and isinstance(value, dict):
+            for name, media in value.items():
+                if isinstance(media, dict) and "schema" in media:
+                    yield f"{here}/{name.replace('~', '~0').replace('/', '~1')}", media
+        yield from _media_types(value, here)
