@@ -1,0 +1,125 @@
+"""Decoding compressed audio in its container: webm, ogg, opus, mp3, flac."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import av
+import av.error
+import numpy as np
+from numpy.typing import NDArray
+
+from omni_ws.audio.container import LENIENT_METADATA, STREAMING_OPTIONS, ByteSource, ContainerReader, PacketTally
+from omni_ws.audio.pcm import bounded, mixed_down
+from omni_ws.audio.samples import SourceBlock
+from omni_ws.core.audio_format import AudioEncoding, checked_channels, checked_sample_rate
+from omni_ws.errors import InvalidValue, UnsupportedFormat
+
+#: Names that libav gives to the containers, by their first bytes. A sender's wrong name for a container that can be
+#: read does no harm.
+_MAGIC = {b"OggS": "ogg", b"\x1a\x45\xdf\xa3": "matroska", b"fLaC": "flac"}
+_MAGIC_BYTES = 4
+#: Samples that the decoder may be ahead of the one who takes them.
+_BURST_SAMPLES = 1 << 20
+#: 40 ms of Opus at 24 kbit/s.
+_BLOCK_BYTES = 128
+
+
+class CompressedDecoder:
+    """A thread of its own from the fourth byte on; ``close`` (or dropping the object) ends it."""
+
+    def __init__(self, encoding: AudioEncoding) -> None:
+        self._encoding = encoding
+        self._head = b""
+        self._reader: ContainerReader[SourceBlock] | None = None
+
+    def decode(self, data: bytes) -> Iterator[SourceBlock]:
+        if self._reader is None:
+            self._head += data
+            if len(self._head) < _MAGIC_BYTES:
+                return
+            self._reader = self._open(_container_name(self._head, self._encoding))
+            data, self._head = self._head, b""
+        self._reader.push(data)
+        yield from self._reader.pieces()
+
+    def flush(self) -> Iterator[SourceBlock]:
+        if self._reader is None:
+            if self._head:
+                raise UnsupportedFormat(f"{self._encoding}: the input ends before any audio")
+            return
+        self._reader.end_input()
+        yield from self._reader.pieces()
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+
+    def _open(self, container: str) -> ContainerReader[SourceBlock]:
+        return ContainerReader(
+            partial(_blocks, container, self._encoding),
+            cost=lambda block: len(block.samples),
+            burst=_BURST_SAMPLES,
+            block_bytes=_BLOCK_BYTES,
+            name=f"decode-{self._encoding}",
+        )
+
+
+def _container_name(head: bytes, encoding: AudioEncoding) -> str:
+    magic = head[:_MAGIC_BYTES]
+    if magic in _MAGIC:
+        return _MAGIC[magic]
+    # ID3 tags come before either; mp3 has no magic and may begin in the middle of a stream.
+    if encoding is AudioEncoding.FLAC and magic.startswith(b"ID3"):
+        return "flac"
+    if encoding is AudioEncoding.MP3 or magic.startswith(b"ID3"):
+        return "mp3"
+    raise UnsupportedFormat(f"{encoding}: the input does not begin as such a file does")
+
+
+def _blocks(container_name: str, encoding: AudioEncoding, source: ByteSource) -> Iterator[SourceBlock]:
+    tally = PacketTally(str(encoding))
+    try:
+        with av.open(
+            source, "r", format=container_name, options=STREAMING_OPTIONS, metadata_errors=LENIENT_METADATA
+        ) as container:
+            if not container.streams.audio:
+                raise UnsupportedFormat(f"{encoding}: there is no audio in it")
+            stream = container.streams.audio[0]
+            context: Any = stream.codec_context
+            if context is None:
+                raise UnsupportedFormat(f"{encoding}: the codec in it is not known")
+            for packet in container.demux(stream):
+                try:
+                    frames = context.decode(packet)
+                except av.error.InvalidDataError as error:
+                    tally.count_broken(error)
+                    continue
+                for frame in frames:
+                    tally.count_good()
+                    yield _block(frame, encoding)
+    except (av.error.FFmpegError, ValueError, LookupError) as error:
+        # PyAV itself stumbles over what damaged headers promise.
+        raise UnsupportedFormat(f"{encoding}: cannot be decoded") from error
+    tally.check_at_end()
+
+
+def _block(frame: av.AudioFrame, encoding: AudioEncoding) -> SourceBlock:
+    channels = frame.layout.nb_channels
+    try:
+        checked_sample_rate(frame.sample_rate)
+        checked_channels(channels)
+    except InvalidValue as error:
+        raise UnsupportedFormat(f"{encoding}: {error.message}") from error
+    values: NDArray[Any] = frame.to_ndarray()
+    if values.dtype.kind == "u":
+        samples = (values.astype(np.float32) - np.float32(128)) * np.float32(1 / 128)
+    elif values.dtype.kind == "i":
+        samples = values.astype(np.float32) * np.float32(2.0 ** (1 - 8 * values.dtype.itemsize))
+    else:
+        samples = bounded(values)
+    if frame.format.is_planar:
+        samples = samples.T
+    return SourceBlock(mixed_down(np.ascontiguousarray(samples).reshape(-1), channels), frame.sample_rate)

@@ -1,0 +1,128 @@
+"""Media types of audio: what ``Content-Type`` and a chunk's ``format`` say, and what answers carry.
+
+Sources: RFC 9110 §8.3.1 (syntax), RFC 2586 (L16), RFC 4856 (PCMU, PCMA), RFC 7845 (Opus in ogg), RFC 3551 and
+RFC 2046 (``audio/basic``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from email.message import Message
+
+from omni_ws.core.audio_format import AudioEncoding, AudioFormat, checked_channels, checked_sample_rate
+from omni_ws.errors import InvalidValue, UnsupportedFormat
+
+_ENCODINGS = {
+    "audio/pcm": AudioEncoding.PCM16,
+    "audio/x-pcm": AudioEncoding.PCM16,
+    "audio/pcm16": AudioEncoding.PCM16,
+    "audio/f32": AudioEncoding.F32,
+    "audio/x-f32": AudioEncoding.F32,
+    "audio/basic": AudioEncoding.PCMU,
+    "audio/pcmu": AudioEncoding.PCMU,
+    "audio/pcma": AudioEncoding.PCMA,
+    "audio/wav": AudioEncoding.WAV,
+    "audio/x-wav": AudioEncoding.WAV,
+    "audio/wave": AudioEncoding.WAV,
+    "audio/vnd.wave": AudioEncoding.WAV,
+    "audio/opus": AudioEncoding.OPUS,
+    "audio/ogg": AudioEncoding.OGG,
+    "audio/webm": AudioEncoding.WEBM,
+    "audio/mpeg": AudioEncoding.MP3,
+    "audio/mp3": AudioEncoding.MP3,
+    "audio/flac": AudioEncoding.FLAC,
+    "audio/x-flac": AudioEncoding.FLAC,
+}
+_MEDIA_TYPES = {
+    AudioEncoding.PCM16: "audio/pcm",
+    AudioEncoding.F32: "audio/x-f32",
+    AudioEncoding.PCMU: "audio/pcmu",
+    AudioEncoding.PCMA: "audio/pcma",
+    AudioEncoding.WAV: "audio/wav",
+    AudioEncoding.OPUS: "audio/ogg;codecs=opus",
+    AudioEncoding.OGG: "audio/ogg",
+    AudioEncoding.WEBM: "audio/webm",
+    AudioEncoding.MP3: "audio/mpeg",
+    AudioEncoding.FLAC: "audio/flac",
+}
+#: The registered types mean 8,000 Hz mono unless they say otherwise.
+_TELEPHONE = frozenset({AudioEncoding.PCMU, AudioEncoding.PCMA})
+_TELEPHONE_RATE = 8_000
+#: Parameters that some senders add to say how wide a sample is.
+_SAMPLE_BITS_PARAMETERS = ("bits", "bit", "bitdepth", "bit-depth", "bit_depth")
+_SAMPLE_BITS = {AudioEncoding.PCM16: 16, AudioEncoding.F32: 32, AudioEncoding.PCMU: 8, AudioEncoding.PCMA: 8}
+
+
+def parse_audio_mime(content_type: str, *, default: AudioFormat | None = None) -> AudioFormat:
+    """``audio/pcm;rate=16000;channels=2`` and its relatives; parameters that are not known are ignored.
+
+    ``default`` gives rate and channels where the type does not (16,000 Hz mono without it); G.711 types are 8,000 Hz
+    mono by their registration. Raises InvalidValue, naming the parameter, or UnsupportedFormat.
+    """
+    default = default or AudioFormat()
+    media, parameters = _split(content_type)
+    encoding = _encoding(media, parameters)
+    if encoding in _TELEPHONE:
+        default = AudioFormat(encoding, _TELEPHONE_RATE, 1)
+    _check_sample_layout(encoding, parameters)
+    rate, channels = default.sample_rate, default.channels
+    if "rate" in parameters:
+        rate = checked_sample_rate(_integer("rate", parameters["rate"]), param="rate")
+    if "channels" in parameters:
+        channels = checked_channels(_integer("channels", parameters["channels"]), param="channels")
+    return AudioFormat(encoding, rate, channels)
+
+
+def parse_audio_format(text: str, default: AudioFormat) -> AudioFormat:
+    """The ``format`` of a chunk: a wire name (``pcm16``), or a media type. What it leaves open is the default's."""
+    if "/" in text:
+        return parse_audio_mime(text, default=default)
+    try:
+        return replace(default, encoding=AudioEncoding(text))
+    except ValueError:
+        known = ", ".join(AudioEncoding)
+        raise UnsupportedFormat(f"unknown audio format {text!r}; known are {known}", param="format") from None
+
+
+def media_type(format: AudioFormat) -> str:
+    """For ``Content-Type``; raw samples name their rate and channels, everything else has them inside."""
+    name = _MEDIA_TYPES[format.encoding]
+    if not format.is_raw:
+        return name
+    return f"{name};rate={format.sample_rate};channels={format.channels}"
+
+
+def _split(content_type: str) -> tuple[str, dict[str, str]]:
+    message = Message()
+    message["content-type"] = " ".join(content_type.split())
+    media = content_type.partition(";")[0].strip().lower()
+    raw_parameters = message.get_params(failobj=[])
+    return media, {name.lower(): value for name, value in raw_parameters[1:]}
+
+
+def _encoding(media: str, parameters: dict[str, str]) -> AudioEncoding:
+    if media == "audio/l16":
+        raise UnsupportedFormat("audio/l16 is big-endian; send little-endian samples as audio/pcm", param="format")
+    encoding = _ENCODINGS.get(media)
+    if encoding is None:
+        raise UnsupportedFormat(f"unknown audio type {media!r}", param="format")
+    if encoding is AudioEncoding.OGG and parameters.get("codecs", "").lower() == "opus":
+        return AudioEncoding.OPUS
+    return encoding
+
+
+def _check_sample_layout(encoding: AudioEncoding, parameters: dict[str, str]) -> None:
+    """A sender that says that its samples are of another kind must not be taken for noise."""
+    expected = _SAMPLE_BITS.get(encoding)
+    for name in _SAMPLE_BITS_PARAMETERS:
+        if expected is not None and name in parameters and _integer(name, parameters[name]) != expected:
+            raise UnsupportedFormat(f"{encoding} has {expected} bits, not {parameters[name]}", param=name)
+    for name in ("endianness", "endian"):
+        if expected is not None and parameters.get(name, "little").lower().startswith("big"):
+            raise UnsupportedFormat("big-endian samples are not supported", param=name)
+
+
+def _integer(name: str, value: str) -> int:
+    if not (value.isascii() and value.isdecimal() and len(value) <= 9):
+        raise InvalidValue(f"{name} is not a whole number: {value[:32]!r}", param=name)
+    return int(value)

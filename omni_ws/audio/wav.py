@@ -1,0 +1,157 @@
+"""RIFF WAVE: a header reader that takes the bytes as they come, and a header writer.
+
+Sources: Microsoft/IBM "Multimedia Programming Interface and Data Specifications 1.0"; mmreg.h for the format codes;
+EBU Tech 3306 for RF64.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from omni_ws.audio.pcm import SampleLayout
+from omni_ws.core.audio_format import checked_channels, checked_sample_rate
+from omni_ws.errors import InvalidValue, UnsupportedFormat
+
+_PCM, _FLOAT, _A_LAW, _MU_LAW, _EXTENSIBLE = 0x0001, 0x0003, 0x0006, 0x0007, 0xFFFE
+_EXTENSIBLE_GUID_TAIL = bytes.fromhex("000000001000800000aa00389b71")
+_LAYOUTS = {
+    (_PCM, 1): SampleLayout.U8,
+    (_PCM, 2): SampleLayout.S16,
+    (_PCM, 3): SampleLayout.S24,
+    (_PCM, 4): SampleLayout.S32,
+    (_FLOAT, 4): SampleLayout.F32,
+    (_FLOAT, 8): SampleLayout.F64,
+    (_A_LAW, 1): SampleLayout.A_LAW,
+    (_MU_LAW, 1): SampleLayout.MU_LAW,
+}
+#: A writer that does not know the size writes one of these.
+_UNKNOWN_SIZES = (0, 0xFFFFFFFF)
+#: A ``fmt `` or ``ds64`` chunk is a few dozen bytes; anything that claims more is no header.
+_MAX_KEPT_CHUNK = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class WavHeader:
+    """``data_bytes`` is None where the samples go on until the end of the input."""
+
+    layout: SampleLayout
+    sample_rate: int
+    channels: int
+    data_bytes: int | None
+
+
+class WavHeaderReader:
+    """Fed until ``header`` is there; what came after the header is then in ``rest``.
+
+    Chunks before the samples that mean nothing here are skipped without being kept.
+    """
+
+    def __init__(self) -> None:
+        self.header: WavHeader | None = None
+        self.rest = b""
+        self._buffer = bytearray()
+        self._skip = 0
+        self._seen_riff = False
+        self._format: WavHeader | None = None
+        self._data_bytes_64: int | None = None
+
+    def feed(self, data: bytes) -> None:
+        """Raises UnsupportedFormat as soon as it is clear that this is no wav file that can be read."""
+        self._buffer += data
+        while self.header is None and self._step():
+            pass
+
+    def _step(self) -> bool:
+        """Consumes one element; False when more bytes are needed."""
+        if self._skip:
+            dropped = min(self._skip, len(self._buffer))
+            del self._buffer[:dropped]
+            self._skip -= dropped
+            return self._skip == 0
+        if not self._seen_riff:
+            return self._read_riff()
+        return self._read_chunk()
+
+    def _read_riff(self) -> bool:
+        magic = bytes(self._buffer[:4])
+        if not any(known.startswith(magic) for known in (b"RIFF", b"RF64")):
+            raise UnsupportedFormat("not a wav file: it does not begin with RIFF")
+        if len(self._buffer) < 12:
+            return False
+        if self._buffer[8:12] != b"WAVE":
+            raise UnsupportedFormat("not a wav file: a RIFF file of another kind")
+        del self._buffer[:12]
+        self._seen_riff = True
+        return True
+
+    def _read_chunk(self) -> bool:
+        if len(self._buffer) < 8:
+            return False
+        name, size = bytes(self._buffer[:4]), struct.unpack_from("<I", self._buffer, 4)[0]
+        if name == b"data":
+            self._begin_data(size)
+            return True
+        if name in (b"fmt ", b"ds64"):
+            if size > _MAX_KEPT_CHUNK:
+                raise UnsupportedFormat(f"bad wav header: a {name.decode().strip()} chunk of {size} bytes")
+            if len(self._buffer) < 8 + size:
+                return False
+            self._read_kept_chunk(name, bytes(self._buffer[8 : 8 + size]))
+        # Chunks are padded to an even number of bytes.
+        del self._buffer[:8]
+        self._skip = size + (size & 1)
+        return True
+
+    def _read_kept_chunk(self, name: bytes, body: bytes) -> None:
+        if name == b"fmt ":
+            self._format = _parse_format(body)
+        elif len(body) >= 16:
+            self._data_bytes_64 = struct.unpack_from("<Q", body, 8)[0]
+
+    def _begin_data(self, size: int) -> None:
+        if self._format is None:
+            raise UnsupportedFormat("bad wav header: samples before their format")
+        data_bytes: int | None = None if size in _UNKNOWN_SIZES else size
+        if size == 0xFFFFFFFF and self._data_bytes_64:
+            data_bytes = self._data_bytes_64
+        self.rest = bytes(self._buffer[8:])
+        self._buffer.clear()
+        self.header = WavHeader(self._format.layout, self._format.sample_rate, self._format.channels, data_bytes)
+
+
+def _parse_format(body: bytes) -> WavHeader:
+    if len(body) < 16:
+        raise UnsupportedFormat("bad wav header: the fmt chunk is too short")
+    code, channels, sample_rate, _, block_bytes, bits = struct.unpack_from("<HHIIHH", body)
+    if code == _EXTENSIBLE:
+        if len(body) < 40 or body[26:40] != _EXTENSIBLE_GUID_TAIL:
+            raise UnsupportedFormat("bad wav header: an extensible format of an unknown kind")
+        code = struct.unpack_from("<H", body, 24)[0]
+    try:
+        checked_channels(channels)
+        checked_sample_rate(sample_rate)
+    except InvalidValue as error:
+        raise UnsupportedFormat(f"wav: {error.message}") from error
+    # The room that a sample takes counts, not its valid bits: those are the upper ones.
+    sample_bytes, remainder = divmod(block_bytes, channels)
+    layout = _LAYOUTS.get((code, sample_bytes))
+    if layout is None or remainder or bits > 8 * sample_bytes:
+        raise UnsupportedFormat(
+            f"wav with format code 0x{code:04x} and {bits} bits in blocks of {block_bytes} bytes cannot be read"
+        )
+    return WavHeader(layout, sample_rate, channels, None)
+
+
+def wav_header(*, sample_rate: int, channels: int, data_bytes: int | None) -> bytes:
+    """Of 16-bit PCM, 44 bytes. ``data_bytes`` None: the length is not known yet, as in a stream."""
+    known = data_bytes is not None and data_bytes <= 0xFFFFFFFF - 36
+    data_size = data_bytes if known else 0xFFFFFFFF
+    riff_size = data_bytes + 36 if known and data_bytes is not None else 0xFFFFFFFF
+    block_bytes = 2 * channels
+    return struct.pack(
+        "<4sI4s4sIHHIIHH4sI",
+        *(b"RIFF", riff_size, b"WAVE"),
+        *(b"fmt ", 16, _PCM, channels, sample_rate, sample_rate * block_bytes, block_bytes, 16),
+        *(b"data", data_size),
+    )

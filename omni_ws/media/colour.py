@@ -1,0 +1,64 @@
+"""Plain names for colours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: (name, upper border of the hue in degrees). Red closes the circle.
+_HUES = (
+    ("red", 15.0),
+    ("orange", 45.0),
+    ("yellow", 70.0),
+    ("green", 165.0),
+    ("cyan", 200.0),
+    ("blue", 255.0),
+    ("purple", 290.0),
+    ("pink", 345.0),
+    ("red", 360.1),
+)
+COLOUR_NAMES = ("black", "white", "grey", "red", "orange", "yellow", "green", "cyan", "blue", "purple", "pink", "brown")
+
+_DARK = 0.18
+_PALE_SATURATION = 0.15
+_BRIGHT = 0.85
+#: Below this, orange is called brown.
+_BROWN_BELOW = 0.65
+
+
+def dominant_colour(pixels: NDArray[Any]) -> str:
+    """The name that most pixels go by. ``pixels``: (…, 3), 0 … 255."""
+    counts = np.bincount(_named(pixels.reshape(-1, 3)), minlength=len(COLOUR_NAMES))
+    return COLOUR_NAMES[int(counts.argmax())]
+
+
+def _named(pixels: NDArray[Any]) -> NDArray[np.intp]:
+    """For each pixel the index of its colour in COLOUR_NAMES."""
+    rgb = pixels.astype(np.float32) * np.float32(1 / 255)
+    value, low = rgb.max(axis=1), rgb.min(axis=1)
+    chroma = value - low
+    saturation = chroma / np.maximum(value, 1e-6)
+    hue = _hue(rgb, value, chroma)
+    borders = [border for _, border in _HUES[:-1]]
+    by_hue = np.array([COLOUR_NAMES.index(name) for name, _ in _HUES])
+    named = by_hue[np.digitize(hue, borders)]
+    orange, brown = COLOUR_NAMES.index("orange"), COLOUR_NAMES.index("brown")
+    named = np.where((named == orange) & (value < _BROWN_BELOW), brown, named)
+    pale = saturation < _PALE_SATURATION
+    named = np.where(pale, COLOUR_NAMES.index("grey"), named)
+    named = np.where(pale & (value > _BRIGHT), COLOUR_NAMES.index("white"), named)
+    return np.where(value < _DARK, COLOUR_NAMES.index("black"), named)
+
+
+def _hue(rgb: NDArray[np.float32], value: NDArray[np.float32], chroma: NDArray[np.float32]) -> NDArray[np.float32]:
+    """In degrees; 0 where there is none."""
+    red, green, blue = rgb.T
+    safe = np.maximum(chroma, 1e-6)
+    sextant = np.select(
+        [value == red, value == green],
+        [((green - blue) / safe) % 6, (blue - red) / safe + 2],
+        default=(red - green) / safe + 4,
+    )
+    return np.where(chroma > 0, sextant * 60, 0.0).astype(np.float32)

@@ -1,0 +1,274 @@
+"""Video as it comes: single images, or a container in pieces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import av
+import av.error
+import numpy as np
+
+from omni_ws.audio.container import LENIENT_METADATA, STREAMING_OPTIONS, ByteSource, ContainerReader, PacketTally
+from omni_ws.errors import UnsupportedFormat
+from omni_ws.media.image import Pixels, decode_image, sniff_image
+from omni_ws.media.seekable import BufferedFile, Mp4Order, mp4_order
+
+#: 4096 × 2160.
+MAX_FRAME_PIXELS = 4096 * 2160
+MAX_FRAMES = 4096
+#: Of an mp4 file that can only be read from its end.
+MAX_BUFFERED_BYTES = 64 * 1024 * 1024
+#: Decoded bytes that one call of ``decode`` may return.
+_MAX_RESULT_BYTES = 512 * 1024 * 1024
+#: Decoded bytes that the decoder may be ahead of the one who takes them.
+_BURST_BYTES = 32 * 1024 * 1024
+#: 8 ms of video at 1 Mbit/s.
+_BLOCK_BYTES = 1024
+#: What a codec may work with beyond the picture itself.
+_MARGIN_PIXELS = 1 << 20
+#: Enough to tell every container and image.
+_MAGIC_BYTES = 12
+_TS_SYNC = 0x47
+#: What an mp4 or QuickTime file may begin with.
+_MP4_BOXES = (b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"wide", b"free", b"skip")
+
+
+class VideoFrame(NamedTuple):
+    """``timestamp_ms``: of the chunk that holds the image; in a container, of its first chunk plus the frame's time."""
+
+    timestamp_ms: int
+    pixels: Pixels
+
+
+class VideoLimits(NamedTuple):
+    max_pixels: int
+    max_frames: int
+    frames_per_second: float | None
+
+
+class VideoDecoder:
+    """One video input. A chunk that begins as an image does is one frame; any other first bytes open a container
+    (mp4, webm, mkv, MPEG-TS), of which every later chunk is a piece.
+
+    ``frames_per_second`` thins the frames out; ``max_frames`` counts what is left and is an error when passed, as is
+    a frame of more than ``max_pixels``. An mp4 whose index is at its end is kept (``max_buffered_bytes``) and decoded
+    by ``flush``. Errors are UnsupportedFormat. A container holds a thread: ``close`` it; dropping it works too.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_pixels: int = MAX_FRAME_PIXELS,
+        max_frames: int = MAX_FRAMES,
+        frames_per_second: float | None = None,
+        max_buffered_bytes: int = MAX_BUFFERED_BYTES,
+    ) -> None:
+        self._limits = VideoLimits(max_pixels, max_frames, frames_per_second)
+        self._max_buffered_bytes = max_buffered_bytes
+        self._count = 0
+        self._next_due_ms = -math.inf
+        self._start_ms = 0
+        self._head = b""
+        self._container: _Container | None = None
+        self._ended = False
+
+    def decode(self, data: bytes, timestamp_ms: int | None = None) -> list[VideoFrame]:
+        return _bounded_list(self.frames(data, timestamp_ms))
+
+    def frames(self, data: bytes, timestamp_ms: int | None = None) -> Iterator[VideoFrame]:
+        """The same one by one, in bounded memory. To be exhausted before the next call."""
+        if self._ended:
+            raise ValueError("the decoder's input has ended")
+        if self._container is None and not self._head:
+            self._start_ms = timestamp_ms or 0
+            if sniff_image(data) is not None:
+                yield from self._admitted(self._still(data))
+                return
+        yield from self._admitted(self._container_frames(data))
+
+    def flush(self) -> list[VideoFrame]:
+        """The rest; the input ends here. A second call gives nothing."""
+        return _bounded_list(self._last_frames())
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._ended = True
+        if self._container is not None:
+            self._container.close()
+
+    def __enter__(self) -> VideoDecoder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _last_frames(self) -> Iterator[VideoFrame]:
+        if self._ended:
+            return
+        try:
+            if self._container is not None:
+                yield from self._admitted(self._container.flush(self._start_ms))
+            elif self._head:
+                raise UnsupportedFormat("the video ends before its first frame")
+        finally:
+            self.close()
+
+    def _still(self, data: bytes) -> Iterator[VideoFrame]:
+        yield VideoFrame(self._start_ms, decode_image(data, max_pixels=self._limits.max_pixels))
+
+    def _container_frames(self, data: bytes) -> Iterator[VideoFrame]:
+        if self._container is None:
+            self._head += data
+            if len(self._head) < _MAGIC_BYTES:
+                return
+            data, self._head = self._head, b""
+            self._container = _Container(_container_name(data), self._limits, self._max_buffered_bytes)
+        yield from self._container.decode(data, self._start_ms)
+
+    def _admitted(self, frames: Iterator[VideoFrame]) -> Iterator[VideoFrame]:
+        """Thins stills too (a container's frames are thinned before their pixels are made), and counts."""
+        try:
+            for frame in frames:
+                if self._container is None and frame.timestamp_ms < self._next_due_ms:
+                    continue
+                if self._limits.frames_per_second is not None:
+                    self._next_due_ms = frame.timestamp_ms + 1000 / self._limits.frames_per_second
+                self._count += 1
+                if self._count > self._limits.max_frames:
+                    raise UnsupportedFormat(f"a video of more than {self._limits.max_frames} frames")
+                yield frame
+        except UnsupportedFormat:
+            self.close()
+            raise
+
+
+class _Container:
+    """Times of its frames count from 0; ``start_ms`` is added."""
+
+    def __init__(self, name: str, limits: VideoLimits, max_buffered_bytes: int) -> None:
+        self._name = name
+        self._file = BufferedFile(max_buffered_bytes)
+        #: Only mp4 can have its index at the end, and only mp4 must be looked at before it is read.
+        self._order = Mp4Order.UNKNOWN if name == "mp4" else Mp4Order.STREAM
+        self._limits = limits
+        self._reader: ContainerReader[VideoFrame] = ContainerReader(
+            partial(_frames, name, limits),
+            cost=lambda frame: frame.pixels.nbytes,
+            burst=_BURST_BYTES,
+            block_bytes=_BLOCK_BYTES,
+            name="decode-video",
+        )
+
+    def decode(self, data: bytes, start_ms: int) -> Iterator[VideoFrame]:
+        if self._order is not Mp4Order.STREAM:
+            self._file.append(data)
+            if self._order is Mp4Order.UNKNOWN:
+                self._order = mp4_order(self._file.view())
+            if self._order is not Mp4Order.STREAM:
+                return
+            data = self._file.take()
+        self._reader.push(data)
+        yield from _shifted(self._reader.pieces(), start_ms)
+
+    def flush(self, start_ms: int) -> Iterator[VideoFrame]:
+        if self._order is not Mp4Order.STREAM:
+            yield from _shifted(_frames(self._name, self._limits, self._file.seekable()), start_ms)
+            return
+        self._reader.end_input()
+        yield from _shifted(self._reader.pieces(), start_ms)
+
+    def close(self) -> None:
+        self._reader.close()
+        self._file.take()
+
+
+def _shifted(frames: Iterator[VideoFrame], start_ms: int) -> Iterator[VideoFrame]:
+    for frame in frames:
+        yield VideoFrame(frame.timestamp_ms + start_ms, frame.pixels)
+
+
+def _bounded_list(frames: Iterator[VideoFrame]) -> list[VideoFrame]:
+    kept: list[VideoFrame] = []
+    size = 0
+    for frame in frames:
+        kept.append(frame)
+        size += frame.pixels.nbytes
+        if size > _MAX_RESULT_BYTES:
+            raise UnsupportedFormat("the video unfolds to too many frames at once; send it in smaller chunks")
+    return kept
+
+
+def _container_name(head: bytes) -> str:
+    """libav's name, by the first bytes."""
+    if head.startswith(b"\x1a\x45\xdf\xa3"):
+        return "matroska"
+    if head[4:8] in _MP4_BOXES:
+        return "mp4"
+    if head[0] == _TS_SYNC:
+        return "mpegts"
+    raise UnsupportedFormat("not a video that can be read; known are mp4, webm, mkv, MPEG-TS and single images")
+
+
+def _frames(name: str, limits: VideoLimits, source: ByteSource) -> Iterator[VideoFrame]:
+    tally = PacketTally("video")
+    # MPEG-TS names its streams while they run; everything else does in its header.
+    options = {"probesize": "65536"} if name == "mpegts" else STREAMING_OPTIONS
+    next_due_ms = -math.inf
+    try:
+        with av.open(source, "r", format=name, options=options, metadata_errors=LENIENT_METADATA) as container:
+            if not container.streams.video:
+                raise UnsupportedFormat("there are no pictures in the video")
+            stream = container.streams.video[0]
+            context: Any = stream.codec_context
+            if context is None:
+                raise UnsupportedFormat("the video has a codec that is not known")
+            _check_size(context.width, context.height, limits.max_pixels)
+            # The size may turn out, or change, only later: then libav refuses before it allocates. It counts
+            # macroblocks and margins, therefore the slack; each frame is looked at again.
+            context.options = {"max_pixels": str(2 * limits.max_pixels + _MARGIN_PIXELS)}
+            # One thread a video: many are decoded at the same time.
+            context.thread_count = 1
+            for packet in container.demux(stream):
+                try:
+                    decoded = context.decode(packet)
+                except av.error.InvalidDataError as error:
+                    tally.count_broken(error)
+                    continue
+                for frame in decoded:
+                    tally.count_good()
+                    timestamp_ms = _timestamp_ms(frame, stream.start_time)
+                    if timestamp_ms >= next_due_ms:
+                        if limits.frames_per_second is not None:
+                            next_due_ms = timestamp_ms + 1000 / limits.frames_per_second
+                        yield VideoFrame(timestamp_ms, _pixels(frame, limits.max_pixels))
+    except av.error.MemoryError as error:
+        raise UnsupportedFormat(f"the video has frames of far more than {limits.max_pixels} pixels") from error
+    except (av.error.FFmpegError, ValueError, LookupError) as error:
+        # PyAV itself stumbles over what damaged headers promise.
+        raise UnsupportedFormat("the video cannot be decoded") from error
+    tally.check_at_end()
+
+
+def _timestamp_ms(frame: av.VideoFrame, start_time: int | None) -> int:
+    if frame.pts is None or frame.time_base is None:
+        return 0
+    return round((frame.pts - (start_time or 0)) * frame.time_base * 1000)
+
+
+def _pixels(frame: av.VideoFrame, max_pixels: int) -> Pixels:
+    _check_size(frame.width, frame.height, max_pixels)
+    pixels: Any = frame.to_ndarray(format="rgb24")
+    # Telephones store the picture as the sensor saw it and tell by how much it is to be turned.
+    quarter_turns = round(frame.rotation / 90) % 4
+    return np.ascontiguousarray(np.rot90(pixels, quarter_turns)) if quarter_turns else pixels
+
+
+def _check_size(width: int, height: int, max_pixels: int) -> None:
+    if width * height > max_pixels:
+        raise UnsupportedFormat(f"a frame of {width}x{height} pixels is more than {max_pixels}")

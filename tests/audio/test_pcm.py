@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from omni_ws.audio.pcm import SampleLayout, bounded, mixed_down, pcm16_from_samples, samples_from_bytes
+
+
+def test_pcm16_to_float_and_back_is_the_identity() -> None:
+    every = np.arange(65536, dtype=np.uint16).astype("<u2").tobytes()
+    assert pcm16_from_samples(samples_from_bytes(every, SampleLayout.S16)).tobytes() == every
+
+
+def test_pcm16_rounds_and_clips() -> None:
+    step = 1 / 32768
+    samples = np.array([1.0, 1.5, -1.0, -2.0, 0.4 * step, 0.5 * step, 0.6 * step, 1.5 * step], dtype=np.float32)
+    assert pcm16_from_samples(samples).tolist() == [32767, 32767, -32768, -32768, 0, 0, 1, 2]
+
+
+def test_pcm16_of_what_is_no_number_is_silence() -> None:
+    samples = np.array([np.nan, np.inf, -np.inf, 0.5, 3e38], dtype=np.float32)
+    assert pcm16_from_samples(samples).tolist() == [0, 0, 0, 16384, 32767]
+
+
+def test_pcm16_does_not_write_into_its_input() -> None:
+    samples = np.array([0.25, np.nan], dtype=np.float32)
+    pcm16_from_samples(samples)
+    assert samples[0] == 0.25
+    assert np.isnan(samples[1])
+
+
+@pytest.mark.parametrize(
+    ("layout", "data", "expected"),
+    [
+        (SampleLayout.U8, b"\x00\x80\xff", [-1.0, 0.0, 127 / 128]),
+        (SampleLayout.S16, b"\x00\x80\x00\x00\xff\x7f", [-1.0, 0.0, 32767 / 32768]),
+        (SampleLayout.S24, b"\x00\x00\x80\x00\x00\x00\x00\x00\x40\xff\xff\xff", [-1.0, 0.0, 0.5, -1 / 2**23]),
+        (SampleLayout.S32, b"\x00\x00\x00\x80\x00\x00\x00\x40", [-1.0, 0.5]),
+        (SampleLayout.F32, np.array([0.5, 7.0, np.nan, -np.inf], dtype="<f4").tobytes(), [0.5, 1.0, 0.0, 0.0]),
+        (SampleLayout.F64, np.array([0.5, -1e300, np.nan, np.inf], dtype="<f8").tobytes(), [0.5, -1.0, 0.0, 0.0]),
+        (SampleLayout.MU_LAW, b"\xff", [0.0]),
+        (SampleLayout.A_LAW, b"\xd5", [8 / 32768]),
+    ],
+)
+def test_every_layout(layout: SampleLayout, data: bytes, expected: list[float]) -> None:
+    samples = samples_from_bytes(data, layout)
+    assert samples.dtype == np.float32
+    assert samples.tolist() == expected
+
+
+def test_mixing_is_the_mean() -> None:
+    interleaved = np.array([1.0, -1.0, 0.5, 0.25], dtype=np.float32)
+    assert mixed_down(interleaved, 2).tolist() == [0.0, 0.375]
+    assert mixed_down(interleaved, 1) is interleaved
+    assert mixed_down(interleaved, 2).dtype == np.float32
+
+
+def test_bounded_copies() -> None:
+    values = np.array([0.5], dtype=np.float32)
+    assert bounded(values) is not values
