@@ -1,0 +1,43 @@
+"""Client of the native WebSocket: ``async with connect(url) as session``."""
+
+from omni_ws.client.connection import DEFAULT_URL, Endpoint
+from omni_ws.client.events import (
+    Answer,
+    AudioChunk,
+    Closing,
+    ErrorEvent,
+    Event,
+    Final,
+    InputAck,
+    Reconnected,
+    ResponseStarted,
+    TextChunk,
+    TranscriptChunk,
+    TranscriptView,
+)
+from omni_ws.client.failures import ConnectionFailed, ConnectionLost, ServerError
+from omni_ws.client.link import ClientLimits
+from omni_ws.client.session import ClientSession, connect
+
+__all__ = [
+    "DEFAULT_URL",
+    "Answer",
+    "AudioChunk",
+    "ClientLimits",
+    "ClientSession",
+    "Closing",
+    "ConnectionFailed",
+    "ConnectionLost",
+    "Endpoint",
+    "ErrorEvent",
+    "Event",
+    "Final",
+    "InputAck",
+    "Reconnected",
+    "ResponseStarted",
+    "ServerError",
+    "TextChunk",
+    "TranscriptChunk",
+    "TranscriptView",
+    "connect",
+]

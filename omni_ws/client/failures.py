@@ -1,0 +1,75 @@
+"""What goes wrong for a client: the server's own errors by their codes, and the ways a connection fails."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import orjson
+
+from omni_ws.errors import EngineFailed, MethodNotAllowed, OmniError, RateLimited, ShuttingDown, leaves
+from omni_ws.wire.frames import ErrorFields
+
+
+class ConnectionFailed(ConnectionError):
+    """No session could be opened: nothing listens there, or what listens does not speak this protocol."""
+
+
+class ConnectionLost(ConnectionError):
+    """A session ended before it was finished, and the server did not say why, or said that it is going away."""
+
+
+class ServerError(OmniError):
+    """An error code that this version does not know."""
+
+    def __init__(self, message: str, *, code: str, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+        self._code = code
+
+    @property
+    def code(self) -> str:
+        return self._code
+
+
+_BY_CODE: Final = {error.wire.code: error for error in leaves()}
+#: For answers to the handshake that carry no code, as proxies give them.
+_BY_STATUS: Final = {
+    error.wire.http_status: error
+    for error in (_BY_CODE[code] for code in ("unauthenticated", "origin_not_allowed", "not_found", "upgrade_required"))
+} | {429: RateLimited, 503: ShuttingDown}
+
+
+def is_retryable(error: OmniError) -> bool:
+    """Whether the same thing may go well later."""
+    return error.retryable if isinstance(error, ServerError) else error.wire.retryable
+
+
+def error_from_fields(fields: ErrorFields) -> OmniError:
+    """The exception for what an ``error`` frame says."""
+    error = _build(_BY_CODE.get(fields.code), fields.code, fields.message, retryable=fields.retryable)
+    error.param = fields.param
+    error.sequence_id = fields.sequence_id
+    error.request_id = fields.request_id
+    error.retry_after_ms = fields.retry_after_ms
+    return error
+
+
+def error_from_response(status: int, body: bytes) -> OmniError:
+    """The exception for an HTTP answer that refuses the handshake."""
+    try:
+        told = orjson.loads(body)["error"]
+        code, message = str(told["code"]), str(told["message"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        code, message = f"http_{status}", f"the server refused the connection with status {status}"
+    kind = _BY_CODE.get(code) or _BY_STATUS.get(status)
+    return _build(kind, code, message, retryable=status in (429, 502, 503, 504))
+
+
+def _build(kind: type[OmniError] | None, code: str, message: str, *, retryable: bool) -> OmniError:
+    if kind is None:
+        return ServerError(message, code=code, retryable=retryable)
+    if issubclass(kind, MethodNotAllowed):
+        return kind(message, allow=())
+    if issubclass(kind, EngineFailed):
+        return kind(message)
+    return kind(message)

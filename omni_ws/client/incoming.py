@@ -1,0 +1,151 @@
+"""IncomingFrames: what one connection brings, turned into events and into the answers that calls wait for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from omni_ws.client.connection import read_frame
+from omni_ws.client.events import (
+    AudioChunk,
+    Closing,
+    ErrorEvent,
+    Event,
+    Final,
+    InputAck,
+    ResponseStarted,
+    output_event,
+)
+from omni_ws.client.failures import error_from_fields
+from omni_ws.client.outgoing import OutgoingInput
+from omni_ws.errors import EmptyInput, InvalidRequest
+from omni_ws.wire import frames
+from omni_ws.wire.binary import decode_output_audio
+from omni_ws.wire.frames import ErrorFields, SessionCreated, SessionUpdated
+from omni_ws.wire.session_config import OutputAudioConfig
+
+
+class IncomingFrames:
+    """``outgoing`` is told what the server says about it."""
+
+    def __init__(self, created: SessionCreated, updated: SessionUpdated | None, outgoing: OutgoingInput) -> None:
+        self.config = updated
+        self.last_output_sequence_id = -1
+        #: Whether anything has come since the session was created.
+        self.heard_anything = False
+        self.closing: Closing | None = None
+        #: The error that came last, with nothing after it: the reason, if a failing close follows.
+        self.last_error: ErrorEvent | None = None
+        self._created = created
+        self._outgoing = outgoing
+        self._configurations: deque[asyncio.Future[SessionUpdated]] = deque()
+        self._pings: dict[int, asyncio.Future[None]] = {}
+        self._next_ping = 0
+        #: The request whose answer came last, for binary frames of requests that nobody here began.
+        self._answering = ""
+
+    @property
+    def output_audio(self) -> OutputAudioConfig:
+        return self.config.output_audio if self.config else self._created.output_audio
+
+    def expect_configuration(self) -> asyncio.Future[SessionUpdated]:
+        """Answers to configurations come in their order, also to those that nobody waits for any more."""
+        reply = asyncio.get_running_loop().create_future()
+        self._configurations.append(reply)
+        return reply
+
+    def expect_pong(self) -> tuple[int, asyncio.Future[None]]:
+        number = self._next_ping
+        self._next_ping += 1
+        pong = self._pings[number] = asyncio.get_running_loop().create_future()
+        return number, pong
+
+    def fail(self, error: Exception) -> None:
+        """The connection is gone: nobody is answered any more."""
+        waiting: list[asyncio.Future[SessionUpdated] | asyncio.Future[None]] = [
+            *self._configurations,
+            *self._pings.values(),
+        ]
+        self._configurations.clear()
+        self._pings.clear()
+        for reply in waiting:
+            if not reply.done():
+                reply.set_exception(error)
+
+    def receive(self, message: str | bytes) -> Event | None:
+        """The event that a message is, if it is one for the user. Raises InvalidFrame."""
+        self.heard_anything = True
+        self.last_error = None
+        if isinstance(message, bytes):
+            return self._audio(message)
+        match read_frame(message):
+            case frames.OutputChunkFrame() as frame:
+                self.last_output_sequence_id = max(self.last_output_sequence_id, frame.sequence_id)
+                self._answering = frame.request_id
+                return self._output(output_event(frame))
+            case frames.InputAckFrame() as frame:
+                self._outgoing.acknowledge(frame.next_sequence_id, frame.credit_bytes)
+                return InputAck(frame.next_sequence_id, frame.buffered_chunks, frame.received_bytes, frame.credit_bytes)
+            case frames.ResponseStarted() as frame:
+                self._outgoing.started(frame.request_id, frame.sequence_id)
+                event = ResponseStarted(frame.request_id, frame.trigger, frame.sequence_id, frame.input_mode)
+                return self._output(event)
+            case frames.ErrorFrame(error=fields):
+                return self._error(fields)
+            case SessionUpdated() as updated:
+                self._configured(updated)
+            case frames.PongFrame(t=number):
+                pong = self._pings.pop(number, None) if isinstance(number, int) else None
+                if pong is not None and not pong.done():
+                    pong.set_result(None)
+            case frames.SessionClosing() as frame:
+                self.closing = Closing(frame.reason, frame.retryable, frame.time_left_ms)
+                return self.closing
+        return None
+
+    def _audio(self, message: bytes) -> Event | None:
+        """Answers come in the order of their requests: binary frames need not say whose they are."""
+        frame = decode_output_audio(message)
+        self.last_output_sequence_id = max(self.last_output_sequence_id, frame.sequence_id)
+        requests = self._outgoing.requests
+        request = requests[0] if requests else None
+        audio = request.output_audio if request else self.output_audio
+        request_id = (request.request_id if request else None) or self._answering
+        event = AudioChunk(
+            request_id, frame.sequence_id, frame.payload, audio.format.value, audio.sample_rate, frame.start_ms
+        )
+        return None if request is not None and request.muted else event
+
+    def _output(self, event: Event | None) -> Event | None:
+        """The event, unless it belongs to a request whose user has gone."""
+        match event:
+            case None:
+                return None
+            case Final():
+                request = self._outgoing.final(event.request_id)
+            case _:
+                request_id: str | None = getattr(event, "request_id", None)
+                request = self._outgoing.find(request_id) if request_id is not None else None
+        return None if request is not None and request.muted else event
+
+    def _configured(self, updated: SessionUpdated) -> None:
+        self.config = updated
+        reply = self._configurations.popleft() if self._configurations else None
+        if reply is not None and not reply.done():
+            reply.set_result(updated)
+
+    def _error(self, fields: ErrorFields) -> Event | None:
+        error = error_from_fields(fields)
+        belongs_to_nothing = error.sequence_id is None and error.request_id is None
+        may_refuse = isinstance(error, InvalidRequest) and not isinstance(error, EmptyInput)
+        if self._configurations and belongs_to_nothing and may_refuse:
+            reply = self._configurations.popleft()
+            if not reply.done():
+                reply.set_exception(error)
+            return None
+        blocks = False
+        if error.sequence_id is not None and error.request_id is None:
+            blocks = self._outgoing.refused(error.sequence_id)
+        event = ErrorEvent(error, fields.retryable, blocks)
+        self.last_error = event
+        return self._output(event)

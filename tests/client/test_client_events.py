@@ -1,0 +1,115 @@
+"""Events put together, and the queue that holds them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from omni_ws.client.event_queue import EventQueue
+from omni_ws.client.events import (
+    EVENT_OVERHEAD_BYTES,
+    AnswerBuilder,
+    AudioChunk,
+    Closing,
+    Event,
+    Reconnected,
+    TextChunk,
+    TranscriptChunk,
+    TranscriptView,
+)
+from omni_ws.client.events import output_event as output_event_of
+from omni_ws.errors import InvalidFrame
+from omni_ws.wire.frames import OutputChunkFrame
+
+
+def heard(text: str, *, interim: bool = False) -> TranscriptChunk:
+    return TranscriptChunk("req", 0, text, interim)
+
+
+def test_an_interim_replaces_the_one_before_it() -> None:
+    view = TranscriptView()
+    for chunk, shown in [
+        (heard("he", interim=True), "he"),
+        (heard("hello", interim=True), "hello"),
+        (heard("hello"), "hello"),
+        (heard(" yo", interim=True), "hello yo"),
+        (heard("", interim=True), "hello"),
+        (heard(" you"), "hello you"),
+    ]:
+        view.add(chunk)
+        assert view.text == shown
+    assert (view.settled, view.interim) == ("hello you", "")
+    view.clear()
+    assert view.text == ""
+
+
+def test_a_fresh_session_voids_half_an_answer() -> None:
+    builder = AnswerBuilder()
+    events: list[Event] = [
+        TextChunk("req_a", 0, "half"),
+        AudioChunk("req_a", 1, b"12", "pcm16", 24_000),
+        heard("he"),
+        Reconnected("sess", 1),
+        TextChunk("req_b", 0, "whole"),
+    ]
+    for event in events:
+        builder.add(event)
+    answer = builder.build()
+    assert (answer.text, answer.audio, answer.transcript, answer.sample_rate) == ("whole", b"", "", None)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        OutputChunkFrame(request_id="r", sequence_id=0, modality="text"),
+        OutputChunkFrame(request_id="r", sequence_id=0, modality="audio", payload=b""),
+        OutputChunkFrame(request_id="r", sequence_id=0, final=True),
+        OutputChunkFrame(request_id="r", sequence_id=0, final=True, finish_reason="boredom"),
+    ],
+)
+def test_output_that_lacks_something_is_refused(frame: OutputChunkFrame) -> None:
+    with pytest.raises(InvalidFrame):
+        output_event_of(frame)
+
+
+async def test_the_queue_waits_at_its_bound() -> None:
+    queue = EventQueue(2 * EVENT_OVERHEAD_BYTES)
+    closing = Closing("x", True, 0)
+    await queue.put(closing)
+    await queue.put(closing)
+    third = asyncio.create_task(queue.put(closing))
+    await asyncio.sleep(0)
+    assert not third.done()
+    assert await queue.get() == closing
+    await third
+    assert queue.queued == 2 * EVENT_OVERHEAD_BYTES
+
+
+async def test_the_end_of_the_queue() -> None:
+    queue = EventQueue(EVENT_OVERHEAD_BYTES)
+    closing = Closing("x", True, 0)
+    await queue.put(closing)
+    blocked = asyncio.create_task(queue.put(closing))
+    await asyncio.sleep(0)
+    queue.close()
+    await blocked
+    assert [await queue.get(), await queue.get(), await queue.get()] == [closing, None, None]
+
+
+async def test_a_waiting_reader_sees_the_end() -> None:
+    queue = EventQueue(EVENT_OVERHEAD_BYTES)
+    reader = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    queue.close()
+    assert await reader is None
+
+
+async def test_discarding_makes_room() -> None:
+    queue = EventQueue(EVENT_OVERHEAD_BYTES)
+    await queue.put(TextChunk("req_a", 0, ""))
+    blocked = asyncio.create_task(queue.put(TextChunk("req_b", 1, "")))
+    await asyncio.sleep(0)
+    queue.discard(lambda event: isinstance(event, TextChunk) and event.request_id == "req_a")
+    await blocked
+    assert await queue.get() == TextChunk("req_b", 1, "")

@@ -1,0 +1,200 @@
+"""A server that does what a test tells it, frame by frame: one script for each connection that comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+
+from omni_ws.core.audio_format import AudioFormat
+from omni_ws.core.chunks import FinishReason, InputChunk, OutputModality
+from omni_ws.core.output import OutputChunk
+from omni_ws.errors import OmniError
+from omni_ws.wire import frames
+from omni_ws.wire.binary import decode_input, encode_output_audio
+from omni_ws.wire.frames import ClientFrame, ConfigPatch, RefusedChunk, ServerFrame, SessionUpdated
+from omni_ws.wire.session_config import InputAudioConfig, OutputAudioConfig, effective
+
+CAPABILITIES = frames.Capabilities(
+    input_modalities=["audio", "text", "video", "image"],
+    output_modalities=["text", "audio"],
+    tasks=["chat"],
+    voices=["echo"],
+    sampling=[],
+    sampling_no_ops=[],
+    extend=True,
+    tools=False,
+    logprobs=False,
+    structured_output=False,
+    turn_detection=False,
+    resume=False,
+)
+USAGE = frames.UsageFields(
+    input_tokens=1, output_tokens=2, total_tokens=3, input_audio_ms=4, output_audio_ms=5, input_after_start_bytes=6
+)
+
+
+def created(number: int = 0, *, max_chunk_bytes: int = 4 << 20) -> frames.SessionCreated:
+    return frames.SessionCreated(
+        session_id=f"sess_{number}",
+        resume_token=None,
+        expires_in=300,
+        model="scripted",
+        input_audio=InputAudioConfig(),
+        output_audio=OutputAudioConfig(),
+        start_policy="on_min_length",
+        after_start="extend",
+        capabilities=CAPABILITIES,
+        limits=frames.SessionLimits(
+            max_chunk_bytes=max_chunk_bytes,
+            max_payload_per_session=64 << 20,
+            reorder_window_chunks=256,
+            reorder_timeout_sec=10,
+            max_pending_requests=4,
+        ),
+    )
+
+
+class Peer:
+    """One connection, from the server's side."""
+
+    def __init__(self, websocket: ServerConnection, number: int) -> None:
+        self.websocket = websocket
+        self.number = number
+        self.output_sequence_id = 0
+
+    async def send(self, frame: ServerFrame) -> None:
+        await self.websocket.send(frames.encode_frame(frame), text=True)
+
+    async def create(self, **options: Any) -> None:
+        await self.send(created(self.number, **options))
+
+    async def receive(self) -> ClientFrame:
+        message = await self.websocket.recv()
+        if isinstance(message, bytes):
+            return decode_input(message)
+        return frames.decode_frame(message.encode())
+
+    async def chunk(self) -> InputChunk:
+        frame = await self.receive()
+        assert isinstance(frame, InputChunk), frame
+        return frame
+
+    async def request(self) -> list[InputChunk]:
+        """The chunks of a request, up to its end."""
+        chunks = [await self.chunk()]
+        while not chunks[-1].end_of_input:
+            chunks.append(await self.chunk())
+        return chunks
+
+    async def configuration(self) -> dict[str, Any]:
+        """Grant whatever is asked for."""
+        return await self.grant(await self.receive())
+
+    async def grant(self, frame: ClientFrame) -> dict[str, Any]:
+        assert isinstance(frame, ConfigPatch), frame
+        config = effective(frame.fields)
+        fields = {name: getattr(config, name) for name in config.__struct_fields__}
+        await self.send(SessionUpdated(**fields))
+        return frame.fields
+
+    async def ack(self, next_sequence_id: int, *, credit_bytes: int = 1 << 20, buffered_chunks: int = 0) -> None:
+        await self.send(
+            frames.InputAckFrame(
+                next_sequence_id=next_sequence_id,
+                buffered_chunks=buffered_chunks,
+                received_bytes=0,
+                credit_bytes=credit_bytes,
+            )
+        )
+
+    def _number(self) -> int:
+        self.output_sequence_id += 1
+        return self.output_sequence_id - 1
+
+    async def started(self, request_id: str, sequence_id: int | None = 0) -> None:
+        await self.send(
+            frames.ResponseStarted(
+                request_id=request_id, trigger="end_of_input", sequence_id=sequence_id, input_mode="extend"
+            )
+        )
+
+    async def output(self, request_id: str, modality: str, **fields: Any) -> None:
+        await self.send(
+            frames.OutputChunkFrame(request_id=request_id, sequence_id=self._number(), modality=modality, **fields)
+        )
+
+    async def binary_audio(self, request_id: str, payload: bytes, start_ms: int) -> None:
+        chunk = OutputChunk(
+            request_id=request_id,
+            sequence_id=self._number(),
+            modality=OutputModality.AUDIO,
+            payload=payload,
+            format=AudioFormat(),
+            start_ms=start_ms,
+        )
+        await self.websocket.send(encode_output_audio(chunk))
+
+    async def final(self, request_id: str, reason: FinishReason = FinishReason.STOP) -> None:
+        await self.send(
+            frames.OutputChunkFrame(
+                request_id=request_id, sequence_id=self._number(), final=True, finish_reason=reason, usage=USAGE
+            )
+        )
+
+    async def error(self, error: OmniError) -> None:
+        await self.send(frames.error_frame(error))
+
+    async def closing(self, reason: str, *, retryable: bool = True) -> None:
+        await self.send(frames.SessionClosing(reason=reason, retryable=retryable, time_left_ms=0))
+
+    async def close(self, code: int = 1000) -> None:
+        await self.websocket.close(code)
+
+    async def until_closed(self) -> None:
+        await self.websocket.wait_closed()
+
+    def drop(self) -> None:
+        """The cable is cut."""
+        self.websocket.transport.abort()
+
+
+Script = Callable[[Peer], Awaitable[None]]
+
+__all__ = ["Peer", "RefusedChunk", "Script", "scripted_server"]
+
+
+@asynccontextmanager
+async def scripted_server(*scripts: Script, options: dict[str, Any] | None = None) -> AsyncIterator[str]:
+    """Yields the URL. A script that fails fails the test; connections without a script are dropped."""
+    failures: list[BaseException] = []
+    remaining: list[tuple[int, Script]] = list(enumerate(scripts))
+
+    async def handle(websocket: ServerConnection) -> None:
+        if not remaining:
+            websocket.transport.abort()
+            return
+        number, script = remaining.pop(0)
+        try:
+            await script(Peer(websocket, number))
+        except ConnectionClosed:
+            pass  # the client went while the script still had something to say
+        except Exception as error:
+            failures.append(error)
+            raise
+
+    subprotocols: Sequence[Any] = ("omni.v1+binary", "omni.v1+json")
+    settings: dict[str, Any] = {"subprotocols": subprotocols, "compression": None, **(options or {})}
+    async with serve(handle, "127.0.0.1", 0, **settings) as server:
+        port = server.sockets[0].getsockname()[1]
+        try:
+            yield f"ws://127.0.0.1:{port}/v1/streaming_input"
+        finally:
+            server.close()
+            await asyncio.wait_for(server.wait_closed(), 5)
+    if failures:
+        raise failures[0]
