@@ -21,8 +21,8 @@ _RAW_LAYOUTS = {
     AudioEncoding.PCMU: SampleLayout.MU_LAW,
     AudioEncoding.PCMA: SampleLayout.A_LAW,
 }
-#: No speech codec needs fewer than 500 bytes for a second over a long time. What unfolds to more is a bomb; the
-#: allowance lets pauses and short inputs through.
+#: Speech takes more than 500 bytes a second in every codec here; only silence takes fewer, and the allowance lets ten
+#: minutes of it through. What unfolds to more in one call is taken for a bomb.
 _BURST_ALLOWANCE_SECONDS = 600
 _MIN_BYTES_PER_SECOND = 500
 

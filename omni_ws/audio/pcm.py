@@ -71,7 +71,7 @@ def mixed_down(interleaved: Samples, channels: int) -> Samples:
     """The mean of the channels."""
     if channels == 1:
         return interleaved
-    # Channel by channel: numpy's mean over a short axis takes three times as long.
+    # Channel by channel: for two to six channels numpy's mean over the short axis takes three times as long.
     mono: Samples = interleaved[::channels].copy()
     for channel in range(1, channels):
         mono += interleaved[channel::channels]
