@@ -55,7 +55,7 @@ class InputAccumulator:
                 summary.text_chars += len(chunk.payload.translate(None, _CONTINUATION_BYTES))
             case Modality.IMAGE:
                 summary.images += 1
-            case Modality.VIDEO:
+            case Modality.VIDEO:  # pragma: no branch
                 summary.video_chunks += 1
 
     def take(self) -> tuple[InputChunk, ...]:

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
+from omni_ws.core.session import (
+    GenerationStarted,
+    InputAppended,
+    InputEnded,
+    InputSettings,
+    SessionState,
+    StreamingInputSession,
+)
+from omni_ws.core.start_policy import OnEndOnly, OnFirstChunk, OnMinLength, StartPolicy
+from omni_ws.errors import EmptyInput, SessionConflict
+
+
+def session(policy: StartPolicy, mode: InputMode = InputMode.EXTEND) -> StreamingInputSession:
+    return StreamingInputSession(InputSettings(start_policy=policy, mode=mode))
+
+
+def text(content: bytes, number: int = 0, *, end: bool = False) -> InputChunk:
+    return InputChunk(Modality.TEXT, content, number, end_of_input=end)
+
+
+def test_collects_until_the_policy_fires_then_appends() -> None:
+    subject = session(OnMinLength(min_text_chars=3))
+    first, second, third = text(b"ab"), text(b"c", 1), text(b"d", 2)
+    assert subject.receive_chunk(first) == []
+    states = [subject.state]
+    assert subject.receive_chunk(second) == [GenerationStarted(StartTrigger.MIN_LENGTH, 1, (first, second))]
+    states.append(subject.state)
+    assert subject.receive_chunk(third) == [InputAppended(third)]
+    assert subject.bytes_after_start == 1
+    assert subject.finish() == [InputEnded()]
+    states.append(subject.state)
+    assert states == [SessionState.OPEN, SessionState.STARTED, SessionState.FINISHED]
+    assert subject.received_bytes == 4
+
+
+def test_the_end_starts_what_has_not_started() -> None:
+    subject = session(OnEndOnly())
+    chunk = text(b"a", 7, end=True)
+    assert subject.receive_chunk(chunk) == [GenerationStarted(StartTrigger.END_OF_INPUT, 7, (chunk,)), InputEnded()]
+
+
+def test_a_bare_end_names_no_chunk() -> None:
+    subject = session(OnEndOnly())
+    chunk = text(b"a")
+    subject.receive_chunk(chunk)
+    assert subject.finish() == [GenerationStarted(StartTrigger.END_OF_INPUT, None, (chunk,)), InputEnded()]
+
+
+def test_the_policy_may_fire_with_the_chunk_that_ends() -> None:
+    subject = session(OnFirstChunk())
+    chunk = text(b"a", end=True)
+    assert subject.receive_chunk(chunk) == [GenerationStarted(StartTrigger.FIRST_CHUNK, 0, (chunk,)), InputEnded()]
+
+
+@pytest.mark.parametrize("policy", [OnFirstChunk(), OnEndOnly()])
+def test_nothing_to_work_on_is_empty_input(policy: StartPolicy) -> None:
+    subject = session(policy)
+    assert subject.receive_chunk(text(b"")) == []
+    (ended,) = subject.receive_chunk(text(b"", 1, end=True))
+    assert isinstance(ended, InputEnded)
+    assert isinstance(ended.error, EmptyInput)
+    assert subject.state is SessionState.FAILED
+    assert subject.finish() == []
+
+
+def test_an_empty_chunk_after_the_start_joins_nothing() -> None:
+    subject = session(OnFirstChunk())
+    subject.receive_chunk(text(b"a"))
+    assert subject.receive_chunk(text(b"", 1)) == []
+
+
+def test_snapshot_counts_what_comes_late() -> None:
+    subject = session(OnFirstChunk(), InputMode.SNAPSHOT)
+    keeps = [subject.keeps_input]
+    subject.receive_chunk(text(b"a"))
+    keeps.append(subject.keeps_input)
+    assert keeps == [True, False]
+    assert subject.receive_chunk(text(b"bcd", 1)) == []
+    assert subject.receive_chunk(InputChunk(Modality.AUDIO, bytes(320), 2)) == []
+    assert subject.bytes_after_start == 323
+    assert subject.received_bytes == 324
+    assert subject.received_audio_ms == pytest.approx(10)
+    assert subject.finish() == [InputEnded()]
+
+
+def test_extend_keeps_input_after_the_start() -> None:
+    subject = session(OnFirstChunk())
+    subject.receive_chunk(text(b"a"))
+    assert subject.keeps_input
+
+
+def test_a_chunk_after_the_end_is_a_conflict() -> None:
+    subject = session(OnFirstChunk())
+    subject.receive_chunk(text(b"a", end=True))
+    with pytest.raises(SessionConflict) as caught:
+        subject.receive_chunk(text(b"b", 1))
+    assert caught.value.sequence_id == 1
+    assert subject.received_bytes == 1
+
+
+@pytest.mark.parametrize(
+    ("close", "state"),
+    [
+        (StreamingInputSession.cancel, SessionState.CANCELLED),
+        (StreamingInputSession.expire, SessionState.EXPIRED),
+        (StreamingInputSession.fail, SessionState.FAILED),
+    ],
+)
+@pytest.mark.parametrize("policy", [OnFirstChunk(), OnEndOnly()])
+def test_a_closed_session_stays_closed(
+    close: Callable[[StreamingInputSession], None], state: SessionState, policy: StartPolicy
+) -> None:
+    subject = session(policy)
+    subject.receive_chunk(text(b"a"))
+    close(subject)
+    assert subject.state is state
+    assert not subject.input_open
+    assert subject.finish() == []
+    subject.cancel()
+    subject.expire()
+    subject.fail()
+    assert subject.state is state
+
+
+@pytest.mark.parametrize(
+    ("state", "following"),
+    [
+        (SessionState.OPEN, {"STARTED", "EXPIRED", "CANCELLED", "FAILED"}),
+        (SessionState.STARTED, {"FINISHED", "EXPIRED", "CANCELLED", "FAILED"}),
+        (SessionState.FINISHED, set()),
+        (SessionState.EXPIRED, set()),
+        (SessionState.CANCELLED, set()),
+        (SessionState.FAILED, set()),
+    ],
+)
+def test_state_changes_only_along_its_table(state: SessionState, following: set[str]) -> None:
+    for target in SessionState:
+        subject = session(OnFirstChunk())
+        subject.state = state
+        if target.name in following:
+            subject._set_state(target)
+            assert subject.state is target
+        else:
+            with pytest.raises(RuntimeError, match=f"from {state.name} to {target.name}"):
+                subject._set_state(target)
