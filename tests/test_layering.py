@@ -30,6 +30,7 @@ FLOORS = {
     "omni_ws.client": 5,
     "omni_ws.server": 6,
     "omni_ws.cli": 6,
+    "omni_ws.logs": 6,
     "omni_ws.__main__": 6,
     "omni_ws.tools": 6,
     "omni_ws.profiler": 6,

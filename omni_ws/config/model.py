@@ -44,7 +44,8 @@ class VoiceChoice(StrEnum):
     NONE = "none"
 
 
-StartPolicyName = Literal["on_first_chunk", "on_end_only", "on_min_length", "on_modality"]
+# Without on_modality, which only a client can mean: it needs the name of a modality.
+StartPolicyName = Literal["on_first_chunk", "on_end_only", "on_min_length"]
 AfterStart = Literal["extend", "snapshot"]
 
 

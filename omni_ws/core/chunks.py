@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 
 class Modality(StrEnum):
@@ -69,6 +69,11 @@ class InputChunk(NamedTuple):
     format: str | None = None
     timestamp_ms: int | None = None
     end_of_input: bool = False
+
+    @classmethod
+    def end(cls) -> Self:
+        """An empty chunk that ends the input."""
+        return cls(Modality.TEXT, b"", end_of_input=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from omni_ws.errors import (
     PayloadTooLarge,
     ReorderWindowExceeded,
     SequenceGap,
+    SessionConflict,
     SessionTimeout,
 )
 
@@ -73,9 +74,17 @@ class InputStream:
     """
 
     def __init__(
-        self, limits: StreamLimits, settings: Callable[[], InputSettings], *, budget: ByteBudget, now: float
+        self,
+        limits: StreamLimits,
+        settings: Callable[[], InputSettings],
+        *,
+        budget: ByteBudget,
+        now: float,
+        single_request: bool = False,
     ) -> None:
         self.limits = limits
+        #: Whether a chunk after the end of the first request is a conflict instead of a second request.
+        self.single_request = single_request
         self.reject_out_of_order = False
         #: While an answer runs nothing is idle; whoever runs answers keeps this current, and calls ``touch`` at the
         #: end of an answer, so that the silence is counted from there.
@@ -92,6 +101,8 @@ class InputStream:
         self._numbered: bool | None = None
         #: Numbers after which an end of input takes effect that came while a gap was open.
         self._finish_after: set[int] = set()
+        #: Whether any chunk has come.
+        self.opened = False
         self._closed = False
         self._last_activity = now
         self._gap_since: float | None = None
@@ -105,7 +116,8 @@ class InputStream:
         """One chunk as it arrived.
 
         Raises PayloadTooLarge and ReorderWindowExceeded, which end the session; OutOfOrder and EngineOverloaded,
-        after which the same number may come again; InvalidValue when chunks with and without numbers are mixed.
+        after which the same number may come again; InvalidValue when chunks with and without numbers are mixed;
+        SessionConflict after the end of a single request.
         """
         self._last_activity = now
         sequence_id = self._number(chunk)
@@ -253,7 +265,7 @@ class InputStream:
                 self._reorder.hold(sequence_id, item)
                 if self._gap_since is None:
                     self._gap_since = now
-            case Arrival.BEYOND_WINDOW:
+            case Arrival.BEYOND_WINDOW:  # pragma: no branch
                 raise ReorderWindowExceeded(
                     f"chunk {self._reorder.next_sequence_id} is missing and chunk {sequence_id} is "
                     f"{self.limits.reorder_window} or more ahead of it",
@@ -275,7 +287,9 @@ class InputStream:
         for sequence_id, released in enumerate(waiting, following):
             if isinstance(released, tuple):
                 self._release(len(released.payload))  # counted again, or not, where it goes now
-                events += self._deliver(released)
+                # Past the end of a single request nothing is left to tell: it was taken before the end was known.
+                if not self._over:
+                    events += self._deliver(released)
             if sequence_id in self._finish_after:
                 self._finish_after.discard(sequence_id)
                 events += self._finish()
@@ -287,6 +301,8 @@ class InputStream:
         events: list[StreamEvent] = []
         session = self.current
         if session is None:
+            if self._over:
+                raise SessionConflict("the input has ended already", sequence_id=chunk.sequence_id)
             session = StreamingInputSession(self._settings())
             events.append(RequestOpened(session))
         if session.input_open:
@@ -295,11 +311,16 @@ class InputStream:
                 session.held_bytes += size
             events += session.receive_chunk(chunk)
         self.received_bytes += size
+        self.opened = True
         self.current = session
         if chunk.end_of_input:
             self.current = None
             self._ack_now = True
         return events
+
+    @property
+    def _over(self) -> bool:
+        return self.single_request and self.opened and self.current is None
 
     def _finish(self) -> list[StreamEvent]:
         session, self.current = self.current, None

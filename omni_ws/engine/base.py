@@ -137,6 +137,10 @@ class Engine(Protocol):
         """Requests that hold a slot, a worker or a stream of this engine right now."""
         ...
 
+    def describe(self) -> tuple[str, ...]:
+        """Lines for the person who starts the server: what it found, and what it lacks."""
+        ...
+
     async def start(self) -> None:
         """Load, warm up; returns when the engine can work. Raises EngineFailed when it cannot."""
         ...

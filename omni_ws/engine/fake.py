@@ -55,6 +55,9 @@ class _ModelFree:
     def capabilities(self) -> EngineCapabilities:
         return CAPABILITIES
 
+    def describe(self) -> tuple[str, ...]:
+        return ("this engine only echoes: it is for tests",)
+
     async def start(self) -> None:
         self.state = EngineState.OK
 

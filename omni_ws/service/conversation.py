@@ -58,15 +58,20 @@ class Conversation:
         limits: ConversationLimits,
         budget: ByteBudget,
         now: Callable[[], float],
+        single_request: bool = False,
     ) -> None:
         self.engine = engine
         self.configuration = configuration
         self.outbox = outbox
         self.limits = limits
-        self.stream = InputStream(limits.stream, self._input_settings, budget=budget, now=now())
+        self.stream = InputStream(
+            limits.stream, self._input_settings, budget=budget, now=now(), single_request=single_request
+        )
         self.history = History(limits.max_history_tokens)
         #: Called when input that had to wait may come again (see ``input_full``).
         self.on_input_room: Callable[[], None] = _nothing
+        #: What requests finish with that end because the session does.
+        self.finish_reason_at_end = FinishReason.CANCELLED
         self._now = now
         self._sequencer = OutputSequencer()
         self._wake = asyncio.Event()
@@ -103,6 +108,8 @@ class Conversation:
         Nothing happens where there is nothing to stop.
         """
         turn = self._turn_to_cancel(request_id)
+        if turn is None and request_id is not None:
+            return  # it has ended already, and what waits behind a gap belongs to others
         if turn is self._receiving:
             self.stream.cancel(now=self._now())
             self._receiving = None
@@ -168,10 +175,8 @@ class Conversation:
                 while self._turns and self._turns[0].ready:
                     await self._serve(self._turns[0])
         finally:
-            for turn in self._turns:
-                turn.input.discard()
-            self._turns.clear()
-            self._receiving = None
+            for turn in tuple(self._turns):
+                self._end(turn, self.finish_reason_at_end)
             self.stream.close()
 
     def close(self) -> None:
@@ -189,8 +194,7 @@ class Conversation:
                 if not turn.answer.done():
                     turn.answer.cancel()
                     await asyncio.wait([turn.answer])
-        if not turn.finished:
-            self._end(turn, FinishReason.CANCELLED)
+        self._end(turn, FinishReason.CANCELLED)
         if turn.error is not None and websocket_close_code(turn.error) is not None:
             raise turn.error
 
@@ -223,6 +227,8 @@ class Conversation:
 
     def _end(self, turn: Turn, reason: FinishReason, reported: Usage | None = None) -> None:
         """The one final of a request, and the end of everything that it held."""
+        if turn.finished:
+            return
         if turn.cancelled:
             turn.error, reason = None, FinishReason.CANCELLED
         if turn.error is not None:

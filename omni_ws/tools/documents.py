@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -99,10 +100,16 @@ def error_codes() -> str:
     return "\n".join(rows) + "\n"
 
 
+def http_description() -> str:
+    """The description that the server gives out at /openapi.json."""
+    return resources.files("omni_ws").joinpath("web", "openapi.json").read_text(encoding="utf-8")
+
+
 GENERATED: Final[tuple[GeneratedDocument, ...]] = (
     GeneratedDocument("docs/configuration.md", configuration_reference),
     GeneratedDocument("protocol/error_codes.md", error_codes),
     GeneratedDocument("protocol/frames.schema.json", frames_schema),
+    GeneratedDocument("protocol/openapi.json", http_description),
 )
 
 

@@ -62,3 +62,10 @@ def unexpected(exception: BaseException, *, where: str) -> EngineFailed:
     error_id = f"err_{uuid.uuid4().hex[:12]}"
     logger.error("%s failed (%s)", where, error_id, exc_info=exception)
     return EngineFailed(f"The server failed to answer this request; error id {error_id}.")
+
+
+def sole_cause(raised: Exception) -> Exception:
+    """What a task group wrapped, where it is one exception: handlers use task groups, and clients see causes."""
+    while isinstance(raised, ExceptionGroup) and len(raised.exceptions) == 1:
+        raised = raised.exceptions[0]
+    return raised

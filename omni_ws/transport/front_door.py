@@ -59,6 +59,8 @@ class FrontDoor(HttpConnection):
     def upgrade(self, event: h11.Request, request: HttpRequest) -> None:
         check_handshake(event, request)
         decision = self._application.upgrade(request)
+        if self._peer_finished:
+            raise InvalidFrame("a WebSocket needs both directions of the connection, and one is closed")
         connection = decision.connection(self._protocol_for(decision), self._server, **self._options)
         head = b"GET %b HTTP/1.1\r\n" % event.target
         head += b"".join(b"%b: %b\r\n" % field for field in event.headers.raw_items())

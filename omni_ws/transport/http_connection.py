@@ -15,23 +15,22 @@ from typing import Final, cast
 
 import h11
 
-from omni_ws.errors import HeaderTooLarge, InvalidFrame, OmniError, OriginNotAllowed, SessionTimeout
+from omni_ws.errors import HeaderTooLarge, OmniError, OriginNotAllowed, SessionTimeout
 from omni_ws.transport import cors
 from omni_ws.transport.application import Application, HttpLimits
 from omni_ws.transport.connections import Connections
 from omni_ws.transport.deadline import Deadline
-from omni_ws.transport.error_answer import error_body, error_headers, unexpected
-from omni_ws.transport.http1 import JSON, HttpExchange, PeerGone, RequestBody, answer_head
+from omni_ws.transport.error_answer import error_body, error_headers, sole_cause, unexpected
+from omni_ws.transport.http1 import JSON, HttpExchange, PeerGone, answer_head
+from omni_ws.transport.http_input import HttpInput
 from omni_ws.transport.http_output import HttpOutput
-from omni_ws.transport.http_request import HttpRequest, read_request
+from omni_ws.transport.http_request import HttpRequest, protocol_failure, read_request
 
 logger = logging.getLogger(__name__)
 
 #: Events of one connection's input handled at a stretch. One read can hold tens of thousands of tiny chunks, and the
 #: other connections' audio must not wait until all of them are parsed.
 _EVENTS_PER_TURN: Final = 256
-#: How every TLS connection begins.
-_TLS_RECORD: Final = b"\x16"
 
 
 class Phase(enum.Enum):
@@ -54,26 +53,23 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._loop = asyncio.get_running_loop()
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.max_header_bytes)
         self._output = HttpOutput(self._http, timeout_sec=limits.write_timeout_sec, stuck=self._drop_slow_peer)
-        self._phase = Phase.HEAD
+        self._input = HttpInput(
+            self._http, high_water_bytes=limits.body_high_water_bytes, body_timeout_sec=limits.body_timeout_sec
+        )
         self._transport: asyncio.Transport
         self._secure = False
         self._client = ""
-        # Bytes of the head being read, of pipelined requests that wait, and thrown away while lingering.
-        self._head_bytes = 0
-        self._pipelined_bytes = 0
-        self._lingered_bytes = 0
-        self._first_byte = b""
-        self._reading_paused = False
-        self._behind = False
+        self._phase = Phase.HEAD
         self._peer_finished = False
-        # The request being answered; the body stands for "incomplete" where there is none.
+        self._first_byte = b""
+        #: Received of the head being read, and of what is thrown away.
+        self._head_bytes = 0
+        self._lingered_bytes = 0
+        #: The request being answered, and the owner of everything that its handler does.
         self._request: HttpRequest | None = None
         self._is_head_method = False
-        self._body = RequestBody()
-        self._body_timeout = limits.body_timeout_sec
         self._task: asyncio.Task[None] | None = None
         self._phase_deadline = Deadline(self._loop, self._phase_expired)
-        self._body_deadline = Deadline(self._loop, self._body_expired)
         self._probe_deadline = Deadline(self._loop, self._probe)
 
     @abc.abstractmethod
@@ -84,6 +80,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._input.attach(self._transport)
         self._output.attach(self._transport)
         # Asked now: once the connection is lost, the TLS transport of the standard library no longer knows.
         self._secure = transport.get_extra_info("sslcontext") is not None
@@ -96,12 +93,12 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         match self._phase:
             case Phase.HEAD:
                 if self._head_bytes == 0:
-                    self._first_byte = data[:1]
+                    self._first_byte = self._first_byte or data[:1]
                     self._phase_deadline.arm(self._limits.header_timeout_sec)
                 self._head_bytes += len(data)
-            case Phase.EXCHANGE if self._body.complete:
-                self._hold_pipelined(len(data))
-            case Phase.EXCHANGE if self._body.ended:
+            case Phase.EXCHANGE if self._input.body.complete:
+                self._input.hold(len(data))
+            case Phase.EXCHANGE if self._input.body.ended:
                 return  # broken framing, or too late: no sense can be made of the rest
             case Phase.EXCHANGE:
                 pass
@@ -135,9 +132,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._phase = Phase.CLOSED
-        self._disarm()
-        self._output.lost()
-        self._body.fail(PeerGone("the client closed the connection"))
+        self._detach()
         if self._task is None:
             self._connections.discard(self)
         else:
@@ -165,12 +160,11 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
 
     @property
     def body_timeout(self) -> float | None:
-        return self._body_timeout
+        return self._input.body_timeout
 
     @body_timeout.setter
     def body_timeout(self, seconds: float | None) -> None:
-        self._body_timeout = seconds
-        self._watch_body()
+        self._input.body_timeout = seconds
 
     def send(self, *events: h11.Event) -> None:
         self._output.send(*events)
@@ -179,14 +173,12 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         await self._output.drain()
 
     def body_wanted(self) -> None:
-        if self._http.they_are_waiting_for_100_continue and not self._body.ended:
+        if self._http.they_are_waiting_for_100_continue and not self._input.body.ended:
             self._send_continue()
-            self._watch_body()
+            self._input.watch()
 
     def body_taken(self) -> None:
-        if not self._body.ended:
-            self._resume_reading()
-            self._watch_body()
+        self._input.taken()
 
     # h11's events, one effect each
 
@@ -206,29 +198,16 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         except h11.RemoteProtocolError as error:
             self._misunderstood(error)
             return
-        self._pause_reading()
-        self._behind = True
-        self._loop.call_soon(self._catch_up)
-
-    def _catch_up(self) -> None:
-        self._behind = False
-        if self._body.held < self._limits.body_high_water_bytes:
-            self._resume_reading()
-        self._advance()
+        self._input.fall_behind(self._advance)
 
     def _dispatch(self, event: h11.Event) -> None:
         match event:
             case h11.Request():
                 self._receive_head(event)
             case h11.Data(data=data):
-                self._body.feed(data)
-                if self._body.held >= self._limits.body_high_water_bytes:
-                    self._pause_reading()
-                self._watch_body()
+                self._input.feed(data)
             case h11.EndOfMessage():
-                self._body.finish()
-                self._body_deadline.disarm()
-                self._hold_pipelined(len(self._http.trailing_data[0]))
+                self._input.finish()
 
     def _receive_head(self, event: h11.Request) -> None:
         self._is_head_method = event.method == b"HEAD"
@@ -252,16 +231,9 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             self._refuse(unexpected(error, where="the opening of a request"))
 
     def _misunderstood(self, error: h11.RemoteProtocolError) -> None:
-        failure: OmniError
-        if error.error_status_hint == 431:
-            failure = HeaderTooLarge(f"the request head has more than {self._limits.max_header_bytes} bytes")
-        elif self._first_byte == _TLS_RECORD:
-            failure = InvalidFrame("this looks like TLS, but this port speaks plain HTTP and WebSocket")
-        else:
-            failure = InvalidFrame(f"this is not HTTP/1.1: {str(error)[:80]}")
+        failure = protocol_failure(error, first_byte=self._first_byte, max_header_bytes=self._limits.max_header_bytes)
         if self._phase is Phase.EXCHANGE:
-            self._body.fail(failure)
-            self._body_deadline.disarm()
+            self._input.fail(failure)
         else:
             self._refuse(failure)
 
@@ -269,13 +241,11 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
 
     def _begin(self, request: HttpRequest, *, origin_allowed: bool) -> None:
         self._phase = Phase.EXCHANGE
-        self._body_timeout = self._limits.body_timeout_sec
-        if request.has_body:
-            self._watch_body()
+        self._input.begin(request)
         if self._peer_finished:
             self._probe_deadline.arm(self._limits.half_close_probe_sec)
-        exchange = HttpExchange(self, request, self._body, origin_allowed=origin_allowed)
-        # The owner of everything that a handler does; cancelling it is the one way to abort.
+        exchange = HttpExchange(self, request, self._input.body, origin_allowed=origin_allowed)
+        # Cancelling this task is the one way to abort what a handler does.
         self._task = self._loop.create_task(self._run(exchange, origin_allowed=origin_allowed))
         self._task.add_done_callback(self._answered)
 
@@ -290,7 +260,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
                 raise RuntimeError(f"the handler of {where} returned without an answer")
             await exchange.end()
         except Exception as raised:
-            cause = _sole_cause(raised)
+            cause = sole_cause(raised)
             if isinstance(cause, PeerGone):
                 raise cause from None
             error = cause if isinstance(cause, OmniError) else unexpected(raised, where=where)
@@ -302,7 +272,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         """The request's task is done: on to the next request, or to the connection's end."""
         self._task = None
         self._probe_deadline.disarm()
-        self._body_deadline.disarm()
+        self._input.over()
         failure = None if task.cancelled() else task.exception()
         if failure is not None and not isinstance(failure, PeerGone):
             logger.error("an answer could not be sent", exc_info=failure)
@@ -318,18 +288,15 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
     @property
     def _reusable(self) -> bool:
         idle = self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
-        return idle and not (self._connections.draining and not self._pipelined_bytes)
+        return idle and not (self._connections.draining and not self._input.pipelined_bytes)
 
     def _next_request(self) -> None:
         self._http.start_next_cycle()
         self._phase = Phase.HEAD
         self._request = None
-        self._body = RequestBody()
-        self._first_byte = b""
-        self._head_bytes, self._pipelined_bytes = self._pipelined_bytes, 0
+        self._head_bytes = self._input.next_request()
         waiting = self._head_bytes > 0
         self._phase_deadline.arm(self._limits.header_timeout_sec if waiting else self._limits.keepalive_timeout_sec)
-        self._resume_reading()
         self._advance()
 
     def _refuse(self, error: OmniError) -> None:
@@ -346,26 +313,32 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
     def release(self) -> None:
         """Let go of the transport, which another protocol is about to get."""
         self._phase = Phase.HANDED_OVER
-        self._disarm()
-        self._output.lost()
+        self._detach()
         self._connections.discard(self)
 
     def _end(self) -> None:
         """No more requests. Where the peer may still be sending, closing at once would make the kernel drop the answer
         (a reset overtakes data): what it sends is then read and thrown away for a while."""
-        if self._peer_finished or (self._body.complete and not self._pipelined_bytes):
+        if self._peer_finished or (self._input.body.complete and not self._input.pipelined_bytes):
             self._close()
             return
         self._phase = Phase.LINGER
         self._phase_deadline.arm(self._limits.linger_timeout_sec)
-        self._resume_reading()
+        self._input.resume()
         if self._transport.can_write_eof():
             self._transport.write_eof()
 
     def _close(self) -> None:
         self._phase = Phase.CLOSED
-        self._disarm()
+        self._phase_deadline.disarm()
         self._output.close()
+
+    def _detach(self) -> None:
+        """Stop every timer and wake every waiter: the transport is gone, or another's."""
+        self._phase_deadline.disarm()
+        self._probe_deadline.disarm()
+        self._input.lost()
+        self._output.lost()
 
     def _drop_slow_peer(self) -> None:
         logger.info("dropped a client that did not read for %g s", self._limits.write_timeout_sec)
@@ -373,26 +346,12 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
 
     # Deadlines
 
-    def _disarm(self) -> None:
-        self._phase_deadline.disarm()
-        self._body_deadline.disarm()
-        self._probe_deadline.disarm()
-
     def _phase_expired(self) -> None:
         if self._phase is Phase.HEAD and self._head_bytes:
             limit = self._limits.header_timeout_sec
             self._refuse(SessionTimeout(f"the request head was not complete after {limit:g} s"))
         else:
             self._close()
-
-    def _body_expired(self) -> None:
-        self._body.fail(SessionTimeout(f"the request body stood still for {self._body_timeout:g} s"))
-
-    def _watch_body(self) -> None:
-        """Run the body's deadline exactly while the peer owes bytes and nothing of ours holds it up."""
-        held_up = self._reading_paused or self._http.they_are_waiting_for_100_continue
-        owing = self._phase is Phase.EXCHANGE and not self._body.ended
-        self._body_deadline.arm(self._body_timeout if owing and not held_up else None)
 
     def _probe(self) -> None:
         """Find out whether a peer that finished sending still listens.
@@ -407,28 +366,3 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
 
     def _send_continue(self) -> None:
         self.send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
-
-    # Flow control of the input
-
-    def _hold_pipelined(self, size: int) -> None:
-        """Requests ahead of their turn are held, not stopped at once: a paused socket would not tell of its end."""
-        self._pipelined_bytes += size
-        if self._pipelined_bytes > self._limits.body_high_water_bytes:
-            self._pause_reading()
-
-    def _pause_reading(self) -> None:
-        if not self._reading_paused and not self._transport.is_closing():
-            self._reading_paused = True
-            self._transport.pause_reading()
-
-    def _resume_reading(self) -> None:
-        if self._reading_paused and not self._behind and not self._transport.is_closing():
-            self._reading_paused = False
-            self._transport.resume_reading()
-
-
-def _sole_cause(raised: Exception) -> Exception:
-    """What a task group wrapped, where it is one exception: handlers use task groups, and clients see causes."""
-    while isinstance(raised, ExceptionGroup) and len(raised.exceptions) == 1:
-        raised = raised.exceptions[0]
-    return raised

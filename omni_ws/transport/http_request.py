@@ -13,10 +13,13 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import h11
 
-from omni_ws.errors import InvalidFrame
+from omni_ws.errors import HeaderTooLarge, InvalidFrame, OmniError
 
 #: More query fields than any route has; a bound against hash-flooding targets.
 MAX_QUERY_FIELDS: Final = 256
+
+#: How every TLS connection begins.
+_TLS_RECORD: Final = b"\x16"
 
 
 class Fields:
@@ -142,6 +145,15 @@ def read_request(event: h11.Request, *, client: str, secure: bool) -> HttpReques
         client=client,
         secure=secure,
     )
+
+
+def protocol_failure(error: h11.RemoteProtocolError, *, first_byte: bytes, max_header_bytes: int) -> OmniError:
+    """The error for what h11 could not read; ``first_byte`` is the first one of the connection."""
+    if error.error_status_hint == 431:
+        return HeaderTooLarge(f"the request head has more than {max_header_bytes} bytes")
+    if first_byte == _TLS_RECORD:
+        return InvalidFrame("this looks like TLS, but this port speaks plain HTTP and WebSocket")
+    return InvalidFrame(f"this is not HTTP/1.1: {str(error)[:80]}")
 
 
 def split_target(target: str) -> tuple[tuple[str, ...], Fields]:

@@ -1,0 +1,269 @@
+"""The server: routes over a live engine, and the whole life cycle around them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Final
+from urllib.parse import urlsplit
+
+from websockets.asyncio.server import Server
+from websockets.asyncio.server import serve as serve_websockets
+
+from omni_ws import __version__
+from omni_ws.config import check_available, check_exposure, configured_keys
+from omni_ws.config.keys import ApiKey
+from omni_ws.config.model import EngineName, ServerConfig
+from omni_ws.engine.base import Engine
+from omni_ws.errors import NotFound, ShuttingDown, UpgradeRequired
+from omni_ws.logs import configure_logging
+from omni_ws.service.session_factory import SessionFactory
+from omni_ws.transport.application import HttpLimits, UpgradeDecision
+from omni_ws.transport.authentication import Authenticator
+from omni_ws.transport.connections import Connections
+from omni_ws.transport.front_door import front_door
+from omni_ws.transport.http1 import HttpExchange, HttpRequest
+from omni_ws.transport.openai import OpenAIRoutes
+from omni_ws.transport.ops import OperationsRoutes
+from omni_ws.transport.router import Router
+from omni_ws.transport.streaming_input import StreamingInput, check_origin
+
+logger = logging.getLogger(__name__)
+
+NATIVE_PATH: Final = "/v1/streaming_input"
+#: How long connections may take to close once everything that they waited for is done.
+CLOSE_TIMEOUT_SEC: Final = 5.0
+
+
+class App:
+    """Everything that is said on the port, over an engine that runs already."""
+
+    def __init__(self, engine: Engine, config: ServerConfig, keys: tuple[ApiKey, ...] = ()) -> None:
+        self.config = config
+        self.sessions = SessionFactory(engine, config)
+        self.authenticator = Authenticator(keys)
+        self.native = StreamingInput(self.sessions, self.authenticator)
+        self._router = self._routes()
+
+    def _routes(self) -> Router:
+        router = Router()
+        openai = OpenAIRoutes(self.sessions, self.authenticator)
+        operations = OperationsRoutes(self.sessions, self.authenticator)
+        router.add("GET", "/", operations.index)
+        router.add("GET", "/health", operations.health)
+        router.add("GET", "/openapi.json", operations.openapi)
+        router.add("GET", "/v1/models", operations.models)
+        router.add("GET", "/v1/models/{id:path}", operations.model)
+        router.add("POST", "/v1/chat/completions", openai.chat_completions)
+        router.add("POST", "/v1/audio/speech", openai.audio_speech)
+        router.add("GET", NATIVE_PATH, self._needs_upgrade)
+        return router
+
+    async def handle(self, exchange: HttpExchange) -> None:
+        await self._router.dispatch(exchange)
+
+    def upgrade(self, request: HttpRequest) -> UpgradeDecision:
+        check_origin(request, allowed=self.allows_origin(request))
+        if request.path != NATIVE_PATH:
+            # Raises NotFound for a path that is nothing, and says so for one that is something else.
+            self._router.match("GET", request.segments)
+            raise NotFound("there is no WebSocket at this path")
+        return self.native.upgrade(request)
+
+    def allows_origin(self, request: HttpRequest) -> bool:
+        """Pages of the server's own host, and of the origins that the operator allows."""
+        origin = request.headers.get("origin")
+        if origin is None or "*" in self.config.allow_origin or origin in self.config.allow_origin:
+            return True
+        return origin != "null" and urlsplit(origin).netloc.lower() == (request.headers.get("host") or "").lower()
+
+    async def _needs_upgrade(self, exchange: HttpExchange) -> None:
+        if not self.config.streaming_input.enabled:
+            raise NotFound("streaming input is turned off on this server")
+        raise UpgradeRequired("this is a WebSocket")
+
+
+def create_app(engine: Engine, config: ServerConfig, keys: tuple[ApiKey, ...] = ()) -> App:
+    """Routes over a live engine, to be served with ``listen``."""
+    return App(engine, config, keys)
+
+
+class RunningServer:
+    """A server that listens. ``port`` is the real one where any free one was asked for."""
+
+    def __init__(self, app: App, server: Server, connections: Connections) -> None:
+        self.app = app
+        self._server = server
+        self._connections = connections
+
+    @property
+    def port(self) -> int:
+        port: int = next(iter(self._server.sockets)).getsockname()[1]
+        return port
+
+    async def drain(self, timeout: float) -> None:
+        """Take nothing new, let what runs finish within ``timeout`` seconds, then close everything."""
+        self.app.sessions.admission.draining = True
+        self._server.close(close_connections=False)
+        self.app.native.drain(timeout)
+        self._connections.close_idle()
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.gather(self._connections.wait_idle(None), self._server.wait_closed())
+        except TimeoutError:
+            logger.warning("some answers did not finish within %g seconds", timeout)
+
+    async def close(self) -> None:
+        """End what is left, whatever it is doing."""
+        self.app.sessions.admission.draining = True
+        self._server.close(close_connections=False)
+        self.app.native.end_all(ShuttingDown("the server is shutting down"))
+        self._connections.close_idle()
+        self._connections.abort_all()
+        await self._connections.wait_idle(CLOSE_TIMEOUT_SEC)
+        await self._server.wait_closed()
+
+
+@asynccontextmanager
+async def listen(app: App) -> AsyncIterator[RunningServer]:
+    """Serve ``app`` on its configured address for as long as the block lasts. Raises OSError for a taken port."""
+    config = app.config
+    streaming = config.streaming_input
+    http = config.http
+    connections = Connections()
+    limits = HttpLimits(
+        header_timeout_sec=http.header_timeout_sec,
+        body_timeout_sec=http.body_timeout_sec,
+        keepalive_timeout_sec=http.keepalive_timeout_sec,
+        max_header_bytes=http.max_header_bytes,
+        write_timeout_sec=streaming.write_timeout_sec,
+    )
+    server = await serve_websockets(
+        app.native.serve,
+        config.host,
+        config.port,
+        create_connection=front_door(app, connections=connections, limits=limits),
+        compression="deflate" if streaming.permessage_deflate else None,
+        # The session has a keep-alive of its own: the library's cannot know when it is us who do not read.
+        ping_interval=None,
+        open_timeout=http.header_timeout_sec,
+        close_timeout=CLOSE_TIMEOUT_SEC,
+        server_header="omni_ws",
+        ssl=_tls(config),
+    )
+    running = RunningServer(app, server, connections)
+    try:
+        yield running
+    finally:
+        await running.close()
+
+
+def _tls(config: ServerConfig) -> ssl.SSLContext | None:
+    if config.ssl_certfile is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+    return context
+
+
+def create_engine(config: ServerConfig) -> Engine:
+    """The engine that the configuration names; imported only here."""
+    if config.engine is EngineName.FAKE:
+        from omni_ws.engine.fake import EchoEngine, EchoSettings
+
+        return EchoEngine(EchoSettings(**config.fake.model_dump()))
+    if config.engine is EngineName.EMBEDDED:
+        from omni_ws.engine.embedded.config import EmbeddedConfig, VoiceChoice
+        from omni_ws.engine.embedded.engine import EmbeddedEngine
+
+        embedded = config.embedded
+        return EmbeddedEngine(
+            EmbeddedConfig(
+                max_recognisers=embedded.max_recognisers,
+                voice=VoiceChoice(embedded.voice.value),
+                default_voice=embedded.default_voice,
+            )
+        )
+    raise AssertionError(f"check_available lets no {config.engine} through")
+
+
+async def serve(config: ServerConfig) -> int:
+    """The whole life of a server: engine, port, signals, drain. Returns the exit status.
+
+    Raises ConfigurationError for what cannot be served so, OSError for a taken port, EngineFailed when the engine does
+    not start.
+    """
+    configure_logging(config.log_format, config.log_level)
+    keys = configured_keys(config)
+    check_exposure(config)
+    check_available(config, keys)
+    engine = create_engine(config)
+    stop = asyncio.Event()
+    try:
+        # The port answers while the engine starts: /health says so, with 503.
+        async with listen(create_app(engine, config, keys)) as server:
+            with _signals(stop.set):
+                if await _started(engine, stop):
+                    _announce(server, engine)
+                    await stop.wait()
+            logger.info("shutting down")
+            await _drain(server, config.drain_timeout_sec)
+    finally:
+        await engine.stop()
+    return 0
+
+
+async def _started(engine: Engine, stop: asyncio.Event) -> bool:
+    """Start the engine; False when the server is told to stop before that is done."""
+    starting = asyncio.create_task(engine.start(), name="engine start")
+    stopping = asyncio.create_task(stop.wait(), name="stop signal")
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+        return starting.done()
+    finally:
+        starting.cancel()
+        stopping.cancel()
+        await asyncio.gather(starting, stopping, return_exceptions=True)
+
+
+async def _drain(server: RunningServer, timeout: float) -> None:
+    """Drain; a second signal ends it at once."""
+    at_once = asyncio.Event()
+    with _signals(at_once.set):
+        draining = asyncio.create_task(server.drain(timeout), name="drain")
+        hurry = asyncio.create_task(at_once.wait(), name="second signal")
+        try:
+            await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            draining.cancel()
+            hurry.cancel()
+            await asyncio.gather(draining, hurry, return_exceptions=True)
+
+
+@contextmanager
+def _signals(callback: Callable[[], None]) -> Iterator[None]:
+    """While the block lasts SIGTERM and SIGINT call ``callback`` and nothing else."""
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, callback)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+def _announce(server: RunningServer, engine: Engine) -> None:
+    config = server.app.config
+    scheme = "https" if config.ssl_certfile is not None else "http"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    logger.info("omni_ws %s listens on %s://%s:%d (engine %s)", __version__, scheme, host, server.port, engine.name)
+    for line in engine.describe():
+        logger.info("%s", line)

@@ -1,0 +1,103 @@
+"""Makes the conversations of a server: one engine, one set of limits, many sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from omni_ws.config.model import ServerConfig
+from omni_ws.core.audio_format import AudioEncoding
+from omni_ws.core.input_stream import StreamLimits
+from omni_ws.core.quota import ByteBudget
+from omni_ws.engine.base import Engine, EngineState
+from omni_ws.errors import EngineFailed, EngineOverloaded
+from omni_ws.service.admission import Admission
+from omni_ws.service.configuration import LOCAL_MODEL, Configuration, ConfigurationRules, ServedModel
+from omni_ws.service.conversation import Conversation, ConversationLimits
+from omni_ws.service.outbox import Outbox
+
+#: Audio that can be cut anywhere, for sessions that play it as it comes.
+STREAM_FORMATS: Final = frozenset(
+    {AudioEncoding.PCM16, AudioEncoding.F32, AudioEncoding.PCMU, AudioEncoding.PCMA, AudioEncoding.WAV}
+)
+#: And what HTTP answers may be besides.
+FILE_FORMATS: Final = STREAM_FORMATS | {
+    AudioEncoding.MP3,
+    AudioEncoding.FLAC,
+    AudioEncoding.OPUS,
+    AudioEncoding.OGG,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NewSession:
+    conversation: Conversation
+    outbox: Outbox
+
+
+class SessionFactory:
+    """``admission`` counts the sessions, ``budget`` the bytes that they hold together."""
+
+    def __init__(self, engine: Engine, config: ServerConfig) -> None:
+        self.engine = engine
+        self.config = config
+        self.admission = Admission(max_sessions=config.limits.max_sessions)
+        self.budget = ByteBudget(config.limits.max_held_bytes)
+        names = config.served_model_name or (engine.model,)
+        self.model = ServedModel(names, frozenset({*config.served_model_alias, LOCAL_MODEL}))
+        streaming = config.streaming_input
+        self._limits = ConversationLimits(
+            stream=StreamLimits(
+                reorder_window=streaming.reorder_window_chunks,
+                reorder_timeout=streaming.reorder_timeout_sec,
+                session_timeout=streaming.session_timeout_sec,
+                max_chunk_bytes=streaming.max_chunk_bytes,
+                max_held_bytes=streaming.max_payload_per_session,
+            ),
+            max_pending_requests=streaming.max_pending_requests,
+            max_history_tokens=config.limits.max_history_tokens,
+        )
+
+    def check_ready(self) -> None:
+        """Raises EngineOverloaded while the engine starts, EngineFailed when it is gone."""
+        match self.engine.state:
+            case EngineState.STARTING:
+                raise EngineOverloaded("the engine is still starting", retry_after_ms=1000)
+            case EngineState.UNHEALTHY:
+                raise EngineFailed("the engine is not available", fatal=True)
+
+    def open(self, *, output_formats: frozenset[AudioEncoding], single_request: bool = False) -> NewSession:
+        now = asyncio.get_running_loop().time
+        streaming = self.config.streaming_input
+        outbox = Outbox(streaming.max_output_bytes, write_timeout=streaming.write_timeout_sec, now=now)
+        rules = ConfigurationRules(
+            capabilities=self.engine.capabilities,
+            model=self.model,
+            output_formats=frozenset(output_formats),
+            defaults=self._defaults(),
+            forced_start_policy=streaming.force_start_policy,
+        )
+        conversation = Conversation(
+            self.engine,
+            Configuration(rules),
+            outbox,
+            # What a client sends along as history in its one request is what it wants to be used.
+            limits=replace(self._limits, max_history_tokens=sys.maxsize) if single_request else self._limits,
+            budget=self.budget,
+            now=now,
+            single_request=single_request,
+        )
+        return NewSession(conversation, outbox)
+
+    def _defaults(self) -> Mapping[str, Any]:
+        """What the operator set for clients that do not say."""
+        streaming = self.config.streaming_input
+        wanted = {
+            "start_policy": streaming.start_policy,
+            "after_start": streaming.after_start,
+            "max_lead_ms": streaming.max_lead_ms,
+        }
+        return {name: value for name, value in wanted.items() if value is not None}

@@ -1,0 +1,53 @@
+"""Which key a request presents."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable
+from typing import Final
+
+from omni_ws.config.keys import ApiKey, digest
+from omni_ws.errors import Unauthenticated
+from omni_ws.transport.http_request import HttpRequest
+
+#: Browsers cannot set headers on a WebSocket handshake; they put the key into an entry of the subprotocol list.
+KEY_SUBPROTOCOLS: Final = ("omni-api-key.", "openai-insecure-api-key.")
+
+
+class Authenticator:
+    """Knows keys by their digests. Without any key everybody may come in, and what is presented is ignored."""
+
+    def __init__(self, keys: Iterable[ApiKey]) -> None:
+        self._keys = tuple(keys)
+
+    @property
+    def required(self) -> bool:
+        return bool(self._keys)
+
+    def authenticate(self, request: HttpRequest) -> ApiKey | None:
+        """Raises Unauthenticated for a missing, malformed or unknown key."""
+        if not self._keys:
+            return None
+        presented = digest(_presented_key(request))
+        found: ApiKey | None = None
+        for key in self._keys:
+            # Every key is compared, so that the time tells nothing about which one came close.
+            if hmac.compare_digest(presented, key.key_sha256):
+                found = key
+        if found is None:
+            raise Unauthenticated("this key is not known here")
+        return found
+
+
+def _presented_key(request: HttpRequest) -> str:
+    authorization = request.headers.get("authorization")
+    if authorization is not None:
+        scheme, _, key = authorization.partition(" ")
+        if scheme.lower() != "bearer" or not key.strip():
+            raise Unauthenticated("present the key as 'Authorization: Bearer KEY'")
+        return key.strip()
+    for entry in request.headers.tokens("sec-websocket-protocol"):
+        for prefix in KEY_SUBPROTOCOLS:
+            if entry.startswith(prefix):
+                return entry.removeprefix(prefix)
+    raise Unauthenticated("a key is needed: 'Authorization: Bearer KEY'")

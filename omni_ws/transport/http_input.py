@@ -1,0 +1,130 @@
+"""The receiving half of an HTTP connection: the body under way, its deadline, and when the socket is not read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import h11
+
+from omni_ws.errors import SessionTimeout
+from omni_ws.transport.deadline import Deadline
+from omni_ws.transport.http1 import PeerGone, RequestBody
+from omni_ws.transport.http_request import HttpRequest
+
+
+class HttpInput:
+    """Bounds what is held: ``high_water_bytes`` of unread body, and as much of requests ahead of their turn."""
+
+    def __init__(self, http: h11.Connection, *, high_water_bytes: int, body_timeout_sec: float | None) -> None:
+        self._http = http
+        self._high_water_bytes = high_water_bytes
+        self._default_timeout = body_timeout_sec
+        self._timeout = body_timeout_sec
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        #: Incomplete also where there is no request: then, too, it is not known what the peer is about to send.
+        self.body = RequestBody()
+        self.pipelined_bytes = 0
+        self._owing = False
+        self._paused = False
+        self._behind = False
+        self._deadline = Deadline(self._loop, self._expired)
+
+    def attach(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+
+    # The body of one request
+
+    @property
+    def body_timeout(self) -> float | None:
+        return self._timeout
+
+    @body_timeout.setter
+    def body_timeout(self, seconds: float | None) -> None:
+        self._timeout = seconds
+        self.watch()
+
+    def begin(self, request: HttpRequest) -> None:
+        self._timeout = self._default_timeout
+        self._owing = request.has_body
+        self.watch()
+
+    def feed(self, data: bytes | bytearray) -> None:
+        self.body.feed(data)
+        if self.body.held >= self._high_water_bytes:
+            self._pause()
+        self.watch()
+
+    def finish(self) -> None:
+        """The body is complete; what else has arrived belongs to the next request."""
+        self.body.finish()
+        self.watch()
+        self.hold(len(self._http.trailing_data[0]))
+
+    def fail(self, failure: Exception) -> None:
+        self.body.fail(failure)
+        self.watch()
+
+    def taken(self) -> None:
+        """The handler made room."""
+        if not self.body.ended:
+            self.resume()
+            self.watch()
+
+    def over(self) -> None:
+        """The request was answered: nothing is owed any more."""
+        self._owing = False
+        self.watch()
+
+    def next_request(self) -> int:
+        """Make ready for it; how many of its bytes have been received already."""
+        self.body = RequestBody()
+        waiting, self.pipelined_bytes = self.pipelined_bytes, 0
+        self.resume()
+        return waiting
+
+    def lost(self) -> None:
+        """The transport is gone, or another's."""
+        self._deadline.disarm()
+        self.body.fail(PeerGone("the client closed the connection"))
+
+    def watch(self) -> None:
+        """Run the deadline exactly while the peer owes bytes and nothing of ours holds it up."""
+        held_up = self._paused or self._http.they_are_waiting_for_100_continue
+        owing = self._owing and not self.body.ended
+        self._deadline.arm(self._timeout if owing and not held_up else None)
+
+    def _expired(self) -> None:
+        self.body.fail(SessionTimeout(f"the request body stood still for {self._timeout:g} s"))
+
+    # Back-pressure
+
+    def hold(self, size: int) -> None:
+        """Requests ahead of their turn are held, not stopped at once: a paused socket would not tell of its end."""
+        self.pipelined_bytes += size
+        if self.pipelined_bytes > self._high_water_bytes:
+            self._pause()
+
+    def fall_behind(self, catch_up: Callable[[], None]) -> None:
+        """Read no more until ``catch_up`` was called, in the loop's next turn."""
+
+        def turn() -> None:
+            self._behind = False
+            if self.body.held < self._high_water_bytes:
+                self.resume()
+            catch_up()
+
+        self._pause()
+        self._behind = True
+        self._loop.call_soon(turn)
+
+    def _pause(self) -> None:
+        if not self._paused and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._paused and not self._behind and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()

@@ -1,0 +1,78 @@
+"""What a server says of itself: its health, its models, its interface, and a page for people."""
+
+from __future__ import annotations
+
+import time
+from importlib import resources
+from typing import Any, Final
+
+from omni_ws import __version__
+from omni_ws.engine.base import EngineState
+from omni_ws.errors import ModelNotFound
+from omni_ws.service.session_factory import SessionFactory
+from omni_ws.transport.authentication import Authenticator
+from omni_ws.transport.http1 import HttpExchange
+
+HTML: Final = "text/html; charset=utf-8"
+
+
+class OperationsRoutes:
+    """``/``, ``/health`` and ``/openapi.json`` need no key; ``/v1/models`` does where there are keys."""
+
+    def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
+        self._sessions = sessions
+        self._authenticator = authenticator
+        self._started = int(time.time())
+
+    async def health(self, exchange: HttpExchange) -> None:
+        status = self._status()
+        engine = self._sessions.engine
+        await exchange.respond_json(
+            200 if status == "ok" else 503,
+            {
+                "status": status,
+                "engine": engine.name,
+                "model": self._sessions.model.names[0],
+                "sessions": self._sessions.admission.sessions,
+                "stages": [engine.name],
+                "request_states": {"running": engine.active_requests},
+                "version": __version__,
+            },
+        )
+
+    async def models(self, exchange: HttpExchange) -> None:
+        self._authenticator.authenticate(exchange.request)
+        data = [self._model(name) for name in self._sessions.model.names]
+        await exchange.respond_json(200, {"object": "list", "data": data})
+
+    async def model(self, exchange: HttpExchange) -> None:
+        self._authenticator.authenticate(exchange.request)
+        name = exchange.path_parameters["id"]
+        try:
+            self._sessions.model.check(name)
+        except ModelNotFound as error:
+            error.param = "id"
+            raise
+        await exchange.respond_json(200, self._model(name))
+
+    async def index(self, exchange: HttpExchange) -> None:
+        await exchange.respond(200, [("Content-Type", HTML), ("Cache-Control", "no-cache")], _web("index.html"))
+
+    async def openapi(self, exchange: HttpExchange) -> None:
+        await exchange.respond(200, [("Content-Type", "application/json")], _web("openapi.json"))
+
+    def _status(self) -> str:
+        if self._sessions.admission.draining:
+            return "draining"
+        return {
+            EngineState.STARTING: "starting",
+            EngineState.OK: "ok",
+            EngineState.UNHEALTHY: "unhealthy",
+        }[self._sessions.engine.state]
+
+    def _model(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._started, "owned_by": "omni_ws"}
+
+
+def _web(name: str) -> bytes:
+    return resources.files("omni_ws").joinpath("web", name).read_bytes()
