@@ -32,6 +32,7 @@ from omni_ws.errors import (
     PayloadTooLarge,
     ReorderWindowExceeded,
     SequenceGap,
+    SessionConflict,
     SessionTimeout,
 )
 
@@ -46,9 +47,12 @@ def make(
     *,
     limits: StreamLimits = LIMITS,
     budget: ByteBudget | None = None,
+    single_request: bool = False,
 ) -> InputStream:
     settings = InputSettings(start_policy=policy or OnFirstChunk(), mode=mode)
-    return InputStream(limits, lambda: settings, budget=budget or ByteBudget(1 << 20), now=0)
+    return InputStream(
+        limits, lambda: settings, budget=budget or ByteBudget(1 << 20), now=0, single_request=single_request
+    )
 
 
 def text(number: int | None, content: bytes = b"x", *, end: bool = False) -> InputChunk:
@@ -77,6 +81,10 @@ def ack_due(stream: InputStream) -> bool:
 
 def has_gap(stream: InputStream) -> bool:
     return stream.has_gap
+
+
+def opened(stream: InputStream) -> bool:
+    return stream.opened
 
 
 def current(stream: InputStream) -> StreamingInputSession | None:
@@ -279,6 +287,44 @@ def test_an_empty_end_opens_and_ends_a_request() -> None:
     assert isinstance(ended, InputEnded)
     assert isinstance(ended.error, EmptyInput)
     assert current(stream) is None
+
+
+@pytest.mark.parametrize("ended_by", ["chunk", "finish", "cancel"])
+def test_a_single_request_is_the_only_one(ended_by: str) -> None:
+    stream = make(single_request=True)
+    assert not opened(stream)
+    stream.receive_chunk(text(0, end=ended_by == "chunk"), now=0)
+    assert opened(stream)
+    if ended_by == "finish":
+        stream.finish(now=0)
+    elif ended_by == "cancel":
+        stream.cancel(now=0)
+    with pytest.raises(SessionConflict) as caught:
+        stream.receive_chunk(text(1), now=0)
+    assert caught.value.sequence_id == 1
+    assert stream.receive_chunk(text(0), now=0) == []
+    assert stream.held_bytes == 1
+
+
+def test_a_chunk_past_the_end_that_came_before_it_takes_nothing_along() -> None:
+    stream = make(single_request=True)
+    stream.receive_chunk(text(2, b"c"), now=0)
+    stream.receive_chunk(text(1, b"b", end=True), now=0)
+    events = stream.receive_chunk(text(0, b"a"), now=0)
+    assert payload(events) == b"ab"
+    assert shapes(events)[-1] is InputEnded
+    assert stream.held_bytes == 2
+
+
+def test_a_single_request_that_found_no_room_may_still_come() -> None:
+    budget = ByteBudget(1)
+    budget.take(1)
+    stream = make(budget=budget, single_request=True)
+    with pytest.raises(EngineOverloaded):
+        stream.receive_chunk(text(0), now=0)
+    assert not opened(stream)
+    budget.give(1)
+    assert shapes(stream.receive_chunk(text(0), now=0)) == [RequestOpened, GenerationStarted]
 
 
 # cancel and abandon
