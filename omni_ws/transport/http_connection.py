@@ -294,6 +294,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._http.start_next_cycle()
         self._phase = Phase.HEAD
         self._request = None
+        self._is_head_method = False
         self._head_bytes = self._input.next_request()
         waiting = self._head_bytes > 0
         self._phase_deadline.arm(self._limits.header_timeout_sec if waiting else self._limits.keepalive_timeout_sec)

@@ -144,7 +144,12 @@ class OpenAIRoutes:
         For an answer that goes out whole the audio is made as samples and becomes a file at the end.
         """
         new = self._sessions.open(output_formats=FILE_FORMATS, single_request=True)
-        audio = new.conversation.configure(patch).output_audio
+        try:
+            audio = new.conversation.configure(patch).output_audio
+        except InvalidRequest as error:
+            # The body has at its top level what a session's configuration keeps in a group.
+            error.param = error.param and error.param.removeprefix("sampling.")
+            raise
         if whole_audio:
             new.conversation.configure({"output_audio": {"format": AudioEncoding.PCM16.value}})
         return HttpSession(new.conversation, new.outbox), AudioFormat(audio.format, audio.sample_rate)

@@ -272,3 +272,11 @@ async def test_closing_the_server_closes_websockets_with_1001() -> None:
         await door.server.wait_closed()
         await socket.wait_closed()
         assert socket.close_code == 1001
+
+
+async def test_upgrade_by_a_peer_that_will_send_nothing_more_is_refused() -> None:
+    async with serving(application()) as door, raw_client(door.port) as client:
+        await client.send(request("GET", "/health") + websocket_upgrade("/ws"))
+        client.finish_sending()
+        assert (await client.response()).status == 200
+        assert (await client.response()).status == 400

@@ -147,6 +147,13 @@ async def test_head_of_an_error_has_no_body() -> None:
         assert await client.rest() == b""
 
 
+async def test_garbage_after_a_head_request_is_refused_with_a_body() -> None:
+    async with serving(APPLICATION) as door, raw_client(door.port) as client:
+        await client.send(request("HEAD", "/"), b"garbage\r\n\r\n")
+        assert (await client.response(to_head=True)).status == 200
+        assert (await client.response()).error["code"] == "invalid_frame"
+
+
 async def test_http_1_0_gets_its_stream_until_close() -> None:
     async with serving(APPLICATION) as door, raw_client(door.port) as client:
         await client.send(b"GET /stream HTTP/1.0\r\n\r\n")
