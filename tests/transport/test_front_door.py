@@ -280,3 +280,23 @@ async def test_upgrade_by_a_peer_that_will_send_nothing_more_is_refused() -> Non
         client.finish_sending()
         assert (await client.response()).status == 200
         assert (await client.response()).status == 400
+
+
+async def test_tls_peer_that_goes_ends_its_handler(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    started, gone = asyncio.Event(), asyncio.Event()
+
+    async def wait(exchange: HttpExchange) -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            gone.set()
+
+    server_side, client_side = tls_contexts(tmp_path)
+    async with serving(RoutedApplication(handlers={"GET /": wait}), ssl=server_side) as door:
+        async with raw_client(door.port, tls=client_side) as client:
+            await client.send(request("GET", "/"))
+            await started.wait()
+        async with asyncio.timeout(10):
+            await gone.wait()
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
