@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from support.checked_input_stream import LIMITS, CheckedInputStream
 
 from omni_ws.core.chunks import InputMode
@@ -19,10 +19,12 @@ REQUESTS = st.integers(0, 5)
 class InputStreamMachine(RuleBasedStateMachine):
     """Numbers are drawn relative to the next one, so that most of them matter."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.checked = CheckedInputStream()
-        self.last_next = 0
+    checked: CheckedInputStream
+    last_next = 0
+
+    @initialize(single_request=st.booleans())
+    def begin(self, single_request: bool) -> None:
+        self.checked = CheckedInputStream(single_request=single_request)
 
     def open(self) -> bool:
         return not self.checked.closed

@@ -31,6 +31,7 @@ from omni_ws.errors import (
     PayloadTooLarge,
     ReorderWindowExceeded,
     SequenceGap,
+    SessionConflict,
     SessionTimeout,
 )
 
@@ -69,7 +70,8 @@ class _Refused(Exception):
 class InputStreamModel:
     """What an InputStream should do, written for clarity: no fast path, everything counted anew."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, single_request: bool) -> None:
+        self.single_request = single_request
         self.now: float = 0
         self.mode = InputMode.EXTEND
         self.reject = False
@@ -92,6 +94,10 @@ class InputStreamModel:
     def held_bytes(self) -> int:
         waiting = sum(len(chunk.payload) for chunk in self.ahead.values() if chunk is not None)
         return waiting + sum(request.held for request in self.requests)
+
+    @property
+    def over(self) -> bool:
+        return self.single_request and bool(self.requests) and self.current is None
 
     @property
     def ack_due(self) -> bool:
@@ -155,8 +161,11 @@ class InputStreamModel:
             if self.gap_since is None:
                 self.gap_since = self.now
             return []
-        if chunk is not None and self._keeps():
-            self._need(size)
+        if chunk is not None:
+            if self.over:
+                raise _Refused(SessionConflict)
+            if self._keeps():
+                self._need(size)
         happenings = self._pass(chunk)
         released = 0
         while self.next in self.ahead:
@@ -193,6 +202,8 @@ class InputStreamModel:
 
     def _deliver(self, chunk: InputChunk, sequence_id: int) -> list[Happening]:
         happenings: list[Happening] = []
+        if self.over:
+            return happenings
         self.received_bytes += len(chunk.payload)
         if self.current is None:
             self.current = _Request(len(self.requests), self.mode)
@@ -247,10 +258,10 @@ class CheckedInputStream:
     Time stands still between calls of ``advance``.
     """
 
-    def __init__(self) -> None:
-        self.model = InputStreamModel()
+    def __init__(self, *, single_request: bool = False) -> None:
+        self.model = InputStreamModel(single_request=single_request)
         self.budget = ByteBudget(BUDGET_BYTES)
-        self.stream = InputStream(LIMITS, self._settings, budget=self.budget, now=0)
+        self.stream = InputStream(LIMITS, self._settings, budget=self.budget, now=0, single_request=single_request)
         self.sessions: list[StreamingInputSession] = []
         self.closed = False
 
@@ -380,6 +391,7 @@ class CheckedInputStream:
         # At most one request takes input at a time.
         assert [request for request in model.requests if request.open] in ([], [model.current])
         assert stream.current is (None if model.current is None else self.sessions[model.current.number])
+        assert stream.opened == bool(model.requests)
         assert stream.has_gap == bool(model.ahead)
         assert stream.ack_due == model.ack_due
         assert stream.get_timer() == model.timer()
@@ -411,7 +423,7 @@ class CheckedInputStream:
         self.check()
 
     def _act_closed(self, act: Callable[[], list[StreamEvent]]) -> None:
-        with suppress(InvalidValue, PayloadTooLarge, OutOfOrder, ReorderWindowExceeded):
+        with suppress(InvalidValue, PayloadTooLarge, OutOfOrder, ReorderWindowExceeded, SessionConflict):
             act()
         self.check()
 
