@@ -144,7 +144,8 @@ class _Echo:
     async def outputs(self, reply: str | None) -> AsyncIterator[EngineOutput]:
         async for chunk in self._request.input:
             async for output in self._echo(chunk):
-                if reply is None and self.limit.reached is None:
+                # Text was cut to the limit already, and this may be the last of it.
+                if reply is None and (self.limit.reached is None or isinstance(output, TextOutput)):
                     yield output
         self._decode_text(b"", final=True)
         async for output in self._flush_audio():

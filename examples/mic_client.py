@@ -1,0 +1,292 @@
+"""Talk to an omni_ws server: microphone, file, text or raw samples in; transcript, reply and sound out.
+
+python examples/mic_client.py                       talk: Enter starts and stops you
+python examples/mic_client.py --file question.wav   as fast as it was spoken; --fast: as fast as it goes
+python examples/mic_client.py --text "Hello!" --save reply.wav
+arecord -f S16_LE -r 16000 -t raw | python examples/mic_client.py --raw
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any
+
+from mic_display import make_display
+from mic_listener import Listener
+from mic_sound import PIECE_MS, Loudspeaker, Microphone, NoSoundDevice, list_devices
+
+from omni_ws.client import (
+    DEFAULT_URL,
+    ClientSession,
+    ConnectionFailed,
+    ConnectionLost,
+    connect,
+)
+from omni_ws.client.pacing import paced, pieces
+from omni_ws.client.standard_input import read_ahead
+from omni_ws.client.wav import Pcm16, UnreadableAudio, read_wav, write_wav
+from omni_ws.errors import OmniError, Unauthenticated
+
+FAILED, USAGE, NO_SOUND, NO_SERVER, NO_KEY, INTERRUPTED = 1, 2, 3, 4, 5, 130
+EXIT_STATUSES = """exit status: 0 answered, 1 the request failed, 2 wrong usage or unreadable file, 3 no sound device,
+4 the server is not there or went away, 5 the key was refused, 130 interrupted"""
+
+
+def main() -> int:
+    options = parse_arguments()
+    try:
+        if options.list_devices:
+            print(list_devices())
+            return 0
+        return asyncio.run(run(options))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except NoSoundDevice as error:
+        return complain(error, NO_SOUND)
+    except Unauthenticated as error:
+        return complain(f"{error}; give one with --api-key or OMNI_WS_API_KEY", NO_KEY)
+    except OmniError as error:
+        return complain(f"{error.code}: {error}", FAILED)
+    except (ConnectionFailed, ConnectionLost) as error:
+        return complain(error, NO_SERVER)
+    except UnreadableAudio as error:
+        return complain(f"cannot read {options.file}: {error}", USAGE)
+    except OSError as error:
+        return complain(error, USAGE)
+
+
+def complain(problem: object, status: int) -> int:
+    print(f"mic_client: {problem}", file=sys.stderr)
+    return status
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Talk to an omni_ws server. Without --file, --text or --raw it takes the microphone, by "
+        "push-to-talk: Enter starts, Enter stops, q and Enter leaves (this version of the server does not detect by "
+        "itself where a turn ends).",
+        epilog=EXIT_STATUSES,
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--file", metavar="X.wav", help="send a WAV file, at the pace it was spoken")
+    source.add_argument("--text", help="send a text")
+    source.add_argument("--raw", action="store_true", help="send 16-bit mono samples from standard input, to its end")
+    source.add_argument("--list-devices", action="store_true", help="show the sound devices, and end")
+    parser.add_argument("--fast", action="store_true", help="send the file as fast as it goes")
+    parser.add_argument("--rate", type=int, default=16_000, metavar="HZ", help="sample rate of --raw [16000]")
+    parser.add_argument(
+        "--save", metavar="REPLY.wav", help="write the spoken reply to a file (not with the microphone)"
+    )
+    parser.add_argument(
+        "--play", action=argparse.BooleanOptionalAction, help="play the reply [on a terminal, unless --json or --save]"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parser.add_argument("--url", default=DEFAULT_URL, help=f"[{DEFAULT_URL}]")
+    parser.add_argument("--api-key", default=os.environ.get("OMNI_WS_API_KEY"), help="[$OMNI_WS_API_KEY]")
+    parser.add_argument("--voice", help="a voice of the server")
+    parser.add_argument("--task", choices=["chat", "speech", "transcribe"], help="[chat]")
+    parser.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any field of session_config, e.g. sampling.max_tokens=50; the value is JSON, or else a string",
+    )
+    parser.add_argument("--input-device", type=device, metavar="D", help="number or part of the name")
+    parser.add_argument("--output-device", type=device, metavar="D", help="number or part of the name")
+    options = parser.parse_args()
+    options.live = options.file is None and options.text is None and not options.raw
+    if options.live and options.save:
+        parser.error("--save goes with --file, --text or --raw")
+    try:
+        options.settings = settings(options)
+    except ValueError as error:
+        parser.error(str(error))
+    return options
+
+
+def device(value: str) -> str | int:
+    return int(value) if value.isdecimal() else value
+
+
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What the command line says about session_config."""
+    fields: dict[str, Any] = {}
+    for setting in options.config:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise ValueError(f"--config {setting}: KEY=VALUE is wanted")
+        *path, name = key.split(".")
+        place = fields
+        for part in path:
+            place = place.setdefault(part, {})
+            if not isinstance(place, dict):
+                raise ValueError(f"--config {setting}: {part} has a value already")
+        try:
+            place[name] = json.loads(value)
+        except json.JSONDecodeError:
+            place[name] = value
+    fields |= {name: value for name in ("voice", "task") if (value := getattr(options, name)) is not None}
+    # Played and saved here, so its form is not the user's choice.
+    fields["output_audio"] = {**fields.get("output_audio", {}), "format": "pcm16"}
+    return fields
+
+
+async def run(options: argparse.Namespace) -> int:
+    audio = read_wav(options.file) if options.file else None
+    microphone = Microphone(options.input_device) if options.live else None
+    loudspeaker = open_loudspeaker(options)
+    config = options.settings
+    if microphone or audio or options.raw:
+        rate = microphone.sample_rate if microphone else audio.sample_rate if audio else options.rate
+        config["input_audio"] = {"format": "pcm16", "sample_rate": rate, "channels": audio.channels if audio else 1}
+    if loudspeaker:
+        config["output_audio"]["sample_rate"] = loudspeaker.sample_rate
+    async with connect(options.url, api_key=options.api_key, config=config, reconnect=True) as session:
+        display = make_display(as_json=options.json)
+        listener = Listener(display, loudspeaker)
+        display.show("session", session_id=session.session_id, model=session.created.model)
+        try:
+            if microphone:
+                await talk(session, microphone, listener)
+                return 0
+            return await ask(session, options, audio, listener)
+        finally:
+            display.close()
+            for sound in (microphone, loudspeaker):
+                if sound:
+                    sound.close()
+
+
+def open_loudspeaker(options: argparse.Namespace) -> Loudspeaker | None:
+    """Missing loudspeakers matter to those who talk, or who asked to hear something."""
+    by_default = options.live or (sys.stdout.isatty() and not options.json and not options.save)
+    if not (by_default if options.play is None else options.play):
+        return None
+    try:
+        return Loudspeaker(options.output_device)
+    except NoSoundDevice as error:
+        if options.play or options.live:
+            raise
+        print(f"mic_client: the reply is not played: {error}", file=sys.stderr)
+        return None
+
+
+async def ask(session: ClientSession, options: argparse.Namespace, audio: Pcm16 | None, listener: Listener) -> int:
+    """One request, and its whole answer."""
+
+    async def send() -> None:
+        if options.text is not None:
+            await session.send_text(options.text)
+        else:
+            async with aclosing(samples(audio, fast=options.fast)) as stream:
+                async for piece in stream:
+                    await session.send_audio(piece)
+        listener.input_ended()
+        await session.finish()
+
+    async def receive() -> None:
+        async for event in session.response():
+            listener.take(event)
+
+    await together(send, receive)
+    if options.save and listener.reply:
+        reply = Pcm16(bytes(listener.reply), listener.reply_rate)
+        write_wav(options.save, reply)
+        listener.display.show("saved", message=f"{reply.duration_ms:.0f} ms in {options.save}")
+    if listener.loudspeaker:
+        await listener.loudspeaker.played()
+    if listener.error:
+        return FAILED
+    return complain("the reply has no sound; nothing was saved", FAILED) if options.save and not listener.reply else 0
+
+
+async def samples(audio: Pcm16 | None, *, fast: bool) -> AsyncGenerator[bytes, None]:
+    if audio is None:
+        async with aclosing(read_ahead()) as stream:
+            async for piece in stream:
+                yield piece
+    elif fast:
+        for piece in pieces(audio, piece_ms=PIECE_MS):
+            yield piece
+    else:
+        async with aclosing(paced(pieces(audio, piece_ms=PIECE_MS), interval=PIECE_MS / 1000)) as stream:
+            async for piece in stream:
+                yield piece
+
+
+async def talk(session: ClientSession, microphone: Microphone, listener: Listener) -> None:
+    """Push-to-talk, until q or the end of standard input."""
+
+    async def receive() -> None:
+        async for event in session.events():
+            listener.take(event)
+        raise ConnectionLost("the server has closed the session")
+
+    async def speak() -> None:
+        async for piece in microphone.pieces():
+            listener.display.level(microphone.level)
+            await session.send_audio(piece)
+        listener.display.level(0)
+        listener.input_ended()
+        await session.finish()
+
+    async def follow_keys() -> None:
+        speaking: asyncio.Task[None] | None = None
+        listener.display.show("note", message="Enter: speak; Enter again: done; q and Enter: leave")
+        async with asyncio.TaskGroup() as group, aclosing(read_ahead()) as lines:
+            async for line in lines:
+                if line.strip().lower() == b"q":
+                    break
+                if speaking is None:
+                    await interrupt(session, listener)
+                    microphone.start()
+                    speaking = group.create_task(speak())
+                else:
+                    microphone.stop()
+                    await speaking
+                    speaking = None
+            if speaking:
+                microphone.stop()
+        raise Leave
+
+    try:
+        await together(follow_keys, receive)
+    except Leave:
+        return
+
+
+class Leave(Exception):
+    """The user wants to go."""
+
+
+async def interrupt(session: ClientSession, listener: Listener) -> None:
+    """The user speaks while the server does: the server stops, and learns how much of it was heard."""
+    if listener.answering and listener.loudspeaker:
+        await session.acknowledge_output(played_ms=listener.loudspeaker.played_ms)
+    if listener.answering:
+        await session.cancel(listener.answering)
+    listener.silence()
+
+
+async def together(*actions: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """All of them; the first that fails stops the others and is raised by itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for action in actions:
+                group.create_task(action())
+    except BaseExceptionGroup as failures:
+        failure: BaseException = failures
+        while isinstance(failure, BaseExceptionGroup):
+            failure = failure.exceptions[0]
+        raise failure from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

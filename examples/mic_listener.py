@@ -1,0 +1,102 @@
+"""What the microphone client does with what comes: show it, play it, keep it."""
+
+from __future__ import annotations
+
+import time
+
+from mic_display import JsonDisplay
+from mic_sound import Loudspeaker
+
+from omni_ws.client import (
+    AudioChunk,
+    ErrorEvent,
+    Event,
+    Final,
+    Reconnected,
+    ResponseStarted,
+    TextChunk,
+    TranscriptChunk,
+    TranscriptView,
+)
+from omni_ws.errors import OmniError
+
+
+class Listener:
+    """Shows, plays and keeps what the server sends."""
+
+    def __init__(self, display: JsonDisplay, loudspeaker: Loudspeaker | None) -> None:
+        self.display = display
+        self.loudspeaker = loudspeaker
+        self.transcript = TranscriptView()
+        self.reply = bytearray()
+        self.reply_rate = 0
+        #: The request whose work has begun and whose end has not come.
+        self.answering: str | None = None
+        self.silenced: str | None = None
+        self.input_ended_at: float | None = None
+        self.first: dict[str, float] = {}
+        self.error: OmniError | None = None
+
+    def input_ended(self) -> None:
+        self.input_ended_at = time.perf_counter()
+
+    def silence(self) -> None:
+        """The user speaks: nothing more is heard of the answer under way."""
+        self.silenced = self.answering
+        if self.loudspeaker:
+            self.loudspeaker.buffer.clear()
+
+    def take(self, event: Event) -> None:
+        match event:
+            case ResponseStarted(request_id=request_id):
+                self.answering = request_id
+            case TranscriptChunk(interim=interim):
+                self.transcript.add(event)
+                self.display.show("transcript", text=self.transcript.text, interim=interim)
+            case TextChunk(text=text):
+                self.first.setdefault("text", time.perf_counter())
+                self.display.show("text", text=text)
+            case AudioChunk():
+                self.take_audio(event)
+            case ErrorEvent(error=error):
+                self.error = error
+                self.display.show("error", code=error.code, message=f"{error.code}: {error.message}")
+            case Reconnected(resent_chunks=count):
+                self.start_over()
+                self.display.show("note", message=f"the connection was lost; a new one has {count} chunks again")
+            case Final():
+                self.take_final(event)
+
+    def take_audio(self, event: AudioChunk) -> None:
+        self.first.setdefault("audio", time.perf_counter())
+        if event.request_id == self.silenced:
+            return
+        self.reply += event.audio
+        self.reply_rate = event.sample_rate
+        self.display.show("audio", bytes=len(event.audio), start_ms=event.start_ms, sample_rate=event.sample_rate)
+        if self.loudspeaker:
+            self.loudspeaker.buffer.write(event.audio)
+
+    def take_final(self, event: Final) -> None:
+        if self.loudspeaker:
+            self.loudspeaker.buffer.end()
+        usage = {name: getattr(event.usage, name) for name in event.usage.__slots__} if event.usage else None
+        self.display.show("final", finish_reason=event.finish_reason.value, usage=usage)
+        self.display.show("latency", first_audio_ms=self.since_input("audio"), first_text_ms=self.since_input("text"))
+        self.answering = self.silenced = self.input_ended_at = None
+        self.first.clear()
+        self.transcript.clear()
+
+    def since_input(self, what: str) -> int | None:
+        """Below 0 for an answer that began while the input still came."""
+        if what not in self.first or self.input_ended_at is None:
+            return None
+        return round((self.first[what] - self.input_ended_at) * 1000)
+
+    def start_over(self) -> None:
+        """What came of the answer so far is void."""
+        self.reply.clear()
+        self.first.clear()
+        self.transcript.clear()
+        if self.loudspeaker:
+            self.loudspeaker.buffer.clear()

@@ -1,0 +1,143 @@
+"""Microphone and loudspeaker, by way of the sounddevice library, which is imported only when they are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from omni_ws.client.playback import PlaybackBuffer
+
+PIECE_MS: Final = 20
+#: What may wait to be sent before the microphone's sound is dropped: a connection that is away for longer is lost.
+QUEUED_PIECES: Final = 30_000 // PIECE_MS
+PREFILL_MS: Final = 80
+
+Device = str | int | None
+
+
+class NoSoundDevice(Exception):
+    """There is no library, no device, or none that can do what is needed. The message says which."""
+
+
+def sound_library() -> Any:
+    try:
+        import sounddevice
+    except ImportError:
+        raise NoSoundDevice("the library sounddevice is not installed (pip install 'omni_ws[client]')") from None
+    except OSError as error:
+        raise NoSoundDevice(f"the sound library PortAudio cannot be loaded: {error}") from None
+    return sounddevice
+
+
+def list_devices() -> str:
+    """One line for each device, or NoSoundDevice."""
+    devices = str(sound_library().query_devices())
+    if not devices.strip():
+        raise NoSoundDevice("there is no sound device")
+    return devices
+
+
+def _sample_rate(device: Device, kind: str, wanted: int) -> int:
+    """``wanted``, or the device's own rate where it takes no other; the server resamples."""
+    library = sound_library()
+    try:
+        own = int(library.query_devices(device, kind)["default_samplerate"])
+    except (ValueError, library.PortAudioError) as error:
+        raise NoSoundDevice(f"no {kind} device: {error}") from None
+    check = library.check_input_settings if kind == "input" else library.check_output_settings
+    for rate in (wanted, own):
+        try:
+            check(device=device, channels=1, dtype="int16", samplerate=rate)
+        except (ValueError, library.PortAudioError) as error:
+            refusal = error
+        else:
+            return rate
+    raise NoSoundDevice(f"the {kind} device takes no 16-bit mono sound: {refusal}")
+
+
+class Microphone:
+    """Pieces of PIECE_MS of 16-bit mono samples while it is on. ``level`` is the loudest sample lately, 0 to 1."""
+
+    def __init__(self, device: Device = None, *, sample_rate: int = 16_000) -> None:
+        self.sample_rate = _sample_rate(device, "input", sample_rate)
+        self.level = 0.0
+        self.dropped_pieces = 0
+        self._loop = asyncio.get_running_loop()
+        self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
+        library = sound_library()
+        try:
+            self._stream = library.RawInputStream(
+                samplerate=self.sample_rate,
+                blocksize=self.sample_rate * PIECE_MS // 1000,
+                device=device,
+                channels=1,
+                dtype="int16",
+                callback=self._recorded,
+            )
+        except library.PortAudioError as error:
+            raise NoSoundDevice(f"the microphone cannot be opened: {error}") from None
+
+    def _recorded(self, data: Any, frames: int, time: Any, status: Any) -> None:
+        self._loop.call_soon_threadsafe(self._take, bytes(data))
+
+    def _take(self, piece: bytes) -> None:
+        self.level = max(map(abs, array("h", piece)), default=0) / 32768
+        if self._pieces.qsize() < QUEUED_PIECES:
+            self._pieces.put_nowait(piece)
+        else:
+            self.dropped_pieces += 1
+
+    def start(self) -> None:
+        self._stream.start()
+
+    def stop(self) -> None:
+        """What has been said so far still comes out of ``pieces``, which then ends."""
+        self._stream.stop()
+        self.level = 0.0
+        self._loop.call_soon(self._pieces.put_nowait, None)
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        while (piece := await self._pieces.get()) is not None:
+            yield piece
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class Loudspeaker:
+    """Plays 16-bit mono samples without gaps."""
+
+    def __init__(self, device: Device = None, *, sample_rate: int = 24_000) -> None:
+        self.sample_rate = _sample_rate(device, "output", sample_rate)
+        self._loop = asyncio.get_running_loop()
+        self._idle = asyncio.Event()
+        self.buffer = PlaybackBuffer(prefill_bytes=2 * self.sample_rate * PREFILL_MS // 1000)
+        library = sound_library()
+        try:
+            self._stream = library.RawOutputStream(
+                samplerate=self.sample_rate, device=device, channels=1, dtype="int16", callback=self._wanted
+            )
+            self._stream.start()
+        except library.PortAudioError as error:
+            raise NoSoundDevice(f"the loudspeaker cannot be opened: {error}") from None
+
+    def _wanted(self, data: Any, frames: int, time: Any, status: Any) -> None:
+        data[:] = self.buffer.read(len(data))
+        if self.buffer.idle:
+            self._loop.call_soon_threadsafe(self._idle.set)
+
+    @property
+    def played_ms(self) -> float:
+        return self.buffer.played_bytes * 1000 / (2 * self.sample_rate)
+
+    async def played(self) -> None:
+        """Until everything that there is has been heard; ``buffer.end`` says when that is all."""
+        self._idle.clear()
+        if not self.buffer.idle:
+            await self._idle.wait()
+        await asyncio.sleep(float(self._stream.latency))
+
+    def close(self) -> None:
+        self._stream.close()
