@@ -1,0 +1,264 @@
+"""Input chunks become what models work on: samples, text, pixels. Shared by all engines.
+
+Decoding runs in worker threads. Whatever chunks wait when a thread is free go there together, so that a stream of
+20 ms frames costs one hop for as many frames as have come, not one for each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omni_ws.audio.decoder import AudioDecoder
+from omni_ws.audio.mime import parse_audio_format
+from omni_ws.audio.samples import Samples
+from omni_ws.core.audio_format import AudioFormat
+from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.engine.base import InputSource
+from omni_ws.engine.channel import Channel
+from omni_ws.engine.threads import run_in_thread
+from omni_ws.errors import InvalidValue, OmniError
+from omni_ws.media.image import decode_image
+from omni_ws.media.video import VideoDecoder, VideoFrame
+
+#: Bytes that may wait here, taken from the source but not decoded yet.
+WAITING_BYTES = 256 * 1024
+
+#: A thread returns with what it has when it has decoded this much: neither a long file nor a decompression bomb is ever
+#: in memory as a whole, and no thread is held for long.
+HOP_BYTES = 4 * 1024 * 1024
+
+#: What a chunk costs to hold besides its payload.
+CHUNK_OVERHEAD_BYTES = 128
+
+
+@dataclass(frozen=True, slots=True)
+class AudioPart:
+    """Samples at the wanted rate. ``part`` numbers the parts of the input: a new number is a break in the audio."""
+
+    samples: Samples
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    text: str
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """``pixels`` is RGB, shape (height, width, 3), uint8."""
+
+    pixels: NDArray[np.uint8]
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
+class VideoPart:
+    """Frames of one video, as far as they could be decoded from what has come."""
+
+    frames: tuple[VideoFrame, ...]
+    part: int
+
+
+DecodedPart: TypeAlias = AudioPart | TextPart | ImagePart | VideoPart
+
+
+async def decode_input(
+    source: InputSource, *, audio: AudioFormat, sample_rate: int, executor: Executor
+) -> AsyncGenerator[DecodedPart, None]:
+    """Yields the decoded parts in order; ``audio`` is the format of chunks that name none.
+
+    Audio comes as one channel at ``sample_rate`` Hz. Raises UnsupportedFormat for what cannot be decoded and
+    InvalidValue for text that is not UTF-8, after everything that came before it, naming the chunk. What the source
+    raises is raised too.
+    """
+    decoder = _InputDecoder(audio, sample_rate)
+    waiting: Channel[InputChunk] = Channel(WAITING_BYTES, cost=lambda chunk: len(chunk.payload) + CHUNK_OVERHEAD_BYTES)
+    reader = asyncio.create_task(_read(source, waiting), name="input reader")
+    try:
+        async for chunk in waiting:
+            batch = [chunk]
+            while (following := waiting.take_nowait()) is not None:
+                batch.append(following)
+            async for part in _hops(decoder, decoder.decode(batch), executor):
+                yield part
+        async for part in _hops(decoder, decoder.finish(), executor):
+            yield part
+    finally:
+        reader.cancel()
+        waiting.discard()
+        await asyncio.gather(reader, return_exceptions=True)
+        decoder.close()
+
+
+async def _hops(
+    decoder: _InputDecoder, parts: Iterator[DecodedPart], executor: Executor
+) -> AsyncGenerator[DecodedPart, None]:
+    more = True
+    while more:
+        decoded, more, error = await run_in_thread(executor, _one_hop, parts)
+        for part in _joined(decoded):
+            yield part
+        if error is not None:
+            if error.sequence_id is None:
+                error.sequence_id = decoder.last_sequence_id
+            raise error
+
+
+def _one_hop(parts: Iterator[DecodedPart]) -> tuple[list[DecodedPart], bool, OmniError | None]:
+    """Parts of up to about HOP_BYTES, whether there are more, and what went wrong after them."""
+    decoded: list[DecodedPart] = []
+    size = 0
+    try:
+        for part in parts:
+            decoded.append(part)
+            size += _size(part)
+            if size >= HOP_BYTES:
+                return decoded, True, None
+    except OmniError as error:
+        return decoded, False, error
+    return decoded, False, None
+
+
+def _size(part: DecodedPart) -> int:
+    match part:
+        case AudioPart(samples=samples):
+            return samples.nbytes
+        case TextPart(text=text):
+            return len(text)
+        case ImagePart(pixels=pixels):
+            return pixels.nbytes
+        case VideoPart(frames=frames):
+            return sum(frame.pixels.nbytes for frame in frames)
+
+
+async def _read(source: InputSource, waiting: Channel[InputChunk]) -> None:
+    try:
+        async for chunk in source:
+            await waiting.put(chunk)
+    except Exception as error:
+        waiting.fail(error)
+    else:
+        waiting.close()
+
+
+class _InputDecoder:
+    """The decoder of the part that is under way. One thread at a time."""
+
+    def __init__(self, audio: AudioFormat, sample_rate: int) -> None:
+        self._default_audio = audio
+        self._sample_rate = sample_rate
+        self._part = -1
+        self._kind: tuple[Modality, object] | None = None
+        #: The chunk that was worked on last.
+        self.last_sequence_id: int | None = None
+        self._audio: AudioDecoder | None = None
+        self._video: VideoDecoder | None = None
+        self._text: codecs.IncrementalDecoder | None = None
+
+    def decode(self, chunks: Sequence[InputChunk]) -> Iterator[DecodedPart]:
+        """What the chunks yield; to be exhausted before the next call."""
+        for chunk in chunks:
+            if chunk.payload:
+                yield from self._open(chunk)
+                yield from self._feed(chunk)
+
+    def finish(self) -> Iterator[DecodedPart]:
+        """What the decoders still hold at the end of the input."""
+        yield from self._close_part()
+
+    def close(self) -> None:
+        """Frees the decoders; what they hold is dropped."""
+        if self._audio is not None:
+            self._audio.close()
+        if self._video is not None:
+            self._video.close()
+        self._audio = self._video = self._text = None
+        self._kind = None
+
+    def _open(self, chunk: InputChunk) -> Iterator[DecodedPart]:
+        """Starts a part, unless the chunk goes on with the one under way."""
+        previous, self.last_sequence_id = self.last_sequence_id, chunk.sequence_id
+        audio = None
+        if chunk.modality is Modality.AUDIO:
+            audio = self._default_audio
+            if chunk.format is not None:
+                audio = parse_audio_format(chunk.format, self._default_audio)
+        kind = (chunk.modality, audio if audio is not None else chunk.format)
+        if kind == self._kind and chunk.modality is not Modality.IMAGE:
+            return
+        # What is wrong with the end of the part before is not this chunk's fault.
+        self.last_sequence_id = previous
+        yield from self._close_part()
+        self.last_sequence_id = chunk.sequence_id
+        self._kind = kind
+        self._part += 1
+        if audio is not None:
+            self._audio = AudioDecoder(audio, sample_rate=self._sample_rate)
+        elif chunk.modality is Modality.VIDEO:
+            self._video = VideoDecoder()
+        elif chunk.modality is Modality.TEXT:
+            self._text = codecs.getincrementaldecoder("utf-8")()
+
+    def _feed(self, chunk: InputChunk) -> Iterator[DecodedPart]:
+        if self._audio is not None:
+            for samples in self._audio.pieces(chunk.payload):
+                yield AudioPart(samples, self._part)
+        elif self._video is not None:
+            for frame in self._video.frames(chunk.payload, chunk.timestamp_ms):
+                yield VideoPart((frame,), self._part)
+        elif self._text is not None:
+            yield TextPart(self._decode_text(chunk.payload, final=False), self._part)
+        else:
+            yield ImagePart(decode_image(chunk.payload), self._part)
+
+    def _close_part(self) -> Iterator[DecodedPart]:
+        try:
+            if self._audio is not None:
+                yield AudioPart(self._audio.flush(), self._part)
+            elif self._video is not None:
+                yield VideoPart(tuple(self._video.flush()), self._part)
+            elif self._text is not None:
+                self._decode_text(b"", final=True)
+        finally:
+            self.close()
+
+    def _decode_text(self, payload: bytes, *, final: bool) -> str:
+        assert self._text is not None
+        try:
+            return self._text.decode(payload, final)
+        except UnicodeDecodeError as error:
+            raise InvalidValue(f"the text is not UTF-8: {error.reason}", param="payload") from error
+
+
+def _joined(parts: list[DecodedPart]) -> list[DecodedPart]:
+    """The parts without the empty ones; neighbours that belong to one part are made one."""
+    joined: list[DecodedPart] = []
+    for (number, _), group in groupby(parts, key=lambda part: (part.part, type(part))):
+        members = list(group)
+        match members[0]:
+            case AudioPart():
+                blocks = [part.samples for part in members if isinstance(part, AudioPart) and len(part.samples)]
+                if blocks:
+                    joined.append(AudioPart(np.concatenate(blocks) if len(blocks) > 1 else blocks[0], number))
+            case TextPart():
+                text = "".join(part.text for part in members if isinstance(part, TextPart))
+                if text:
+                    joined.append(TextPart(text, number))
+            case VideoPart():
+                frames = tuple(frame for part in members if isinstance(part, VideoPart) for frame in part.frames)
+                if frames:
+                    joined.append(VideoPart(frames, number))
+            case ImagePart():
+                joined.extend(members)
+    return joined

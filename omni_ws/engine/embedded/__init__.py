@@ -1,0 +1,1 @@
+"""The default engine: recognition, rules and a voice from packages alone; no GPU, no model download."""

@@ -1,0 +1,161 @@
+"""The espeak-ng synthesiser, by ctypes. Only in the voice worker: it is GPLv3 and keeps global state."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+from typing import Any
+
+from omni_ws.engine.embedded.synthesiser import Listener, NoVoice, SpokenWord, VoiceFacts
+
+DEFAULT_VOICE = "en-us"
+CHUNK_MS = 60
+
+_SYNCHRONOUS = 2
+_DO_NOT_EXIT = 0x8000
+_UTF8_WITH_END_PAUSE = 0x1001
+_WORD_EVENT = 1
+_END_EVENT = 5
+_CHARACTER_POSITION = 1
+
+
+class _Event(ctypes.Structure):
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("unique_identifier", ctypes.c_uint),
+        ("text_position", ctypes.c_int),
+        ("length", ctypes.c_int),
+        ("audio_position", ctypes.c_int),
+        ("sample", ctypes.c_int),
+        ("user_data", ctypes.c_void_p),
+        ("id", ctypes.c_char * 8),
+    )
+
+
+class _VoiceStruct(ctypes.Structure):
+    _fields_ = (("name", ctypes.c_char_p), ("languages", ctypes.c_char_p), ("identifier", ctypes.c_char_p))
+
+
+_Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(_Event))
+
+
+class Espeak:
+    """Streams 22.05 kHz speech with word times. Voices are named by their language, English ones first."""
+
+    def __init__(self) -> None:
+        """Raises NoVoice where no espeak-ng can be loaded."""
+        path, data, source = _find()
+        try:
+            self._espeak: Any = ctypes.CDLL(path)
+        except OSError as error:
+            raise NoVoice(f"espeak-ng cannot be loaded: {error}") from error
+        self._declare()
+        self._rate: int = self._espeak.espeak_Initialize(_SYNCHRONOUS, CHUNK_MS, data, _DO_NOT_EXIT)
+        if self._rate <= 0:
+            raise NoVoice("espeak-ng finds no voice data")
+        self._listener: Listener | None = None
+        self._text = ""
+        self._open_word: tuple[str, int] | None = None
+        self._callback = _Callback(self._on_chunk)
+        self._espeak.espeak_SetSynthCallback(self._callback)
+        version = self._espeak.espeak_Info(None).decode().split()[0]
+        #: By language, because voices are only found reliably by their identifier.
+        self._identifiers = self._listed_voices()
+        names = sorted(self._identifiers, key=lambda name: (name != DEFAULT_VOICE, not name.startswith("en"), name))
+        self.facts = VoiceFacts(f"espeak-ng {version}", f"{source}, GPLv3, own process", tuple(names))
+
+    def speak(self, text: str, voice: str, listener: Listener) -> None:
+        if self._espeak.espeak_SetVoiceByName(self._identifiers[voice]) != 0:
+            raise NoVoice(f"espeak-ng has no voice {voice!r}")
+        self._listener, self._open_word = listener, None
+        self._text = text.replace("\0", " ")
+        encoded = self._text.encode() + b"\0"
+        try:
+            self._espeak.espeak_Synth(
+                encoded, len(encoded), 0, _CHARACTER_POSITION, 0, _UTF8_WITH_END_PAUSE, None, None
+            )
+        finally:
+            self._listener = None
+
+    def _declare(self) -> None:
+        functions: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
+            ("espeak_Initialize", ctypes.c_int, (ctypes.c_int, ctypes.c_int, ctypes.c_char_p, ctypes.c_int)),
+            ("espeak_Info", ctypes.c_char_p, (ctypes.c_void_p,)),
+            ("espeak_SetSynthCallback", None, (_Callback,)),
+            ("espeak_SetVoiceByName", ctypes.c_int, (ctypes.c_char_p,)),
+            ("espeak_ListVoices", ctypes.POINTER(ctypes.POINTER(_VoiceStruct)), (ctypes.c_void_p,)),
+            (
+                "espeak_Synth",
+                ctypes.c_int,
+                (
+                    ctypes.c_char_p,
+                    ctypes.c_size_t,
+                    ctypes.c_uint,
+                    ctypes.c_int,
+                    ctypes.c_uint,
+                    ctypes.c_uint,
+                    ctypes.c_void_p,
+                    ctypes.c_void_p,
+                ),
+            ),
+        )
+        for name, result, arguments in functions:
+            try:
+                function = getattr(self._espeak, name)
+            except AttributeError as error:
+                raise NoVoice(f"the espeak-ng library does not have {name}") from error
+            function.restype, function.argtypes = result, list(arguments)
+
+    def _listed_voices(self) -> dict[str, bytes]:
+        identifiers: dict[str, bytes] = {}
+        listed = self._espeak.espeak_ListVoices(None)
+        place = 0
+        while listed[place]:
+            voice = listed[place].contents
+            # The first byte is the voice's priority for the language that follows.
+            identifiers.setdefault(voice.languages[1:].decode("utf-8", "replace"), voice.identifier)
+            place += 1
+        return identifiers
+
+    def _on_chunk(self, samples: int | None, count: int, events: Any) -> int:
+        listener = self._listener
+        if listener is None:
+            return 1
+        words = self._words(events)
+        if words:
+            listener.words(words)
+        if samples is None or count <= 0:
+            return 0
+        return 0 if listener.audio(self._rate, ctypes.string_at(samples, 2 * count)) else 1
+
+    def _words(self, events: Any) -> list[SpokenWord]:
+        """A word ends where the next one, or the silence behind its clause, begins."""
+        words: list[SpokenWord] = []
+        place = 0
+        while (event := events[place]).type:
+            place += 1
+            if event.type not in (_WORD_EVENT, _END_EVENT):
+                continue
+            if self._open_word is not None:
+                text, start_ms = self._open_word
+                words.append(SpokenWord(text, start_ms, max(start_ms, event.audio_position)))
+                self._open_word = None
+            if event.type == _WORD_EVENT:
+                first = event.text_position - 1
+                self._open_word = (self._text[first : first + event.length], event.audio_position)
+        return words
+
+
+def _find() -> tuple[str, bytes | None, str]:
+    """Path of the library, of its data where that is not the built-in one, and where it comes from."""
+    try:
+        import espeakng_loader
+    except ImportError:
+        path = ctypes.util.find_library("espeak-ng")
+        if path is None:
+            raise NoVoice("espeak-ng is not installed") from None
+        return path, None, "system libespeak-ng"
+    try:
+        return espeakng_loader.get_library_path(), espeakng_loader.get_data_path().encode(), "espeakng-loader"
+    except RuntimeError as error:
+        raise NoVoice(f"espeakng-loader is incomplete: {error}") from error

@@ -1,0 +1,212 @@
+"""What a request brings in, understood as far as this engine can: texts, transcripts, facts about pictures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from omni_ws.audio.samples import Samples
+from omni_ws.core.chunks import Modality, Task
+from omni_ws.engine.answer_limit import count_words
+from omni_ws.engine.base import GenerationRequest, TranscriptOutput
+from omni_ws.engine.decoding import AudioPart, DecodedPart, ImagePart, TextPart, VideoPart, decode_input
+from omni_ws.engine.embedded.clauses import ClauseSplitter
+from omni_ws.engine.embedded.listener import Hearing, Listener
+from omni_ws.engine.embedded.recogniser import SAMPLE_RATE
+from omni_ws.engine.embedded.sights import MAX_DESCRIBED, describe_images, describe_videos
+from omni_ws.engine.threads import run_in_thread
+from omni_ws.errors import UnsupportedModality
+from omni_ws.media.image import ImageFacts, describe_image
+from omni_ws.media.video_facts import VideoFacts, VideoObserver
+
+#: Text that seems to be a whole sentence is spoken when no more has come for so many seconds.
+SENTENCE_GRACE = 0.15
+
+#: What the tasks take; chat takes everything.
+_TAKES = {
+    Task.SPEECH: frozenset({Modality.TEXT}),
+    Task.TRANSCRIBE: frozenset({Modality.AUDIO}),
+    Task.CHAT: frozenset(Modality),
+}
+_MODALITIES: dict[type[DecodedPart], Modality] = {
+    AudioPart: Modality.AUDIO,
+    TextPart: Modality.TEXT,
+    ImagePart: Modality.IMAGE,
+    VideoPart: Modality.VIDEO,
+}
+
+
+@dataclass(slots=True)
+class Sights:
+    """What is kept of pictures: facts, never pixels."""
+
+    images: list[ImageFacts] = field(default_factory=list)
+    image_count: int = 0
+    videos: list[VideoFacts] = field(default_factory=list)
+    _observer: VideoObserver | None = None
+    _part: int = -1
+
+    def look(self, part: ImagePart | VideoPart) -> None:
+        """Blocks for some milliseconds a picture."""
+        if isinstance(part, ImagePart):
+            self.image_count += 1
+            if self.image_count <= MAX_DESCRIBED:
+                self.images.append(describe_image(part.pixels))
+            return
+        if self._observer is None or part.part != self._part:
+            self.close()
+            self._observer, self._part = VideoObserver(), part.part
+        for frame in part.frames:
+            self._observer.add(frame)
+
+    def close(self) -> None:
+        """Ends the video under way."""
+        observer, self._observer = self._observer, None
+        if observer is not None and (facts := observer.facts()) is not None:
+            self.videos.append(facts)
+
+    def sentences(self) -> Iterator[str]:
+        yield from describe_images(self.images, self.image_count)
+        yield from describe_videos(self.videos)
+
+
+class Intake:
+    """Reads the input of one request, once: as ``transcripts``, or as the ``clauses`` of a text to be read aloud."""
+
+    def __init__(
+        self, request: GenerationRequest, hearing: Hearing, *, executor: Executor, clock: Callable[[], float]
+    ) -> None:
+        self.sights = Sights()
+        self.words = sum(count_words(message.text) for message in request.history)
+        #: Whether anything came at all, and whether any of it was audio.
+        self.anything = False
+        self.audio = False
+        self._request = request
+        self._hearing = hearing
+        self._executor = executor
+        self._clock = clock
+        self._listener: Listener | None = None
+        self._audio_part: int | None = None
+        self._samples = 0
+        self._texts: list[str] = []
+        self._text_part: int | None = None
+
+    @property
+    def audio_ms(self) -> int:
+        return round(self._samples * 1000 / SAMPLE_RATE)
+
+    @property
+    def text(self) -> str:
+        """What was written and said, in the order in which it came."""
+        return " ".join(text for text in map(str.strip, self._texts) if text)
+
+    async def transcripts(self) -> AsyncGenerator[TranscriptOutput, None]:
+        """What is heard, while the input arrives; everything else is in the attributes when it has ended."""
+        async with aclosing(self._parts()) as parts:
+            async for part in parts:
+                if part.part != self._audio_part:
+                    async for transcript in self._end_audio():
+                        yield transcript
+                if isinstance(part, AudioPart):
+                    self._audio_part = part.part
+                    async for transcript in self._hear(part.samples):
+                        yield transcript
+                elif isinstance(part, TextPart):
+                    self._read(part)
+                else:
+                    await run_in_thread(self._executor, self.sights.look, part)
+        async for transcript in self._end_audio():
+            yield transcript
+        self.sights.close()
+        self.words += count_words(self.text)
+
+    async def clauses(self) -> AsyncGenerator[str, None]:
+        """The text in pieces that can be spoken, each as soon as it is complete."""
+        async with aclosing(self._cut_text()) as clauses:
+            async for clause in clauses:
+                self.words += count_words(clause)
+                yield clause
+
+    async def _cut_text(self) -> AsyncGenerator[str, None]:
+        splitter = ClauseSplitter()
+        async with aclosing(self._parts()) as parts:
+            following: asyncio.Task[DecodedPart | None] | None = None
+            try:
+                while True:
+                    following = following or asyncio.create_task(_next_part(parts))
+                    grace = SENTENCE_GRACE if splitter.looks_complete else None
+                    done, _ = await asyncio.wait([following], timeout=grace)
+                    if not done:
+                        yield splitter.rest()
+                        continue
+                    part, following = following.result(), None
+                    if part is None:
+                        break
+                    assert isinstance(part, TextPart)
+                    for clause in splitter.feed(part.text):
+                        yield clause
+            finally:
+                if following is not None:
+                    following.cancel()
+                    await asyncio.gather(following, return_exceptions=True)
+        if rest := splitter.rest():
+            yield rest
+
+    async def close(self) -> None:
+        """Gives back what listening held. Idempotent."""
+        if self._listener is not None:
+            await self._listener.close()
+
+    async def _parts(self) -> AsyncGenerator[DecodedPart, None]:
+        request = self._request
+        takes = _TAKES[request.task]
+        decoded = decode_input(
+            request.input, audio=request.input_audio, sample_rate=SAMPLE_RATE, executor=self._executor
+        )
+        async with aclosing(decoded) as parts:
+            async for part in parts:
+                modality = _MODALITIES[type(part)]
+                if modality not in takes:
+                    raise UnsupportedModality(
+                        f"task {request.task} takes {' and '.join(sorted(takes))}, not {modality}", param="modality"
+                    )
+                self.anything = True
+                yield part
+
+    async def _hear(self, samples: Samples) -> AsyncGenerator[TranscriptOutput, None]:
+        self.audio = True
+        self._samples += len(samples)
+        if self._listener is None:
+            self._listener = Listener(self._hearing, clock=self._clock)
+        async with aclosing(self._listener.hear(samples)) as transcripts:
+            async for transcript in transcripts:
+                yield self._noted(transcript)
+
+    async def _end_audio(self) -> AsyncGenerator[TranscriptOutput, None]:
+        if self._audio_part is None or self._listener is None:
+            return
+        self._audio_part = None
+        async with aclosing(self._listener.end_part()) as transcripts:
+            async for transcript in transcripts:
+                yield self._noted(transcript)
+
+    def _noted(self, transcript: TranscriptOutput) -> TranscriptOutput:
+        if not transcript.interim:
+            self._texts.append(transcript.text)
+            self._text_part = None
+        return transcript
+
+    def _read(self, part: TextPart) -> None:
+        if part.part == self._text_part:
+            self._texts[-1] += part.text
+        else:
+            self._texts.append(part.text)
+            self._text_part = part.part
+
+
+async def _next_part(parts: AsyncIterator[DecodedPart]) -> DecodedPart | None:
+    """The next part, or None at the end."""
+    return await anext(parts, None)

@@ -1,0 +1,154 @@
+"""Recognisers for many requests: seats for those who may speak, and threads that write down what was said."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omni_ws.engine.embedded.recogniser import RecognisedWord, Recogniser
+from omni_ws.errors import EngineFailed, EngineOverloaded
+
+RETRY_AFTER_MS = 1000
+
+
+class Seats:
+    """How many requests may listen at once. A request takes a seat with its first audio and keeps it to its end."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.taken = 0
+
+    def take(self) -> None:
+        """Raises EngineOverloaded when all are taken: refused at once rather than slow for everybody."""
+        if self.taken >= self.count:
+            raise EngineOverloaded(f"all {self.count} recognisers are in use", retry_after_ms=RETRY_AFTER_MS)
+        self.taken += 1
+
+    def leave(self) -> None:
+        self.taken -= 1
+
+
+class Loanable(Protocol):
+    """What takes long to make, and can be used again by somebody else."""
+
+    def close(self) -> None: ...
+
+
+L = TypeVar("L", bound=Loanable)
+
+
+class LoanPool(Generic[L]):
+    """Objects that are lent to one borrower at a time and kept for the next.
+
+    There are as many as were ever wanted at once: whoever has a seat never waits for another to give back. Thread-safe;
+    ``borrow`` and ``fill`` may load for half a second each object and belong into worker threads.
+    """
+
+    def __init__(self, load: Callable[[], L]) -> None:
+        #: Objects that exist, idle or borrowed, or are being loaded.
+        self.loaded = 0
+        self._load = load
+        self._idle: list[L] = []
+        #: Objects that ``fill`` is loading, for whoever comes first.
+        self._coming = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    @property
+    def borrowed(self) -> int:
+        with self._changed:
+            return self.loaded - len(self._idle) - self._coming
+
+    def fill(self, count: int) -> None:
+        """Loads ahead of need, until ``count`` exist."""
+        while True:
+            with self._changed:
+                if self._closed or self.loaded >= count:
+                    return
+                self.loaded += 1
+                self._coming += 1
+            try:
+                item = self._load()
+            except BaseException:
+                with self._changed:
+                    self.loaded -= 1
+                    self._coming -= 1
+                    self._changed.notify_all()
+                raise
+            self._return(item, coming=1)
+
+    def borrow(self) -> L:
+        """An idle object, or one that is about to be, or a new one."""
+        with self._changed:
+            while not self._closed and not self._idle and self._coming:
+                self._changed.wait()
+            if self._closed:
+                raise EngineFailed("the engine has stopped")
+            if self._idle:
+                return self._idle.pop()
+            self.loaded += 1
+        try:
+            return self._load()
+        except BaseException:
+            with self._changed:
+                self.loaded -= 1
+            raise
+
+    def give_back(self, item: L) -> None:
+        self._return(item, coming=0)
+
+    def close(self) -> None:
+        """Frees the idle objects; borrowed ones are freed when they come back. Idempotent."""
+        with self._changed:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            self.loaded -= len(idle)
+            self._changed.notify_all()
+        for item in idle:
+            item.close()
+
+    def _return(self, item: L, *, coming: int) -> None:
+        with self._changed:
+            self._coming -= coming
+            self._changed.notify_all()
+            if not self._closed:
+                self._idle.append(item)
+                return
+            self.loaded -= 1
+        item.close()
+
+
+class Scribes:
+    """Threads that decode whole utterances, each with a recogniser of its own; utterances queue for them in order."""
+
+    def __init__(self, threads: int, *, load: Callable[[], Recogniser] = Recogniser) -> None:
+        self.threads = threads
+        self._load = load
+        self._own = threading.local()
+        self._loaded: list[Recogniser] = []
+        self._lock = threading.Lock()
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="scribe")
+
+    def transcribe(self, pcm: NDArray[np.int16]) -> Future[tuple[RecognisedWord, ...]]:
+        """The words of ``pcm``. Cancelling works until a thread has begun; after that, the result may be ignored."""
+        return self._executor.submit(self._transcribe, pcm)
+
+    def close(self) -> None:
+        """Waits for the running utterances (about a second at most), drops the queued ones, frees all. Idempotent."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        while self._loaded:
+            self._loaded.pop().close()
+
+    def _transcribe(self, pcm: NDArray[np.int16]) -> tuple[RecognisedWord, ...]:
+        recogniser: Recogniser | None = getattr(self._own, "recogniser", None)
+        if recogniser is None:
+            recogniser = self._load()
+            self._own.recogniser = recogniser
+            with self._lock:
+                self._loaded.append(recogniser)
+        return recogniser.transcribe(pcm)

@@ -1,0 +1,334 @@
+"""The server's side of the voice: it owns the worker process, gives it one job at a time, and starts it again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import omni_ws
+from omni_ws.audio.samples import Samples
+from omni_ws.core.chunks import Word
+from omni_ws.engine.channel import Channel
+from omni_ws.engine.embedded.config import VoiceChoice
+from omni_ws.engine.embedded.synthesiser import VoiceFacts
+from omni_ws.engine.embedded.voice_pipe import (
+    HEAD,
+    RATE,
+    BrokenPipeFrame,
+    Frame,
+    FrameKind,
+    decode_head,
+    decode_object,
+    encode_frame,
+    encode_object,
+)
+from omni_ws.errors import EngineFailed, InvalidValue
+
+log = logging.getLogger(__name__)
+
+WORKER_MODULE = "omni_ws.engine.embedded.voice_worker"
+
+START_TIMEOUT = 15.0
+STOP_TIMEOUT = 2.0
+#: A text is spoken hundreds of times faster than it is heard; a worker that is silent for so long hangs.
+SILENCE_TIMEOUT = 10.0
+
+FIRST_BACKOFF = 0.05
+MAX_BACKOFF = 5.0
+#: So many deaths without a finished job in between, and the voice counts as broken.
+UNHEALTHY_AFTER = 3
+
+HOW_TO_GET_ONE = "install flite (Debian, Ubuntu: apt install flite; macOS: brew install flite) or omni_ws[espeak]"
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenAudio:
+    """A piece of speech; the words are placed from the start of the text's audio, not of the piece."""
+
+    samples: Samples
+    sample_rate: int
+    words: tuple[Word, ...] = ()
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    number: int
+    voice: str
+    text: str
+    #: Filled without waiting, so that a slow listener holds up nobody else; the length of the text bounds it.
+    output: Channel[SpokenAudio] = field(default_factory=lambda: Channel(0, cost=lambda spoken: len(spoken.samples)))
+    words: tuple[Word, ...] = ()
+    withdrawn: bool = False
+
+
+class Voice:
+    """Speaks for any number of callers; their texts take turns in the order in which they came."""
+
+    def __init__(self, choice: VoiceChoice = VoiceChoice.AUTO, *, default_voice: str | None = None) -> None:
+        #: What speaks; None before ``start`` and where there is no voice.
+        self.facts: VoiceFacts | None = None
+        #: Why there is no voice.
+        self.reason = ""
+        #: Process id of the worker; None while none runs.
+        self.worker_pid: int | None = None
+        self._choice = choice
+        self._default_voice = default_voice
+        self._waiting: deque[_Job] = deque()
+        self._current: _Job | None = None
+        self._next_number = 1
+        self._process: asyncio.subprocess.Process | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._watchdog: asyncio.TimerHandle | None = None
+        self._deaths = 0
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        """The default first; empty where there is no voice."""
+        if self.facts is None:
+            return ()
+        default = self._default_voice or self.facts.voices[0]
+        return (default, *(voice for voice in self.facts.voices if voice != default))
+
+    @property
+    def healthy(self) -> bool:
+        return self._deaths < UNHEALTHY_AFTER
+
+    @property
+    def jobs(self) -> int:
+        """Texts that are being spoken or wait for it."""
+        return len(self._waiting) + (self._current is not None and not self._current.withdrawn)
+
+    def describe(self) -> str:
+        """One line for the person who starts the server."""
+        if self.facts is None:
+            return f"voice: none ({self.reason}): answers are text only; to hear them, {HOW_TO_GET_ONE}"
+        name = f" {self.voices[0]}" if self.facts.synthesiser == "flite" else ""
+        return f"voice: {self.facts.synthesiser}{name} ({self.facts.source})"
+
+    async def start(self) -> None:
+        """Finds a voice and starts its worker. Finding none is no error, unless one was asked for by name."""
+        if self._choice is VoiceChoice.NONE:
+            self.reason = "switched off"
+            return
+        ready = await self._launch()
+        if "reason" in ready:
+            self.reason = ready["reason"]
+            await self._end_process()
+            if self._choice is not VoiceChoice.AUTO:
+                raise EngineFailed(f"no voice {self._choice}: {self.reason}")
+            return
+        self.facts = VoiceFacts(
+            ready["synthesiser"], ready["source"], tuple(ready["voices"]), latin_only=ready["latin_only"]
+        )
+        if self._default_voice is not None and self._default_voice not in self.facts.voices:
+            known = ", ".join(self.facts.voices)
+            await self.stop()
+            raise EngineFailed(f"{ready['synthesiser']} has no voice {self._default_voice!r}; there are {known}")
+        self._keeper = asyncio.create_task(self._keep_worker(), name="voice worker")
+
+    async def stop(self) -> None:
+        """Ends the worker; whoever still waits for speech gets EngineFailed. Idempotent."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+        await self._end_process()
+        self.facts = None
+        self._fail_all("the engine has stopped")
+
+    def check(self, voice: str) -> None:
+        """Raises InvalidValue for a voice that is not there."""
+        if voice not in self.voices:
+            raise InvalidValue(f"unknown voice {voice!r}; there are {', '.join(self.voices)}", param="voice")
+
+    async def speak(self, text: str, *, voice: str | None = None) -> AsyncGenerator[SpokenAudio, None]:
+        """Speaks one clause. Closing the iterator takes the job back, at once and wherever it stands.
+
+        Raises EngineFailed where there is no voice or the worker dies with this text.
+        """
+        if self._keeper is None:
+            raise EngineFailed("there is no voice")
+        if not self.healthy and self._process is None:
+            raise EngineFailed("the voice worker does not start")
+        chosen = voice or self.voices[0]
+        self.check(chosen)
+        job = _Job(self._next_number, chosen, text)
+        self._next_number = self._next_number % 0xFFFF_FFFF + 1
+        self._waiting.append(job)
+        self._give_next()
+        try:
+            async for spoken in job.output:
+                yield spoken
+        finally:
+            self._withdraw(job)
+
+    def _give_next(self) -> None:
+        """Gives the worker its next job, if it is there and free."""
+        if self._current is not None or not self._waiting or self._process is None or self._process.stdin is None:
+            return
+        self._current = job = self._waiting.popleft()
+        self._process.stdin.write(encode_object(FrameKind.SPEAK, job.number, {"voice": job.voice, "text": job.text}))
+        self._watch()
+
+    def _withdraw(self, job: _Job) -> None:
+        if job in self._waiting:
+            self._waiting.remove(job)
+        elif job is self._current and not job.withdrawn:
+            job.withdrawn = True
+            if self._process is not None and self._process.stdin is not None:
+                self._process.stdin.write(encode_frame(FrameKind.CANCEL, job.number))
+
+    def _watch(self) -> None:
+        """A sign of life: the clock starts anew while a job runs."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            self._watchdog = None
+        if self._current is not None:
+            self._watchdog = asyncio.get_running_loop().call_later(SILENCE_TIMEOUT, self._kill)
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+
+    async def _keep_worker(self) -> None:
+        """Reads from the worker; when it has died, starts another one."""
+        while True:
+            if self._process is not None:
+                await self._read_all(self._process)
+                await self._bury()
+            await asyncio.sleep(min(MAX_BACKOFF, FIRST_BACKOFF * 2 ** (self._deaths - 1)))
+            try:
+                ready = await self._launch()
+            except EngineFailed as error:
+                ready = {"reason": str(error)}
+            if "reason" in ready:
+                log.error("the voice worker does not start: %s", ready["reason"])
+                await self._end_process()
+                self._deaths += 1
+                self._fail_all("the voice worker does not start")
+            else:
+                self._give_next()
+
+    async def _bury(self) -> None:
+        """The worker is gone: the text that it was speaking may be the reason, and is not tried again."""
+        job, self._current = self._current, None
+        self._watch()
+        self._deaths += 1
+        code = await self._end_process()
+        log.warning("the voice worker died (exit status %s); starting another", code)
+        if job is not None:
+            job.output.fail(EngineFailed("the voice worker died while it spoke"))
+
+    def _fail_all(self, message: str) -> None:
+        jobs = [*([self._current] if self._current is not None else []), *self._waiting]
+        self._current = None
+        self._waiting.clear()
+        self._watch()
+        for job in jobs:
+            job.output.fail(EngineFailed(message))
+
+    async def _launch(self) -> dict[str, Any]:
+        """Starts a worker and returns what it says about itself. Raises EngineFailed."""
+        # The worker must find this very package, however the server found it.
+        package_folder = str(Path(omni_ws.__file__).parent.parent)
+        path = os.pathsep.join(filter(None, (package_folder, os.environ.get("PYTHONPATH"))))
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                WORKER_MODULE,
+                self._choice.value,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": path},
+            )
+            self.worker_pid = self._process.pid
+            async with asyncio.timeout(START_TIMEOUT):
+                frame = await _read_frame(self._process)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, BrokenPipeFrame) as error:
+            await self._end_process()
+            raise EngineFailed("the voice worker does not start") from error
+        except asyncio.CancelledError:
+            await self._end_process()
+            raise
+        ready: dict[str, Any] = decode_object(frame.payload)
+        return ready
+
+    async def _end_process(self) -> int | None:
+        """Closes the worker's input, which ends it; kills it where that does not help. Returns its exit status."""
+        process, self._process, self.worker_pid = self._process, None, None
+        if process is None:
+            return None
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT):
+                await process.wait()
+        except TimeoutError:
+            log.warning("the voice worker does not end by itself and is killed")
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        return process.returncode
+
+    async def _read_all(self, process: asyncio.subprocess.Process) -> None:
+        try:
+            while True:
+                self._take(await _read_frame(process))
+        except asyncio.IncompleteReadError:
+            return
+        except BrokenPipeFrame:
+            log.exception("the voice worker's pipe carries something else than frames")
+            self._kill()
+
+    def _take(self, frame: Frame) -> None:
+        job = self._current
+        self._watch()
+        if job is None or frame.job != job.number:
+            return
+        match frame.kind:
+            case FrameKind.AUDIO if not job.withdrawn:
+                (sample_rate,) = RATE.unpack_from(frame.payload)
+                pcm = np.frombuffer(frame.payload, "<i2", offset=RATE.size)
+                samples = pcm.astype(np.float32) * np.float32(1 / 32768)
+                words, job.words = job.words, ()
+                job.output.put_nowait(SpokenAudio(samples, sample_rate, words))
+            case FrameKind.WORDS:
+                job.words += tuple(Word(*word) for word in decode_object(frame.payload))
+            case FrameKind.DONE:
+                if job.words and not job.withdrawn:
+                    # The last words of a text may be told after its last sample.
+                    job.output.put_nowait(SpokenAudio(np.empty(0, np.float32), 0, job.words))
+                self._deaths = 0
+                self._end_job()
+            case FrameKind.FAILED:
+                self._end_job(EngineFailed(decode_object(frame.payload)["message"]))
+            case _:
+                pass
+
+    def _end_job(self, error: EngineFailed | None = None) -> None:
+        job, self._current = self._current, None
+        self._watch()
+        if job is not None:
+            if error is None:
+                job.output.close()
+            else:
+                job.output.fail(error)
+        self._give_next()
+
+
+async def _read_frame(process: asyncio.subprocess.Process) -> Frame:
+    """Raises IncompleteReadError at the end of the pipe, BrokenPipeFrame for what is no frame."""
+    assert process.stdout is not None
+    length, kind, job = decode_head(await process.stdout.readexactly(HEAD.size))
+    return Frame(kind, job, await process.stdout.readexactly(length))

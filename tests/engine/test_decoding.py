@@ -1,0 +1,256 @@
+import asyncio
+import io
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.until import until
+
+from omni_ws.core.audio_format import AudioFormat
+from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.engine import decoding
+from omni_ws.engine.channel import Channel
+from omni_ws.engine.decoding import AudioPart, DecodedPart, ImagePart, TextPart, VideoPart, decode_input
+from omni_ws.errors import InvalidValue, OmniError, UnsupportedFormat
+from omni_ws.media.image import decode_image
+
+PCM = np.arange(-1600, 1600, dtype="<i2").tobytes()
+
+
+@pytest.fixture
+def executor() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as threads:
+        yield threads
+
+
+def source(*chunks: InputChunk, open_end: bool = False) -> Channel[InputChunk]:
+    channel: Channel[InputChunk] = Channel(1 << 20, cost=lambda chunk: len(chunk.payload))
+    for chunk in chunks:
+        channel.put_nowait(chunk)
+    if not open_end:
+        channel.close()
+    return channel
+
+
+def audio(payload: bytes, **fields: object) -> InputChunk:
+    return InputChunk(Modality.AUDIO, payload, **fields)  # type: ignore[arg-type]
+
+
+def text(payload: bytes, **fields: object) -> InputChunk:
+    return InputChunk(Modality.TEXT, payload, **fields)  # type: ignore[arg-type]
+
+
+def png(colour: str, size: tuple[int, int] = (4, 3)) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", size, colour).save(buffer, "png")
+    return buffer.getvalue()
+
+
+async def decoded(
+    executor: ThreadPoolExecutor, *chunks: InputChunk, sample_rate: int = 16_000
+) -> tuple[list[DecodedPart], OmniError | None]:
+    parts: list[DecodedPart] = []
+    try:
+        async for part in decode_input(
+            source(*chunks), audio=AudioFormat(), sample_rate=sample_rate, executor=executor
+        ):
+            parts.append(part)
+    except OmniError as error:
+        return parts, error
+    return parts, None
+
+
+def samples_of(parts: list[DecodedPart]) -> np.ndarray:
+    return np.concatenate([part.samples for part in parts if isinstance(part, AudioPart)])
+
+
+async def test_audio_frames_that_wait_together_are_one_part(executor: ThreadPoolExecutor) -> None:
+    frames = [audio(PCM[start : start + 640]) for start in range(0, len(PCM), 640)]
+    parts, error = await decoded(executor, *frames)
+    assert error is None
+    assert len(parts) == 1
+    assert np.array_equal(samples_of(parts) * 32768, np.arange(-1600, 1600))
+
+
+async def test_a_sample_may_be_cut_in_two(executor: ThreadPoolExecutor) -> None:
+    parts, _ = await decoded(executor, audio(PCM[:1001]), audio(PCM[1001:]))
+    assert np.array_equal(samples_of(parts) * 32768, np.arange(-1600, 1600))
+
+
+async def test_audio_is_resampled_to_the_wanted_rate(executor: ThreadPoolExecutor) -> None:
+    parts, _ = await decoded(executor, audio(PCM), sample_rate=8_000)
+    assert len(samples_of(parts)) == 1600
+
+
+async def test_a_change_of_format_opens_a_new_part(executor: ThreadPoolExecutor) -> None:
+    parts, _ = await decoded(
+        executor, audio(PCM), audio(PCM, format="pcm16"), audio(bytes(800), format="audio/pcma;rate=8000")
+    )
+    assert [part.part for part in parts] == sorted(part.part for part in parts)
+    assert {part.part for part in parts} == {0, 1}
+    assert len(samples_of(parts)) == 3200 * 2 + 1600
+
+
+async def test_another_modality_in_between_opens_a_new_part(executor: ThreadPoolExecutor) -> None:
+    parts, _ = await decoded(executor, audio(PCM), text(b"hello"), audio(PCM))
+    assert [(type(part), part.part) for part in parts] == [(AudioPart, 0), (TextPart, 1), (AudioPart, 2)]
+
+
+async def test_text_may_be_split_inside_a_character(executor: ThreadPoolExecutor) -> None:
+    encoded = "naïve 你好 🙂".encode()
+    parts, error = await decoded(executor, *(text(encoded[place : place + 1]) for place in range(len(encoded))))
+    assert error is None
+    assert "".join(part.text for part in parts if isinstance(part, TextPart)) == "naïve 你好 🙂"
+
+
+@pytest.mark.parametrize("payload", [b"ok \xff", b"cut \xc3"])
+async def test_text_that_is_not_utf8_is_an_error_after_what_was_good(
+    executor: ThreadPoolExecutor, payload: bytes
+) -> None:
+    parts, error = await decoded(executor, text(b"good ", sequence_id=4), text(payload, sequence_id=5))
+    assert isinstance(error, InvalidValue)
+    assert (error.param, error.sequence_id) == ("payload", 5)
+    assert isinstance(parts[0], TextPart)
+    assert parts[0].text.startswith("good ")
+
+
+async def test_images_are_pixels_each_a_part(executor: ThreadPoolExecutor) -> None:
+    parts, _ = await decoded(
+        executor, InputChunk(Modality.IMAGE, png("red")), InputChunk(Modality.IMAGE, png("blue", (2, 5)))
+    )
+    assert [(type(part), part.part) for part in parts] == [(ImagePart, 0), (ImagePart, 1)]
+    first, second = parts
+    assert isinstance(first, ImagePart)
+    assert isinstance(second, ImagePart)
+    assert first.pixels.shape == (3, 4, 3)
+    assert first.pixels[0, 0].tolist() == [255, 0, 0]
+    assert second.pixels.shape == (5, 2, 3)
+
+
+async def test_images_in_a_video_are_its_frames(executor: ThreadPoolExecutor) -> None:
+    frames = [InputChunk(Modality.VIDEO, png("red"), timestamp_ms=40 * place) for place in range(3)]
+    parts, _ = await decoded(executor, *frames)
+    assert [type(part) for part in parts] == [VideoPart]
+    assert isinstance(parts[0], VideoPart)
+    assert [frame.timestamp_ms for frame in parts[0].frames] == [0, 40, 80]
+
+
+@pytest.mark.parametrize(
+    "chunk",
+    [
+        InputChunk(Modality.IMAGE, b"no image", 7),
+        InputChunk(Modality.AUDIO, b"no flac" * 100, 7, "flac"),
+        InputChunk(Modality.VIDEO, b"no video, not at all", 7),
+        InputChunk(Modality.AUDIO, PCM, 7, "audio/unheard-of"),
+    ],
+)
+async def test_what_cannot_be_decoded_names_its_chunk(executor: ThreadPoolExecutor, chunk: InputChunk) -> None:
+    parts, error = await decoded(executor, text(b"before", sequence_id=6), chunk)
+    assert isinstance(error, UnsupportedFormat)
+    assert error.sequence_id == 7
+    assert parts == [TextPart("before", 0)]
+
+
+async def test_empty_chunks_are_nothing(executor: ThreadPoolExecutor) -> None:
+    assert await decoded(executor, audio(b""), audio(b"", end_of_input=True)) == ([], None)
+
+
+async def test_what_the_source_raises_comes_after_what_it_gave(executor: ThreadPoolExecutor) -> None:
+    channel = source(text(b"hello"), open_end=True)
+    channel.fail(InvalidValue("broken off"))
+    async with aclosing(decode_input(channel, audio=AudioFormat(), sample_rate=16_000, executor=executor)) as parts:
+        assert await anext(parts) == TextPart("hello", 0)
+        with pytest.raises(InvalidValue, match="broken off"):
+            await anext(parts)
+
+
+async def test_parts_come_while_the_input_is_open(executor: ThreadPoolExecutor) -> None:
+    channel = source(text(b"one"), open_end=True)
+    async with aclosing(decode_input(channel, audio=AudioFormat(), sample_rate=16_000, executor=executor)) as parts:
+        assert await anext(parts) == TextPart("one", 0)
+        channel.put_nowait(text(b"two"))
+        assert await anext(parts) == TextPart("two", 0)
+        channel.close()
+        assert [part async for part in parts] == []
+
+
+async def test_little_is_taken_from_the_source_ahead_of_need(executor: ThreadPoolExecutor) -> None:
+    taken = 0
+
+    async def endless() -> AsyncIterator[InputChunk]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield audio(bytes(16 * 1024))
+
+    async with aclosing(decode_input(endless(), audio=AudioFormat(), sample_rate=16_000, executor=executor)) as parts:
+        await anext(parts)
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert taken * 16 * 1024 <= 3 * decoding.WAITING_BYTES
+
+
+async def test_decoding_is_not_done_on_the_loop(executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[str] = set()
+    original = decode_image
+
+    def spying(data: bytes) -> object:
+        threads.add(threading.current_thread().name)
+        return original(data)
+
+    monkeypatch.setattr("omni_ws.engine.decoding.decode_image", spying)
+    await decoded(executor, InputChunk(Modality.IMAGE, png("red")))
+    assert threads
+    assert threading.current_thread().name not in threads
+
+
+class _ClosableDecoder:
+    """Stands in for the audio decoder: its call blocks until the test lets it go."""
+
+    started = threading.Event()
+    go_on = threading.Event()
+    in_use = False
+    closed_while_in_use: bool | None = None
+
+    def __init__(self, source: AudioFormat, *, sample_rate: int) -> None:
+        pass
+
+    def pieces(self, data: bytes) -> Iterator[np.ndarray]:
+        cls = type(self)
+        cls.in_use = True
+        cls.started.set()
+        assert cls.go_on.wait(10)
+        cls.in_use = False
+        yield np.zeros(10, np.float32)
+
+    def close(self) -> None:
+        cls = type(self)
+        cls.closed_while_in_use = cls.in_use
+
+
+async def test_cancelling_waits_for_the_thread_and_closes_the_decoder(
+    executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _ClosableDecoder.started.clear()
+    monkeypatch.setattr(decoding, "AudioDecoder", _ClosableDecoder)
+    channel = source(audio(PCM), open_end=True)
+    task = asyncio.create_task(_drain(channel, executor))
+    await until(_ClosableDecoder.started.is_set)
+    task.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not task.done()
+    _ClosableDecoder.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert _ClosableDecoder.closed_while_in_use is False
+
+
+async def _drain(channel: Channel[InputChunk], executor: ThreadPoolExecutor) -> None:
+    async with aclosing(decode_input(channel, audio=AudioFormat(), sample_rate=16_000, executor=executor)) as parts:
+        async for _ in parts:
+            pass

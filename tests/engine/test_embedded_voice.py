@@ -1,0 +1,284 @@
+import asyncio
+import ctypes.util
+import importlib.util
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import numpy as np
+import pytest
+from support.speech_clips import word_errors
+
+from omni_ws.audio.resample import StreamResampler
+from omni_ws.core.chunks import Word
+from omni_ws.engine.embedded import voice as voice_module
+from omni_ws.engine.embedded.config import VoiceChoice
+from omni_ws.engine.embedded.flite import speakable
+from omni_ws.engine.embedded.recogniser import Recogniser, to_pcm16
+from omni_ws.engine.embedded.voice import WORKER_MODULE, SpokenAudio, Voice
+from omni_ws.engine.embedded.voice_pipe import (
+    HEAD,
+    MAX_PAYLOAD,
+    BrokenPipeFrame,
+    FrameKind,
+    decode_head,
+    decode_object,
+    encode_frame,
+    encode_object,
+)
+from omni_ws.errors import EngineFailed, InvalidValue
+
+HAVE = {
+    "flite": ctypes.util.find_library("flite") is not None,
+    "espeak": importlib.util.find_spec("espeakng_loader") is not None
+    or ctypes.util.find_library("espeak-ng") is not None,
+}
+SENTENCE = "Go forward 10 meters, please."
+
+
+def need(name: str) -> VoiceChoice:
+    if not HAVE[name]:
+        pytest.skip(f"{name} is not installed on this machine")
+    return VoiceChoice(name)
+
+
+@pytest.fixture
+async def voice() -> AsyncIterator[Voice]:
+    started = Voice()
+    await started.start()
+    if started.facts is None:
+        pytest.skip(started.describe())
+    yield started
+    await started.stop()
+    assert started.worker_pid is None
+
+
+async def spoken(voice: Voice, text: str, name: str | None = None) -> list[SpokenAudio]:
+    return [piece async for piece in voice.speak(text, voice=name)]
+
+
+def samples_of(pieces: list[SpokenAudio]) -> np.ndarray:
+    return np.concatenate([piece.samples for piece in pieces])
+
+
+def words_of(pieces: list[SpokenAudio]) -> list[Word]:
+    return [word for piece in pieces for word in piece.words]
+
+
+@pytest.mark.parametrize("name", ["flite", "espeak"])
+async def test_a_sentence_is_spoken_in_pieces_with_its_words(name: str) -> None:
+    voice = Voice(need(name))
+    await voice.start()
+    try:
+        pieces = await spoken(voice, SENTENCE)
+    finally:
+        await voice.stop()
+    rate = pieces[0].sample_rate
+    assert rate in (16_000, 22_050)
+    assert len(pieces) > 5
+    samples = samples_of(pieces)
+    assert 1.5 < len(samples) / rate < 5
+    assert np.abs(samples).max() > 0.05
+    words = words_of(pieces)
+    assert [word.text for word in words] == ["Go", "forward", "10", "meters", "please"]
+    assert all(0 <= word.start_ms < word.end_ms <= len(samples) * 1000 / rate + 1 for word in words)
+    assert all(before.end_ms <= after.start_ms for before, after in itertools.pairwise(words))
+
+
+@pytest.mark.parametrize("name", ["flite", "espeak"])
+async def test_every_voice_speaks(name: str) -> None:
+    voice = Voice(need(name))
+    await voice.start()
+    try:
+        english = [each for each in voice.voices if name == "flite" or each.startswith("en")]
+        assert len(english) > 1
+        for each in english:
+            assert len(samples_of(await spoken(voice, "Yes.", each))) > 1000, each
+    finally:
+        await voice.stop()
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "...", "?!", "\0", "你好", "\x07\x1b[0m", "a" * 300, "1" * 300, "'\"`${}%s%n"]
+)
+async def test_odd_texts_break_nothing(voice: Voice, text: str) -> None:
+    worker = voice.worker_pid
+    await spoken(voice, text)
+    assert len(await spoken(voice, "Yes.")) > 0
+    assert voice.worker_pid == worker
+
+
+async def test_an_unknown_voice_is_refused_with_the_list(voice: Voice) -> None:
+    with pytest.raises(InvalidValue, match=voice.voices[0]) as refusal:
+        await spoken(voice, "hello", "nobody")
+    assert refusal.value.param == "voice"
+
+
+async def test_texts_take_turns(voice: Voice) -> None:
+    order: list[str] = []
+
+    async def speak(name: str) -> None:
+        await spoken(voice, SENTENCE)
+        order.append(name)
+
+    async with asyncio.TaskGroup() as group:
+        for name in "abc":
+            group.create_task(speak(name))
+    assert order == ["a", "b", "c"]
+    assert voice.jobs == 0
+
+
+async def test_who_does_not_listen_holds_up_nobody(voice: Voice) -> None:
+    async with aclosing(voice.speak("This is heard by somebody who is slow.")) as slow:
+        await anext(slow)
+        assert len(await spoken(voice, SENTENCE)) > 1
+
+
+async def test_a_job_can_be_taken_back_before_and_while_it_is_spoken(voice: Voice) -> None:
+    async with aclosing(voice.speak(SENTENCE)) as running:
+        await anext(running)
+        waiting = asyncio.create_task(spoken(voice, "I wait."))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+    assert voice.jobs == 0
+    assert [word.text for word in words_of(await spoken(voice, "Still here."))] == ["Still", "here"]
+
+
+async def test_a_killed_worker_costs_its_own_text_only(voice: Voice) -> None:
+    dead = voice.worker_pid
+    assert dead is not None
+    os.kill(dead, signal.SIGSTOP)
+    running = asyncio.create_task(spoken(voice, SENTENCE))
+    waiting = asyncio.create_task(spoken(voice, SENTENCE))
+    await asyncio.sleep(0)
+    os.kill(dead, signal.SIGKILL)
+    with pytest.raises(EngineFailed, match="died"):
+        await running
+    assert len(await waiting) > 5
+    assert voice.worker_pid not in (None, dead)
+    assert voice.healthy
+
+
+async def test_a_hanging_worker_is_replaced(voice: Voice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(voice_module, "SILENCE_TIMEOUT", 0.05)
+    assert voice.worker_pid is not None
+    os.kill(voice.worker_pid, signal.SIGSTOP)
+    with pytest.raises(EngineFailed, match="died"):
+        await spoken(voice, SENTENCE)
+    monkeypatch.undo()
+    assert len(await spoken(voice, SENTENCE)) > 5
+
+
+async def test_a_worker_that_never_starts_again_is_reported(voice: Voice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(voice_module, "WORKER_MODULE", "omni_ws.not_there")
+    monkeypatch.setattr(voice_module, "MAX_BACKOFF", 0.01)
+    assert voice.worker_pid is not None
+    os.kill(voice.worker_pid, signal.SIGKILL)
+    while voice.healthy:
+        await asyncio.gather(spoken(voice, SENTENCE), return_exceptions=True)
+    with pytest.raises(EngineFailed):
+        await spoken(voice, SENTENCE)
+    monkeypatch.undo()
+    while not voice.healthy:
+        await asyncio.gather(spoken(voice, SENTENCE), return_exceptions=True)
+
+
+async def test_stopping_fails_who_still_waits(voice: Voice) -> None:
+    assert voice.worker_pid is not None
+    os.kill(voice.worker_pid, signal.SIGSTOP)
+    running = asyncio.create_task(spoken(voice, SENTENCE))
+    await asyncio.sleep(0)
+    os.kill(voice.worker_pid, signal.SIGCONT)
+    await voice.stop()
+    with pytest.raises(EngineFailed, match="stopped"):
+        await running
+    await voice.stop()
+    with pytest.raises(EngineFailed, match="no voice"):
+        await spoken(voice, SENTENCE)
+
+
+async def test_no_voice_is_told_with_the_way_to_get_one() -> None:
+    voice = Voice(VoiceChoice.NONE)
+    await voice.start()
+    assert voice.voices == ()
+    assert voice.worker_pid is None
+    assert "apt install flite" in voice.describe()
+
+
+async def test_a_machine_without_voices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(voice_module, "WORKER_MODULE", "support.voiceless_worker")
+    monkeypatch.setenv("PYTHONPATH", str(os.path.dirname(os.path.dirname(__file__))))
+    voice = Voice()
+    await voice.start()
+    assert voice.facts is None
+    assert "libflite is not installed" in voice.describe()
+    named = Voice(VoiceChoice.FLITE)
+    with pytest.raises(EngineFailed, match="not installed"):
+        await named.start()
+
+
+async def test_the_default_voice_can_be_chosen() -> None:
+    voice = Voice(need("flite"), default_voice="slt")
+    await voice.start()
+    try:
+        assert voice.voices[0] == "slt"
+        assert voice.describe().startswith("voice: flite slt (system libflite")
+    finally:
+        await voice.stop()
+    with pytest.raises(EngineFailed, match="no voice 'hal'"):
+        await Voice(VoiceChoice.FLITE, default_voice="hal").start()
+
+
+def test_the_worker_ends_with_its_server() -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "-m", WORKER_MODULE, "auto"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    length, kind, _ = decode_head(worker.stdout.read(HEAD.size))
+    ready = decode_object(worker.stdout.read(length))
+    assert kind is FrameKind.READY
+    if "reason" not in ready:
+        worker.send_signal(signal.SIGINT)
+        worker.send_signal(signal.SIGTERM)
+        text = {"voice": ready["voices"][0], "text": "This is a long sentence for somebody who has left. " * 50}
+        worker.stdin.write(encode_object(FrameKind.SPEAK, 1, text))
+    worker.stdin.close()
+    worker.stdout.close()
+    assert worker.wait(10) == 0
+
+
+async def test_what_flite_says_is_understood_again() -> None:
+    voice = Voice(need("flite"), default_voice="rms")
+    await voice.start()
+    recogniser = Recogniser()
+    errors = 0
+    try:
+        for text in ("what time is it", "go forward ten meters"):
+            pieces = await spoken(voice, text)
+            resampler = StreamResampler(pieces[0].sample_rate, 16_000)
+            samples = np.concatenate((resampler.process(samples_of(pieces)), resampler.flush()))
+            heard = " ".join(word.text for word in recogniser.transcribe(to_pcm16(samples)))
+            errors += word_errors(text, heard)
+    finally:
+        recogniser.close()
+        await voice.stop()
+    assert errors <= 1
+
+
+def test_what_can_be_spoken_of_a_text() -> None:
+    assert speakable("“Café” — it’s 2 × 3…") == '"Cafe" , it\'s 2 times 3...'
+    assert speakable("你好") == ""
+    assert speakable("-- !") == ""
+
+
+def test_frames_that_are_none_are_noticed() -> None:
+    assert decode_head(encode_frame(FrameKind.AUDIO, 7, b"abc")[: HEAD.size]) == (3, FrameKind.AUDIO, 7)
+    for head in (HEAD.pack(MAX_PAYLOAD + 1, FrameKind.AUDIO, 1), HEAD.pack(1, 99, 1)):
+        with pytest.raises(BrokenPipeFrame):
+            decode_head(head)

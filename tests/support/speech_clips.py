@@ -1,0 +1,72 @@
+"""Recorded speech with the words that are spoken in it (tests/data/README.md), and noises without any."""
+
+from __future__ import annotations
+
+import wave
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omni_ws.audio.samples import Samples
+
+SAMPLE_RATE = 16_000
+_DATA = Path(__file__).parent.parent / "data"
+
+WORDS = {
+    "goforward": "go forward ten meters",
+    "cards_001": "ten of clubs",
+    "cards_005": "eight of spades four of clubs seven of hearts",
+    "librivox_ss_0870": (
+        "and mister john dashwood had then leisure to consider how much there might be prudently in his power to do "
+        "for them"
+    ),
+}
+
+
+def clip_bytes(name: str) -> bytes:
+    """pcm16, 16 kHz, mono."""
+    with wave.open(str(_DATA / f"{name}.wav"), "rb") as file:
+        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (SAMPLE_RATE, 1, 2)
+        return file.readframes(file.getnframes())
+
+
+def clip_pcm(name: str) -> NDArray[np.int16]:
+    return np.frombuffer(clip_bytes(name), "<i2")
+
+
+def clip_samples(name: str) -> Samples:
+    samples: Samples = clip_pcm(name).astype(np.float32) / np.float32(32768)
+    return samples
+
+
+def silence(seconds: float) -> bytes:
+    return bytes(2 * int(seconds * SAMPLE_RATE))
+
+
+def noises(seconds: float = 4.0) -> dict[str, Samples]:
+    """What is no speech: nothing, white noise at -30 dBFS, a tone, hum with its harmonics."""
+    time = np.arange(int(seconds * SAMPLE_RATE)) / SAMPLE_RATE
+    generator = np.random.default_rng(7)
+    sounds = {
+        "silence": np.zeros_like(time),
+        "white noise": generator.normal(0, 10 ** (-30 / 20), len(time)),
+        "tone": 0.3 * np.sin(2 * np.pi * 433 * time),
+        "hum": sum(0.1 / k * np.sin(2 * np.pi * 50 * k * time) for k in range(1, 6)),
+    }
+    return {name: np.asarray(sound, np.float32) for name, sound in sounds.items()}
+
+
+def as_pcm16(samples: Samples) -> bytes:
+    return np.clip(np.rint(samples * 32767), -32768, 32767).astype("<i2").tobytes()
+
+
+def word_errors(reference: str, heard: str) -> int:
+    """Substitutions, insertions and deletions between two texts, spellings of one word made equal."""
+    wanted, got = (text.replace("mister", "mr").split() for text in (reference, heard))
+    row = list(range(len(got) + 1))
+    for place, word in enumerate(wanted, 1):
+        diagonal, row[0] = row[0], place
+        for column, other in enumerate(got, 1):
+            diagonal, row[column] = row[column], min(row[column] + 1, row[column - 1] + 1, diagonal + (word != other))
+    return row[-1]

@@ -1,0 +1,18 @@
+"""A voice worker on a machine where no synthesiser is installed."""
+
+from __future__ import annotations
+
+import sys
+
+from omni_ws.engine.embedded import voice_worker
+from omni_ws.engine.embedded.synthesiser import NoVoice
+
+
+class _NotInstalled:
+    def __init__(self) -> None:
+        raise NoVoice("libflite is not installed")
+
+
+if __name__ == "__main__":
+    voice_worker.SYNTHESISERS = dict.fromkeys(voice_worker.SYNTHESISERS, _NotInstalled)  # type: ignore[arg-type]
+    sys.exit(voice_worker.main())  # type: ignore[func-returns-value]
