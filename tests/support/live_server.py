@@ -1,0 +1,149 @@
+"""The real server on a free port, and the proof that nothing of it is left when a test has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from support.raw_http import raw_client, request
+
+from omni_ws.config.keys import ApiKey
+from omni_ws.config.model import ServerConfig
+from omni_ws.engine.base import Engine
+from omni_ws.engine.fake import EchoEngine
+from omni_ws.server import App, RunningServer, create_app, listen
+
+#: Real seconds in which what was let go must be gone.
+SETTLE_SEC = 5.0
+_LOGGERS = ("omni_ws", "websockets", "asyncio")
+
+
+@dataclass(frozen=True)
+class LiveServer:
+    """A server that listens, over ``engine``."""
+
+    app: App
+    engine: Engine
+    running: RunningServer
+
+    @property
+    def port(self) -> int:
+        return self.running.port
+
+    @property
+    def websocket_url(self) -> str:
+        return f"ws://127.0.0.1:{self.port}/v1/streaming_input"
+
+    @property
+    def sessions(self) -> int:
+        return self.app.sessions.admission.sessions
+
+    @property
+    def held_bytes(self) -> int:
+        return self.app.sessions.budget.used
+
+    async def until(self, condition: Callable[[], bool], what: str = "the condition") -> None:
+        """Waits for a state of the server that no event announces."""
+        loop = asyncio.get_running_loop()
+        for _ in range(1000):
+            if condition():
+                return
+            await asyncio.sleep(SETTLE_SEC / 1000)
+        raise AssertionError(f"{what} did not come about by {loop.time():.1f}")
+
+    async def check_empty(self) -> None:
+        """No session, no engine request and no byte of input is left."""
+
+        def leftovers() -> dict[str, int]:
+            found = {
+                "sessions": self.sessions,
+                "engine requests": self.engine.active_requests,
+                "held bytes": self.held_bytes,
+            }
+            return {name: count for name, count in found.items() if count}
+
+        with contextlib.suppress(AssertionError):
+            await self.until(lambda: not leftovers())
+        assert leftovers() == {}
+
+    async def check_answers(self) -> None:
+        """The server still does its work: /health says so."""
+        async with raw_client(self.port) as client:
+            await client.send(request("GET", "/health", "Connection: close"))
+            answer = await client.response()
+        assert (answer.status, answer.json()["status"], answer.json()["sessions"]) == (200, "ok", 0)
+
+
+class _Complaints(logging.Handler):
+    """What the server logged as errors, and what went wrong where nobody waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{record.name}: {self.format(record)}")
+
+    def on_loop_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.lines.append(f"event loop: {context.get('message')}: {context.get('exception')!r}")
+
+
+@contextlib.contextmanager
+def _listening_for_complaints() -> Any:
+    complaints = _Complaints()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(complaints.on_loop_exception)
+    for name in _LOGGERS:
+        logging.getLogger(name).addHandler(complaints)
+    try:
+        yield complaints
+    finally:
+        loop.set_exception_handler(None)
+        for name in _LOGGERS:
+            logging.getLogger(name).removeHandler(complaints)
+
+
+@contextlib.asynccontextmanager
+async def live_server(
+    engine: Engine | None = None,
+    *,
+    keys: tuple[ApiKey, ...] = (),
+    expect_errors: bool = False,
+    still_answers: bool = True,
+    **fields: Any,
+) -> AsyncIterator[LiveServer]:
+    """A server over ``engine`` (an EchoEngine by default), configured by ``fields`` of ServerConfig.
+
+    When the block was left without an exception nothing may be left: no session, no engine request, no held byte, no
+    task, and no error in the log (unless ``expect_errors``); and the server must still answer (unless not
+    ``still_answers``, for tests that drain it or break its engine).
+    """
+    engine = engine or EchoEngine()
+    config = ServerConfig(**{"host": "127.0.0.1", "port": 0, "engine": "fake", **fields})
+    before = asyncio.all_tasks()
+    with _listening_for_complaints() as complaints:
+        await engine.start()
+        try:
+            async with listen(create_app(engine, config, keys)) as running:
+                server = LiveServer(running.app, engine, running)
+                yield server
+                await server.check_empty()
+                if still_answers:
+                    await server.check_answers()
+        finally:
+            await engine.stop()
+        await _no_tasks_but(before)
+    assert expect_errors or complaints.lines == []
+
+
+async def _no_tasks_but(before: set[asyncio.Task[Any]]) -> None:
+    for _ in range(100):
+        left = asyncio.all_tasks() - before - {asyncio.current_task()}
+        if not left:
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError(f"tasks left behind: {left}")
