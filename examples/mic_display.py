@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from omni_ws.core.chunks import FinishReason
@@ -47,8 +48,8 @@ class PlainDisplay(JsonDisplay):
             case "transcript":
                 return f"{'hearing' if fields['interim'] else 'heard'}: {fields['text']}"
             case "latency":
-                told = [f"{name} {fields[key]} ms" for name, key in LATENCIES if fields[key] is not None]
-                return f"latency: {', '.join(told)} after the end of the input" if told else None
+                told = [f"{name} {_relative(fields[key])}" for name, key in LATENCIES if fields[key] is not None]
+                return f"latency: {', '.join(told)} the end of the input" if told else None
             case "final" if fields["finish_reason"] != FinishReason.STOP:
                 return f"finished: {fields['finish_reason']}"
             case "note" | "error" | "saved":
@@ -67,6 +68,7 @@ class RichDisplay(PlainDisplay):
         self.text = Text
         self.console = Console()
         self.live = Live(console=self.console, refresh_per_second=20, transient=True)
+        self._restore_echo = _without_echo()
         self.live.start()
         self.heard = self.reply = ""
         self.interim = False
@@ -108,6 +110,24 @@ class RichDisplay(PlainDisplay):
     def close(self) -> None:
         self.settle()
         self.live.stop()
+        self._restore_echo()
+
+
+def _relative(milliseconds: int) -> str:
+    return f"{abs(milliseconds)} ms {'before' if milliseconds < 0 else 'after'}"
+
+
+def _without_echo() -> Callable[[], None]:
+    """Keys that are shown as they are pressed would push the live view out of its place. Returns what undoes it."""
+    if not sys.stdin.isatty() or sys.platform == "win32":
+        return lambda: None
+    import termios
+
+    before = termios.tcgetattr(0)
+    quiet = [*before]
+    quiet[3] &= ~termios.ECHO
+    termios.tcsetattr(0, termios.TCSADRAIN, quiet)
+    return lambda: termios.tcsetattr(0, termios.TCSADRAIN, before)
 
 
 def _decibels(level: float) -> float:
