@@ -222,7 +222,7 @@ class Conversation:
         except OmniError as error:
             turn.error = error
         except Exception as error:
-            turn.error = unexpected(error)
+            turn.error = unexpected(error, where=f"request {turn.request_id}")
         self._end(turn, finished.reason, finished.usage)
 
     def _end(self, turn: Turn, reason: FinishReason, reported: Usage | None = None) -> None:

@@ -10,8 +10,8 @@ from omni_ws.service.identifiers import new_id
 logger = logging.getLogger(__name__)
 
 
-def unexpected(error: BaseException) -> EngineFailed:
-    """What a client hears of an exception that nobody foresaw: an id to look for in the log, and not its text."""
-    failure_id = new_id("fail_")
-    logger.error("unexpected failure %s", failure_id, exc_info=error)
-    return EngineFailed(f"internal error {failure_id}")
+def unexpected(exception: BaseException, *, where: str) -> EngineFailed:
+    """The error that a client sees in place of ``exception``, whose traceback goes to the log under the same id."""
+    error_id = new_id("err_")
+    logger.error("%s failed (%s)", where, error_id, exc_info=exception)
+    return EngineFailed(f"The server failed to answer this request; error id {error_id}.")

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import math
-import uuid
 from typing import Final
 
 import orjson
 
-from omni_ws.errors import EngineFailed, MethodNotAllowed, OmniError, OriginNotAllowed, Unauthenticated, UpgradeRequired
-
-logger = logging.getLogger(__name__)
+from omni_ws.errors import MethodNotAllowed, OmniError, OriginNotAllowed, Unauthenticated, UpgradeRequired
 
 #: Header fields of an answer, in the order in which they are sent.
 HeaderList = list[tuple[str, str]]
@@ -55,13 +51,6 @@ def error_headers(error: OmniError) -> HeaderList:
 
 def error_body(error: OmniError) -> bytes:
     return orjson.dumps({"error": error_object(error)})
-
-
-def unexpected(exception: BaseException, *, where: str) -> EngineFailed:
-    """The error that a client sees in place of ``exception``, whose traceback goes to the log under the same id."""
-    error_id = f"err_{uuid.uuid4().hex[:12]}"
-    logger.error("%s failed (%s)", where, error_id, exc_info=exception)
-    return EngineFailed(f"The server failed to answer this request; error id {error_id}.")
 
 
 def sole_cause(raised: Exception) -> Exception:

@@ -16,11 +16,12 @@ from typing import Final, cast
 import h11
 
 from omni_ws.errors import HeaderTooLarge, OmniError, OriginNotAllowed, SessionTimeout
+from omni_ws.service.failure import unexpected
 from omni_ws.transport import cors
 from omni_ws.transport.application import Application, HttpLimits
 from omni_ws.transport.connections import Connections
 from omni_ws.transport.deadline import Deadline
-from omni_ws.transport.error_answer import error_body, error_headers, sole_cause, unexpected
+from omni_ws.transport.error_answer import error_body, error_headers, sole_cause
 from omni_ws.transport.http1 import JSON, HttpExchange, PeerGone, answer_head
 from omni_ws.transport.http_input import HttpInput
 from omni_ws.transport.http_output import HttpOutput

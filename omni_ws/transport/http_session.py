@@ -78,7 +78,7 @@ class HttpSession:
         except OmniError as error:
             self._outbox.put_nowait(error)
         except Exception as error:
-            self._outbox.put_nowait(unexpected(error))
+            self._outbox.put_nowait(unexpected(error, where="a request over HTTP"))
 
     async def _watch_the_clock(self) -> None:
         while True:

@@ -136,7 +136,7 @@ class WebSocketSession:
         failure = answers.exception()
         if failure is None:
             return ShuttingDown("the server is shutting down")
-        return failure if isinstance(failure, OmniError) else unexpected(failure)
+        return failure if isinstance(failure, OmniError) else unexpected(failure, where="a conversation")
 
     async def _say_goodbye(self, error: OmniError) -> None:
         code = websocket_close_code(error) or CloseCode.INTERNAL_ERROR
@@ -191,7 +191,7 @@ class WebSocketSession:
         except UnicodeDecodeError:
             self._fail_connection(CloseCode.INVALID_DATA, "a text frame is UTF-8")
         except Exception as error:
-            self.end(unexpected(error))
+            self.end(unexpected(error, where="the input of a session"))
         conversation = self._conversation
         if conversation.stream.ack_due:
             self._outbox.put_nowait(conversation.take_ack())
