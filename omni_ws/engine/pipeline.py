@@ -1,0 +1,103 @@
+"""Stages that work on one request at the same time, joined by bounded channels."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from omni_ws.engine.base import AudioOutput, EngineOutput
+from omni_ws.engine.channel import Channel, ChannelClosed
+
+T_contra = TypeVar("T_contra", contravariant=True)
+
+#: Finished outputs that may wait for the client, in bytes of audio and text.
+OUTPUT_BYTES = 256 * 1024
+_OUTPUT_OVERHEAD_BYTES = 128
+
+
+class Stage(Protocol[T_contra]):
+    """One step of the work: Thinker, Talker, Code2Wav.
+
+    ``run`` reads ``source`` to its end. What the next stage works on goes into ``sink`` (None for the last stage), what
+    the client gets goes into ``outputs``; both wait while they are full. It may return early, upon which the stages
+    before it are cancelled; cancelling it frees whatever it holds.
+    """
+
+    name: str
+
+    async def run(
+        self, source: AsyncIterator[T_contra], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The channel between two stages, in the unit of what flows there: characters, milliseconds, bytes."""
+
+    capacity: float
+    cost: Callable[[Any], float]
+
+
+@asynccontextmanager
+async def pipeline(
+    source: AsyncIterator[Any], stages: Sequence[Stage[Any]], links: Sequence[Link]
+) -> AsyncIterator[AsyncIterator[EngineOutput]]:
+    """Runs ``stages`` over ``source``, one link between each two; what is yielded are their outputs, in order.
+
+    Reading raises the first error of a stage, after the outputs that came before it. Leaving the block cancels all
+    stages and waits for them.
+    """
+    if len(links) != len(stages) - 1:
+        raise ValueError("between each two stages there is one link")
+    outputs: Channel[EngineOutput] = Channel(OUTPUT_BYTES, cost=_cost)
+    channels: list[Channel[Any]] = [Channel(link.capacity, cost=link.cost) for link in links]
+    tasks: list[asyncio.Task[None]] = []
+    sources = [source, *(aiter(channel) for channel in channels)]
+    for index, stage in enumerate(stages):
+        sink = channels[index] if index < len(channels) else None
+        work = _run(stage, sources[index], sink, outputs, upstream=tuple(tasks))
+        tasks.append(asyncio.create_task(work, name=f"stage {stage.name}"))
+    closing = asyncio.create_task(_close_when_done(tasks, outputs), name="pipeline end")
+    try:
+        yield aiter(outputs)
+    finally:
+        outputs.discard()
+        for task in (*tasks, closing):
+            task.cancel()
+        await asyncio.gather(*tasks, closing, return_exceptions=True)
+
+
+async def _run(
+    stage: Stage[Any],
+    source: AsyncIterator[Any],
+    sink: Channel[Any] | None,
+    outputs: Channel[EngineOutput],
+    *,
+    upstream: Sequence[asyncio.Task[None]],
+) -> None:
+    try:
+        await stage.run(source, sink, outputs)
+    except ChannelClosed:
+        pass  # whoever read what this stage makes has ended
+    except Exception as error:
+        if not outputs.closed:
+            outputs.fail(error)
+    finally:
+        if sink is not None:
+            sink.close()
+        # Nobody reads what they make any more.
+        for task in upstream:
+            task.cancel()
+
+
+async def _close_when_done(tasks: Sequence[asyncio.Task[None]], outputs: Channel[EngineOutput]) -> None:
+    await asyncio.wait(tasks)
+    outputs.close()
+
+
+def _cost(output: EngineOutput) -> float:
+    size = output.samples.nbytes if isinstance(output, AudioOutput) else 0
+    return size + _OUTPUT_OVERHEAD_BYTES

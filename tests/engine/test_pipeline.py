@@ -1,0 +1,133 @@
+"""Stages joined by bounded channels."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from omni_ws.engine.base import EngineOutput, TextOutput
+from omni_ws.engine.channel import Channel
+from omni_ws.engine.pipeline import Link, Stage, pipeline
+
+pytestmark = pytest.mark.usefixtures("no_task_left")
+
+
+async def numbers(count: int) -> AsyncIterator[int]:
+    for number in range(count):
+        yield number
+
+
+class Passing:
+    """Passes everything on and tells the client of it, if it is the last."""
+
+    def __init__(self, name: str, *, fail_at: int | None = None, stop_at: int | None = None) -> None:
+        self.name = name
+        self.seen: list[int] = []
+        self.ended = False
+        self._fail_at = fail_at
+        self._stop_at = stop_at
+
+    async def run(self, source: AsyncIterator[int], sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
+        try:
+            async for number in source:
+                if number == self._fail_at:
+                    raise ValueError(f"{self.name} failed")
+                if number == self._stop_at:
+                    return
+                self.seen.append(number)
+                if sink is None:
+                    await outputs.put(TextOutput(str(number)))
+                else:
+                    await sink.put(number)
+        finally:
+            self.ended = True
+
+
+class Stuck:
+    """Reads nothing, for ever."""
+
+    name = "stuck"
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.ended = False
+
+    async def run(self, source: AsyncIterator[int], sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
+        self.started.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self.ended = True
+
+
+def one_each(capacity: float = 2) -> Link:
+    return Link(capacity, cost=lambda item: 1)
+
+
+async def texts(stages: Sequence[Stage[Any]], count: int, capacity: float = 2) -> list[str]:
+    links = [one_each(capacity)] * (len(stages) - 1)
+    async with pipeline(numbers(count), stages, links) as outputs:
+        return [output.text async for output in outputs if isinstance(output, TextOutput)]
+
+
+async def test_everything_flows_in_order_to_the_end() -> None:
+    stages = [Passing("a"), Passing("b"), Passing("c")]
+    assert await texts(stages, 50) == [str(number) for number in range(50)]
+    assert all(stage.ended for stage in stages)
+
+
+async def test_one_stage_needs_no_link() -> None:
+    assert await texts([Passing("a")], 3) == ["0", "1", "2"]
+
+
+async def test_links_must_fit_the_stages() -> None:
+    with pytest.raises(ValueError, match="one link"):
+        async with pipeline(numbers(1), [Passing("a")], [one_each()]):
+            pass
+
+
+async def test_a_full_link_holds_the_stage_before_it() -> None:
+    first, stuck = Passing("first"), Stuck()
+    async with pipeline(numbers(1000), [first, stuck], [one_each(3)]):
+        await stuck.started.wait()
+        for _ in range(100):  # turns of the loop, far more than it needs
+            await asyncio.sleep(0)
+        assert len(first.seen) == 4  # three in the link, one in the hand
+    assert first.ended
+    assert stuck.ended
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+async def test_an_error_comes_after_what_came_before_it_and_ends_all_stages(failing: int) -> None:
+    stages = [Passing(str(index), fail_at=5 if index == failing else None) for index in range(3)]
+    seen: list[str] = []
+
+    async def read() -> None:
+        async with pipeline(numbers(1000), stages, [one_each()] * 2) as outputs:
+            async for output in outputs:
+                assert isinstance(output, TextOutput)
+                seen.append(output.text)
+
+    with pytest.raises(ValueError, match=f"{failing} failed"):
+        await read()
+    assert seen == [str(number) for number in range(len(seen))]
+    assert len(seen) <= 5
+    assert all(stage.ended for stage in stages)
+
+
+async def test_a_stage_that_has_enough_ends_those_before_it() -> None:
+    stages = [Passing("a"), Passing("b", stop_at=3), Passing("c")]
+    assert await texts(stages, 1000) == ["0", "1", "2"]
+    assert stages[0].ended
+
+
+@pytest.mark.parametrize("taken", [0, 1, 7])
+async def test_leaving_early_ends_all_stages(taken: int) -> None:
+    stages = [Passing("a"), Passing("b")]
+    async with pipeline(numbers(1000), stages, [one_each()]) as outputs:
+        for _ in range(taken):
+            await anext(outputs)
+    assert all(stage.ended or not stage.seen for stage in stages)
