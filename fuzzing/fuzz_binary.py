@@ -28,7 +28,10 @@ def _check_input(data: bytes) -> None:
         return
     if isinstance(frame, InputChunk):
         assert frame.payload == data[HEADER.size :]
-        assert decode_input(encode_input(frame)) == frame
+        written = encode_input(frame)
+        # All but a timestamp that means nothing comes back as it was.
+        assert written[:8] + written[HEADER.size :] == data[:8] + data[HEADER.size :]
+        assert decode_input(written) == frame
         assert decode_input(memoryview(data)) == frame
     else:
         assert frame.error.sequence_id == frame.sequence_id == int.from_bytes(data[4:8], "big")

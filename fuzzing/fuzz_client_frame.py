@@ -31,10 +31,13 @@ def check(data: bytes) -> None:
     try:
         frame = decode_frame(data)
     except UnicodeDecodeError:
+        assert not _is_utf8(data)
         return
     except (InvalidFrame, InvalidValue, UnknownType, UnsupportedParameter) as error:
+        assert _is_utf8(data)
         _can_be_sent(error)
         return
+    assert _is_utf8(data)
     match frame:
         case RefusedChunk(sequence_id=sequence_id, error=refusal):
             assert refusal.sequence_id == sequence_id
@@ -49,6 +52,10 @@ def check(data: bytes) -> None:
             _check_configuration(fields)
         case PingFrame(t=t):
             encode_frame(PongFrame(t=t, server_time_ms=0))
+
+
+def _is_utf8(data: bytes) -> bool:
+    return data.decode("utf-8", "ignore").encode() == data
 
 
 def _can_be_sent(error: OmniError) -> None:

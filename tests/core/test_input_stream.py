@@ -468,9 +468,9 @@ def test_nothing_is_given_back_twice() -> None:
     assert session is not None
     stream.taken(session, 3)
     stream.forget(session)
-    stream.taken(session, 5)
-    stream.forget(session)
-    assert (session.held_bytes, stream.held_bytes, budget.used) == (0, 0, 50)
+    for _ in range(2):
+        assert (session.held_bytes, stream.held_bytes, budget.used) == (0, 0, 50)
+        stream.taken(session, 5)
 
 
 def test_after_close_nothing_is_counted() -> None:
