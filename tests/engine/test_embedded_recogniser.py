@@ -184,11 +184,14 @@ def test_a_borrower_takes_what_is_just_being_loaded() -> None:
     with ThreadPoolExecutor(2) as threads:
         filling = threads.submit(pool.fill, 1)
         assert loading.wait(10)
+        assert pool.borrow_ready() is None
         borrowing = threads.submit(pool.borrow)
         go_on.set()
         filling.result(10)
         borrowing.result(10)
     assert (pool.loaded, pool.borrowed) == (1, 1)
+    assert pool.borrow_ready() is not None
+    assert pool.loaded == 2
 
 
 def test_closing_frees_all_also_what_comes_back_later() -> None:

@@ -249,7 +249,10 @@ class Ear:
         if self._recogniser is None:
             if utterance.length - utterance.lead < PRIMING_SAMPLES:
                 return
-            self._recogniser = self._recognisers.borrow()
+            # The stream goes on while a recogniser is being loaded; what was said meanwhile is made up for.
+            self._recogniser = self._recognisers.borrow_ready()
+            if self._recogniser is None:
+                return
             self._recogniser.begin(utterance.pcm(utterance.lead, utterance.lead + PRIMING_SAMPLES))
         self._recogniser.hear(utterance.pcm(start=utterance.decoded))
         utterance.decoded = utterance.length

@@ -19,9 +19,12 @@ from omni_ws.engine.embedded.recogniser import SAMPLE_RATE, RecognisedWord, Reco
 from omni_ws.engine.embedded.recogniser_pool import LoanPool, Scribes, Seats
 from omni_ws.engine.threads import release_in_thread, run_in_thread
 
-#: Audio that is this far ahead of the clock comes from a file, or has waited for an overloaded machine. More than
-#: the jitter of a network, less than it takes to have a first partial text.
+#: Audio that is this far ahead of the clock comes from a file. More than the jitter of a network, less than it takes to
+#: have a first partial text.
 AHEAD_MS = 700
+
+#: So much audio at once has waited somewhere, if only for an overloaded machine: no time for partial texts.
+BACKLOG_MS = 1500
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class Listener:
 
     async def hear(self, samples: Samples) -> AsyncGenerator[TranscriptOutput, None]:
         """Takes the next samples at 16 kHz; yields what changed."""
-        self._ear.live = self._lead(len(samples) * 1000 / SAMPLE_RATE) < AHEAD_MS
+        self._ear.live = self._is_live(len(samples) * 1000 / SAMPLE_RATE)
         self._ear.feed(samples)
         while (event := await run_in_thread(self._hearing.executor, self._ear.advance)) is not None:
             match event:
@@ -102,12 +105,12 @@ class Listener:
         finally:
             self._hearing.seats.leave()
 
-    def _lead(self, audio_ms: float) -> float:
-        """How far the audio is ahead of the clock, in ms, ``audio_ms`` included; never behind."""
+    def _is_live(self, audio_ms: float) -> bool:
+        """Whether the audio, ``audio_ms`` more of it included, comes as it is spoken and is dealt with in time."""
         now = self._clock()
-        self._lead_ms = max(0.0, self._lead_ms - (now - self._fed_at) * 1000) + audio_ms
+        self._lead_ms = max(0.0, self._lead_ms - (now - self._fed_at) * 1000 + audio_ms)
         self._fed_at = now
-        return self._lead_ms
+        return self._lead_ms < AHEAD_MS and audio_ms < BACKLOG_MS
 
     def _guess_at(self, pcm: NDArray[np.int16]) -> None:
         # One outdated guess may still run, for it cannot be stopped; a second one would take a core from others.

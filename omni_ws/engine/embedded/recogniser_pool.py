@@ -99,6 +99,13 @@ class LoanPool(Generic[L]):
                 self.loaded -= 1
             raise
 
+    def borrow_ready(self) -> L | None:
+        """Like ``borrow``, but None while what could be lent is still being loaded."""
+        with self._changed:
+            if not self._closed and not self._idle and self._coming:
+                return None
+        return self.borrow()
+
     def give_back(self, item: L) -> None:
         self._return(item, coming=0)
 
