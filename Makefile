@@ -34,7 +34,7 @@ check: $(VENV)/.ready-to-test
 bench: $(VENV)/.ready-to-test
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-fuzz: $(VENV)/.ready-to-test
+fuzz: $(VENV)/.ready-to-fuzz
 	@$(BIN)/python -m fuzzing $(ARGS)
 
 documents: $(VENV)/.ready-to-serve
@@ -63,6 +63,10 @@ $(VENV)/.ready-to-test: pyproject.toml | $(BIN)/python
 	@echo 'installing the server and what its tests need'
 	@$(PIP) --editable '.[embedded,espeak,test,dev]'
 	@touch $(VENV)/.ready-to-serve $@
+
+$(VENV)/.ready-to-fuzz: $(VENV)/.ready-to-test
+	@$(PIP) --editable '.[fuzz]'
+	@touch $@
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
