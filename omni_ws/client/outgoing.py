@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from omni_ws.core.chunks import InputChunk
 from omni_ws.errors import EmptyInput
 from omni_ws.wire.session_config import OutputAudioConfig
@@ -82,7 +84,7 @@ class OutgoingInput:
             self.receiving = None
         if request.orphaned:
             return None
-        numbered = chunk._replace(sequence_id=self.next_sequence_id)
+        numbered = replace(chunk, sequence_id=self.next_sequence_id)
         self._place(request, numbered)
         return numbered
 
@@ -121,7 +123,7 @@ class OutgoingInput:
         if request.kept:
             # A fresh session is told by the last chunk.
             last = max(request.kept)
-            request.kept[last] = request.kept[last]._replace(end_of_input=True)
+            request.kept[last] = replace(request.kept[last], end_of_input=True)
         return not request.orphaned
 
     def cancel(self, request_id: str | None) -> None:
@@ -217,7 +219,7 @@ class OutgoingInput:
             request.kept, request.kept_bytes, request.live_chunks = {}, 0, 0
             request.first_sequence_id, request.request_id = self.next_sequence_id, None
             for chunk in kept:
-                numbered = chunk._replace(sequence_id=self.next_sequence_id)
+                numbered = replace(chunk, sequence_id=self.next_sequence_id)
                 self._place(request, numbered)
                 chunks.append(numbered)
         return chunks, cancelled

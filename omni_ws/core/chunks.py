@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Self
+from typing import Self
+
+from msgspec import Struct
 
 
 class Modality(StrEnum):
@@ -58,8 +60,12 @@ class InputMode(StrEnum):
     SNAPSHOT = "snapshot"
 
 
-class InputChunk(NamedTuple):
-    """One unit of input. A tuple, because one is made for every frame of every stream."""
+class InputChunk(Struct, frozen=True, gc=False):
+    """One unit of input.
+
+    A Struct, because one is made for every frame of every stream: no other class is made and read as fast, and what
+    waits in its thousands is not walked by the garbage collector (it holds nothing that could hold it).
+    """
 
     modality: Modality
     payload: bytes

@@ -6,6 +6,7 @@ the three clocks: the gap that is not filled, the silence that lasts too long, t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -120,7 +121,9 @@ class InputStream:
         SessionConflict after the end of a single request.
         """
         self._last_activity = now
-        sequence_id = self._number(chunk)
+        sequence_id = chunk.sequence_id
+        if sequence_id is None or not self._numbered:
+            sequence_id = self._number(chunk)
         size = len(chunk.payload)
         if size > self.limits.max_chunk_bytes:
             raise PayloadTooLarge(
@@ -128,7 +131,7 @@ class InputStream:
                 param="payload",
                 sequence_id=chunk.sequence_id,
             )
-        if sequence_id == self._reorder.next_sequence_id and not self._reorder:
+        if sequence_id == self._reorder.next_sequence_id and self._gap_since is None:
             # The path of nearly every frame of nearly every stream.
             events = self._deliver(chunk)
             self._reorder.next_sequence_id += 1
@@ -165,7 +168,7 @@ class InputStream:
         self._last_activity = now
         for item in self._reorder.discard():
             self._ack_now = True
-            if isinstance(item, tuple):
+            if isinstance(item, InputChunk):
                 self._release(len(item.payload))
         self._gap_since = None
         self._finish_after.clear()
@@ -199,6 +202,11 @@ class InputStream:
     def ack_due(self) -> bool:
         return self._ack_now or self._unacknowledged >= ACK_EVERY_CHUNKS
 
+    @property
+    def unacknowledged(self) -> bool:
+        """Whether any chunk was accepted since the last acknowledgement."""
+        return self._unacknowledged_since is not None
+
     def take_ack(self) -> InputAck:
         self._unacknowledged = 0
         self._unacknowledged_since = None
@@ -209,12 +217,12 @@ class InputStream:
 
     def get_timer(self) -> float | None:
         """When ``handle_timer`` has something to do at the earliest."""
-        deadlines = [] if self.answering else [self._last_activity + self.limits.session_timeout]
+        when = math.inf if self.answering else self._last_activity + self.limits.session_timeout
         if self._gap_since is not None:
-            deadlines.append(self._gap_since + self.limits.reorder_timeout)
+            when = min(when, self._gap_since + self.limits.reorder_timeout)
         if self._unacknowledged_since is not None:
-            deadlines.append(self._unacknowledged_since + ACK_DELAY_SEC)
-        return min(deadlines, default=None)
+            when = min(when, self._unacknowledged_since + ACK_DELAY_SEC)
+        return None if when == math.inf else when
 
     def handle_timer(self, *, now: float) -> None:
         """Raises SequenceGap or SessionTimeout when their time has come; otherwise an acknowledgement may be due."""
@@ -277,7 +285,7 @@ class InputStream:
     def _fill(self, item: InputChunk | _Consumed, now: float) -> list[StreamEvent]:
         """The item is the next one: pass it on with whatever it releases."""
         # Delivered before it is released: where there is no room for it, its number may come again.
-        events = self._deliver(item) if isinstance(item, tuple) else []
+        events = self._deliver(item) if isinstance(item, InputChunk) else []
         following = self._reorder.next_sequence_id + 1
         waiting = self._reorder.release(item)[1:]
         if waiting:
@@ -285,7 +293,7 @@ class InputStream:
             # A gap that is left is another gap, with a clock of its own.
             self._gap_since = now if self._reorder else None
         for sequence_id, released in enumerate(waiting, following):
-            if isinstance(released, tuple):
+            if isinstance(released, InputChunk):
                 self._release(len(released.payload))  # counted again, or not, where it goes now
                 # Past the end of a single request nothing is left to tell: it was taken before the end was known.
                 if not self._over:

@@ -76,6 +76,8 @@ class StreamingInputSession:
     def __init__(self, settings: InputSettings) -> None:
         self.settings = settings
         self.state = SessionState.OPEN
+        #: Whether the state takes input.
+        self.input_open = True
         self.received_bytes = 0
         self.bytes_after_start = 0
         #: Bytes of this request that no engine has taken over; kept by the InputStream that it belongs to.
@@ -83,8 +85,9 @@ class StreamingInputSession:
         self._accumulator = InputAccumulator(audio=settings.audio, alignment=settings.alignment)
 
     @property
-    def input_open(self) -> bool:
-        return self.state is SessionState.OPEN or self.state is SessionState.STARTED
+    def received_chunks(self) -> int:
+        """Chunks with content."""
+        return self._accumulator.summary.chunks
 
     @property
     def received_audio_ms(self) -> float:
@@ -153,3 +156,4 @@ class StreamingInputSession:
         if state not in _TRANSITIONS.get(self.state, frozenset()):
             raise RuntimeError(f"illegal transition from {self.state.name} to {state.name}")
         self.state = state
+        self.input_open = state in _TRANSITIONS

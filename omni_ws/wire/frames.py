@@ -142,7 +142,8 @@ def to_chunk(fields: ChunkFields, sequence_id: int | None) -> InputChunk:
                 f"text goes with modality text, not {modality}", param="modality", sequence_id=sequence_id
             )
         payload = text.encode()
-    _check_supported(fields, sequence_id)
+    if fields.offset is not None or fields.role is not None or fields.tool_call_id is not None:
+        raise _unsupported(fields, sequence_id)
     timestamp_ms = fields.timestamp_ms
     return InputChunk(
         modality or Modality.AUDIO,
@@ -154,13 +155,12 @@ def to_chunk(fields: ChunkFields, sequence_id: int | None) -> InputChunk:
     )
 
 
-def _check_supported(fields: ChunkFields, sequence_id: int | None) -> None:
+def _unsupported(fields: ChunkFields, sequence_id: int | None) -> UnsupportedParameter:
     if fields.offset is not None:
-        raise UnsupportedParameter("chunks are numbered by sequence_id", param="offset", sequence_id=sequence_id)
-    if fields.role is not None or fields.tool_call_id is not None:
-        # Tool results need an engine that has tools, and none has.
-        param = "tool_call_id" if fields.role is None else "role"
-        raise UnsupportedParameter("no engine here takes tool results", param=param, sequence_id=sequence_id)
+        return UnsupportedParameter("chunks are numbered by sequence_id", param="offset", sequence_id=sequence_id)
+    # Tool results need an engine that has tools, and none has.
+    param = "tool_call_id" if fields.role is None else "role"
+    return UnsupportedParameter("no engine here takes tool results", param=param, sequence_id=sequence_id)
 
 
 def nested_deeper(value: Any, levels: int) -> bool:

@@ -7,6 +7,7 @@ from http import HTTPStatus
 from itertools import pairwise
 
 import pytest
+from msgspec.structs import replace
 from support.scripted_server import Peer, Script, scripted_server
 from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
@@ -160,7 +161,7 @@ async def test_all_that_a_chunk_can_say_arrives_in_both_forms() -> None:
             for chunk in chunks:
                 await session.send_chunk(chunk)
             assert (await session.answer()).text == "ok"
-        assert received == [chunk._replace(sequence_id=number) for number, chunk in enumerate(chunks)]
+        assert received == [replace(chunk, sequence_id=number) for number, chunk in enumerate(chunks)]
 
 
 @pytest.mark.parametrize(
