@@ -72,12 +72,17 @@ class SessionFactory:
     def open(self, *, output_formats: frozenset[AudioEncoding], single_request: bool = False) -> NewSession:
         now = asyncio.get_running_loop().time
         streaming = self.config.streaming_input
-        outbox = Outbox(streaming.max_output_bytes, write_timeout=streaming.write_timeout_sec, now=now)
+        outbox = Outbox(
+            streaming.max_output_bytes,
+            write_timeout=streaming.write_timeout_sec,
+            now=now,
+            budget=None if single_request else self.budget,
+        )
         rules = ConfigurationRules(
             capabilities=self.engine.capabilities,
             model=self.model,
             output_formats=frozenset(output_formats),
-            defaults=self._defaults(),
+            defaults=self._defaults(paced=not single_request),
             forced_start_policy=streaming.force_start_policy,
         )
         conversation = Conversation(
@@ -92,12 +97,12 @@ class SessionFactory:
         )
         return NewSession(conversation, outbox)
 
-    def _defaults(self) -> Mapping[str, Any]:
-        """What the operator set for clients that do not say."""
+    def _defaults(self, *, paced: bool) -> Mapping[str, Any]:
+        """What the operator set for clients that do not say. Answers over HTTP are never paced."""
         streaming = self.config.streaming_input
         wanted = {
             "start_policy": streaming.start_policy,
             "after_start": streaming.after_start,
-            "max_lead_ms": streaming.max_lead_ms,
+            "max_lead_ms": streaming.max_lead_ms if paced else None,
         }
         return {name: value for name, value in wanted.items() if value is not None}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from omni_ws.core.chunks import OutputModality
 from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import EngineFailed, OmniError
-from omni_ws.service.outbox import Message
+from omni_ws.service.outbox import MESSAGE_OVERHEAD_BYTES, Message
 from omni_ws.transport.error_answer import error_object
 from omni_ws.transport.http1 import HttpExchange
 from omni_ws.wire import sse
@@ -32,9 +33,15 @@ class EventEncoder(Protocol):
     def final(self, chunk: FinalChunk) -> Iterator[dict[str, Any]]: ...
 
 
+class Answering(Protocol):
+    """Who has something to say; see ``HttpSession.receive``."""
+
+    async def receive(self, *, idle_sec: float | None = None) -> Message | None: ...
+
+
 async def write_events(
     exchange: HttpExchange,
-    messages: AsyncIterator[Message],
+    session: Answering,
     encoder: EventEncoder,
     *,
     done: bool = True,
@@ -45,24 +52,23 @@ async def write_events(
 
     ``head_at_start`` sends the 200 when work starts, for input that is still on its way; otherwise it waits for the
     first output, so that whatever fails before is told by its status. An error after the head becomes an
-    ``event: error``, and the stream ends there, without [DONE].
+    ``event: error``, and the stream ends there, without [DONE]. A comment goes out after ``heartbeat_sec`` without an
+    event, once the head is out; 0 means never.
     """
     try:
-        async for message in _with_heartbeats(exchange, messages, heartbeat_sec):
+        final = False
+        while not final:
+            message = await session.receive(idle_sec=heartbeat_sec or None)
             match message:
+                case None if exchange.head_sent:
+                    await exchange.write(sse.HEARTBEAT)
                 case ResponseStarted() if head_at_start:
                     await exchange.start(200, SSE_HEADERS)
-                case OutputChunk() | FinalChunk():
-                    events = encoder.output(message) if isinstance(message, OutputChunk) else encoder.final(message)
-                    _check(message)
-                    if not exchange.head_sent:
-                        await exchange.start(200, SSE_HEADERS)
-                    for event in events:
-                        await exchange.write(sse.event(event))
-                    if isinstance(message, FinalChunk):
-                        break
-                case _:
-                    pass
+                case OutputChunk():
+                    await _write_all(exchange, encoder.output(message))
+                case FinalChunk():
+                    final = True
+                    await _write_all(exchange, encoder.final(_checked(message)))
         if done:
             await exchange.write(sse.DONE)
     except OmniError as error:
@@ -72,66 +78,78 @@ async def write_events(
     await exchange.end()
 
 
+async def _write_all(exchange: HttpExchange, events: Iterator[dict[str, Any]]) -> None:
+    for event in events:
+        if not exchange.head_sent:
+            await exchange.start(200, SSE_HEADERS)
+        await exchange.write(sse.event(event))
+
+
+async def write_error_event(exchange: HttpExchange, error: OmniError) -> None:
+    """An answer of events that went wrong before its first one."""
+    await exchange.start(200, SSE_HEADERS)
+    await exchange.write(error_event(error))
+    await exchange.end()
+
+
 def error_event(error: OmniError) -> bytes:
     """Both shapes that readers look for: the fields at the top level, and OpenAI's object under ``error``."""
     fields = error_object(error)
     return sse.event({**fields, "error": fields}, name="error")
 
 
-async def write_raw_audio(exchange: HttpExchange, messages: AsyncIterator[Message], media_type: str) -> None:
-    """The bytes of the audio as they are made. An error after the first of them can only cut the answer short."""
-    async for message in messages:
-        match message:
+async def write_raw_audio(exchange: HttpExchange, session: Answering, media_type: str, *, head_at_start: bool) -> None:
+    """The bytes of the audio as they are made. An error after the head can only cut the answer short."""
+
+    async def start() -> None:
+        if not exchange.head_sent:
+            await exchange.start(200, [("Content-Type", media_type)])
+
+    final = False
+    while not final:
+        match await session.receive():
+            case ResponseStarted() if head_at_start:
+                await start()
             case OutputChunk(modality=OutputModality.AUDIO, payload=payload):
-                if not exchange.head_sent:
-                    await exchange.start(200, [("Content-Type", media_type)])
+                await start()
                 await exchange.write(payload)
-            case FinalChunk():
-                _check(message)
-                if not exchange.head_sent:
-                    await exchange.start(200, [("Content-Type", media_type)])
-                break
-            case _:
-                pass
+            case FinalChunk() as message:
+                final = True
+                _checked(message)
+                await start()
     await exchange.end()
 
 
-async def gather(messages: AsyncIterator[Message]) -> tuple[list[OutputChunk], FinalChunk]:
-    """Everything that a session says to its one request."""
-    outputs: list[OutputChunk] = []
-    async for message in messages:
-        if isinstance(message, OutputChunk):
-            outputs.append(message)
-        elif isinstance(message, FinalChunk):
-            _check(message)
-            return outputs, message
-    raise AssertionError("a session ends with a final or an error")
+@contextmanager
+def held_answer(budget: ByteBudget) -> Iterator[Callable[[int], None]]:
+    """Counts the bytes of an answer that is kept to be sent whole against what the server may hold."""
+    held = 0
 
+    def hold(size: int) -> None:
+        nonlocal held
+        budget.take(size)
+        held += size
 
-def _check(message: OutputChunk | FinalChunk) -> None:
-    """HTTP has no way to say "cancelled": a request that was cut short is an error."""
-    if isinstance(message, FinalChunk) and not finished_well(message):
-        raise EngineFailed("the request was ended before its answer was complete")
-
-
-async def _with_heartbeats(
-    exchange: HttpExchange, messages: AsyncIterator[Message], heartbeat_sec: float
-) -> AsyncIterator[Message]:
-    """The messages; a comment goes out whenever none has come for a while, once the head is out."""
-    iterator = aiter(messages)
-    following: asyncio.Future[Message] | None = None
     try:
-        while True:
-            following = asyncio.ensure_future(anext(iterator))
-            while not (await asyncio.wait({following}, timeout=heartbeat_sec or None))[0]:
-                if exchange.head_sent:
-                    await exchange.write(sse.HEARTBEAT)
-            try:
-                message = following.result()
-            except StopAsyncIteration:
-                return
-            yield message
+        yield hold
     finally:
-        if following is not None and not following.done():
-            following.cancel()
-            await asyncio.wait({following})
+        budget.give(held)
+
+
+async def gather(session: Answering, hold: Callable[[int], None]) -> tuple[list[OutputChunk], FinalChunk]:
+    """Everything that a session says to its one request. Raises EngineOverloaded where it is too much to hold."""
+    outputs: list[OutputChunk] = []
+    while True:
+        match await session.receive():
+            case OutputChunk() as message:
+                hold(MESSAGE_OVERHEAD_BYTES + len(message.payload) + 4 * len(message.text))
+                outputs.append(message)
+            case FinalChunk() as message:
+                return outputs, _checked(message)
+
+
+def _checked(final: FinalChunk) -> FinalChunk:
+    """HTTP has no way to say "cancelled": a request that was cut short is an error."""
+    if not finished_well(final):
+        raise EngineFailed("the request was ended before its answer was complete")
+    return final

@@ -5,16 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from typing import Final
 
 from omni_ws.core.chunks import InputChunk
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation import Conversation
 from omni_ws.service.failure import unexpected
 from omni_ws.service.outbox import Message, Outbox
+from omni_ws.transport.http1 import PeerGone
+
+#: A deadline that comes up while the clock is not looked at is noticed so much later at most.
+_CLOCK_SEC: Final = 1.0
 
 
 class HttpSession:
-    """``outputs`` runs everything; ``feed`` and ``end_input`` are for the source of the input."""
+    """``running`` runs everything; ``feed`` and ``end_input`` are for the source of the input, ``receive`` is for the
+    writer of the answer."""
 
     def __init__(self, conversation: Conversation, outbox: Outbox) -> None:
         self.conversation = conversation
@@ -22,6 +28,8 @@ class HttpSession:
         self._loop = asyncio.get_running_loop()
         self._output = asyncio.Event()
         self._input_room = asyncio.Event()
+        #: Whether it is the server that does not read, and not the client that is silent.
+        self._held_up = False
         outbox.on_ready = self._output.set
         conversation.on_input_room = self._input_room.set
 
@@ -29,9 +37,16 @@ class HttpSession:
         """Waits while the engine is behind. Raises what the chunk is refused for."""
         self.conversation.configuration.check_chunk(chunk)
         self.conversation.receive_chunk(chunk)
+        self.conversation.stream.take_ack()  # which HTTP has no words for
         while self.conversation.input_full:
+            self._held_up = True
             self._input_room.clear()
             await self._input_room.wait()
+        self._held_up = False
+
+    def touch(self) -> None:
+        """A sign of life of the client: bytes that are no whole chunk yet."""
+        self.conversation.stream.touch(now=self._loop.time())
 
     def end_input(self) -> None:
         """The end of the body ends the input. Raises SequenceGap for chunks that can no longer come."""
@@ -45,49 +60,58 @@ class HttpSession:
         self.conversation.close()
 
     @asynccontextmanager
-    async def outputs(self, source: Callable[[], Awaitable[None]]) -> AsyncIterator[AsyncIterator[Message]]:
-        """Runs ``source``, which feeds the input, and the conversation beside whoever reads the outputs.
-
-        Reading raises the error of the source, of the clock, or of the request.
-        """
-        tasks = (
-            asyncio.create_task(self._guard(self.conversation.run())),
-            asyncio.create_task(self._guard(source())),
-            asyncio.create_task(self._guard(self._watch_the_clock())),
-        )
+    async def running(self, source: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+        """Runs ``source``, which feeds the input, and the conversation, for whoever receives the outputs meanwhile."""
+        tasks = [
+            asyncio.create_task(self._guard(work), name=f"http session: {name}")
+            for name, work in (
+                ("answers", self.conversation.run()),
+                ("input", source()),
+                ("clock", self._watch_the_clock()),
+            )
+        ]
         try:
-            yield self._read()
+            yield
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read(self) -> AsyncIterator[Message]:
-        while True:
-            while (message := self._outbox.take()) is not None:
-                if isinstance(message, OmniError):
-                    raise message
-                yield message
+    async def receive(self, *, idle_sec: float | None = None) -> Message | None:
+        """The next message; None when there is none for ``idle_sec`` seconds.
+
+        Raises the error of the input, of the clock, or of the request.
+        """
+        while (message := self._outbox.take()) is None:
             self._output.clear()
-            await self._output.wait()
+            try:
+                async with asyncio.timeout(idle_sec):
+                    await self._output.wait()
+            except TimeoutError:
+                return None
+        if isinstance(message, OmniError):
+            raise message
+        return message
 
     async def _guard(self, work: Awaitable[None]) -> None:
-        """What goes wrong beside the reader reaches it as a message."""
+        """What goes wrong beside the receiver reaches it as a message."""
         try:
             await work
         except OmniError as error:
             self._outbox.put_nowait(error)
+        except PeerGone:
+            pass  # nobody is left to tell; the connection cancels the receiver
         except Exception as error:
             self._outbox.put_nowait(unexpected(error, where="a request over HTTP"))
 
     async def _watch_the_clock(self) -> None:
         while True:
             deadline = self.conversation.get_timer()
-            now = self._loop.time()
-            # Looks again at least once a second: a nearer deadline may have come up meanwhile.
-            await asyncio.sleep(min(1.0, max(0.01, (deadline or now + 1) - now)))
+            left = _CLOCK_SEC if deadline is None else deadline - self._loop.time()
+            await asyncio.sleep(min(_CLOCK_SEC, max(0, left)))
+            if self._held_up:
+                self.touch()
             self.conversation.handle_timer()
-            self.conversation.take_ack()
 
 
 async def feed_all(session: HttpSession, chunks: Iterable[InputChunk]) -> None:

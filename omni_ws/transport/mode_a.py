@@ -2,67 +2,94 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from typing import Any
 
 from omni_ws.audio.mime import parse_audio_mime
+from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk
-from omni_ws.errors import InvalidFrame
+from omni_ws.errors import InvalidValue, OmniError, UnsupportedFormat
 from omni_ws.transport.http1 import HttpExchange, HttpRequest
 from omni_ws.transport.http_session import HttpSession
-from omni_ws.wire.streaming_body import CONTENT_TYPE, BodyItem, Parameters, RawAudioBody, body_reader, query_parameters
+from omni_ws.wire.session_config import effective
+from omni_ws.wire.streaming_body import (
+    CONTENT_TYPE,
+    BodyItem,
+    Parameters,
+    RawAudioBody,
+    body_reader,
+    placed,
+    query_parameters,
+)
 
 
 def is_streaming_input(request: HttpRequest) -> bool:
     """Whether a request's body is a stream of input, by its header or its content type."""
     if (request.headers.get("x-streaming-input") or "").strip().lower() in ("true", "1"):
         return True
-    content_type = request.headers.get("content-type") or ""
-    return content_type.partition(";")[0].strip().lower() == CONTENT_TYPE
+    return request.content_type == CONTENT_TYPE
 
 
 class StreamingBody:
     """The body of a Mode A request: its parameters first, then its chunks."""
 
-    def __init__(self, exchange: HttpExchange, *, max_chunk_bytes: int) -> None:
-        request = exchange.request
+    def __init__(self, exchange: HttpExchange, *, max_chunk_bytes: int, session_timeout_sec: float) -> None:
+        content_type = exchange.request.headers.get("content-type") or ""
         self._exchange = exchange
-        self._reader = body_reader(request.headers.get("content-type") or "", max_chunk_bytes=max_chunk_bytes)
-        self._items = self._read()
+        # A pause in the upload may last as long as a pause in a session.
+        exchange.body_timeout = session_timeout_sec
+        self._reader = body_reader(content_type, max_chunk_bytes=max_chunk_bytes)
+        self._items: Iterator[BodyItem] = iter(())
+        self._ended = False
         self._first: InputChunk | None = None
+        #: Once there is one, its clock tells the client's silence, and knows when an answer is owed.
+        self._session: HttpSession | None = None
 
     async def parameters(self) -> dict[str, Any]:
         """The parameters, as soon as they can be known: from the query, or from the first object of the body."""
         if isinstance(self._reader, RawAudioBody):
-            audio = parse_audio_mime(self._reader.media_type)
-            return query_parameters(self._exchange.request.query.items()) | {
-                "input_audio": {
-                    "format": audio.encoding.value,
-                    "sample_rate": audio.sample_rate,
-                    "channels": audio.channels,
-                }
-            }
-        async for item in self._items:
-            if isinstance(item, Parameters):
-                return item.fields
-            self._first = item
-            break
+            fields = query_parameters(self._exchange.request.query.items())
+            return fields | {"input_audio": _audio_format(self._reader.media_type, fields.get("input_audio"))}
+        item = await self._next()
+        if isinstance(item, Parameters):
+            return item.fields
+        self._first = item
         return {}
 
     async def feed(self, session: HttpSession) -> None:
         """Everything else into the session, to the end of the body."""
-        if self._first is not None:
-            await session.feed(self._first)
-            self._first = None
-        async for item in self._items:
-            if isinstance(item, Parameters):
-                raise InvalidFrame("only the first object of a body may be its parameters")
-            await session.feed(item)
+        self._session = session
+        self._exchange.body_timeout = None
+        chunk = self._first or await self._next()
+        while chunk is not None:
+            assert isinstance(chunk, InputChunk), "only the first object of a body can be its parameters"
+            try:
+                await session.feed(chunk)
+            except OmniError as error:
+                raise placed(error, self._reader.place) from None
+            chunk = await self._next()
         session.end_input()
 
-    async def _read(self) -> AsyncIterator[BodyItem]:
-        async for data in self._exchange.body():
-            for item in self._reader.feed(data):
-                yield item
-        for item in self._reader.finish():
-            yield item
+    async def _next(self) -> BodyItem | None:
+        """The next item, None at the end of the body."""
+        while (item := next(self._items, None)) is None and not self._ended:
+            data = await self._exchange.read()
+            if self._session is not None:
+                self._session.touch()
+            self._ended = not data
+            self._items = self._reader.feed(data) if data else self._reader.finish()
+        return item
+
+
+def _audio_format(content_type: str, said_in_query: Any) -> dict[str, Any]:
+    """What the content type says of the audio, and where it is silent the query's ``input_audio``."""
+    if said_in_query is not None and not isinstance(said_in_query, dict):
+        raise InvalidValue("input_audio is an object", param="input_audio")
+    said = effective({"input_audio": {**(said_in_query or {}), "format": "pcm16"}}).input_audio
+    default = AudioFormat(said.format, said.sample_rate, said.channels)
+    try:
+        audio = parse_audio_mime(content_type, default=default)
+    except (InvalidValue, UnsupportedFormat) as error:
+        error.param = "Content-Type"
+        raise
+    return {"format": audio.encoding.value, "sample_rate": audio.sample_rate, "channels": audio.channels}

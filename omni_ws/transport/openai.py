@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
-from functools import partial
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Any, Final, TypeVar
 
-from omni_ws.audio.encoder import encode_file
+from msgspec.structs import replace
+
+from omni_ws.audio.encoder import AudioEncoder, encode_file
 from omni_ws.audio.mime import media_type
 from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
-from omni_ws.core.chunks import InputChunk, Modality, OutputModality
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality
 from omni_ws.engine.base import Message as HistoryMessage
-from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue, NotFound
+from omni_ws.errors import InvalidFrame, InvalidRequest, NotFound, OmniError, UnsupportedFormat
 from omni_ws.service.identifiers import new_id
-from omni_ws.service.outbox import Message
 from omni_ws.service.session_factory import FILE_FORMATS, SessionFactory
 from omni_ws.transport.answer_writers import (
-    SSE_HEADERS,
     EventEncoder,
-    error_event,
     gather,
+    held_answer,
+    write_error_event,
     write_events,
     write_raw_audio,
 )
@@ -35,17 +37,40 @@ from omni_ws.wire.frames import loads_object
 from omni_ws.wire.openai_answer import ChatCompletion, ChatOptions, ChatStream, SpeechChunks, SpeechEvents
 from omni_ws.wire.openai_request import (
     ChatRequest,
+    ConfigurationPatch,
     SpeechDialect,
     SpeechRequest,
+    chat_wants_events,
     read_chat,
     read_speech,
+    speech_wants_events,
 )
 
-#: Larger bodies are parsed in a worker thread: parsing one holds up every other session for its time.
+#: Larger bodies are parsed, and their base64 decoded, in a worker thread: it would hold up every other session.
 INLINE_BYTES: Final = 256 * 1024
+
+#: Content types of ordinary bodies besides those that end in ``+json``: JSON, and what clients say that say nothing.
+_JSON_TYPES: Final = frozenset({"", "application/json", "application/x-www-form-urlencoded", "text/plain", "text/json"})
 
 Source = Callable[[HttpSession], Awaitable[None]]
 Request = TypeVar("Request", ChatRequest, SpeechRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class _OrdinaryBody:
+    fields: dict[str, Any]
+    size: int
+
+    async def read(self, read: Callable[..., Request]) -> Request:
+        return await _beside(self.size, partial(read, self.fields, input_follows=False))
+
+
+Result = TypeVar("Result")
+
+
+async def _beside(size: int, work: Callable[[], Result]) -> Result:
+    """Work on so many bytes: on the event loop where they are few, else in a worker thread."""
+    return await asyncio.to_thread(work) if size > INLINE_BYTES else work()
 
 
 class OpenAIRoutes:
@@ -59,26 +84,24 @@ class OpenAIRoutes:
     async def chat_completions(self, exchange: HttpExchange) -> None:
         async with self._admitted(exchange):
             if is_streaming_input(exchange.request):
-                body = self._streaming_body(exchange)
-                request = read_chat(await body.parameters(), input_follows=True)
-                await self._answer_chat(exchange, request, body.feed, streaming_input=True)
+                stream = self._streaming_body(exchange)
+                request = read_chat(await stream.parameters(), input_follows=True)
+                await self._answer_chat(exchange, request, stream.feed, streaming_input=True)
                 return
-            async with self._ordinary(exchange) as fields:
-                request = await self._read(fields, read_chat)
+            async with self._ordinary(exchange, chat_wants_events) as body:
+                request = await body.read(read_chat)
                 await self._answer_chat(exchange, request, self._feed(request.input))
 
     async def audio_speech(self, exchange: HttpExchange) -> None:
         async with self._admitted(exchange):
             if is_streaming_input(exchange.request):
-                body = self._streaming_body(exchange)
-                request = read_speech(await body.parameters(), input_follows=True)
-                if request.text:
-                    raise InvalidValue("the text comes as chunks", param="input")
-                await self._answer_speech(exchange, request, body.feed, streaming_input=True)
+                stream = self._streaming_body(exchange)
+                request = read_speech(await stream.parameters(), input_follows=True)
+                await self._answer_speech(exchange, request, stream.feed, streaming_input=True)
                 return
-            async with self._ordinary(exchange) as fields:
-                request = await self._read(fields, read_speech)
-                text = InputChunk(Modality.TEXT, (request.text or "").encode("utf-8", "surrogatepass"))
+            async with self._ordinary(exchange, speech_wants_events) as body:
+                request = await body.read(read_speech)
+                text = InputChunk(Modality.TEXT, (request.text or "").encode())
                 await self._answer_speech(exchange, request, self._feed([text]))
 
     # requests
@@ -95,35 +118,37 @@ class OpenAIRoutes:
         streaming = self._config.streaming_input
         if not streaming.enabled:
             raise NotFound("streaming input is turned off on this server")
-        # A pause in the upload may last as long as a pause in a session.
-        exchange.body_timeout = streaming.session_timeout_sec
-        return StreamingBody(exchange, max_chunk_bytes=streaming.max_chunk_bytes)
+        return StreamingBody(
+            exchange, max_chunk_bytes=streaming.max_chunk_bytes, session_timeout_sec=streaming.session_timeout_sec
+        )
 
     @asynccontextmanager
-    async def _ordinary(self, exchange: HttpExchange) -> AsyncIterator[dict[str, Any]]:
-        """The fields of an ordinary body, and the form in which a streaming client hears what is wrong with them.
+    async def _ordinary(
+        self, exchange: HttpExchange, wants_events: Callable[[Mapping[str, Any]], bool]
+    ) -> AsyncIterator[_OrdinaryBody]:
+        """An ordinary body, and the form in which its client hears what goes wrong before the answer began.
 
         OpenAI's SDKs accept JSON even when they stream, and get a status; readers of events alone get the error as an
         event, without a role frame before it.
         """
-        body = await exchange.read_body(self._config.http.max_body_bytes)
+        kind = exchange.request.content_type
+        if kind not in _JSON_TYPES and not kind.endswith("+json"):
+            raise UnsupportedFormat(
+                f"a body here is JSON, not {kind[:64]!r}; a stream of input needs X-Streaming-Input: true",
+                param="Content-Type",
+            )
+        data = await exchange.read_body(self._config.http.max_body_bytes)
         try:
-            fields = await asyncio.to_thread(loads_object, body) if len(body) > INLINE_BYTES else loads_object(body)
+            fields = await _beside(len(data), partial(loads_object, data))
         except UnicodeDecodeError:
             raise InvalidFrame("the body is not UTF-8") from None
         try:
-            yield fields
-        except InvalidRequest as error:
-            accept = exchange.request.headers.get("accept") or ""
-            if exchange.head_sent or fields.get("stream") is not True or "application/json" in accept:
+            yield _OrdinaryBody(fields, len(data))
+        except OmniError as error:
+            accepted = ",".join(exchange.request.headers.get_all("accept")).lower()
+            if exchange.head_sent or not wants_events(fields) or "application/json" in accepted:
                 raise
-            await exchange.start(200, SSE_HEADERS)
-            await exchange.write(error_event(error))
-            await exchange.end()
-
-    async def _read(self, fields: dict[str, Any], read: Callable[..., Request]) -> Request:
-        """Base64 in a large body is decoded in a worker thread."""
-        return await asyncio.to_thread(read, fields, input_follows=False)
+            await write_error_event(exchange, error)
 
     def _feed(self, chunks: Iterable[InputChunk]) -> Source:
         return lambda session: feed_all(session, self._pieces(chunks))
@@ -136,23 +161,30 @@ class OpenAIRoutes:
                 yield chunk
                 continue
             for start in range(0, len(chunk.payload), size):
-                yield chunk._replace(payload=chunk.payload[start : start + size])
+                yield replace(chunk, payload=chunk.payload[start : start + size])
 
-    def _session(self, patch: dict[str, Any], *, whole_audio: bool) -> tuple[HttpSession, AudioFormat]:
+    def _session(
+        self, patch: ConfigurationPatch, *, whole_audio: bool, streaming_input: bool
+    ) -> tuple[HttpSession, AudioFormat]:
         """A session with this configuration, and the format that its client wants.
 
         For an answer that goes out whole the audio is made as samples and becomes a file at the end.
         """
         new = self._sessions.open(output_formats=FILE_FORMATS, single_request=True)
+        configure = new.conversation.configure
         try:
-            audio = new.conversation.configure(patch).output_audio
+            config = configure(patch.fields)
+            target = AudioFormat(config.output_audio.format, config.output_audio.sample_rate)
+            _check_encodable(target)
         except InvalidRequest as error:
-            # The body has at its top level what a session's configuration keeps in a group.
-            error.param = error.param and error.param.removeprefix("sampling.")
+            error.param = patch.name_in_body(error.param)
             raise
         if whole_audio:
-            new.conversation.configure({"output_audio": {"format": AudioEncoding.PCM16.value}})
-        return HttpSession(new.conversation, new.outbox), AudioFormat(audio.format, audio.sample_rate)
+            configure({"output_audio": {"format": AudioEncoding.PCM16.value}})
+        if config.after_start is InputMode.SNAPSHOT and not streaming_input:
+            # A start halfway through what is all at hand would lose the other half.
+            configure({"start_policy": "on_end_only"})
+        return HttpSession(new.conversation, new.outbox), target
 
     # answers
 
@@ -160,7 +192,7 @@ class OpenAIRoutes:
         self, exchange: HttpExchange, request: ChatRequest, source: Source, *, streaming_input: bool = False
     ) -> None:
         streamed = streaming_input if request.stream is None else request.stream
-        session, target = self._session(request.patch, whole_audio=not streamed)
+        session, target = self._session(request.patch, whole_audio=not streamed, streaming_input=streaming_input)
         session.conversation.history.add(HistoryMessage(one.role, one.text) for one in request.history)
         options = ChatOptions(
             completion_id="chatcmpl-" + (request.request_id or new_id("")),
@@ -172,45 +204,46 @@ class OpenAIRoutes:
             usage_on_final_chunk=request.usage_on_final_chunk,
             input_transcript=request.input_transcript,
         )
-        async with session.outputs(partial(source, session)) as messages:
-            if streamed:
-                await self._events(exchange, messages, ChatStream(options), head_at_start=streaming_input)
-                return
-            outputs, final = await gather(messages)
-        completion = ChatCompletion(options)
-        for output in outputs:
-            completion.output(output)
-        audio = await asyncio.to_thread(_file, completion.audio, target) if request.wants_audio else b""
-        await exchange.respond_json(200, completion.final(final, audio=audio))
+        if streamed:
+            async with session.running(partial(source, session)):
+                await self._events(exchange, session, ChatStream(options), head_at_start=streaming_input)
+            return
+        with held_answer(self._sessions.budget) as hold:
+            async with session.running(partial(source, session)):
+                outputs, final = await gather(session, hold)
+            completion = ChatCompletion(options)
+            for output in outputs:
+                completion.output(output)
+            audio = await _file(completion.audio, target) if request.wants_audio else b""
+            await exchange.respond_json(200, completion.final(final, audio=audio))
 
     async def _answer_speech(
         self, exchange: HttpExchange, request: SpeechRequest, source: Source, *, streaming_input: bool = False
     ) -> None:
         whole = request.dialect is SpeechDialect.WHOLE
-        session, target = self._session(request.patch, whole_audio=whole)
-        async with session.outputs(partial(source, session)) as messages:
+        session, target = self._session(request.patch, whole_audio=whole, streaming_input=streaming_input)
+        kind = media_type(target)
+        if whole:
+            with held_answer(self._sessions.budget) as hold:
+                async with session.running(partial(source, session)):
+                    outputs, _ = await gather(session, hold)
+                pcm = b"".join(output.payload for output in outputs if output.modality is OutputModality.AUDIO)
+                await exchange.respond(200, [("Content-Type", kind)], await _file(pcm, target))
+            return
+        async with session.running(partial(source, session)):
             match request.dialect:
                 case SpeechDialect.RAW:
-                    await write_raw_audio(exchange, messages, media_type(target))
-                    return
+                    await write_raw_audio(exchange, session, kind, head_at_start=streaming_input)
                 case SpeechDialect.EVENTS:
-                    await self._events(exchange, messages, SpeechEvents(), head_at_start=streaming_input, done=False)
-                    return
+                    await self._events(exchange, session, SpeechEvents(), head_at_start=streaming_input, done=False)
                 case SpeechDialect.CHUNKS:
-                    chunks = SpeechChunks(
-                        new_id("speech-"), request.response_format, media_type(target), target.sample_rate
-                    )
-                    await self._events(exchange, messages, chunks, head_at_start=streaming_input)
-                    return
-            outputs, _ = await gather(messages)
-        pcm = b"".join(output.payload for output in outputs if output.modality is OutputModality.AUDIO)
-        file = await asyncio.to_thread(_file, pcm, target)
-        await exchange.respond(200, [("Content-Type", media_type(target))], file)
+                    chunks = SpeechChunks(new_id("speech-"), request.response_format, kind, target.sample_rate)
+                    await self._events(exchange, session, chunks, head_at_start=streaming_input)
 
     async def _events(
         self,
         exchange: HttpExchange,
-        messages: AsyncIterator[Message],
+        session: HttpSession,
         encoder: EventEncoder,
         *,
         head_at_start: bool,
@@ -218,7 +251,7 @@ class OpenAIRoutes:
     ) -> None:
         await write_events(
             exchange,
-            messages,
+            session,
             encoder,
             head_at_start=head_at_start,
             done=done,
@@ -226,7 +259,22 @@ class OpenAIRoutes:
         )
 
 
-def _file(pcm: bytes, target: AudioFormat) -> bytes:
+@lru_cache(maxsize=64)
+def _check_encodable(target: AudioFormat) -> None:
+    """Raises UnsupportedFormat now instead of when the answer has been made."""
+    if target.is_raw or target.encoding is AudioEncoding.WAV:
+        return
+    try:
+        AudioEncoder(target, source_rate=target.sample_rate).flush()
+    except UnsupportedFormat as error:
+        error.param = "output_audio.sample_rate" if error.param == "sample_rate" else "output_audio.format"
+        raise
+
+
+async def _file(pcm: bytes, target: AudioFormat) -> bytes:
     """pcm16 at the target's own rate, as a whole file of the target's format."""
-    samples = samples_from_bytes(pcm, SampleLayout.S16)
-    return encode_file(samples, source_rate=target.sample_rate, target=target)
+
+    def encode() -> bytes:
+        return encode_file(samples_from_bytes(pcm, SampleLayout.S16), source_rate=target.sample_rate, target=target)
+
+    return await asyncio.to_thread(encode)

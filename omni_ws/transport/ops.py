@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 from importlib import resources
 from typing import Any, Final
 
@@ -74,5 +75,7 @@ class OperationsRoutes:
         return {"id": name, "object": "model", "created": self._started, "owned_by": "omni_ws"}
 
 
+@cache
 def _web(name: str) -> bytes:
+    """A file of the package; read once, since reading holds up the event loop."""
     return resources.files("omni_ws").joinpath("web", name).read_bytes()

@@ -223,7 +223,7 @@ class SpeechChunks:
 
 
 def _audio_id(options: ChatOptions) -> str:
-    return "audio_" + options.completion_id.rpartition("-")[2]
+    return "audio_" + options.completion_id.removeprefix("chatcmpl-")
 
 
 def finished_well(chunk: FinalChunk) -> bool:

@@ -5,19 +5,17 @@ Unknown fields are ignored; a known field that cannot be honoured here is refuse
 
 from __future__ import annotations
 
-import base64
-import binascii
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
 
-from omni_ws.core.audio_format import AudioEncoding
-from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
+from omni_ws.core.chunks import InputChunk
+from omni_ws.errors import EmptyInput, InvalidValue, UnsupportedParameter
+from omni_ws.wire.openai_messages import HistoryMessage, audio_encoding, read_messages
 from omni_ws.wire.session_config import FIELDS, SamplingConfig, invalid_value
 
 Body = TypeVar("Body", bound=Struct)
@@ -32,7 +30,6 @@ _NOT_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "function_call": ("none", "auto"),
     "prediction": (),
     "web_search_options": (),
-    "response_format": ({"type": "text"},),
     "images": ([],),
     "audios": ([],),
     "videos": ([],),
@@ -51,13 +48,16 @@ _NOT_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "talker_max_tokens": (),
     "talker_seed": (),
 }
+#: The same of chat alone: a field of this name is the audio format of a speech body.
+_NOT_AVAILABLE_IN_CHAT: Final = {**_NOT_AVAILABLE, "response_format": ({"type": "text"},)}
 
-#: What OpenAI calls an audio format, and what it is here.
-_AUDIO_FORMATS: Final = {
-    "pcm": AudioEncoding.PCM16,
-    "g711_ulaw": AudioEncoding.PCMU,
-    "g711_alaw": AudioEncoding.PCMA,
-    "ogg": AudioEncoding.OGG,
+#: Values that say nothing; clients send them to engines that do not know the parameter.
+_NEUTRAL_SAMPLING: Final = {
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "min_p": 0,
+    "top_k": -1,
 }
 
 
@@ -98,19 +98,25 @@ class SpeechBody(_Common, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryMessage:
-    role: str
-    text: str
+class ConfigurationPatch:
+    """``fields`` are those of ``session_config``; ``names`` says what the body calls those that it calls otherwise."""
+
+    fields: dict[str, Any]
+    names: dict[str, str] = field(default_factory=dict)
+
+    def name_in_body(self, param: str | None) -> str | None:
+        """What an error's ``param`` is called in the body: ``sampling.stop[0]`` is ``stop[0]`` there."""
+        for ours, theirs in self.names.items():
+            if param is not None and (param == ours or param.startswith((f"{ours}.", f"{ours}["))):
+                return theirs + param.removeprefix(ours)
+        return param
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """``patch`` holds the ``session_config`` fields; ``input`` the parts of the last user message, in order.
+    """``input`` holds the parts of the last user message, in order. ``stream`` is None where the body does not say."""
 
-    ``stream`` is None where the body does not say.
-    """
-
-    patch: dict[str, Any]
+    patch: ConfigurationPatch
     history: tuple[HistoryMessage, ...] = ()
     input: tuple[InputChunk, ...] = ()
     stream: bool | None = None
@@ -133,11 +139,21 @@ class SpeechDialect(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechRequest:
-    patch: dict[str, Any]
+    patch: ConfigurationPatch
     text: str | None
     dialect: SpeechDialect
-    encoding: AudioEncoding
     response_format: str
+
+
+def chat_wants_events(body: Mapping[str, Any]) -> bool:
+    """Whether an ordinary body, right or wrong otherwise, asks for an answer in events."""
+    return body.get("stream") is True
+
+
+def speech_wants_events(body: Mapping[str, Any]) -> bool:
+    """As ``chat_wants_events``."""
+    wanted = body.get("stream_format")
+    return wanted == "sse" or (wanted is None and body.get("stream") is True)
 
 
 def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
@@ -145,7 +161,7 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
 
     Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming the field.
     """
-    _refuse_unavailable(body)
+    _refuse_unavailable(body, _NOT_AVAILABLE_IN_CHAT)
     fields = _convert(body, ChatBody)
     patch = _patch(body, fields)
     audio = fields.audio or AudioOptions()
@@ -153,23 +169,24 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
     if fields.modalities == []:
         raise InvalidValue("name at least one of text and audio", param="modalities")
     # The text of a spoken answer goes out as its transcript, so it is always made.
-    patch["modalities"] = ["text", "audio"] if wants_audio else ["text"]
+    patch.fields["modalities"] = ["text", "audio"] if wants_audio else ["text"]
     if audio.voice is not None:
-        patch["voice"] = audio.voice
+        patch.fields["voice"] = audio.voice
+        patch.names["voice"] = "audio.voice"
     if wants_audio:
-        fallback = AudioEncoding.WAV if fields.stream is False or not (fields.stream or input_follows) else None
-        encoding = _encoding(audio.format, "audio.format") if audio.format else (fallback or AudioEncoding.PCM16)
-        patch["output_audio"] = {"format": encoding.value, **_mapping(body.get("output_audio"))}
-    system, history, last = _split_messages(fields.messages or [], input_follows=input_follows)
-    if system:
-        patch["instructions"] = "\n\n".join([*system, *filter(None, [patch.get("instructions")])])
-    if last is None and not input_follows:
-        raise InvalidValue("messages must hold at least one message", param="messages")
+        streamed = input_follows if fields.stream is None else fields.stream
+        _set_output_format(patch, body, audio.format, param="audio.format", default="pcm" if streamed else "wav")
+    messages = read_messages(fields.messages or [], input_follows=input_follows)
+    if messages.system:
+        own = patch.fields.get("instructions")
+        if own is not None and not isinstance(own, str):
+            raise InvalidValue("instructions are a text", param="instructions")
+        patch.fields["instructions"] = "\n\n".join([*messages.system, *filter(None, [own])])
     options = fields.stream_options or StreamOptions()
     return ChatRequest(
         patch=patch,
-        history=history,
-        input=() if last is None else tuple(_content_chunks(last.content, last.place)),
+        history=messages.history,
+        input=messages.input,
         stream=fields.stream,
         request_id=fields.request_id,
         wants_text=fields.modalities is None or "text" in fields.modalities,
@@ -181,34 +198,42 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
 
 
 def read_speech(body: Mapping[str, Any], *, input_follows: bool) -> SpeechRequest:
-    """A speech body; raises as ``read_chat`` does."""
-    _refuse_unavailable(body)
+    """A speech body; raises as ``read_chat`` does, and EmptyInput where there is nothing to say."""
+    _refuse_unavailable(body, _NOT_AVAILABLE)
     fields = _convert(body, SpeechBody)
     if fields.speed not in (None, 1):
         raise UnsupportedParameter("this engine speaks at its own speed only", param="speed")
-    if not input_follows and not (fields.input or "").strip():
+    if input_follows and fields.input:
+        raise InvalidValue("the text comes as chunks", param="input")
+    if not input_follows and fields.input is None:
         raise InvalidValue("input is the text to speak", param="input")
-    if fields.stream_format == "sse":
-        dialect = SpeechDialect.EVENTS
-    elif fields.stream and fields.stream_format is None:
-        dialect = SpeechDialect.CHUNKS
-    elif fields.stream_format == "audio" or input_follows:
-        dialect = SpeechDialect.RAW
-    else:
-        dialect = SpeechDialect.WHOLE
-    response_format = fields.response_format or ("mp3" if dialect is SpeechDialect.WHOLE else "pcm")
-    encoding = _encoding(response_format, "response_format")
+    if not input_follows and not (fields.input or "").strip():
+        raise EmptyInput("there is nothing to speak", param="input")
+    dialect = _dialect(fields, input_follows=input_follows)
+    default = "mp3" if dialect is SpeechDialect.WHOLE else "pcm"
     patch = _patch(body, fields)
-    voice = fields.voice.get("id") if isinstance(fields.voice, dict) else fields.voice
-    patch |= {"task": "speech", "modalities": ["audio"], "voice": voice}
-    patch["output_audio"] = {"format": encoding.value, **_mapping(body.get("output_audio"))}
+    patch.fields.update({"task": "speech", "modalities": ["audio"], "voice": fields.voice})
+    if isinstance(fields.voice, dict):
+        patch.fields["voice"] = fields.voice.get("id")
+        patch.names["voice"] = "voice.id"
     return SpeechRequest(
         patch=patch,
         text=fields.input,
         dialect=dialect,
-        encoding=encoding,
-        response_format=response_format,
+        response_format=_set_output_format(
+            patch, body, fields.response_format, param="response_format", default=default
+        ),
     )
+
+
+def _dialect(fields: SpeechBody, *, input_follows: bool) -> SpeechDialect:
+    if fields.stream_format == "sse":
+        return SpeechDialect.EVENTS
+    if fields.stream_format == "audio":
+        return SpeechDialect.RAW
+    if fields.stream:
+        return SpeechDialect.CHUNKS
+    return SpeechDialect.RAW if input_follows and fields.stream is None else SpeechDialect.WHOLE
 
 
 def _convert(body: Mapping[str, Any], kind: type[Body]) -> Body:
@@ -218,154 +243,46 @@ def _convert(body: Mapping[str, Any], kind: type[Body]) -> Body:
         raise invalid_value(error) from None
 
 
-def _refuse_unavailable(body: Mapping[str, Any]) -> None:
-    for name, harmless in _NOT_AVAILABLE.items():
+def _refuse_unavailable(body: Mapping[str, Any], unavailable: Mapping[str, tuple[Any, ...]]) -> None:
+    for name, harmless in unavailable.items():
         value = body.get(name)
         if value is not None and not any(value == one and type(value) is type(one) for one in harmless):
             raise UnsupportedParameter(f"{name} is not available here", param=name)
 
 
-def _patch(body: Mapping[str, Any], fields: _Common) -> dict[str, Any]:
+def _patch(body: Mapping[str, Any], fields: _Common) -> ConfigurationPatch:
     """The ``session_config`` fields of a body, those that OpenAI keeps at the top level among them."""
     patch = {name: body[name] for name in FIELDS if name in body}
-    sampling = {name: body[name] for name in SamplingConfig.__struct_fields__ if body.get(name) is not None}
+    patch.pop("max_lead_ms", None)  # answers over HTTP are never paced
+    names = {name: name for name in SamplingConfig.__struct_fields__ if body.get(name) is not None}
+    sampling = {name: body[name] for name in names}
     # 0 means "not given" to the clients that send it.
     limit = fields.max_completion_tokens or fields.max_tokens
     sampling.pop("max_tokens", None)
-    if limit is not None and limit != 0:
+    if limit:
         sampling["max_tokens"] = limit
-    patch["sampling"] = {**_mapping(body.get("sampling")), **sampling}
-    for penalty in ("presence_penalty", "frequency_penalty"):
-        if patch["sampling"].get(penalty) == 0:
-            del patch["sampling"][penalty]
-    return patch
+        names["max_tokens"] = "max_completion_tokens" if fields.max_completion_tokens else "max_tokens"
+    for name, neutral in _NEUTRAL_SAMPLING.items():
+        if sampling.get(name) == neutral and type(sampling[name]) in (int, float):
+            del sampling[name]
+    patch["sampling"] = {**_group(body, "sampling"), **sampling}
+    return ConfigurationPatch(patch, {f"sampling.{ours}": theirs for ours, theirs in names.items()})
 
 
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+def _set_output_format(
+    patch: ConfigurationPatch, body: Mapping[str, Any], wanted: str | None, *, param: str, default: str
+) -> str:
+    """The format that the body names as OpenAI does, else that of its ``output_audio``, else ``default``."""
+    group = _group(body, "output_audio")
+    if wanted is not None:
+        group = {**group, "format": audio_encoding(wanted, param).value}
+        patch.names["output_audio.format"] = param
+    patch.fields["output_audio"] = {"format": audio_encoding(default, param).value, **group}
+    return wanted or group.get("format") or default
 
 
-def _encoding(name: str, param: str) -> AudioEncoding:
-    try:
-        return _AUDIO_FORMATS.get(name) or AudioEncoding(name)
-    except ValueError:
-        raise UnsupportedFormat(f"audio in {name[:32]!r} is not served here", param=param) from None
-
-
-# --- messages
-
-
-@dataclass(frozen=True, slots=True)
-class _UserMessage:
-    content: Any
-    place: str
-
-
-def _split_messages(
-    messages: list[dict[str, Any]], *, input_follows: bool
-) -> tuple[list[str], tuple[HistoryMessage, ...], _UserMessage | None]:
-    """System texts, earlier messages, and the last one, which is the input unless that follows as chunks."""
-    system: list[str] = []
-    history: list[HistoryMessage] = []
-    last: _UserMessage | None = None
-    for index, message in enumerate(messages):
-        place = f"messages[{index}]"
-        role, content = message.get("role"), message.get("content")
-        if role in ("system", "developer"):
-            system.append(_text(content, place))
-        elif role in ("user", "assistant"):
-            if role == "user" and index == len(messages) - 1 and not input_follows:
-                last = _UserMessage(content, place)
-            else:
-                history.append(HistoryMessage(role, _text(content, place, optional=role == "assistant")))
-        elif role in ("tool", "function"):
-            raise UnsupportedParameter("this engine has no tools", param=f"{place}.role")
-        else:
-            raise InvalidValue("role is one of system, developer, user and assistant", param=f"{place}.role")
-    if messages and last is None and not input_follows:
-        raise InvalidValue("the last message must be the user's", param=f"messages[{len(messages) - 1}].role")
-    return system, tuple(history), last
-
-
-def _text(content: Any, place: str, *, optional: bool = False) -> str:
-    """The text of a message that is not the input: anything else in it would be lost without a word."""
-    if content is None and optional:
-        return ""
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if not isinstance(parts, list):
-        raise InvalidValue("content is a text or a list of parts", param=f"{place}.content")
-    texts: list[str] = []
-    for index, part in enumerate(parts):
-        where = f"{place}.content[{index}]"
-        if not isinstance(part, Mapping) or part.get("type") not in ("text", "input_text", "output_text"):
-            raise UnsupportedParameter("only the last message may hold anything but text", param=where)
-        texts.append(_string(part, "text", where))
-    return "".join(texts)
-
-
-def _content_chunks(content: Any, place: str) -> Iterable[InputChunk]:
-    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    if not isinstance(parts, list):
-        raise InvalidValue("content is a text or a list of parts", param=f"{place}.content")
-    for index, part in enumerate(parts):
-        where = f"{place}.content[{index}]"
-        if not isinstance(part, Mapping):
-            raise InvalidValue("a part is an object", param=where)
-        yield _part_chunk(part, where)
-
-
-def _part_chunk(part: Mapping[str, Any], where: str) -> InputChunk:
-    match part.get("type"):
-        case "text" | "input_text":
-            return InputChunk(Modality.TEXT, _string(part, "text", where).encode("utf-8", "surrogatepass"))
-        case "input_audio":
-            audio = _object(part, "input_audio", where)
-            name = audio.get("format", "wav")
-            encoding = _encoding(name, f"{where}.input_audio.format") if isinstance(name, str) else None
-            if encoding is None:
-                raise InvalidValue("format is a string", param=f"{where}.input_audio.format")
-            data = _string(audio, "data", f"{where}.input_audio")
-            return InputChunk(Modality.AUDIO, _base64(data, f"{where}.input_audio.data"), format=encoding.value)
-        case "image_url" | "video_url" as kind:
-            url = part.get(kind)
-            if isinstance(url, Mapping):
-                url = url.get("url")
-            modality = Modality.IMAGE if kind == "image_url" else Modality.VIDEO
-            return _data_url(url, modality, f"{where}.{kind}.url")
-        case other:
-            raise InvalidValue(f"unknown part type {str(other)[:64]!r}", param=f"{where}.type")
-
-
-def _data_url(url: Any, modality: Modality, where: str) -> InputChunk:
-    if not isinstance(url, str):
-        raise InvalidValue("url is a string", param=where)
-    if not url.startswith("data:"):
-        raise UnsupportedParameter("nothing is fetched from elsewhere; send a data: URL", param=where)
-    head, comma, data = url.removeprefix("data:").partition(",")
-    mime, *attributes = head.split(";")
-    if not comma or "base64" not in attributes:
-        raise InvalidValue("a data: URL in base64 is needed", param=where)
-    if not mime.startswith(f"{modality}/"):
-        raise UnsupportedFormat(f"{mime[:64]!r} is no {modality}", param=where)
-    return InputChunk(modality, _base64(data, where), format=mime)
-
-
-def _string(part: Mapping[str, Any], name: str, where: str) -> str:
-    value = part.get(name)
-    if not isinstance(value, str):
-        raise InvalidValue(f"{name} is a string", param=f"{where}.{name}")
-    return value
-
-
-def _object(part: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
-    value = part.get(name)
-    if not isinstance(value, Mapping):
-        raise InvalidValue(f"{name} is an object", param=f"{where}.{name}")
-    return value
-
-
-def _base64(data: str, where: str) -> bytes:
-    try:
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidValue("not base64", param=where) from None
+def _group(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = body.get(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise InvalidValue(f"{name} is an object", param=name)
+    return value or {}

@@ -11,7 +11,7 @@ import msgspec
 import orjson
 
 from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.errors import InvalidFrame, InvalidValue, OmniError, UnsupportedFormat
+from omni_ws.errors import InvalidFrame, InvalidValue, OmniError, UnknownType, UnsupportedFormat
 from omni_ws.wire.binary import decode_input
 from omni_ws.wire.body_stream import LengthPrefixedDecoder, NdjsonDecoder
 from omni_ws.wire.frames import ChunkFields, RefusedChunk, SequenceId, field_error, loads_object, to_chunk
@@ -21,7 +21,9 @@ _NDJSON_TYPES: Final = frozenset(
     {"", "application/x-ndjson", "application/json", "application/x-www-form-urlencoded", CONTENT_TYPE}
 )
 #: Any of these makes the first object of a body a chunk instead of the request's parameters.
-_CHUNK_MARKS: Final = frozenset({"modality", "payload", "text", "end_of_input"})
+_CHUNK_MARKS: Final = frozenset({"modality", "payload", "text", "end_of_input", "sequence_id"})
+#: Query parameters that are texts, whatever they look like.
+_TEXTS: Final = frozenset({"model", "voice", "instructions", "request_id"})
 #: Base64 and the JSON around it, for a chunk of the largest size.
 _LINE_OVERHEAD_BYTES: Final = 64 * 1024
 
@@ -42,7 +44,12 @@ BodyItem: TypeAlias = Parameters | InputChunk
 
 
 class BodyReader(Protocol):
-    """Bytes in, items out. Raises InvalidRequest errors that say where in the body they arose."""
+    """Bytes in, items out. Raises errors that say where in the body they arose."""
+
+    @property
+    def place(self) -> str:
+        """Where the item stands that was given out last; "" where a body has no places."""
+        ...
 
     def feed(self, data: bytes) -> Iterator[BodyItem]: ...
 
@@ -56,6 +63,10 @@ class NdjsonBody:
         self._lines = NdjsonDecoder(max_line_bytes=max_line_bytes(max_chunk_bytes))
         self._objects = _Objects()
 
+    @property
+    def place(self) -> str:
+        return f"line {self._lines.line_number}"
+
     def feed(self, data: bytes) -> Iterator[BodyItem]:
         return self._items(self._lines.feed(data))
 
@@ -67,7 +78,7 @@ class NdjsonBody:
             try:
                 item = self._objects.read(line)
             except OmniError as error:
-                raise _placed(error, f"line {self._lines.line_number}") from None
+                raise placed(error, self.place) from None
             yield item
 
 
@@ -77,6 +88,10 @@ class LengthPrefixedBody:
     def __init__(self, *, prefix_bytes: int, max_chunk_bytes: int) -> None:
         self._frames = LengthPrefixedDecoder(prefix_bytes=prefix_bytes, max_frame_bytes=max_line_bytes(max_chunk_bytes))
         self._objects = _Objects()
+
+    @property
+    def place(self) -> str:
+        return f"frame {self._frames.frame_number}"
 
     def feed(self, data: bytes) -> Iterator[BodyItem]:
         return self._items(self._frames.feed(data))
@@ -89,12 +104,14 @@ class LengthPrefixedBody:
             try:
                 item = self._objects.read(frame) if frame[:1] == b"{" else self._objects.read_binary(frame)
             except OmniError as error:
-                raise _placed(error, f"frame {self._frames.frame_number}") from None
+                raise placed(error, self.place) from None
             yield item
 
 
 class RawAudioBody:
     """The bytes are the audio."""
+
+    place = ""
 
     def __init__(self, *, media_type: str, max_chunk_bytes: int) -> None:
         self.media_type = media_type
@@ -119,12 +136,14 @@ class _Objects:
         try:
             if first:
                 fields = loads_object(data)
-                if not _CHUNK_MARKS & fields.keys():
+                if not _CHUNK_MARKS & fields.keys() and fields.get("type") != "input_chunk":
                     return Parameters(fields)
             str(data, "utf-8")  # the parser skips fields that it does not know without looking at their bytes
             line = _line_decoder.decode(data)
         except msgspec.DecodeError as error:
-            loads_object(data)
+            kind = loads_object(data).get("type", "input_chunk")
+            if isinstance(kind, str) and kind != "input_chunk":
+                raise UnknownType("after the parameters a body holds input chunks alone", param="type") from None
             raise field_error(error) from None
         except RecursionError:
             raise InvalidFrame("nested too deeply") from None
@@ -153,7 +172,7 @@ def body_reader(content_type: str, *, max_chunk_bytes: int) -> BodyReader:
         raise UnsupportedFormat(
             f"{media_type[:64]!r} is no streaming body; NDJSON, {CONTENT_TYPE} and audio/* are", param="Content-Type"
         )
-    framing = re.search(r"(?:^|;)\s*framing\s*=\s*\"?([^;\"\s]+)", attributes, re.IGNORECASE)
+    framing = re.search(r"(?:^|;)\s*framing\s*=\s*\"?([^;\"\s]*)", attributes, re.IGNORECASE)
     match framing[1].lower() if framing is not None and media_type == CONTENT_TYPE else "ndjson":
         case "ndjson":
             return NdjsonBody(max_chunk_bytes=max_chunk_bytes)
@@ -174,13 +193,13 @@ def query_parameters(query: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """
     fields: dict[str, Any] = {}
     for name, text in query:
+        *path, last = name.split(".")
         value: Any = text
-        if name not in ("model", "voice", "instructions", "request_id"):
+        if last not in _TEXTS:
             try:
                 value = orjson.loads(text)
             except orjson.JSONDecodeError:
                 value = text.split(",") if name == "modalities" else text
-        *path, last = name.split(".")
         target = fields
         for part in path:
             inner = target.setdefault(part, {})
@@ -196,6 +215,8 @@ def max_line_bytes(max_chunk_bytes: int) -> int:
     return max_chunk_bytes * 4 // 3 + _LINE_OVERHEAD_BYTES
 
 
-def _placed(error: OmniError, place: str) -> OmniError:
-    error.message = f"{place}: {error.message}"
+def placed(error: OmniError, place: str) -> OmniError:
+    """The error of the item at ``place``, which its message is made to name."""
+    if place:
+        error.message = f"{place}: {error.message}"
     return error

@@ -143,3 +143,13 @@ def chunked(*parts: bytes, end: bool = True) -> bytes:
     """``parts`` as HTTP chunks."""
     framed = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts)
     return framed + (b"0\r\n\r\n" if end else b"")
+
+
+async def post(port: int, target: str, body: Any, *headers: str) -> RawResponse:
+    """One request of its own connection; ``body`` is bytes, or what becomes JSON."""
+    data = body if isinstance(body, bytes) else orjson.dumps(body)
+    if not any(header.lower().startswith("content-type") for header in headers):
+        headers = ("Content-Type: application/json", *headers)
+    async with raw_client(port) as client:
+        await client.send(request("POST", target, "Connection: close", *headers, body=data))
+        return await client.response()
