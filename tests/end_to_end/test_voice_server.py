@@ -1,0 +1,266 @@
+"""A person's way through the whole server: the real engine, the real socket, the real programs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import wave
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from support.live_server import LiveServer, live_server
+from support.speech_clips import WORDS, clip_bytes, word_errors
+from websockets.asyncio.client import connect as connect_websocket
+
+from omni_ws.audio.resample import StreamResampler
+from omni_ws.client import AudioChunk, ErrorEvent, Final, TranscriptChunk, connect
+from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.engine.embedded.config import EmbeddedConfig
+from omni_ws.engine.embedded.engine import EmbeddedEngine
+from omni_ws.engine.embedded.recogniser import Recogniser, to_pcm16
+from omni_ws.errors import EngineFailed
+from omni_ws.wire.binary import encode_input
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tests" / "data"
+FRAME_BYTES = 640  # 20 ms
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[LiveServer]:
+    async with live_server(EmbeddedEngine(EmbeddedConfig())) as running:
+        yield running
+
+
+@pytest.fixture
+def voice(server: LiveServer) -> str:
+    """The line that names the voice; skips where this machine has none."""
+    if not server.engine.capabilities.voices:
+        pytest.skip(f"no voice on this machine: {server.engine.describe()[0]}")
+    return server.engine.describe()[0]
+
+
+async def test_disorder_and_duplicates_change_nothing(server: LiveServer) -> None:
+    audio = clip_bytes("goforward")
+    frames = [audio[start : start + FRAME_BYTES] for start in range(0, len(audio), FRAME_BYTES)]
+    chunks = [InputChunk(Modality.AUDIO, frame, number) for number, frame in enumerate(frames)]
+    chunks.append(InputChunk(Modality.AUDIO, b"", len(frames), end_of_input=True))
+    shuffled = [*chunks]
+    generator = random.Random(5)
+    for start in range(0, len(shuffled), 16):
+        window = shuffled[start : start + 16]
+        generator.shuffle(window)
+        shuffled[start : start + 16] = window
+    for chunk in generator.sample(chunks, 30):
+        shuffled.insert(generator.randrange(shuffled.index(chunk), len(shuffled)), chunk)
+    orderly = await transcript_and_reply(server, chunks)
+    disorderly = await transcript_and_reply(server, shuffled)
+    assert orderly == disorderly == (WORDS["goforward"], f"You said: {WORDS['goforward']}.")
+
+
+async def transcript_and_reply(server: LiveServer, chunks: list[InputChunk]) -> tuple[str, str]:
+    """What was heard and answered to chunks that are sent just as they are."""
+    heard, said = "", ""
+    async with connect_websocket(server.websocket_url) as websocket:
+        await websocket.send('{"type":"session_config","modalities":["text"]}')
+        for chunk in chunks:
+            await websocket.send(encode_input(chunk))
+        async for message in websocket:
+            frame = orjson.loads(message)
+            assert frame["type"] != "error", frame
+            if frame.get("modality") == "transcript" and not frame.get("interim"):
+                heard += frame["text"]
+            elif frame.get("modality") == "text":
+                said += frame["text"]
+            elif frame.get("final"):
+                break
+    return heard.strip(), said
+
+
+async def test_partials_come_while_the_person_speaks(server: LiveServer) -> None:
+    """Paced as it was spoken, the words show up before the end, and the answer follows it at once."""
+    audio = clip_bytes("goforward")
+    interims: list[str] = []
+    async with connect(server.websocket_url) as session:
+        speaking = asyncio.create_task(speak(session, audio))
+        async for event in session.response():
+            if isinstance(event, TranscriptChunk):
+                if event.interim:
+                    interims.append(event.text)
+                    assert not speaking.done()
+                else:
+                    assert event.text.strip() == WORDS["goforward"]
+        await speaking
+    assert any(text.startswith("go") for text in interims)
+
+
+async def speak(session: Any, audio: bytes) -> None:
+    started = time.monotonic()
+    for index, start in enumerate(range(0, len(audio), FRAME_BYTES)):
+        await session.send_audio(audio[start : start + FRAME_BYTES])
+        await asyncio.sleep(max(0, started + index * 0.02 - time.monotonic()))
+    await session.finish()
+
+
+async def test_an_upload_is_answered_before_it_ends(server: LiveServer) -> None:
+    """Paced as it was spoken, the first event comes while the body is still being sent."""
+    audio = (DATA / "librivox_ss_0870.wav").read_bytes()
+    first_event = asyncio.Event()
+    # By hand, because HTTP clients read no answer before their request is sent.
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+
+    async def upload() -> None:
+        writer.write(
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+            b"Content-Type: audio/wav\r\nX-Streaming-Input: true\r\n\r\n"
+        )
+        step = 6400  # 200 ms
+        for start in range(0, len(audio), step):
+            if start > 20 * step:  # four seconds in, and no further before the first event has come
+                await asyncio.wait_for(first_event.wait(), 10)
+            await asyncio.sleep(0.2)
+            piece = audio[start : start + step]
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+
+    async def download() -> list[dict[str, Any]]:
+        events: list[dict[str, Any]] = []
+        async for line in reader:
+            if line.startswith(b"data: {"):
+                events.append(orjson.loads(line.removeprefix(b"data: ")))
+                first_event.set()
+            elif line.startswith(b"data: [DONE]"):
+                break
+        return events
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(upload())
+            downloading = group.create_task(download())
+    finally:
+        writer.close()
+    events = downloading.result()
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant"}
+    assert any(is_interim(event) for event in events)
+    heard = "".join(e["input_transcript"]["text"] for e in events if not e["choices"] and not is_interim(e))
+    assert word_errors(WORDS["librivox_ss_0870"], heard) <= 8
+    said = "".join(e["choices"][0]["delta"].get("content", "") for e in events if e["choices"])
+    assert said == f"You said: {heard.strip()}."
+
+
+def is_interim(event: dict[str, Any]) -> bool:
+    """Whether it carries a transcript that may still change."""
+    return not event["choices"] and bool(event["input_transcript"]["interim"])
+
+
+async def test_a_killed_voice_fails_one_request_and_no_other(server: LiveServer, voice: str) -> None:
+    async with connect(server.websocket_url, config={"task": "speech", "modalities": ["audio"]}) as session:
+        # One sentence of minutes: it is still being spoken when its first audio is here.
+        await session.send_text(" ".join(["one two three four five six seven eight nine ten"] * 60), end=True)
+        errors: list[ErrorEvent] = []
+        final: Final | None = None
+        killed = False
+        async for event in session.events():
+            if isinstance(event, AudioChunk) and not killed:
+                killed = True
+                os.kill(voice_worker_pid(), signal.SIGKILL)
+            elif isinstance(event, ErrorEvent):
+                errors.append(event)
+            elif isinstance(event, Final):
+                final = event
+                break
+        assert killed
+        assert [type(event.error) for event in errors] == [EngineFailed]
+        assert final is not None
+        assert final.finish_reason == "error"
+        await session.send_text("back again", end=True)
+        answer = await session.answer()
+        assert len(answer.audio) > 10_000
+
+
+def voice_worker_pid() -> int:
+    """The voice worker among this process's children."""
+    listing = subprocess.run(
+        ["ps", "-o", "pid=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True, check=True
+    )
+    workers = [line.split()[0] for line in listing.stdout.splitlines() if "voice_worker" in line]
+    assert len(workers) == 1, listing.stdout
+    return int(workers[0])
+
+
+async def mic_client(*arguments: str) -> str:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(ROOT / "examples" / "mic_client.py"),
+        *arguments,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, output.decode()
+    return output.decode()
+
+
+async def test_the_mic_client_prints_and_saves(server: LiveServer, voice: str, tmp_path: Path) -> None:
+    reply = tmp_path / "reply.wav"
+    output = await mic_client(
+        "--file", str(DATA / "goforward.wav"), "--save", str(reply), "--url", server.websocket_url
+    )
+    assert "hearing: go" in output
+    assert f"heard: {WORDS['goforward']}" in output
+    assert f"reply: You said: {WORDS['goforward']}." in output
+    assert "latency: first audio" in output
+    samples, rate = read_wav(reply)
+    assert 1.0 < len(samples) / rate < 6.0
+    assert np.sqrt(np.mean(samples**2)) > 0.02
+    if "flite" not in voice:
+        pytest.skip("the words are only recognised again in the voice of flite, which this machine does not have")
+    resampler = StreamResampler(rate, 16_000)
+    again = np.concatenate([resampler.process(samples), resampler.flush()])
+    recogniser = Recogniser()
+    try:
+        words = " ".join(word.text for word in recogniser.transcribe(to_pcm16(again)))
+    finally:
+        recogniser.close()
+    assert word_errors(f"you said {WORDS['goforward']}", words) <= 1
+
+
+def read_wav(path: Path) -> tuple[Any, int]:
+    with wave.open(str(path), "rb") as file:
+        data = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+        return data.astype(np.float32) / np.float32(32768), file.getframerate()
+
+
+async def test_text_is_read_aloud_before_its_end_has_come(server: LiveServer, voice: str) -> None:
+    async with connect(server.websocket_url, config={"task": "speech", "modalities": ["audio"]}) as session:
+        await session.send_text("This is the first sentence. And the second")
+        async for event in session.events():
+            if isinstance(event, AudioChunk):
+                break
+            assert not isinstance(event, Final)
+        await session.send_text(" one ends here.", end=True)
+        rest = [event async for event in session.response()]
+        assert isinstance(rest[-1], Final)
+        assert rest[-1].finish_reason == "stop"
+        assert sum(isinstance(event, AudioChunk) for event in rest) > 3
+
+
+async def test_a_conversation_remembers(server: LiveServer) -> None:
+    async with connect(server.websocket_url, config={"modalities": ["text"]}) as session:
+        assert (await session.ask_text("what is three plus four")).text == "That makes 7."
+        await session.send_audio(clip_bytes("cards_001"), end=True)
+        answer = await session.answer()
+        assert (answer.transcript.strip(), answer.text) == (WORDS["cards_001"], f"You said: {WORDS['cards_001']}.")
+        assert (await session.ask_text("what did i say")).text == f"You said: {WORDS['cards_001']}."
