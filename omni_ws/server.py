@@ -6,9 +6,9 @@ import asyncio
 import logging
 import signal
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from websockets.asyncio.server import Server
@@ -30,7 +30,7 @@ from omni_ws.transport.http1 import HttpExchange, HttpRequest
 from omni_ws.transport.openai import OpenAIRoutes
 from omni_ws.transport.ops import OperationsRoutes
 from omni_ws.transport.router import Router
-from omni_ws.transport.streaming_input import StreamingInput, check_origin
+from omni_ws.transport.streaming_input import StreamingInput
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,6 @@ class App:
         await self._router.dispatch(exchange)
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
-        check_origin(request, allowed=self.allows_origin(request))
         if request.path != NATIVE_PATH:
             # Raises NotFound for a path that is nothing, and says so for one that is something else.
             self._router.match("GET", request.segments)
@@ -106,13 +105,19 @@ class RunningServer:
         return port
 
     async def drain(self, timeout: float) -> None:
-        """Take nothing new, let what runs finish within ``timeout`` seconds, then close everything."""
-        self.app.sessions.admission.draining = True
-        self._server.close(close_connections=False)
+        """Take no new session and let what runs finish within ``timeout`` seconds.
+
+        The port stays open meanwhile, so that whoever asks hears that the server is draining.
+        """
+        admission = self.app.sessions.admission
+        admission.draining = True
         self.app.native.drain(timeout)
         self._connections.close_idle()
         try:
             async with asyncio.timeout(timeout):
+                await admission.wait_empty()
+                self._server.close(close_connections=False)
+                self._connections.close_idle()
                 await asyncio.gather(self._connections.wait_idle(None), self._server.wait_closed())
         except TimeoutError:
             logger.warning("some answers did not finish within %g seconds", timeout)
@@ -125,7 +130,13 @@ class RunningServer:
         self._connections.close_idle()
         self._connections.abort_all()
         await self._connections.wait_idle(CLOSE_TIMEOUT_SEC)
-        await self._server.wait_closed()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_SEC):
+                await self._server.wait_closed()
+        except TimeoutError:
+            for connection in self._server.all_connections:
+                connection.transport.abort()
+            await self._server.wait_closed()
 
 
 @asynccontextmanager
@@ -202,48 +213,34 @@ async def serve(config: ServerConfig) -> int:
     check_exposure(config)
     check_available(config, keys)
     engine = create_engine(config)
-    stop = asyncio.Event()
+    stop, at_once = asyncio.Event(), asyncio.Event()
     try:
-        # The port answers while the engine starts: /health says so, with 503.
-        async with listen(create_app(engine, config, keys)) as server:
-            with _signals(stop.set):
-                if await _started(engine, stop):
+        with _signals(lambda: (at_once if stop.is_set() else stop).set()):
+            # The port answers while the engine starts: /health says so, with 503.
+            async with listen(create_app(engine, config, keys)) as server:
+                if await _unless(stop, engine.start(), name="engine start"):
                     _announce(server, engine)
                     await stop.wait()
-            logger.info("shutting down")
-            await _drain(server, config.drain_timeout_sec)
+                logger.info("shutting down")
+                await _unless(at_once, server.drain(config.drain_timeout_sec), name="drain")
     finally:
         await engine.stop()
     return 0
 
 
-async def _started(engine: Engine, stop: asyncio.Event) -> bool:
-    """Start the engine; False when the server is told to stop before that is done."""
-    starting = asyncio.create_task(engine.start(), name="engine start")
-    stopping = asyncio.create_task(stop.wait(), name="stop signal")
+async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None], *, name: str) -> bool:
+    """Do ``work`` to its end; where ``event`` comes first it is cancelled, and the answer is False."""
+    working = asyncio.create_task(work, name=name)
+    interrupted = asyncio.create_task(event.wait(), name=f"signal during {name}")
     try:
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            starting.result()
-        return starting.done()
+        await asyncio.wait({working, interrupted}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+        return working.done()
     finally:
-        starting.cancel()
-        stopping.cancel()
-        await asyncio.gather(starting, stopping, return_exceptions=True)
-
-
-async def _drain(server: RunningServer, timeout: float) -> None:
-    """Drain; a second signal ends it at once."""
-    at_once = asyncio.Event()
-    with _signals(at_once.set):
-        draining = asyncio.create_task(server.drain(timeout), name="drain")
-        hurry = asyncio.create_task(at_once.wait(), name="second signal")
-        try:
-            await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            draining.cancel()
-            hurry.cancel()
-            await asyncio.gather(draining, hurry, return_exceptions=True)
+        working.cancel()
+        interrupted.cancel()
+        await asyncio.gather(working, interrupted, return_exceptions=True)
 
 
 @contextmanager

@@ -16,6 +16,20 @@ def count_words(text: str) -> int:
     return len(text.split())
 
 
+class WordCounter:
+    """Counts whitespace-separated words in a text that comes in pieces, wherever those are cut."""
+
+    def __init__(self) -> None:
+        self.words = 0
+        self._inside_word = False
+
+    def feed(self, text: str) -> None:
+        if text:
+            continues = self._inside_word and not text[0].isspace()
+            self.words += count_words(text) - continues
+            self._inside_word = not text[-1].isspace()
+
+
 class AnswerLimit:
     """Passes an answer on, piece by piece, up to its limit.
 

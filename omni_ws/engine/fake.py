@@ -14,7 +14,7 @@ from omni_ws.audio.mime import parse_audio_format
 from omni_ws.audio.samples import Samples
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Usage
-from omni_ws.engine.answer_limit import AnswerLimit, count_words
+from omni_ws.engine.answer_limit import AnswerLimit, WordCounter
 from omni_ws.engine.base import (
     AudioOutput,
     EngineCapabilities,
@@ -27,8 +27,9 @@ from omni_ws.engine.base import (
 from omni_ws.errors import EngineFailed, InvalidValue
 
 _WORD: Final = re.compile(r"\s*\S+\s*$|\s*\S+|\s+")
-#: Bare samples are converted in pieces of this size on the event loop: a fraction of a millisecond each.
+#: Text and bare samples are converted in pieces of this size on the event loop: about a millisecond each.
 _SLICE_BYTES: Final = 64 * 1024
+_OUTPUTS_AT_A_STRETCH: Final = 32
 
 CAPABILITIES: Final = EngineCapabilities(
     input_modalities=frozenset(Modality),
@@ -112,6 +113,8 @@ class EchoEngine(_ModelFree):
         delay_ms = self.settings.chunk_interval_ms if sent else self.settings.first_chunk_delay_ms
         if delay_ms:
             await asyncio.sleep(delay_ms / 1000)
+        elif sent % _OUTPUTS_AT_A_STRETCH == _OUTPUTS_AT_A_STRETCH - 1:
+            await asyncio.sleep(0)  # an echo never waits by itself, and others share the loop
 
 
 class _Echo:
@@ -126,13 +129,13 @@ class _Echo:
         self._decoder: AudioDecoder | None = None
         self._source: AudioFormat | None = None
         self._seen = {Modality.IMAGE: 0, Modality.VIDEO: 0}
-        self._words = {"in": 0, "out": 0}
+        self._words_in, self._words_out = WordCounter(), WordCounter()
         self._audio_ms = {"in": 0.0, "out": 0.0}
 
     def usage(self) -> Usage:
         return Usage(
-            input_tokens=self._words["in"],
-            output_tokens=self._words["out"],
+            input_tokens=self._words_in.words,
+            output_tokens=self._words_out.words,
             input_audio_ms=round(self._audio_ms["in"]),
             output_audio_ms=round(self._audio_ms["out"]),
         )
@@ -162,10 +165,11 @@ class _Echo:
                 yield output
         match chunk.modality:
             case Modality.TEXT:
-                text = self._decode_text(chunk.payload, final=False)
-                self._words["in"] += count_words(text)
-                for piece in self._text(text):
-                    yield piece
+                for start in range(0, len(chunk.payload), _SLICE_BYTES):
+                    text = self._decode_text(chunk.payload[start : start + _SLICE_BYTES], final=False)
+                    self._words_in.feed(text)
+                    for piece in self._text(text):
+                        yield piece
             case Modality.AUDIO:
                 async for output in self._audio(chunk):
                     yield output
@@ -186,7 +190,7 @@ class _Echo:
 
     def _pieces(self, text: str) -> Iterator[TextOutput]:
         for word in _WORD.findall(text):
-            self._words["out"] += count_words(word)
+            self._words_out.feed(word)
             yield TextOutput(word)
 
     def _counts(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +19,12 @@ class Admission:
         self.draining = False
         self.sessions = 0
         self._by_key: Counter[str] = Counter()
+        self._empty = asyncio.Event()
+        self._empty.set()
+
+    async def wait_empty(self) -> None:
+        """Waits until no session is left."""
+        await self._empty.wait()
 
     @contextmanager
     def session(self, key: ApiKey | None) -> Iterator[None]:
@@ -29,12 +36,15 @@ class Admission:
         if key is not None and key.max_sessions is not None and self._by_key[key.name] >= key.max_sessions:
             raise RateLimited(f"this key may have {key.max_sessions} sessions at a time", retry_after_ms=1000)
         self.sessions += 1
+        self._empty.clear()
         if key is not None:
             self._by_key[key.name] += 1
         try:
             yield
         finally:
             self.sessions -= 1
+            if not self.sessions:
+                self._empty.set()
             if key is not None:
                 self._by_key[key.name] -= 1
                 self._by_key += Counter()  # forget keys that hold nothing

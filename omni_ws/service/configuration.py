@@ -20,6 +20,8 @@ STOCK_VOICES: Final = frozenset(
     {"alloy", "ash", "ballad", "cedar", "coral", "echo", "fable"}
     | {"marin", "nova", "onyx", "sage", "shimmer", "verse", "default"}
 )
+#: The JSON of what one client may configure: it is kept for as long as its session lives.
+MAX_CONFIGURATION_BYTES: Final = 1 << 20
 #: The name that always means the served model.
 LOCAL_MODEL: Final = "local-model"
 
@@ -67,6 +69,8 @@ class Configuration:
         Unknown fields are ignored.
         """
         wanted = merge(self._wanted, {key: value for key, value in patch.items() if key in FIELDS})
+        if len(msgspec.json.encode(wanted)) > MAX_CONFIGURATION_BYTES:
+            raise InvalidValue(f"a configuration has at most {MAX_CONFIGURATION_BYTES} bytes")
         resolved = self._resolve(wanted)
         self._wanted, self.effective = wanted, resolved
         return resolved
@@ -153,6 +157,7 @@ def _check_stages(param: str, stages: Mapping[str, Mapping[str, Any]], known: fr
     for stage, parameters in stages.items():
         for name in parameters:
             if f"{stage}.{name}" not in known:
+                stage, name = stage[:64], name[:64]
                 raise UnsupportedParameter(
                     f"this engine has no parameter {name!r} of a stage {stage!r}", param=f"{param}.{stage}.{name}"
                 )

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Usage
+from omni_ws.core.chunks import FinishReason, InputChunk, Usage
 from omni_ws.core.input_stream import InputStream, RequestOpened, StreamEvent, StreamLimits
 from omni_ws.core.output import OutputSequencer
 from omni_ws.core.quota import ByteBudget
@@ -20,6 +20,7 @@ from omni_ws.errors import (
     EngineFailed,
     EngineOverloaded,
     OmniError,
+    PayloadTooLarge,
     ShuttingDown,
     websocket_close_code,
 )
@@ -32,6 +33,10 @@ from omni_ws.service.outbox import Outbox
 from omni_ws.service.turn import INPUT_QUEUE_BYTES, Turn
 from omni_ws.wire.frames import InputAckFrame, ResponseStarted
 from omni_ws.wire.session_config import SessionConfig
+
+#: Chunks of one request that may wait for the engine: 87 minutes of speech in pieces of 20 ms. The limit in bytes does
+#: not count what a chunk itself costs, and chunks may be tiny.
+MAX_WAITING_CHUNKS: Final = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +51,7 @@ class Conversation:
 
     The methods that take input raise the fatal errors of InputStream, upon which the caller closes the session. An
     error of a request goes into the outbox, followed by that request's final; if it is one that ends the session,
-    ``run`` raises it then.
+    ``run`` raises it then. Whatever ``run`` raises has been told.
     """
 
     def __init__(
@@ -70,9 +75,12 @@ class Conversation:
         self.history = History(limits.max_history_tokens)
         #: Called when input that had to wait may come again (see ``input_full``).
         self.on_input_room: Callable[[], None] = _nothing
+        #: Called when ``get_timer`` has become sooner, except from within a method that takes input.
+        self.on_timer: Callable[[], None] = _nothing
         #: What requests finish with that end because the session does.
         self.finish_reason_at_end = FinishReason.CANCELLED
         self._now = now
+        outbox.on_full = self._timer_changed
         self._sequencer = OutputSequencer()
         self._wake = asyncio.Event()
         #: Requests in the order of their opening; the first is the one that runs.
@@ -94,7 +102,14 @@ class Conversation:
 
     def receive_chunk(self, chunk: InputChunk) -> None:
         """The chunk must have passed ``configuration.check_chunk``."""
-        self._handle(self.stream.receive_chunk(chunk, now=self._now()))
+        events = self.stream.receive_chunk(chunk, now=self._now())
+        if events:
+            self._handle(events)
+        turn = self._receiving
+        if turn is not None and turn.waiting_chunks > MAX_WAITING_CHUNKS:
+            raise PayloadTooLarge(
+                f"more than {MAX_WAITING_CHUNKS} chunks are waiting that the engine has not taken over"
+            )
 
     def refuse_chunk(self, sequence_id: int) -> None:
         self._handle(self.stream.refuse(sequence_id, now=self._now()))
@@ -140,10 +155,14 @@ class Conversation:
 
     def take_ack(self) -> InputAckFrame:
         ack = self.stream.take_ack()
-        credit = self.limits.stream.max_held_bytes - self.stream.held_bytes
+        limits = self.limits.stream
+        credit = limits.max_held_bytes - self.stream.held_bytes
         turn = self._receiving
         if turn is not None and turn.answer is not None:
-            credit = min(credit, INPUT_QUEUE_BYTES - int(turn.input.queued))
+            # The chunk that makes the queue full still fits, whatever its size.
+            credit = min(credit, INPUT_QUEUE_BYTES + limits.max_chunk_bytes - int(turn.input.queued))
+            # A client that keeps to its credit may now wait for more.
+            self._room_wanted = self._room_wanted or turn.input.queued > INPUT_QUEUE_BYTES / 2
         return InputAckFrame(
             next_sequence_id=ack.next_sequence_id,
             buffered_chunks=ack.buffered_chunks,
@@ -152,12 +171,14 @@ class Conversation:
         )
 
     def get_timer(self) -> float | None:
-        timers = (self.stream.get_timer(), self.outbox.get_timer())
-        return min((timer for timer in timers if timer is not None), default=None)
+        stream, outbox = self.stream.get_timer(), self.outbox.get_timer()
+        if stream is None or outbox is None:
+            return stream if outbox is None else outbox
+        return min(stream, outbox)
 
-    def handle_timer(self) -> None:
+    def handle_timer(self, now: float | None = None) -> None:
         """Raises SequenceGap, SessionTimeout or SlowConsumer when their time has come."""
-        now = self._now()
+        now = self._now() if now is None else now
         self.outbox.handle_timer(now)
         self.stream.handle_timer(now=now)
 
@@ -174,6 +195,13 @@ class Conversation:
                 self._wake.clear()
                 while self._turns and self._turns[0].ready:
                     await self._serve(self._turns[0])
+        except OmniError:
+            raise
+        except Exception as error:
+            failure = unexpected(error, where="a conversation")
+            self.finish_reason_at_end = FinishReason.ERROR
+            self.outbox.put_nowait(failure)
+            raise failure from None
         finally:
             for turn in tuple(self._turns):
                 self._end(turn, self.finish_reason_at_end)
@@ -194,6 +222,8 @@ class Conversation:
                 if not turn.answer.done():
                     turn.answer.cancel()
                     await asyncio.wait([turn.answer])
+            if not turn.answer.cancelled():
+                turn.answer.result()
         self._end(turn, FinishReason.CANCELLED)
         if turn.error is not None and websocket_close_code(turn.error) is not None:
             raise turn.error
@@ -219,11 +249,24 @@ class Conversation:
                         break
                     await writer.write(output)
             await writer.finish()
+            if turn.is_frozen and not turn.input_ended.is_set():
+                await self._rest_of_input(turn)
         except OmniError as error:
             turn.error = error
+        except asyncio.CancelledError as error:
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            # Something inside the engine was cancelled, and not this request.
+            turn.error = unexpected(error, where=f"request {turn.request_id}")
         except Exception as error:
             turn.error = unexpected(error, where=f"request {turn.request_id}")
         self._end(turn, finished.reason, finished.usage)
+
+    async def _rest_of_input(self, turn: Turn) -> None:
+        """What comes after the freezing is not used, but the usage in the final says how much it was."""
+        turn.answered = True
+        self._update_answering()
+        await turn.input_ended.wait()
 
     def _end(self, turn: Turn, reason: FinishReason, reported: Usage | None = None) -> None:
         """The one final of a request, and the end of everything that it held."""
@@ -237,7 +280,7 @@ class Conversation:
         if reason in (FinishReason.CANCELLED, FinishReason.ERROR):
             reported = None
         if reason is not FinishReason.ERROR:
-            self.history.add((Message("user", turn.user_text), Message("assistant", "".join(turn.said))))
+            self.history.add((Message("user", turn.user_text), Message("assistant", turn.said.joined())))
         self.outbox.put_nowait(self._sequencer.finish(turn.request_id, reason, turn.usage(reported)))
         turn.finished = True
         turn.input.discard()
@@ -300,6 +343,7 @@ class Conversation:
         self._receiving = None
         turn.error = turn.error or error
         turn.input.close()
+        turn.input_ended.set()
         self._update_answering()
         self._wake.set()
 
@@ -333,14 +377,15 @@ class Conversation:
 
     def _update_answering(self) -> None:
         """Nothing is idle while an answer is owed for input that is complete, or frozen."""
-        answering = any(
-            turn is not self._receiving
-            or (turn.started is not None and turn.session.settings.mode is InputMode.SNAPSHOT)
-            for turn in self._turns
-        )
-        if self.stream.answering and not answering:
-            self.stream.touch(now=self._now())
+        answering = any(turn is not self._receiving or (turn.is_frozen and not turn.answered) for turn in self._turns)
+        silence_begins = self.stream.answering and not answering
         self.stream.answering = answering
+        if silence_begins:
+            self.stream.touch(now=self._now())
+            self._timer_changed()
+
+    def _timer_changed(self) -> None:
+        self.on_timer()
 
 
 def _nothing() -> None:

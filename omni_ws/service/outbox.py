@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import OmniError, SlowConsumer
 from omni_ws.wire.frames import (
     InputAckFrame,
@@ -16,6 +17,7 @@ from omni_ws.wire.frames import (
     SessionClosing,
     SessionCreated,
     SessionUpdated,
+    encode_frame,
 )
 
 Message: TypeAlias = (
@@ -32,11 +34,21 @@ Message: TypeAlias = (
 
 #: What a message costs besides its content: the frame around it.
 MESSAGE_OVERHEAD_BYTES: Final = 128
+#: An exception weighs more.
+ERROR_OVERHEAD_BYTES: Final = 512
+#: What a session may hold even when the server as a whole holds too much.
+FAIR_SHARE_BYTES: Final = 64 * 1024
 
 
 def _cost(message: Message) -> int:
-    if isinstance(message, OutputChunk):
-        return MESSAGE_OVERHEAD_BYTES + len(message.payload) + 4 * len(message.text)
+    match message:
+        case OutputChunk():
+            return MESSAGE_OVERHEAD_BYTES + len(message.payload) + 4 * len(message.text)
+        case OmniError():
+            return ERROR_OVERHEAD_BYTES + len(message.message)
+        case PongFrame() | SessionUpdated():
+            # These give back what the client sent, however much that was. They are rare.
+            return MESSAGE_OVERHEAD_BYTES + len(encode_frame(message))
     return MESSAGE_OVERHEAD_BYTES
 
 
@@ -45,17 +57,25 @@ class Outbox:
 
     Output waits for ``room`` first; control messages go in with ``put_nowait`` and make the outbox full without
     waiting, upon which the transport stops reading its client, who asked for them. ``on_ready`` is called when the
-    first message comes in, ``on_room`` when a full outbox has room again.
+    first message comes in, ``on_full`` when there is no more room, ``on_room`` when there is some again.
+
+    It is full at its own ``capacity``, or, with more than its fair share, while all sessions of the server together
+    hold more than half of ``budget``: the other half is for input.
     """
 
-    def __init__(self, capacity: int, *, write_timeout: float, now: Callable[[], float]) -> None:
+    def __init__(
+        self, capacity: int, *, write_timeout: float, now: Callable[[], float], budget: ByteBudget | None = None
+    ) -> None:
         self.capacity = capacity
         self.queued = 0
         self.on_ready: Callable[[], None] = _nothing
+        self.on_full: Callable[[], None] = _nothing
         self.on_room: Callable[[], None] = _nothing
         self._write_timeout = write_timeout
         self._now = now
-        self._messages: deque[Message] = deque()
+        self._budget = budget
+        #: Each with its cost.
+        self._messages: deque[tuple[Message, int]] = deque()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._full_since: float | None = None
 
@@ -67,10 +87,17 @@ class Outbox:
         return self._full_since is not None
 
     def put_nowait(self, message: Message) -> None:
-        self._messages.append(message)
-        self.queued += _cost(message)
-        if self.queued >= self.capacity and self._full_since is None:
+        if isinstance(message, OmniError):
+            # A traceback holds on to all that was at hand where the error arose: the message that was refused, too.
+            message.__traceback__ = message.__context__ = message.__cause__ = None
+        cost = _cost(message)
+        self._messages.append((message, cost))
+        self.queued += cost
+        if self._budget is not None:
+            self._budget.used += cost
+        if self._full_since is None and self._over_limit:
             self._full_since = self._now()
+            self.on_full()
         if len(self._messages) == 1:
             self.on_ready()
 
@@ -89,9 +116,11 @@ class Outbox:
         """The next message, or None."""
         if not self._messages:
             return None
-        message = self._messages.popleft()
-        self.queued -= _cost(message)
-        if self._full_since is not None and self.queued < self.capacity:
+        message, cost = self._messages.popleft()
+        self.queued -= cost
+        if self._budget is not None:
+            self._budget.give(cost)
+        if self._full_since is not None and not self._over_limit:
             self._full_since = None
             while self._waiting:
                 room = self._waiting.popleft()
@@ -100,6 +129,11 @@ class Outbox:
             self.on_room()
         return message
 
+    def clear(self) -> None:
+        """What nobody took is dropped."""
+        while self.take() is not None:
+            pass
+
     def get_timer(self) -> float | None:
         return None if self._full_since is None else self._full_since + self._write_timeout
 
@@ -107,6 +141,13 @@ class Outbox:
         """Raises SlowConsumer when the outbox has been full for too long."""
         if self._full_since is not None and now >= self._full_since + self._write_timeout:
             raise SlowConsumer(f"the client has not read for {self._write_timeout:g} seconds")
+
+    @property
+    def _over_limit(self) -> bool:
+        if self.queued >= self.capacity:
+            return True
+        budget = self._budget
+        return budget is not None and self.queued > FAIR_SHARE_BYTES and budget.used > budget.capacity // 2
 
 
 def _nothing() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk, Modality, OutputModality, Usage
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Usage
 from omni_ws.core.session import GenerationStarted, StreamingInputSession
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import GenerationRequest, Message
@@ -18,8 +18,24 @@ from omni_ws.wire.session_config import SessionConfig
 
 #: Input that may wait between the socket and the engine; beyond it the socket is not read.
 INPUT_QUEUE_BYTES: Final = 1 << 20
-#: Of a longer text no history could keep more anyway.
-MAX_TYPED_BYTES: Final = 1 << 18
+#: Text of a request that is kept for the history, which could not hold more anyway.
+MAX_KEPT_TEXT: Final = 1 << 18
+
+
+class KeptText:
+    """A text that comes in pieces, up to a length; what is longer is cut."""
+
+    def __init__(self) -> None:
+        self._pieces: list[str] = []
+        self._room = MAX_KEPT_TEXT
+
+    def append(self, piece: str) -> None:
+        if piece and self._room:
+            self._pieces.append(piece[: self._room])
+            self._room = max(0, self._room - len(piece))
+
+    def joined(self, separator: str = "") -> str:
+        return separator.join(self._pieces)
 
 
 @dataclass(slots=True, eq=False)
@@ -40,16 +56,21 @@ class Turn:
     input: Channel[InputChunk] = field(init=False)
     #: Text of the input, as far as a history can use it.
     typed: bytearray = field(default_factory=bytearray)
-    heard: list[str] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
+    heard: KeptText = field(default_factory=KeptText)
+    said: KeptText = field(default_factory=KeptText)
     output_audio_ms: float = 0
+    input_ended: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Whether the engine is done, and only the final is missing.
+    answered: bool = False
+    _queued_chunks: int = 0
 
     def __post_init__(self) -> None:
-        self.input = Channel(
-            INPUT_QUEUE_BYTES,
-            cost=lambda chunk: len(chunk.payload),
-            on_take=lambda size: self.on_input_taken(self, int(size)),
-        )
+        self.input = Channel(INPUT_QUEUE_BYTES, cost=lambda chunk: len(chunk.payload), on_take=self._taken)
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether the engine has all that it will get, though more may come."""
+        return self.started is not None and self.session.settings.mode is InputMode.SNAPSHOT
 
     @property
     def ready(self) -> bool:
@@ -60,18 +81,30 @@ class Turn:
         self.started = event
         for chunk in event.chunks:
             self.append(chunk)
+        if self.is_frozen:
+            self.input.close()
 
     def append(self, chunk: InputChunk) -> None:
         if self.input.closed:
             return  # a request that ended early leaves its rest to nobody
-        if chunk.modality is Modality.TEXT and len(self.typed) < MAX_TYPED_BYTES:
-            self.typed += chunk.payload
+        if chunk.modality is Modality.TEXT and len(self.typed) < MAX_KEPT_TEXT:
+            self.typed += chunk.payload[: MAX_KEPT_TEXT - len(self.typed)]
         self.input.put_nowait(chunk)
+        self._queued_chunks += 1
+
+    @property
+    def waiting_chunks(self) -> int:
+        """Chunks that the engine has not taken over."""
+        return self.session.received_chunks if self.started is None else self._queued_chunks
+
+    def _taken(self, size: float) -> None:
+        self._queued_chunks -= 1
+        self.on_input_taken(self, int(size))
 
     @property
     def user_text(self) -> str:
         """What the user typed and said."""
-        return " ".join(filter(None, [self.typed.decode("utf-8", "replace"), *self.heard]))
+        return " ".join(filter(None, [self.typed.decode("utf-8", "replace"), self.heard.joined(" ")]))
 
     def generation_request(self, history: tuple[Message, ...]) -> GenerationRequest:
         config, settings = self.config, self.session.settings
@@ -104,7 +137,7 @@ class Turn:
         if reported is None:
             return Usage(
                 input_tokens=count_words(self.user_text),
-                output_tokens=count_words("".join(self.said)),
+                output_tokens=count_words(self.said.joined()),
                 input_audio_ms=round(self.session.received_audio_ms),
                 output_audio_ms=round(self.output_audio_ms),
                 input_after_start_bytes=after_start,

@@ -6,15 +6,18 @@ from functools import partial
 from typing import Any, Final
 
 from websockets.asyncio.server import ServerConnection
+from websockets.frames import CloseCode
+from websockets.protocol import State
 
 from omni_ws.config.keys import ApiKey
-from omni_ws.errors import NotFound, OmniError, OriginNotAllowed, SessionNotFound, websocket_close_code
+from omni_ws.errors import NotFound, OmniError, SessionNotFound, websocket_close_code
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.session_factory import STREAM_FORMATS, SessionFactory
 from omni_ws.transport.application import UpgradeDecision
 from omni_ws.transport.authentication import Authenticator
 from omni_ws.transport.http_request import HttpRequest
-from omni_ws.transport.websocket import KeepAlive, WebSocketSession
+from omni_ws.transport.keep_alive import KeepAliveSettings
+from omni_ws.transport.websocket import CLOSE_TIMEOUT_SEC, WebSocketSession
 from omni_ws.transport.websocket_connection import StreamConnection
 from omni_ws.wire.frames import Capabilities, SessionCreated, SessionLimits, encode_frame, error_frame
 from omni_ws.wire.streaming_body import max_line_bytes
@@ -44,7 +47,7 @@ class StreamingInput:
         self._authenticator = authenticator
         self._live: set[WebSocketSession] = set()
         streaming = sessions.config.streaming_input
-        self._keep_alive = KeepAlive(
+        self._keep_alive = KeepAliveSettings(
             ping_interval=streaming.ping_interval_sec or None, ping_timeout=streaming.ping_timeout_sec or None
         )
 
@@ -77,8 +80,17 @@ class StreamingInput:
                 await self._run(connection)
         except OmniError as error:
             # A browser cannot read the status of a handshake, so what is not its own fault is said in a frame.
-            await connection.send(encode_frame(error_frame(error)).decode())
-            await connection.close(websocket_close_code(error) or 1011, error.code)
+            await self._refuse(connection, error)
+
+    async def _refuse(self, connection: NativeConnection, error: OmniError) -> None:
+        connection.ignore_messages()
+        if connection.state is State.OPEN:
+            # Without waiting: what is sent is small, and the client may not read at all.
+            connection.protocol.send_text(encode_frame(error_frame(error)))
+            connection.send_data()
+        await connection.close_within(
+            CLOSE_TIMEOUT_SEC, websocket_close_code(error) or CloseCode.INTERNAL_ERROR, error.code
+        )
 
     async def _run(self, connection: NativeConnection) -> None:
         new = self._sessions.open(output_formats=STREAM_FORMATS)
@@ -139,9 +151,3 @@ class StreamingInput:
                 max_pending_requests=streaming.max_pending_requests,
             ),
         )
-
-
-def check_origin(request: HttpRequest, *, allowed: bool) -> None:
-    """A browser says whose page it is; pages that the server does not know may not open sessions."""
-    if "origin" in request.headers and not allowed:
-        raise OriginNotAllowed("this origin may not connect; see --allow-origin")

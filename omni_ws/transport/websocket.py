@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import math
 import time
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 from websockets.protocol import State
 
@@ -24,8 +24,9 @@ from omni_ws.errors import (
 from omni_ws.service.conversation import Conversation
 from omni_ws.service.failure import unexpected
 from omni_ws.service.outbox import Outbox
+from omni_ws.transport.keep_alive import KeepAlive, KeepAliveSettings, PeerState
 from omni_ws.transport.output_frames import encode_message
-from omni_ws.transport.websocket_connection import StreamConnection
+from omni_ws.transport.websocket_connection import Pause, StreamConnection
 from omni_ws.wire.binary import decode_input
 from omni_ws.wire.frames import (
     CancelFrame,
@@ -43,19 +44,12 @@ from omni_ws.wire.frames import (
 
 #: Encoded output is given to the socket in pieces of about this size, looking in between whether it still takes any.
 WRITE_BATCH_BYTES: Final = 64 * 1024
-#: How long a client may take to take the last frames before its connection is closed.
+#: How long a client may take to take the last frames, and then to close; what is left of it after that is dropped.
 GOODBYE_TIMEOUT_SEC: Final = 5.0
+CLOSE_TIMEOUT_SEC: Final = 5.0
 #: Errors that are orderly ends: the client hears ``session_closing`` instead of ``error``.
 ORDERLY: Final = (SessionTimeout, ShuttingDown)
 MAX_CLOSE_REASON_BYTES: Final = 120
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepAlive:
-    """Seconds; None turns it off. Any frame of the client counts as a sign of life, not only pongs."""
-
-    ping_interval: float | None = 20
-    ping_timeout: float | None = 20
 
 
 class WebSocketSession:
@@ -68,23 +62,24 @@ class WebSocketSession:
         outbox: Outbox,
         *,
         binary_audio: bool,
-        keep_alive: KeepAlive,
+        keep_alive: KeepAliveSettings,
     ) -> None:
         self._connection = connection
         self._conversation = conversation
         self._outbox = outbox
         self._binary_audio = binary_audio
-        self._keep_alive = keep_alive
         self._loop = asyncio.get_running_loop()
+        self._keep_alive = KeepAlive(keep_alive, now=self._loop.time())
         #: Set when the session must end: with the reason to tell the client, None where there is nobody to tell.
         self._ending: asyncio.Future[OmniError | None] = self._loop.create_future()
         self._flush_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
+        #: Runs from a chunk that is not acknowledged until something is. A timer of its own, which is never moved: to
+        #: find the next of all deadlines again for each acknowledgement would cost more than the acknowledgement.
+        self._ack_timer: asyncio.TimerHandle | None = None
         self._reading_paused = False
-        self._room = asyncio.Event()
-        self._last_sign_of_life = self._loop.time()
-        self._pinged = False
         self._announced_closing = False
+        #: Set when there is nothing left to write, or nobody to write it to.
         self._emptied = asyncio.Event()
 
     # life
@@ -92,27 +87,30 @@ class WebSocketSession:
     async def run(self) -> None:
         """Serve the connection until its session is over, and close it the way that end calls for."""
         self._outbox.on_ready = self._schedule_flush
-        self._outbox.on_room = self._conversation.on_input_room = self._resume_reading
+        self._outbox.on_room = self._resume_reading
+        self._conversation.on_input_room = self._input_room
+        self._conversation.on_timer = self._timer_changed
         answers = asyncio.create_task(self._conversation.run(), name="conversation")
-        messages = asyncio.create_task(self._read_messages(), name="fragmented messages")
+        answers.add_done_callback(self._answers_ended)
         try:
             self._schedule_flush()
             self._connection.attach(self)
-            self._arm(self._loop.time())
-            ends: list[asyncio.Future[Any]] = [answers, messages, self._ending]
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            error = self._reason_to_end(answers)
+            self._timer_changed()
+            error = await self._ending
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
+            for timer in (self._timer, self._ack_timer):
+                if timer is not None:
+                    timer.cancel()
             answers.cancel()
-            messages.cancel()
-            await asyncio.gather(answers, messages, return_exceptions=True)
-        if error is not None:
-            await self._say_goodbye(error)
+            await asyncio.gather(answers, return_exceptions=True)
+        try:
+            if error is not None:
+                await self._say_goodbye(error)
+        finally:
+            self._outbox.clear()
 
     def end(self, error: OmniError | None) -> None:
-        """End the session for this reason, at the next opportunity."""
+        """End the session for this reason, at the next opportunity; None where there is nobody to tell it to."""
         if self._ending.done():
             return
         self._ending.set_result(error)
@@ -123,20 +121,24 @@ class WebSocketSession:
 
     def drain(self, time_left: float) -> None:
         """The server is going: requests that are open get their answers, then the connection is closed."""
+        if self._ending.done():
+            return
         self._announce_closing(ShuttingDown("the server is shutting down"), time_left if self._conversation.busy else 0)
         self._conversation.drain()
         self._conversation.close()
 
-    def _reason_to_end(self, answers: asyncio.Task[None]) -> OmniError | None:
-        """None when the client has gone by itself."""
-        if self._ending.done():
-            return self._ending.result()
-        if not answers.done():
-            return None
+    def connection_closing(self) -> None:
+        self._emptied.set()
+        self.end(None)
+
+    def _answers_ended(self, answers: asyncio.Task[None]) -> None:
+        if answers.cancelled() or self._ending.done():
+            return
         failure = answers.exception()
         if failure is None:
-            return ShuttingDown("the server is shutting down")
-        return failure if isinstance(failure, OmniError) else unexpected(failure, where="a conversation")
+            failure = ShuttingDown("the server is shutting down")
+        assert isinstance(failure, OmniError)
+        self._ending.set_result(failure)  # which the client has been told
 
     async def _say_goodbye(self, error: OmniError) -> None:
         code = websocket_close_code(error) or CloseCode.INTERNAL_ERROR
@@ -144,20 +146,18 @@ class WebSocketSession:
             self._drop_output(error)
         elif isinstance(error, ORDERLY):
             self._announce_closing(error, 0)
+        self._emptied.clear()
         self._flush()
-        if self._outbox and self._is_open():
-            try:
+        if self._is_open():
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(GOODBYE_TIMEOUT_SEC):
                     await self._emptied.wait()
-            except TimeoutError:
-                pass
         reason = error.message.encode()[:MAX_CLOSE_REASON_BYTES].decode("utf-8", "ignore")
-        await self._connection.close(code, reason)
+        await self._connection.close_within(CLOSE_TIMEOUT_SEC, code, reason)
 
     def _drop_output(self, error: OmniError) -> None:
         """What the client did not read is dropped: the error is the next thing that it gets, if it ever reads again."""
-        while self._outbox.take() is not None:
-            pass
+        self._outbox.clear()
         data, _ = encode_message(error, binary_audio=False)
         if self._is_open():
             self._connection.protocol.send_text(data)
@@ -176,7 +176,7 @@ class WebSocketSession:
         """One whole message. Runs inside the socket's callback, so nothing may escape."""
         if self._ending.done():
             return
-        now = self._last_sign_of_life = self._loop.time()
+        now = self._keep_alive.last_sign_of_life
         try:
             frame = decode_frame(data) if is_text else decode_input(data)
             if type(frame) is InputChunk:
@@ -192,16 +192,21 @@ class WebSocketSession:
             self._fail_connection(CloseCode.INVALID_DATA, "a text frame is UTF-8")
         except Exception as error:
             self.end(unexpected(error, where="the input of a session"))
+        if self._ending.done():
+            return
         conversation = self._conversation
-        if conversation.stream.ack_due:
+        stream = conversation.stream
+        if stream.ack_due:
             self._outbox.put_nowait(conversation.take_ack())
+        elif self._ack_timer is None and stream.unacknowledged:
+            self._ack_timer = self._loop.call_later(ACK_DELAY_SEC, self._acknowledge)
         if self._outbox.full or conversation.input_full:
             self._pause_reading()
-        if self._timer is None or self._timer.when() > now + ACK_DELAY_SEC:
+        if stream.has_gap or self._outbox.full:
             self._arm(now)
 
-    def receive_anything(self) -> None:
-        self._last_sign_of_life = self._loop.time()
+    def receive_bytes(self) -> None:
+        self._keep_alive.last_sign_of_life = self._loop.time()
 
     def _receive_chunk(self, chunk: InputChunk) -> None:
         conversation = self._conversation
@@ -234,33 +239,30 @@ class WebSocketSession:
             case _:
                 raise AssertionError(f"unexpected {frame!r}")
         conversation.stream.touch(now=now)
+        self._arm(now)
 
-    async def _read_messages(self) -> None:
-        """Fragmented messages, and all that follow one; otherwise just the wait for the connection's end."""
-        try:
-            while True:
-                message = await self._connection.recv()
-                while self._reading_paused:
-                    self._room.clear()
-                    await self._room.wait()
-                self.receive_message(
-                    message.encode() if isinstance(message, str) else message, is_text=isinstance(message, str)
-                )
-        except ConnectionClosed:
-            return
+    def _acknowledge(self) -> None:
+        self._ack_timer = None
+        if self._conversation.stream.unacknowledged and not self._ending.done():
+            self._outbox.put_nowait(self._conversation.take_ack())
 
     def _pause_reading(self) -> None:
         if not self._reading_paused:
             self._reading_paused = True
-            self._connection.transport.pause_reading()
+            self._connection.pause_reading(Pause.SESSION)
 
     def _resume_reading(self) -> None:
         if self._reading_paused and not self._outbox.full and not self._conversation.input_full:
             self._reading_paused = False
-            self._last_sign_of_life = self._loop.time()
-            self._room.set()
-            if self._is_open():
-                self._connection.transport.resume_reading()
+            # The silence until now was ours.
+            now = self._keep_alive.last_sign_of_life = self._loop.time()
+            self._conversation.stream.touch(now=now)
+            self._connection.resume_reading(Pause.SESSION)
+
+    def _input_room(self) -> None:
+        self._resume_reading()
+        if not self._ending.done():
+            self._outbox.put_nowait(self._conversation.take_ack())  # tells the new credit
 
     # output
 
@@ -275,6 +277,14 @@ class WebSocketSession:
     def _flush(self) -> None:
         """Write until everything is written or the socket takes no more."""
         self._flush_scheduled = False
+        try:
+            self._write()
+        except Exception as error:
+            self.end(unexpected(error, where="the output of a session"))
+        if not self._outbox:
+            self._emptied.set()
+
+    def _write(self) -> None:
         connection = self._connection
         while self._outbox and not connection.paused and self._is_open():
             size = 0
@@ -283,68 +293,58 @@ class WebSocketSession:
                 (connection.protocol.send_binary if is_binary else connection.protocol.send_text)(data)
                 size += len(data)
             connection.send_data()
-        if not self._outbox:
-            self._emptied.set()
-        if self._outbox.full and (self._timer is None or self._timer.when() > self._outbox.get_timer()):  # type: ignore[operator]
-            self._arm(self._loop.time())
 
     def _is_open(self) -> bool:
-        return self._connection.state is State.OPEN
+        return self._connection.state is State.OPEN and not self._connection.transport.is_closing()
 
     # time
 
+    def _timer_changed(self) -> None:
+        if not self._ending.done():
+            self._arm(self._loop.time())
+
     def _arm(self, now: float) -> None:
-        deadlines = [self._conversation.get_timer(), self._keep_alive_deadline()]
-        when = min((deadline for deadline in deadlines if deadline is not None), default=None)
+        when = math.inf
+        for deadline in (
+            self._conversation.get_timer(),
+            self._keep_alive.get_timer(listening=self._connection.is_reading),
+        ):
+            if deadline is not None and deadline < when:
+                when = deadline
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if when is None else self._loop.call_at(max(when, now), self._on_timer)
+        self._timer = None if when == math.inf else self._loop.call_at(max(when, now), self._on_timer)
 
     def _on_timer(self) -> None:
+        assert self._timer is not None
+        # Loops round: a timer that fires a little early would be armed again and again until its time has come.
+        now = max(self._loop.time(), self._timer.when())
         self._timer = None
         if self._ending.done():
             return
-        if not self._is_open():
-            self.end(None)
-            return
-        now = self._loop.time()
+        if self._reading_paused and not self._outbox.full:
+            self._conversation.stream.touch(now=now)  # the engine is behind, and not the client
         try:
-            self._conversation.handle_timer()
+            self._conversation.handle_timer(now)
         except OmniError as error:
             self.end(error)
             return
-        if self._conversation.stream.ack_due:
+        if self._conversation.stream.unacknowledged:
             self._outbox.put_nowait(self._conversation.take_ack())
         self._check_peer(now)
         self._arm(now)
 
-    def _keep_alive_deadline(self) -> float | None:
-        interval, timeout = self._keep_alive.ping_interval, self._keep_alive.ping_timeout
-        if interval is None or self._reading_paused:
-            return None
-        if not self._pinged:
-            return self._last_sign_of_life + interval
-        return None if timeout is None else self._last_sign_of_life + interval + timeout
-
     def _check_peer(self, now: float) -> None:
-        """Ping a peer that has been silent; give up on one that stays so.
-
-        While we do not read, silence says nothing.
-        """
-        deadline = self._keep_alive_deadline()
-        interval = self._keep_alive.ping_interval
-        if interval is not None and now < self._last_sign_of_life + interval:
-            self._pinged = False
-        elif deadline is not None and now >= deadline and self._is_open():
-            if self._pinged:
-                self._fail_connection(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
-            else:
-                self._pinged = True
+        match self._keep_alive.handle_timer(now, listening=self._connection.is_reading):
+            case PeerState.SILENT if self._is_open():
                 self._connection.protocol.send_ping(b"")
                 self._connection.send_data()
+            case PeerState.GONE:
+                self._fail_connection(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
 
     def _fail_connection(self, code: CloseCode, reason: str) -> None:
         """Close from below, as the WebSocket layer does for its own errors: without an error frame."""
-        self._connection.protocol.fail(code, reason)
-        self._connection.send_data()
+        if self._is_open():
+            self._connection.protocol.fail(code, reason)
+            self._connection.send_data()
         self.end(None)
