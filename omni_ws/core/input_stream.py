@@ -237,7 +237,7 @@ class InputStream:
 
     @property
     def has_gap(self) -> bool:
-        return bool(self._reorder)
+        return self._gap_since is not None
 
     def gap_error(self) -> SequenceGap:
         missing = self._reorder.missing
