@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Final
 
 from omni_ws.core.chunks import InputChunk
 from omni_ws.errors import OmniError
@@ -13,9 +12,6 @@ from omni_ws.service.conversation import Conversation
 from omni_ws.service.failure import unexpected
 from omni_ws.service.outbox import Message, Outbox
 from omni_ws.transport.http1 import PeerGone
-
-#: A deadline that comes up while the clock is not looked at is noticed so much later at most.
-_CLOCK_SEC: Final = 1.0
 
 
 class HttpSession:
@@ -28,16 +24,20 @@ class HttpSession:
         self._loop = asyncio.get_running_loop()
         self._output = asyncio.Event()
         self._input_room = asyncio.Event()
+        self._timer_changed = asyncio.Event()
         #: Whether it is the server that does not read, and not the client that is silent.
         self._held_up = False
         outbox.on_ready = self._output.set
         conversation.on_input_room = self._input_room.set
+        conversation.on_timer = self._timer_changed.set
 
     async def feed(self, chunk: InputChunk) -> None:
         """Waits while the engine is behind. Raises what the chunk is refused for."""
         self.conversation.configuration.check_chunk(chunk)
         self.conversation.receive_chunk(chunk)
         self.conversation.stream.take_ack()  # which HTTP has no words for
+        if self.conversation.stream.has_gap:
+            self._timer_changed.set()
         while self.conversation.input_full:
             self._held_up = True
             self._input_room.clear()
@@ -106,12 +106,14 @@ class HttpSession:
 
     async def _watch_the_clock(self) -> None:
         while True:
-            deadline = self.conversation.get_timer()
-            left = _CLOCK_SEC if deadline is None else deadline - self._loop.time()
-            await asyncio.sleep(min(_CLOCK_SEC, max(0, left)))
-            if self._held_up:
-                self.touch()
-            self.conversation.handle_timer()
+            self._timer_changed.clear()
+            try:
+                async with asyncio.timeout_at(self.conversation.get_timer()):
+                    await self._timer_changed.wait()
+            except TimeoutError:
+                if self._held_up:
+                    self.touch()
+                self.conversation.handle_timer()
 
 
 async def feed_all(session: HttpSession, chunks: Iterable[InputChunk]) -> None:
