@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from msgspec import Struct
+
 from omni_ws.core.chunks import InputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Arrival, ReorderBuffer
@@ -49,8 +51,7 @@ class RequestOpened:
     session: StreamingInputSession
 
 
-@dataclass(frozen=True, slots=True)
-class InputAck:
+class InputAck(Struct, frozen=True):
     """Everything below ``next_sequence_id`` was accepted in order."""
 
     next_sequence_id: int

@@ -188,11 +188,12 @@ class WebSocketSession:
             self._outbox.put_nowait(error)
         except OmniError as error:
             self.end(error)
+            return
         except UnicodeDecodeError:
             self._fail_connection(CloseCode.INVALID_DATA, "a text frame is UTF-8")
+            return
         except Exception as error:
             self.end(unexpected(error, where="the input of a session"))
-        if self._ending.done():
             return
         conversation = self._conversation
         stream = conversation.stream
@@ -200,9 +201,10 @@ class WebSocketSession:
             self._outbox.put_nowait(conversation.take_ack())
         elif self._ack_timer is None and stream.unacknowledged:
             self._ack_timer = self._loop.call_later(ACK_DELAY_SEC, self._acknowledge)
-        if self._outbox.full or conversation.input_full:
+        outbox_full = self._outbox.full
+        if outbox_full or conversation.input_full:
             self._pause_reading()
-        if stream.has_gap or self._outbox.full:
+        if outbox_full or stream.has_gap:
             self._arm(now)
 
     def receive_bytes(self) -> None:
@@ -244,7 +246,10 @@ class WebSocketSession:
     def _acknowledge(self) -> None:
         self._ack_timer = None
         if self._conversation.stream.unacknowledged and not self._ending.done():
+            scheduled, self._flush_scheduled = self._flush_scheduled, True
             self._outbox.put_nowait(self._conversation.take_ack())
+            if not scheduled:
+                self._flush()  # a timer has no other output that this one could go with
 
     def _pause_reading(self) -> None:
         if not self._reading_paused:
@@ -290,9 +295,8 @@ class WebSocketSession:
             size = 0
             while size < WRITE_BATCH_BYTES and (message := self._outbox.take()) is not None:
                 data, is_binary = encode_message(message, binary_audio=self._binary_audio)
-                (connection.protocol.send_binary if is_binary else connection.protocol.send_text)(data)
+                connection.write_message(data, is_text=not is_binary)
                 size += len(data)
-            connection.send_data()
 
     def _is_open(self) -> bool:
         return self._connection.state is State.OPEN and not self._connection.transport.is_closing()

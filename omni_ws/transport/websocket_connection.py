@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import struct
 import sys
 from collections import deque
 from typing import Any, Final, Protocol
@@ -129,6 +130,22 @@ class StreamConnection(ServerConnection):
             self._pauses &= ~reason
             if not self._pauses and not self.transport.is_closing():
                 self.transport.resume_reading()
+
+    def write_message(self, data: bytes, *, is_text: bool) -> None:
+        """Send a whole message, in an order with everything else that is sent. The connection must be open."""
+        protocol = self.protocol
+        if protocol.extensions or protocol.debug:
+            (protocol.send_text if is_text else protocol.send_binary)(data)
+            self.send_data()
+            return
+        kind, size = _TEXT if is_text else _BINARY, len(data)
+        if size < _LENGTH_16:
+            header = bytes((kind, size))
+        elif size < 1 << 16:
+            header = struct.pack(">BBH", kind, _LENGTH_16, size)
+        else:
+            header = struct.pack(">BBQ", kind, _LENGTH_64, size)
+        self.transport.write(header + data)
 
     async def close_within(self, seconds: float, code: int, reason: str = "") -> None:
         """Close, and drop what a peer that does not read has left unread by then."""
