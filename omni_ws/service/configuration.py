@@ -22,6 +22,9 @@ STOCK_VOICES: Final = frozenset(
 )
 #: The JSON of what one client may configure: it is kept for as long as its session lives.
 MAX_CONFIGURATION_BYTES: Final = 1 << 20
+#: Stop strings are looked for in every piece of an answer.
+MAX_STOPS: Final = 16
+MAX_STOP_CHARACTERS: Final = 256
 #: The name that always means the served model.
 LOCAL_MODEL: Final = "local-model"
 
@@ -149,8 +152,17 @@ def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
         known = name in capabilities.sampling or name in capabilities.sampling_no_ops
         if getattr(config.sampling, name) is not None and not known:
             raise UnsupportedParameter(f"this engine does not know {name}", param=f"sampling.{name}")
+    _check_stops(config.sampling.stop)
     _check_stages("stage_params", config.stage_params, capabilities.stage_params)
     _check_stages("stage_sampling", config.stage_sampling, capabilities.stage_sampling)
+
+
+def _check_stops(stop: str | list[str] | None) -> None:
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if len(stops) > MAX_STOPS or any(len(text) > MAX_STOP_CHARACTERS for text in stops):
+        raise InvalidValue(
+            f"at most {MAX_STOPS} stop strings of {MAX_STOP_CHARACTERS} characters", param="sampling.stop"
+        )
 
 
 def _check_stages(param: str, stages: Mapping[str, Mapping[str, Any]], known: frozenset[str]) -> None:

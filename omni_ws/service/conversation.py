@@ -97,7 +97,7 @@ class Conversation:
         """Takes effect with the next request. Raises an InvalidRequest and changes nothing then."""
         config = self.configuration.apply(patch)
         if self.stream.current is None:
-            self.stream.reject_out_of_order = config.out_of_order == "reject"
+            self._take_order()
         return config
 
     def receive_chunk(self, chunk: InputChunk) -> None:
@@ -127,7 +127,7 @@ class Conversation:
             return  # it has ended already, and what waits behind a gap belongs to others
         if turn is self._receiving:
             self.stream.cancel(now=self._now())
-            self._receiving = None
+            self._stop_receiving()
         else:
             self.stream.drop_waiting(now=self._now())
         if turn is not None:
@@ -288,7 +288,7 @@ class Conversation:
         if turn is self._receiving:
             # What still comes of it is swallowed up to its end.
             self.stream.abandon(turn.session)
-            self._receiving = None
+            self._stop_receiving()
         if turn in self._turns:
             self._turns.remove(turn)
         self._update_answering()
@@ -340,7 +340,7 @@ class Conversation:
         self._update_answering()
 
     def _input_ended(self, turn: Turn, error: EmptyInput | None) -> None:
-        self._receiving = None
+        self._stop_receiving()
         turn.error = turn.error or error
         turn.input.close()
         turn.input_ended.set()
@@ -348,8 +348,16 @@ class Conversation:
         self._wake.set()
 
     def _input_settings(self) -> InputSettings:
-        self.stream.reject_out_of_order = self.configuration.effective.out_of_order == "reject"
+        self._take_order()
         return self.configuration.input_settings()
+
+    def _stop_receiving(self) -> None:
+        self._receiving = None
+        self._take_order()
+
+    def _take_order(self) -> None:
+        """What comes ahead of a gap while no input is open is the next request's already."""
+        self.stream.reject_out_of_order = self.configuration.effective.out_of_order == "reject"
 
     def _input_taken(self, turn: Turn, size: int) -> None:
         self.stream.taken(turn.session, size)

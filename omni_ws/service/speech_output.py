@@ -9,7 +9,8 @@ from typing import Final
 
 from omni_ws.audio.encoder import AudioEncoder
 from omni_ws.audio.samples import Samples
-from omni_ws.core.audio_format import AudioFormat
+from omni_ws.audio.wav import wav_header
+from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 
 #: Longer pieces, and everything that is compressed, are encoded in a worker thread; short raw pieces cost less than
 #: the hop would.
@@ -33,6 +34,7 @@ class SpeechOutput:
         self._first_sent: float | None = None
         self._encoder: AudioEncoder | None = None
         self._source_rate = 0
+        self._header_left = len(wav_header(sample_rate=target.sample_rate, channels=1, data_bytes=None))
 
     async def encode(self, samples: Samples, sample_rate: int) -> EncodedAudio | None:
         """None while the encoder still holds everything back."""
@@ -59,8 +61,14 @@ class SpeechOutput:
 
     async def _place(self, payload: bytes, source_ms: float) -> EncodedAudio | None:
         start_ms = self.sent_ms
-        # Of raw audio the bytes themselves say how long it is, delays of the resampler included.
-        self.sent_ms += self._target.duration_ms(len(payload)) if self._target.is_raw else source_ms
+        # Where they can, the bytes themselves say how long the audio is, delays of the resampler included.
+        size = len(payload)
+        if self._target.encoding is AudioEncoding.WAV:
+            header = min(size, self._header_left)
+            self._header_left -= header
+            self.sent_ms += self._target.duration_ms(size - header)
+        else:
+            self.sent_ms += self._target.duration_ms(size) if self._target.is_raw else source_ms
         if not payload:
             return None
         await self._pace(start_ms)

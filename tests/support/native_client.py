@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 from support.live_server import LiveServer
 from support.raw_http import RawClient, raw_client, websocket_upgrade
+from support.virtual_clock import VirtualClockLoop
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Close, Frame, Opcode
@@ -22,6 +23,8 @@ from omni_ws.wire.binary import decode_output_audio, encode_input
 from omni_ws.wire.frames import decode_server_frame
 
 NATIVE = "/v1/streaming_input"
+#: A frame that is expected comes within this time, or the test has failed.
+PATIENCE_SEC = 15
 
 
 @dataclass
@@ -135,7 +138,9 @@ class NativeClient:
 
     async def receive(self) -> dict[str, Any]:
         """The next frame. Raises ConnectionClosed."""
-        message = await self.connection.recv()
+        virtual = isinstance(asyncio.get_running_loop(), VirtualClockLoop)
+        async with asyncio.timeout(None if virtual else PATIENCE_SEC):
+            message = await self.connection.recv()
         if isinstance(message, bytes):
             audio = decode_output_audio(message)
             frame: dict[str, Any] = {
