@@ -21,6 +21,7 @@ MIB = 1 << 20
 UPLOAD_MIB = int(os.environ.get("OMNI_WS_TEST_UPLOAD_MIB", "1024"))
 #: Room for buffers, queues and the allocator's habits; a fraction of any upload.
 GROWTH_MIB = 24
+PARAMETERS = b'{"stream_options":{"include_usage":true}}\n'
 HEADERS = ("X-Streaming-Input: true", "Transfer-Encoding: chunked")
 
 
@@ -50,10 +51,11 @@ def peak_mib(pid: int) -> float:
     return int(found[1]) / 1024
 
 
-async def upload(port: int, *headers: str, head: bytes, piece: bytes, mib: int) -> int:
-    """Send ``piece`` over and over; how many bytes the answer had, which is read at the same time."""
+async def upload(port: int, *headers: str, head: bytes, piece: bytes, mib: int) -> tuple[int, dict[str, int]]:
+    """Send ``piece`` over and over; the bytes of the answer, which is read at the same time, and its usage."""
     async with raw_client(port) as client:
-        await client.send(request("POST", CHAT, *HEADERS, *headers))
+        target = f"{CHAT}?stream_options.include_usage=true"
+        await client.send(request("POST", target, *HEADERS, *headers))
 
         async def send() -> None:
             if head:
@@ -65,14 +67,15 @@ async def upload(port: int, *headers: str, head: bytes, piece: bytes, mib: int) 
 
         sending = asyncio.create_task(send())
         assert (await client.head())[1] == 200
-        received, last = 0, None
+        received, usage, last = 0, {}, ""
         async for event in arriving_events(client):
             received += len(event.data)
-            last = event
+            if '"usage"' in event.data[:1000]:
+                usage = event.json()["usage"]
+            last = event.data
         await sending
-        assert last is not None
-        assert last.data == "[DONE]"
-        return received
+        assert last == "[DONE]"
+        return received, usage
 
 
 @pytest.mark.slow
@@ -82,7 +85,8 @@ async def test_an_upload_of_any_length_runs_in_flat_memory() -> None:
         audio = ("Content-Type: audio/pcm",)
         await upload(port, *audio, head=b"", piece=bytes(256 * 1024), mib=8)
         before = peak_mib(pid)
-        await upload(port, *audio, head=b"", piece=bytes(256 * 1024), mib=UPLOAD_MIB)
+        _, usage = await upload(port, *audio, head=b"", piece=bytes(256 * 1024), mib=UPLOAD_MIB)
+        assert usage["input_audio_ms"] == UPLOAD_MIB * MIB // 32
         grown = peak_mib(pid) - before
         assert grown < GROWTH_MIB
 
@@ -92,11 +96,12 @@ async def test_an_upload_of_any_length_runs_in_flat_memory() -> None:
 async def test_an_echo_of_any_length_runs_in_flat_memory() -> None:
     line = b'{"text":"%b"}\n' % (b"word" * 16 * 1024)
     async with server_process() as (pid, port):
-        await upload(port, head=b"{}\n", piece=line, mib=8)
+        await upload(port, head=PARAMETERS, piece=line, mib=8)
         before = peak_mib(pid)
         mib = UPLOAD_MIB // 4
-        received = await upload(port, head=b"{}\n", piece=line, mib=mib)
+        received, usage = await upload(port, head=PARAMETERS, piece=line, mib=mib)
         assert received > mib * MIB * 0.99
+        assert usage["input_after_start_bytes"] > mib * MIB * 0.99
         grown = peak_mib(pid) - before
         assert grown < GROWTH_MIB
 
