@@ -22,6 +22,7 @@ from omni_ws.wire.session_config import FIELDS
 PROTOCOL = Path(__file__).parents[1] / "protocol"
 SERVER_TYPES = frozenset(str(frame.__struct_config__.tag) for frame in SERVER_FRAMES)
 ROUTES = {
+    "/": {"get"},
     "/health": {"get"},
     "/openapi.json": {"get"},
     "/v1/models": {"get"},
