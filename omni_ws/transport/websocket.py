@@ -44,6 +44,9 @@ from omni_ws.wire.frames import (
 
 #: Encoded output is given to the socket in pieces of about this size, looking in between whether it still takes any.
 WRITE_BATCH_BYTES: Final = 64 * 1024
+#: Where chunks come steadily, the acknowledgement goes out this long before its time, with a chunk: waking up for it
+#: alone costs as much as a chunk does.
+ACK_EARLY_SEC: Final = 0.025
 #: How long a client may take to take the last frames, and then to close; what is left of it after that is dropped.
 GOODBYE_TIMEOUT_SEC: Final = 5.0
 CLOSE_TIMEOUT_SEC: Final = 5.0
@@ -77,6 +80,8 @@ class WebSocketSession:
         #: Runs from a chunk that is not acknowledged until something is. A timer of its own, which is never moved: to
         #: find the next of all deadlines again for each acknowledgement would cost more than the acknowledgement.
         self._ack_timer: asyncio.TimerHandle | None = None
+        #: From when on an acknowledgement goes with the chunk that comes: the next would come too late for it.
+        self._ack_soon = math.inf
         self._reading_paused = False
         self._announced_closing = False
         #: Set when there is nothing left to write, or nobody to write it to.
@@ -197,10 +202,11 @@ class WebSocketSession:
             return
         conversation = self._conversation
         stream = conversation.stream
-        if stream.ack_due:
-            self._outbox.put_nowait(conversation.take_ack())
+        if stream.ack_due or now >= self._ack_soon:
+            self._acknowledge()
         elif self._ack_timer is None and stream.unacknowledged:
             self._ack_timer = self._loop.call_later(ACK_DELAY_SEC, self._acknowledge)
+            self._ack_soon = now + ACK_DELAY_SEC - ACK_EARLY_SEC
         outbox_full = self._outbox.full
         if outbox_full or conversation.input_full:
             self._pause_reading()
@@ -244,12 +250,17 @@ class WebSocketSession:
         self._arm(now)
 
     def _acknowledge(self) -> None:
-        self._ack_timer = None
-        if self._conversation.stream.unacknowledged and not self._ending.done():
-            scheduled, self._flush_scheduled = self._flush_scheduled, True
-            self._outbox.put_nowait(self._conversation.take_ack())
-            if not scheduled:
-                self._flush()  # a timer has no other output that this one could go with
+        if self._ack_timer is not None:
+            self._ack_timer.cancel()
+            self._ack_timer = None
+            self._ack_soon = math.inf
+        stream = self._conversation.stream
+        if self._ending.done() or not (stream.ack_due or stream.unacknowledged):
+            return
+        scheduled, self._flush_scheduled = self._flush_scheduled, True
+        self._outbox.put_nowait(self._conversation.take_ack())
+        if not scheduled:
+            self._flush()  # now: another turn of the loop, for nothing else, would cost as much again
 
     def _pause_reading(self) -> None:
         if not self._reading_paused:
@@ -334,7 +345,7 @@ class WebSocketSession:
             self.end(error)
             return
         if self._conversation.stream.unacknowledged:
-            self._outbox.put_nowait(self._conversation.take_ack())
+            self._acknowledge()
         self._check_peer(now)
         self._arm(now)
 
