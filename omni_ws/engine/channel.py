@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable
+from typing import Generic, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -90,16 +90,20 @@ class Channel(Generic[T]):
         self._wake(self._writer)
         return item
 
-    async def __aiter__(self) -> AsyncIterator[T]:
-        while True:
-            while (item := self.take_nowait()) is not None:
-                yield item
+    # Its own iterator: a generator that is left in the middle would be closed by a task that nobody owns.
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        while (item := self.take_nowait()) is None:
             if self._closed:
                 if self._error is not None:
                     raise self._error
-                return
+                raise StopAsyncIteration
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
+        return item
 
     @staticmethod
     def _wake(waiter: asyncio.Future[None] | None) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import codecs
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from omni_ws.audio.decoder import AudioDecoder
 from omni_ws.audio.mime import parse_audio_format
@@ -90,12 +93,13 @@ class EchoEngine(_ModelFree):
         try:
             sent = 0
             fail_after = self._fail_after(request)
-            async for output in echo.outputs(self.settings.reply):
-                if sent == fail_after:
-                    break
-                await self._pace(sent)
-                yield output
-                sent += 1
+            async with aclosing(echo.outputs(self.settings.reply)) as outputs:
+                async for output in outputs:
+                    if sent == fail_after:
+                        break
+                    await self._pace(sent)
+                    yield output
+                    sent += 1
             if sent == fail_after:
                 raise EngineFailed(f"the fake engine fails after {fail_after} chunks, as it was told to")
             yield Finished(echo.limit.reached or FinishReason.STOP, echo.usage())
@@ -144,37 +148,37 @@ class _Echo:
         if self._decoder is not None:
             self._decoder.close()
 
-    async def outputs(self, reply: str | None) -> AsyncIterator[EngineOutput]:
+    async def outputs(self, reply: str | None) -> AsyncGenerator[EngineOutput]:
         async for chunk in self._request.input:
-            async for output in self._echo(chunk):
-                # Text was cut to the limit already, and this may be the last of it.
-                if reply is None and (self.limit.reached is None or isinstance(output, TextOutput)):
-                    yield output
+            if chunk.modality is not Modality.AUDIO:
+                for audio in await self._flush_audio():
+                    if reply is None and self.limit.reached is None:
+                        yield audio
+            for piece in _slices(chunk):
+                for output in await self._echo(piece):
+                    # Text was cut to the limit already, and this may be the last of it.
+                    if reply is None and (self.limit.reached is None or isinstance(output, TextOutput)):
+                        yield output
         self._decode_text(b"", final=True)
-        async for output in self._flush_audio():
+        for audio in await self._flush_audio():
             if reply is None:
-                yield output
-        for output in self._text(reply if reply is not None else self._counts()):
-            yield output
-        for output in self._pieces(self.limit.finish()):
-            yield output
+                yield audio
+        for text in self._text(reply if reply is not None else self._counts()):
+            yield text
+        for text in self._pieces(self.limit.finish()):
+            yield text
 
-    async def _echo(self, chunk: InputChunk) -> AsyncIterator[EngineOutput]:
-        if chunk.modality is not Modality.AUDIO:
-            async for output in self._flush_audio():
-                yield output
+    async def _echo(self, chunk: InputChunk) -> Iterable[EngineOutput]:
         match chunk.modality:
             case Modality.TEXT:
-                for start in range(0, len(chunk.payload), _SLICE_BYTES):
-                    text = self._decode_text(chunk.payload[start : start + _SLICE_BYTES], final=False)
-                    self._words_in.feed(text)
-                    for piece in self._text(text):
-                        yield piece
+                text = self._decode_text(chunk.payload, final=False)
+                self._words_in.feed(text)
+                return self._text(text)
             case Modality.AUDIO:
-                async for output in self._audio(chunk):
-                    yield output
+                return await self._audio(chunk)
             case seen:
                 self._seen[seen] += 1
+                return ()
 
     # text
 
@@ -204,32 +208,30 @@ class _Echo:
 
     # audio
 
-    async def _audio(self, chunk: InputChunk) -> AsyncIterator[EngineOutput]:
+    async def _audio(self, chunk: InputChunk) -> list[EngineOutput]:
         source = self._request.input_audio
         if chunk.format is not None:
             source = parse_audio_format(chunk.format, source)
+        before: list[EngineOutput] = []
         if source != self._source:
-            async for output in self._flush_audio():
-                yield output
+            before = [*await self._flush_audio()]
             self._source = source
             self._decoder = AudioDecoder(source, sample_rate=source.sample_rate)
         assert self._decoder is not None
-        for start in range(0, len(chunk.payload), _SLICE_BYTES):
-            samples = await self._run(self._decoder.decode, chunk.payload[start : start + _SLICE_BYTES])
-            for output in self._samples(samples, source.sample_rate):
-                yield output
+        samples = await self._run(self._decoder.decode, chunk.payload)
+        return [*before, *self._samples(samples, source.sample_rate)]
 
-    async def _flush_audio(self) -> AsyncIterator[EngineOutput]:
+    async def _flush_audio(self) -> list[AudioOutput]:
+        """A part of audio has ended."""
         decoder, source = self._decoder, self._source
         if decoder is None or source is None:
-            return
+            return []
         try:
             samples = await self._run(decoder.flush)
         finally:
             decoder.close()
             self._decoder = self._source = None
-        for output in self._samples(samples, source.sample_rate):
-            yield output
+        return [*self._samples(samples, source.sample_rate)]
 
     async def _run(self, call: Callable[..., Samples], *arguments: bytes) -> Samples:
         """Bare samples are converted here and now, which keeps this engine free of threads; the rest in a thread."""
@@ -247,6 +249,14 @@ class _Echo:
             piece = samples[start : start + step]
             self._audio_ms["out"] += len(piece) * 1000 / sample_rate
             yield AudioOutput(piece, sample_rate)
+
+
+def _slices(chunk: InputChunk) -> Iterator[InputChunk]:
+    if chunk.modality not in (Modality.TEXT, Modality.AUDIO) or len(chunk.payload) <= _SLICE_BYTES:
+        yield chunk
+        return
+    for start in range(0, len(chunk.payload), _SLICE_BYTES):
+        yield msgspec.structs.replace(chunk, payload=chunk.payload[start : start + _SLICE_BYTES])
 
 
 class ScriptedEngine(_ModelFree):

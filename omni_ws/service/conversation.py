@@ -203,9 +203,13 @@ class Conversation:
             self.outbox.put_nowait(failure)
             raise failure from None
         finally:
-            for turn in tuple(self._turns):
-                self._end(turn, self.finish_reason_at_end)
-            self.stream.close()
+            self.end()
+
+    def end(self) -> None:
+        """What is open is finished, and nothing is held any more. ``run`` does so too, if it ever ran. Idempotent."""
+        for turn in tuple(self._turns):
+            self._end(turn, self.finish_reason_at_end)
+        self.stream.close()
 
     def close(self) -> None:
         """No further input comes: ``run`` returns when the last answer is given."""

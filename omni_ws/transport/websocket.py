@@ -108,6 +108,7 @@ class WebSocketSession:
                     timer.cancel()
             answers.cancel()
             await asyncio.gather(answers, return_exceptions=True)
+            self._conversation.end()
         try:
             if error is not None:
                 await self._say_goodbye(error)

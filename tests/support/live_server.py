@@ -16,6 +16,7 @@ from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.server import App, RunningServer, create_app, listen
+from omni_ws.transport.websocket_connection import StreamConnection
 
 #: Real seconds in which what was let go must be gone.
 SETTLE_SEC = 5.0
@@ -45,6 +46,11 @@ class LiveServer:
     @property
     def held_bytes(self) -> int:
         return self.app.sessions.budget.used
+
+    @property
+    def connections(self) -> list[StreamConnection]:
+        """The WebSocket connections that are open."""
+        return [one for one in self.running._server.all_connections if isinstance(one, StreamConnection)]
 
     async def until(self, condition: Callable[[], bool], what: str = "the condition") -> None:
         """Waits for a state of the server that no event announces."""

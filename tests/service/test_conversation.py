@@ -1,0 +1,231 @@
+"""A conversation that is cancelled at any step leaves nothing behind, and each request has had its one final."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from omni_ws.core.chunks import FinishReason, InputChunk, Modality
+from omni_ws.core.input_stream import StreamLimits
+from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.quota import ByteBudget
+from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput
+from omni_ws.engine.fake import CAPABILITIES, EchoEngine, ScriptedEngine
+from omni_ws.errors import OmniError, PayloadTooLarge
+from omni_ws.service.configuration import Configuration, ConfigurationRules, ServedModel
+from omni_ws.service.conversation import Conversation, ConversationLimits
+from omni_ws.service.outbox import Message, Outbox
+from omni_ws.wire.frames import ResponseStarted
+
+
+class Slow(EchoEngine):
+    """Lets the loop run between any two outputs, and takes its time to be closed."""
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        try:
+            async for output in super().generate(request):
+                await asyncio.sleep(0)
+                yield output
+                await asyncio.sleep(0)
+        finally:
+            await asyncio.sleep(0)
+
+
+class Session:
+    """A conversation without a transport."""
+
+    def __init__(self, engine: EchoEngine | ScriptedEngine, *, capacity: int = 1 << 20) -> None:
+        self.engine = engine
+        self.budget = ByteBudget(1 << 20)
+        now = asyncio.get_running_loop().time
+        rules = ConfigurationRules(
+            capabilities=CAPABILITIES, model=ServedModel(("fake",)), output_formats=frozenset({"pcm16"})
+        )
+        self.outbox = Outbox(capacity, write_timeout=30, now=now)
+        self.conversation = Conversation(
+            engine,
+            Configuration(rules),
+            self.outbox,
+            limits=ConversationLimits(stream=StreamLimits(max_held_bytes=1000)),
+            budget=self.budget,
+            now=now,
+        )
+        self.number = 0
+        self.messages: list[Message] = []
+
+    def chunk(self, text: str, *, end: bool = False) -> None:
+        self.conversation.receive_chunk(InputChunk(Modality.TEXT, text.encode(), self.number, end_of_input=end))
+        self.number += 1
+
+    def take(self) -> list[Message]:
+        while (message := self.outbox.take()) is not None:
+            self.messages.append(message)
+        return self.messages
+
+    @property
+    def finals(self) -> list[FinalChunk]:
+        return [message for message in self.take() if isinstance(message, FinalChunk)]
+
+    def check_nothing_left(self) -> None:
+        assert self.engine.active_requests == 0
+        assert self.budget.used == 0
+        assert self.conversation.stream.held_bytes == 0
+        assert not self.conversation.busy
+        ids = [final.request_id for final in self.finals]
+        assert len(ids) == len(set(ids))
+        over: set[str] = set()
+        for message in self.messages:
+            if isinstance(message, OutputChunk | ResponseStarted | FinalChunk):
+                assert message.request_id not in over
+            if isinstance(message, FinalChunk):
+                over.add(message.request_id)
+        numbers = [m.sequence_id for m in self.messages if isinstance(m, OutputChunk | FinalChunk)]
+        assert numbers == list(range(len(numbers)))
+
+
+async def passes(count: int) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("reason", [FinishReason.CANCELLED, FinishReason.ERROR])
+@pytest.mark.parametrize("capacity", [1, 1 << 20])
+async def test_cancelled_at_any_step(reason: FinishReason, capacity: int) -> None:
+    before = asyncio.all_tasks()
+    for step in range(60):
+        session = Session(Slow(), capacity=capacity)
+        session.conversation.finish_reason_at_end = reason
+        running = asyncio.create_task(session.conversation.run())
+        session.chunk("one two ")
+        await passes(step // 2)
+        session.chunk("three", end=True)
+        session.chunk("four", end=True)
+        session.chunk("five")
+        await passes(step - step // 2)
+        if capacity == 1:
+            session.take()
+            await passes(2)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        if step == 0:
+            session.conversation.end()  # a task that is cancelled before its first step never runs its end
+        assert len(session.finals) == 3, step
+        assert session.finals[-1].finish_reason is reason
+        session.check_nothing_left()
+        assert asyncio.all_tasks() == before
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+async def test_request_cancelled_at_any_step(requests: int) -> None:
+    for step in range(40):
+        session = Session(Slow())
+        running = asyncio.create_task(session.conversation.run())
+        for _ in range(requests):
+            session.chunk("one ")
+            session.chunk("two", end=True)
+        await passes(step)
+        session.conversation.cancel()
+        session.chunk("next", end=True)
+        session.conversation.close()
+        await running
+        assert len(session.finals) == requests + 1
+        assert session.finals[-1].finish_reason is FinishReason.STOP
+        assert sum(final.finish_reason is FinishReason.CANCELLED for final in session.finals) <= 1
+        session.check_nothing_left()
+
+
+async def test_cancelled_twice_while_it_winds_up() -> None:
+    """Whoever waits for the end may be cancelled itself."""
+    for step in range(8):
+        session = Session(Slow())
+
+        async def owner(session: Session = session) -> None:
+            running = asyncio.create_task(session.conversation.run())
+            try:
+                await asyncio.Event().wait()
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+
+        owning = asyncio.create_task(owner())
+        await passes(2)
+        session.chunk("one two three")
+        await passes(6)
+        owning.cancel()
+        await passes(step)
+        owning.cancel()
+        await asyncio.gather(owning, return_exceptions=True)
+        await passes(10)
+        session.check_nothing_left()
+
+
+async def test_failure_inside_is_told_and_raised() -> None:
+    class Broken(Outbox):
+        def put_nowait(self, message: Message) -> None:
+            if isinstance(message, ResponseStarted):
+                raise RuntimeError("broken")
+            super().put_nowait(message)
+
+    session = Session(EchoEngine())
+    now = asyncio.get_running_loop().time
+    session.outbox = session.conversation.outbox = Broken(1 << 20, write_timeout=30, now=now)
+    running = asyncio.create_task(session.conversation.run())
+    session.chunk("hello", end=True)
+    session.chunk("waiting", end=True)
+    with pytest.raises(OmniError) as raised:
+        await running
+    assert raised.value.code == "engine_failed"
+    assert [message.code for message in session.take() if isinstance(message, OmniError)] == ["engine_failed"]
+    assert [final.finish_reason for final in session.finals] == [FinishReason.ERROR] * 2
+    session.check_nothing_left()
+
+
+async def test_refused_chunk_leaves_the_conversation_as_it_was() -> None:
+    session = Session(EchoEngine())
+    session.conversation.configure({"start_policy": "on_end_only"})
+    running = asyncio.create_task(session.conversation.run())
+    session.chunk("x" * 900)
+    with pytest.raises(PayloadTooLarge):
+        session.chunk("x" * 101)
+    session.chunk("y", end=True)
+    session.conversation.close()
+    await running
+    texts = [message.text for message in session.take() if isinstance(message, OutputChunk)]
+    assert "".join(texts) == "x" * 900 + "y"
+    session.check_nothing_left()
+
+
+async def test_close_waits_for_the_last_answer() -> None:
+    gate = asyncio.Event()
+    session = Session(ScriptedEngine([gate.wait, TextOutput("done")]))
+    running = asyncio.create_task(session.conversation.run())
+    session.chunk("hello", end=True)
+    session.conversation.close()
+    await passes(10)
+    assert not running.done()
+    gate.set()
+    await running
+    assert [final.finish_reason for final in session.finals] == [FinishReason.STOP]
+    session.check_nothing_left()
+
+
+async def test_requests_that_come_while_draining_are_refused() -> None:
+    gate = asyncio.Event()
+    session = Session(ScriptedEngine([gate.wait]))
+    running = asyncio.create_task(session.conversation.run())
+    session.chunk("first", end=True)
+    await passes(3)
+    session.conversation.drain()
+    session.conversation.close()
+    session.chunk("second")
+    session.chunk("its rest", end=True)
+    gate.set()
+    await running
+    errors = [message for message in session.take() if isinstance(message, OmniError)]
+    assert [error.code for error in errors] == ["shutting_down"]
+    reasons = {final.request_id: final.finish_reason for final in session.finals}
+    assert reasons.pop(errors[0].request_id or "") is FinishReason.ERROR
+    assert list(reasons.values()) == [FinishReason.STOP]
+    session.check_nothing_left()
