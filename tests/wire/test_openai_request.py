@@ -1,0 +1,286 @@
+"""Bodies of the OpenAI-compatible routes, without a server; what is refused over the wire is in tests/transport."""
+
+from __future__ import annotations
+
+import base64
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.errors import EmptyInput, InvalidRequest, InvalidValue, UnsupportedFormat, UnsupportedParameter
+from omni_ws.wire.openai_messages import HistoryMessage, read_messages
+from omni_ws.wire.openai_request import (
+    ConfigurationPatch,
+    SpeechDialect,
+    chat_wants_events,
+    read_chat,
+    read_speech,
+    speech_wants_events,
+)
+
+USER = {"role": "user", "content": "hello"}
+#: What a client may put anywhere.
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def chat(**body: Any) -> Any:
+    return read_chat({"messages": [USER], **body}, input_follows=False)
+
+
+def speech(**body: Any) -> Any:
+    return read_speech({"input": "hello", **body}, input_follows=False)
+
+
+def test_a_plain_chat() -> None:
+    request = chat()
+    assert request.input == (InputChunk(Modality.TEXT, b"hello"),)
+    assert request.history == ()
+    assert request.stream is None
+    assert (request.wants_text, request.wants_audio) == (True, False)
+    assert (request.include_usage, request.usage_on_final_chunk, request.input_transcript) == (False, False, True)
+    assert request.patch.fields == {"sampling": {}, "modalities": ["text"]}
+
+
+def test_messages_are_all_history_where_the_input_follows() -> None:
+    request = read_chat({"messages": [USER]}, input_follows=True)
+    assert request.input == ()
+    assert request.history == (HistoryMessage("user", "hello"),)
+    assert read_chat({}, input_follows=True).history == ()
+
+
+def test_the_patch_has_the_fields_of_a_configuration_and_nothing_else() -> None:
+    fields = chat(start_policy="on_end_only", user="me", voice="x", max_lead_ms=5, sampling={"seed": 1}).patch.fields
+    assert fields == {
+        "start_policy": "on_end_only",
+        "voice": "x",
+        "sampling": {"seed": 1},
+        "modalities": ["text"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "sampling"),
+    [
+        ({"max_tokens": 5}, {"max_tokens": 5}),
+        ({"max_tokens": 5, "max_completion_tokens": 3}, {"max_tokens": 3}),
+        ({"max_tokens": 5, "max_completion_tokens": 0}, {"max_tokens": 5}),
+        ({"max_tokens": 0}, {}),
+        ({"max_tokens": None, "temperature": None}, {}),
+        ({"sampling": {"temperature": 1, "top_p": 0.5}, "temperature": 0.1}, {"temperature": 0.1, "top_p": 0.5}),
+        ({"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1, "min_p": 0, "top_k": -1}, {}),
+        ({"presence_penalty": 0.5}, {"presence_penalty": 0.5}),
+        # Not a neutral number, but a wrong type, which must not pass unseen.
+        ({"presence_penalty": False}, {"presence_penalty": False}),
+    ],
+)
+def test_sampling(body: dict[str, Any], sampling: dict[str, Any]) -> None:
+    assert chat(**body).patch.fields["sampling"] == sampling
+
+
+def test_names_in_the_body() -> None:
+    patch = chat(
+        stop=["a"],
+        max_completion_tokens=5,
+        modalities=["text", "audio"],
+        audio={"voice": "x", "format": "mp3"},
+        sampling={"top_p": 1},
+    ).patch
+    for ours, theirs in (
+        ("sampling.stop", "stop"),
+        ("sampling.stop[0]", "stop[0]"),
+        ("sampling.max_tokens", "max_completion_tokens"),
+        ("sampling.top_p", "sampling.top_p"),
+        ("output_audio.format", "audio.format"),
+        ("output_audio.sample_rate", "output_audio.sample_rate"),
+        ("voice", "audio.voice"),
+        ("start_policy.type", "start_policy.type"),
+        (None, None),
+    ):
+        assert patch.name_in_body(ours) == theirs
+    assert ConfigurationPatch({}, {"sampling.stop": "stop"}).name_in_body("sampling.stopping") == "sampling.stopping"
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding"),
+    [
+        ({"stream": True}, "pcm16"),
+        ({}, "wav"),
+        ({"stream": False}, "wav"),
+        ({"audio": {"format": "mp3"}}, "mp3"),
+        ({"audio": {"format": "pcm"}}, "pcm16"),
+        ({"audio": {"format": "g711_ulaw"}}, "pcmu"),
+        ({"audio": {"format": "g711_alaw"}}, "pcma"),
+        ({"output_audio": {"format": "flac"}}, "flac"),
+        ({"output_audio": {"format": "flac"}, "audio": {"format": "opus"}}, "opus"),
+    ],
+)
+def test_audio_formats_of_chat(body: dict[str, Any], encoding: str) -> None:
+    patch = chat(modalities=["text", "audio"], **body).patch
+    assert patch.fields["output_audio"]["format"] == encoding
+
+
+def test_text_alone_needs_no_audio_format() -> None:
+    assert "output_audio" not in chat(audio={"format": "mp3"}).patch.fields
+    assert chat(modalities=["audio"]).patch.fields["modalities"] == ["text", "audio"]
+
+
+# --- messages
+
+
+def test_instructions_come_from_every_system_message() -> None:
+    messages = read_messages(
+        [
+            {"role": "system", "content": "one"},
+            {"role": "developer", "content": [{"type": "text", "text": "two"}]},
+            {"role": "assistant"},
+            USER,
+        ],
+        input_follows=False,
+    )
+    assert messages.system == ("one", "two")
+    assert messages.history == (HistoryMessage("assistant", ""),)
+
+
+@pytest.mark.parametrize(
+    ("part", "error", "place"),
+    [
+        ({"type": "input_audio", "input_audio": {"data": 5}}, InvalidValue, "input_audio.data"),
+        ({"type": "input_audio", "input_audio": {"data": "?"}}, InvalidValue, "input_audio.data"),
+        ({"type": "input_audio", "input_audio": {"data": "", "format": 5}}, InvalidValue, "input_audio.format"),
+        (
+            {"type": "input_audio", "input_audio": {"data": "", "format": "aac"}},
+            UnsupportedFormat,
+            "input_audio.format",
+        ),
+        ({"type": "image_url", "image_url": "ftp://x"}, UnsupportedParameter, "image_url.url"),
+        ({"type": "video_url", "video_url": "data:image/png;base64,"}, UnsupportedFormat, "video_url.url"),
+        ({"type": "file", "file": {}}, InvalidValue, "type"),
+        ({}, InvalidValue, "type"),
+    ],
+)
+def test_parts_that_are_none(part: dict[str, Any], error: type[InvalidRequest], place: str) -> None:
+    with pytest.raises(error) as caught:
+        read_messages([{"role": "user", "content": [part]}], input_follows=False)
+    assert caught.value.param == f"messages[0].content[0].{place}"
+
+
+@given(st.binary(max_size=50), st.sampled_from(["image/png", "IMAGE/PNG", "image/svg+xml;charset=utf-8"]))
+def test_data_urls(data: bytes, kind: str) -> None:
+    url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
+    (chunk,) = read_messages(
+        [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}], input_follows=False
+    ).input
+    assert chunk == InputChunk(Modality.IMAGE, data, format=kind.partition(";")[0].lower())
+
+
+# --- speech
+
+
+@pytest.mark.parametrize(
+    ("body", "follows", "dialect", "encoding"),
+    [
+        ({}, False, SpeechDialect.WHOLE, "mp3"),
+        ({"stream": False}, False, SpeechDialect.WHOLE, "mp3"),
+        ({"stream": True}, False, SpeechDialect.CHUNKS, "pcm16"),
+        ({"stream_format": "sse"}, False, SpeechDialect.EVENTS, "pcm16"),
+        ({"stream_format": "audio"}, False, SpeechDialect.RAW, "pcm16"),
+        ({"stream_format": "audio", "stream": True}, False, SpeechDialect.RAW, "pcm16"),
+        ({"stream_format": "sse", "stream": True, "response_format": "mp3"}, False, SpeechDialect.EVENTS, "mp3"),
+        ({}, True, SpeechDialect.RAW, "pcm16"),
+        ({"stream": True}, True, SpeechDialect.CHUNKS, "pcm16"),
+        ({"stream": False}, True, SpeechDialect.WHOLE, "mp3"),
+        ({"stream": False, "stream_format": "sse"}, True, SpeechDialect.EVENTS, "pcm16"),
+        ({"output_audio": {"format": "opus"}}, True, SpeechDialect.RAW, "opus"),
+    ],
+)
+def test_dialects(body: dict[str, Any], follows: bool, dialect: SpeechDialect, encoding: str) -> None:
+    request = read_speech(body if follows else {"input": "a", **body}, input_follows=follows)
+    assert request.dialect is dialect
+    assert request.patch.fields["output_audio"]["format"] == encoding
+    assert request.patch.fields["task"] == "speech"
+    assert request.patch.fields["modalities"] == ["audio"]
+
+
+def test_what_the_format_is_called_in_events() -> None:
+    assert speech(stream=True).response_format == "pcm"
+    assert speech(stream=True, response_format="mp3").response_format == "mp3"
+    assert speech(stream=True, output_audio={"format": "wav"}).response_format == "wav"
+
+
+def test_the_text_of_speech() -> None:
+    assert speech().text == "hello"
+    with pytest.raises(EmptyInput):
+        speech(input=" ")
+    with pytest.raises(InvalidValue):
+        speech(input=None)
+    with pytest.raises(InvalidValue):
+        read_speech({"input": "a"}, input_follows=True)
+    assert read_speech({"input": ""}, input_follows=True).text == ""
+
+
+def test_voices_by_name_and_by_id() -> None:
+    assert speech(voice="a").patch.fields["voice"] == "a"
+    patch = speech(voice={"id": "b"}).patch
+    assert (patch.fields["voice"], patch.name_in_body("voice")) == ("b", "voice.id")
+    assert speech(voice={}).patch.fields["voice"] is None
+
+
+def test_who_wants_events() -> None:
+    assert chat_wants_events({"stream": True})
+    assert not chat_wants_events({"stream": 1})
+    assert not chat_wants_events({})
+    assert speech_wants_events({"stream": True})
+    assert speech_wants_events({"stream_format": "sse"})
+    assert not speech_wants_events({"stream": True, "stream_format": "audio"})
+    assert not speech_wants_events({"input": "a"})
+
+
+# --- anything at all
+
+CHAT_FIELDS = ["messages", "modalities", "audio", "stream", "stream_options", "max_tokens", "sampling", "output_audio"]
+CHAT_FIELDS += [
+    "instructions",
+    "voice",
+    "tools",
+    "n",
+    "response_format",
+    "request_id",
+    "input_transcript",
+    "logit_bias",
+]
+SPEECH_FIELDS = ["input", "voice", "response_format", "speed", "stream_format", "stream", "output_audio", "sampling"]
+
+
+@given(st.dictionaries(st.sampled_from(CHAT_FIELDS), JSON), st.booleans())
+def test_any_chat_body_is_read_or_refused(body: dict[str, Any], input_follows: bool) -> None:
+    with suppress(InvalidRequest):
+        request = read_chat(body, input_follows=input_follows)
+        assert request.input_transcript in (True, False)
+        assert input_follows or request.input or body["messages"]
+
+
+@given(st.dictionaries(st.sampled_from(SPEECH_FIELDS), JSON), st.booleans())
+def test_any_speech_body_is_read_or_refused(body: dict[str, Any], input_follows: bool) -> None:
+    with suppress(InvalidRequest):
+        request = read_speech(body, input_follows=input_follows)
+        assert input_follows or (request.text or "").strip()
+
+
+@given(
+    st.lists(st.dictionaries(st.sampled_from(["role", "content", "tool_calls"]), JSON | st.just("user")), max_size=3)
+)
+def test_any_messages_are_read_or_refused(messages: list[dict[str, Any]]) -> None:
+    place: str | None = "messages"
+    try:
+        read_messages(messages, input_follows=False)
+    except InvalidRequest as error:
+        place = error.param
+    assert (place or "").startswith("messages")
