@@ -31,7 +31,7 @@ check: $(VENV)/.ready-to-test
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layering.py
 
-bench: $(VENV)/.ready-to-test
+bench: $(VENV)/.ready-to-bench
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 fuzz: $(VENV)/.ready-to-fuzz
@@ -63,6 +63,10 @@ $(VENV)/.ready-to-test: pyproject.toml | $(BIN)/python
 	@echo 'installing the server and what its tests need'
 	@$(PIP) --editable '.[embedded,espeak,test,dev]'
 	@touch $(VENV)/.ready-to-serve $@
+
+$(VENV)/.ready-to-bench: $(VENV)/.ready-to-test
+	@$(PIP) --editable '.[bench]'
+	@touch $@
 
 $(VENV)/.ready-to-fuzz: $(VENV)/.ready-to-test
 	@$(PIP) --editable '.[fuzz]'

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from msgspec import Struct
+
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import FinishReason, OutputModality, Usage, Word
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputChunk:
+class OutputChunk(Struct, frozen=True, kw_only=True):
     """One unit of output: ``text`` for text, transcripts and tool calls, ``payload`` in ``format`` for audio.
 
     ``start_ms`` is the place on the response's audio time line (for transcripts: on the input's).

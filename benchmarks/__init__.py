@@ -1,0 +1,1 @@
+"""Measurements, each against something to compare with, in one run: ``python -m benchmarks``."""

@@ -1,0 +1,66 @@
+"""``python -m benchmarks [name …] [options]``: all benchmarks, or those that are named, with the options of each."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+NAMES: Final = ("frames", "embedded", "mode_a_memory")
+_PACKAGES: Final = ("websockets", "uvloop", "msgspec", "fastapi", "uvicorn", "picows")
+
+
+def main(arguments: list[str]) -> int:
+    named = [argument for argument in arguments if argument in NAMES]
+    options = [argument for argument in arguments if argument not in NAMES]
+    if "-h" in options or "--help" in options:
+        print(f"{__doc__}\n\nBenchmarks: {', '.join(NAMES)}. Each has a --quick and a --help of its own.")
+        if len(named) != 1:
+            return 0
+    print_machine(arguments)
+    met = True
+    for name in named or NAMES:
+        met = importlib.import_module(f"benchmarks.{name}").main(options) and met
+        print(flush=True)
+    return 0 if met else 1
+
+
+def print_machine(arguments: list[str]) -> None:
+    """What a figure means nothing without."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = []
+    for package in _PACKAGES:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            found.append(f"no {package}")
+    print(f"Command: `python -m benchmarks {' '.join(arguments)}`  ".replace(" `  ", "`  "))
+    print(f"Time: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC; load average {os.getloadavg()[0]:.1f}  ")
+    print(f"Commit: {_commit()}  ")
+    print(f"Machine: {os.cpu_count()} CPUs, {_processor()}; {platform.system()} {platform.release()}  ")
+    print(f"Software: CPython {platform.python_version()}, {', '.join(found)}\n", flush=True)
+
+
+def _commit() -> str:
+    try:
+        command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

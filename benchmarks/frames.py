@@ -1,0 +1,183 @@
+"""CPU time that a 20 ms frame of audio costs the server process.
+
+Receiving: order, accumulate, acknowledge. With ``--echo``: the same audio goes back, too. The contestants run in turn
+(A B C A B C …), so that what disturbs the machine disturbs all of them, and are compared within each round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.load import Load, Outcome
+from benchmarks.server_process import free_port, running
+
+OURS: Final = "omni_ws"
+PEERS: Final = {
+    "websockets": "benchmarks.peers.bare_websockets",
+    "fastapi": "benchmarks.peers.fastapi_uvicorn",
+    "picows": "benchmarks.peers.bare_picows",
+}
+
+
+#: A run is counted when the generator was not later than this, in 99 of 100 rounds of its streams.
+MAX_LATE_MS: Final = 5.0
+MAX_ATTEMPTS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """A server, and the form of the frames that it is sent."""
+
+    server: str
+    form: str
+
+    def __str__(self) -> str:
+        return f"{self.server} {self.form}"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """``ours`` may take at most ``ratio`` of the CPU time that the peer takes."""
+
+    ours: Contestant
+    peer: Contestant
+    ratio: float
+
+
+#: The usual handler is fed JSON; our binary frames do the same job for the same client.
+TARGETS: Final = (
+    Target(Contestant(OURS, "json"), Contestant("websockets", "json"), 1.15),
+    Target(Contestant(OURS, "binary"), Contestant("websockets", "binary"), 1.0),
+    Target(Contestant(OURS, "json"), Contestant("fastapi", "json"), 0.6),
+    Target(Contestant(OURS, "binary"), Contestant("fastapi", "json"), 0.6),
+)
+
+
+def measure(contestant: Contestant, options: argparse.Namespace) -> Outcome:
+    """One run of one server, in processes of their own."""
+    port = free_port()
+    ours = contestant.server == OURS
+    if ours:
+        module, arguments = "omni_ws", ["serve", "--engine", "fake", "--fake.chunk-ms", "20", "--log-level", "warning"]
+    else:
+        module, arguments = PEERS[contestant.server], ["--echo"] if options.echo else []
+    with running(module, *arguments, port=port) as process:
+        load = Load(
+            port=port,
+            pid=process.pid,
+            streams=options.streams,
+            seconds=options.seconds,
+            warm_up=options.warm_up,
+            binary=contestant.form == "binary",
+            echo=options.echo,
+            prelude=prelude(echo=options.echo) if ours else None,
+        )
+        command = [sys.executable, "-m", "benchmarks.load", json.dumps(dataclasses.asdict(load))]
+        printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=load.seconds + 90).stdout
+    return Outcome(**json.loads(printed))
+
+
+def measure_in_peace(contestant: Contestant, options: argparse.Namespace) -> Outcome:
+    """A run in which the streams were paced. Where other work kept the generator from it, frames came in bunches,
+    which cost a server less: such a run says nothing and is done again."""
+    for _ in range(MAX_ATTEMPTS):
+        outcome = measure(contestant, options)
+        paced = outcome.late_ms <= MAX_LATE_MS
+        print(
+            f"  {contestant}: {outcome.microseconds_per_frame:.1f} µs a frame, {outcome.answers} answers,"
+            f" generator late by {outcome.late_ms:.1f} ms (p99){'' if paced else ': not counted'}",
+            file=sys.stderr,
+            flush=True,
+        )
+        if paced:
+            return outcome
+    raise RuntimeError("this machine is too busy to pace the streams")
+
+
+def prelude(*, echo: bool) -> str:
+    policy = "on_first_chunk" if echo else "on_end_only"
+    return json.dumps(
+        {"type": "session_config", "start_policy": policy, "output_audio": {"format": "pcm16", "sample_rate": 16000}}
+    )
+
+
+def installed_peers() -> list[str]:
+    """The peers of the extra ``bench`` are compared with where they are there."""
+    found = [peer for peer in PEERS if importlib.util.find_spec(peer) is not None]
+    for peer in PEERS:
+        if peer not in found:
+            print(f"{peer} is not installed, and not compared with", file=sys.stderr)
+    return found
+
+
+def play(contestants: Sequence[Contestant], options: argparse.Namespace) -> dict[Contestant, list[float]]:
+    """Microseconds a frame of every contestant, round by round."""
+    figures: dict[Contestant, list[float]] = {contestant: [] for contestant in contestants}
+    for number in range(options.runs):
+        print(f"round {number + 1} of {options.runs}", file=sys.stderr)
+        for contestant in contestants:
+            figures[contestant].append(measure_in_peace(contestant, options).microseconds_per_frame)
+    return figures
+
+
+def print_figures(figures: dict[Contestant, list[float]]) -> None:
+    print("| server | frames | median µs a frame | lowest | highest |")
+    print("|---|---|---|---|---|")
+    for contestant, runs in figures.items():
+        spread = f"{statistics.median(runs):.1f} | {min(runs):.1f} | {max(runs):.1f}"
+        print(f"| {contestant.server} | {contestant.form} | {spread} |")
+
+
+def print_ratios(figures: dict[Contestant, list[float]], *, echo: bool) -> bool:
+    """Each of ours against each peer, the median of the rounds; False where a target is missed."""
+    targets = {} if echo else {(target.ours, target.peer): target.ratio for target in TARGETS}
+    met = True
+    print("\n| ours | against | CPU time, ours ÷ theirs | lowest | highest | target |")
+    print("|---|---|---|---|---|---|")
+    for ours in (contestant for contestant in figures if contestant.server == OURS):
+        for peer in (contestant for contestant in figures if contestant.server != OURS):
+            target = targets.get((ours, peer))
+            if target is None and ours.form != peer.form:
+                continue
+            ratios = [mine / theirs for mine, theirs in zip(figures[ours], figures[peer], strict=True)]
+            ratio = statistics.median(ratios)
+            verdict = "" if target is None else f"≤ {target:g}: {'met' if ratio <= target else 'MISSED'}"
+            met = met and (target is None or ratio <= target)
+            print(f"| {ours} | {peer} | {ratio:.2f} | {min(ratios):.2f} | {max(ratios):.2f} | {verdict} |")
+    return met
+
+
+def main(arguments: Sequence[str] = ()) -> bool:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks frames", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one short round")
+    parser.add_argument("--streams", type=int, help="300; with --echo 150, which keep the generator as busy")
+    parser.add_argument("--seconds", type=float, default=8)
+    parser.add_argument("--warm-up", type=float, default=2)
+    parser.add_argument("--runs", type=int, default=5, help="rounds")
+    parser.add_argument("--servers", nargs="+", default=installed_peers(), choices=list(PEERS))
+    parser.add_argument("--forms", nargs="+", default=["json", "binary"], choices=["json", "binary"])
+    parser.add_argument("--echo", action="store_true", help="the audio goes back, too")
+    options = parser.parse_args(arguments)
+    if options.streams is None:
+        options.streams = 150 if options.echo else 300
+    if options.quick:
+        options.runs, options.seconds, options.warm_up = 1, 3.0, 1.0
+    contestants = [Contestant(server, form) for form in options.forms for server in (OURS, *options.servers)]
+    figures = play(contestants, options)
+    echoed = ", echoed" if options.echo else ""
+    print(f"### {options.streams} streams of 20 ms frames{echoed}: CPU time of the server a frame\n")
+    print_figures(figures)
+    return print_ratios(figures, echo=options.echo)
+
+
+if __name__ == "__main__":
+    sys.exit(not main(sys.argv[1:]))

@@ -1,0 +1,224 @@
+"""The load: paced streams of 20 ms frames over plain sockets, in a process of its own.
+
+Every stream sends the same frames, built and masked before the clock starts, so that the generator costs little.
+Prints one JSON object: what was sent, what came back, and the CPU time that the server took in between.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import dataclasses
+import json
+import os
+import re
+import select
+import socket
+import struct
+import sys
+import time
+from typing import Any, Final
+
+from benchmarks.server_process import cpu_seconds
+
+FRAME_SEC: Final = 0.02
+#: 20 ms of pcm16 at 16 kHz.
+FRAME_BYTES: Final = 640
+#: How far the last acknowledgement may be behind the last frame: peers have no timer to send it.
+MAX_UNACKNOWLEDGED: Final = 16
+_HANDSHAKE: Final = (
+    "GET /v1/streaming_input HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n{protocol}\r\n"
+)
+_ACKNOWLEDGED: Final = re.compile(rb'"next_sequence_id": ?(\d+)')
+_TEXT, _BINARY, _CLOSE = 0x81, 0x82, 0x88
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """``prelude`` is the text of a frame to send first; with ``echo`` every chunk is expected back."""
+
+    port: int
+    pid: int
+    streams: int
+    seconds: float
+    warm_up: float
+    binary: bool
+    echo: bool
+    prelude: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """``frames`` were sent in the measured time, ``answers`` (acknowledgements or echoes) came back in it.
+
+    ``late_ms`` is the 99th percentile of how late the generator itself was: a figure above a frame says that the
+    streams were not paced.
+    """
+
+    frames: int
+    answers: int
+    server_cpu_sec: float
+    generator_cpu_sec: float
+    late_ms: float
+
+    @property
+    def microseconds_per_frame(self) -> float:
+        return self.server_cpu_sec / self.frames * 1e6
+
+
+class Stream:
+    """One connection; counts the frames that come back without keeping them."""
+
+    def __init__(self, load: Load) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", load.port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        protocol = "Sec-WebSocket-Protocol: omni.v1+binary\r\n" if load.binary and load.prelude else ""
+        self.socket.sendall(_HANDSHAKE.format(protocol=protocol).encode())
+        head = b""
+        while b"\r\n\r\n" not in head:
+            head += self._read()
+        if b" 101 " not in head.partition(b"\r\n")[0]:
+            raise RuntimeError(f"the handshake failed: {head[:200]!r}")
+        self._buffer = head.partition(b"\r\n\r\n")[2]
+        self.answers = 0
+        self.acknowledged = 0
+        if load.prelude is not None:
+            self.socket.sendall(masked(load.prelude.encode(), _TEXT))
+            while self.answers < 2:  # session_created, session_updated
+                self.receive()
+            self.answers = 0
+        self.socket.setblocking(False)
+
+    def close(self) -> None:
+        """The closing handshake, as a client that behaves."""
+        self.socket.setblocking(True)
+        self.socket.sendall(masked((1000).to_bytes(2, "big"), _CLOSE))
+        while self.socket.recv(1 << 18):
+            pass
+        self.socket.close()
+
+    def _read(self) -> bytes:
+        data = self.socket.recv(1 << 18)
+        if not data:
+            raise RuntimeError("the server closed a connection")
+        return data
+
+    def receive(self) -> None:
+        data = self._buffer + self._read()
+        at = 0
+        while len(data) >= at + 4:
+            length, header = data[at + 1], 2
+            if length == 126:
+                length, header = int.from_bytes(data[at + 2 : at + 4], "big"), 4
+            elif length == 127:
+                raise RuntimeError("the server sent a frame of 64 KiB or more")
+            end = at + header + length
+            if end > len(data):
+                break
+            self._count(data[at], data, at + header, end)
+            at = end
+        self._buffer = data[at:]
+
+    def _count(self, kind: int, data: bytes, start: int, end: int) -> None:
+        if kind not in (_TEXT, _BINARY):
+            raise RuntimeError(f"an unexpected frame came: {data[start:end]!r}")
+        self.answers += 1
+        if end - start < 200 and (match := _ACKNOWLEDGED.search(data, start, end)):
+            self.acknowledged = int(match[1])
+        elif data[start : start + 15] == b'{"type":"error"':
+            raise RuntimeError(f"the server refused a frame: {data[start:end]!r}")
+
+
+def masked(payload: bytes, kind: int) -> bytes:
+    key = os.urandom(4)
+    length = len(payload)
+    head = struct.pack("!BB", kind, 0x80 | length) if length < 126 else struct.pack("!BBH", kind, 0xFE, length)
+    repeated = (key * (length // 4 + 1))[:length]
+    body = (int.from_bytes(payload, "big") ^ int.from_bytes(repeated, "big")).to_bytes(length, "big")
+    return head + key + body
+
+
+def chunk_frame(sequence_id: int, *, binary: bool) -> bytes:
+    payload = os.urandom(FRAME_BYTES)
+    if binary:
+        header = struct.pack(">BBBBII", 1, 1, 2, 0b10, sequence_id, sequence_id * 20)
+        return masked(header + payload, _BINARY)
+    fields = {
+        "type": "input_chunk",
+        "sequence_id": sequence_id,
+        "modality": "audio",
+        "payload": base64.b64encode(payload).decode(),
+        "timestamp_ms": sequence_id * 20,
+    }
+    return masked(json.dumps(fields).encode(), _TEXT)
+
+
+def run(load: Load) -> Outcome:
+    rounds = round((load.warm_up + load.seconds) / FRAME_SEC)
+    measured_from = round(load.warm_up / FRAME_SEC)
+    frames = [chunk_frame(number, binary=load.binary) for number in range(rounds)]
+    streams = [Stream(load) for _ in range(load.streams)]
+    by_descriptor = {stream.socket.fileno(): stream for stream in streams}
+    poll = select.epoll()
+    for descriptor in by_descriptor:
+        poll.register(descriptor, select.EPOLLIN)
+
+    late: list[float] = []
+    begin = time.monotonic() + 0.1
+    cpu, own_cpu, answers = 0.0, 0.0, 0
+    for number, frame in enumerate(frames):
+        if number == measured_from:
+            cpu, own_cpu = cpu_seconds(load.pid), time.process_time()
+            answers = sum(stream.answers for stream in streams)
+        for index, stream in enumerate(streams):
+            # The streams are spread evenly over the 20 ms.
+            due = begin + (number + index / load.streams) * FRAME_SEC
+            while (early := due - time.monotonic()) > 0:
+                for descriptor, _ in poll.poll(early if early > 0.001 else 0):
+                    by_descriptor[descriptor].receive()
+                if 0.00005 < early <= 0.001:
+                    time.sleep(0.00005)
+            if index == 0 and number >= measured_from:
+                late.append(-early)
+            stream.socket.send(frame)
+    cpu, own_cpu = cpu_seconds(load.pid) - cpu, time.process_time() - own_cpu
+    answers = sum(stream.answers for stream in streams) - answers
+    settle(load, streams, poll, rounds)
+    return Outcome(
+        frames=(rounds - measured_from) * load.streams,
+        answers=answers,
+        server_cpu_sec=cpu,
+        generator_cpu_sec=own_cpu,
+        late_ms=sorted(late)[int(len(late) * 0.99)] * 1000,
+    )
+
+
+def settle(load: Load, streams: list[Stream], poll: select.epoll, sent: int) -> None:
+    """Wait for what is still under way. Raises where anything was lost."""
+    by_descriptor = {stream.socket.fileno(): stream for stream in streams}
+    deadline = time.monotonic() + 5
+
+    def behind(stream: Stream) -> int:
+        return sent - (stream.answers if load.echo else stream.acknowledged)
+
+    while (worst := max(behind(stream) for stream in streams)) >= MAX_UNACKNOWLEDGED:
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"of {sent} frames of a stream {worst} were not answered")
+        for descriptor, _ in poll.poll(0.1):
+            by_descriptor[descriptor].receive()
+    if any(stream.answers < sent // MAX_UNACKNOWLEDGED for stream in streams):
+        raise RuntimeError("there were too few acknowledgements")
+    for stream in streams:
+        stream.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("load", help="a Load as a JSON object")
+    fields: dict[str, Any] = json.loads(parser.parse_args().load)
+    json.dump(dataclasses.asdict(run(Load(**fields))), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""A server under measurement: started in a process of its own, and its CPU time read from the kernel."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+START_TIMEOUT_SEC: Final = 60.0
+_TICKS_PER_SEC: Final = os.sysconf("SC_CLK_TCK")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def running(module: str, *arguments: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """``python -m module arguments`` until the block ends; entered when its port takes connections."""
+    process = subprocess.Popen([sys.executable, "-m", module, *arguments, "--port", str(port)])
+    try:
+        _wait_for_port(process, port)
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_for_port(process: subprocess.Popen[bytes], port: int) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_SEC
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{process.args!r} does not listen") from None
+            time.sleep(0.05)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of all threads of a process."""
+    # The name of the program, in parentheses, may hold anything; what follows it is fixed (proc_pid_stat(5)).
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SEC
+
+
+def peak_memory_mib(pid: int) -> float:
+    return _status_mib(pid, "VmHWM")
+
+
+def memory_mib(pid: int) -> float:
+    return _status_mib(pid, "VmRSS")
+
+
+def _status_mib(pid: int, field: str) -> float:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"no {field} for process {pid}")
+
+
+def child_processes(pid: int) -> Sequence[int]:
+    """The children of a process and theirs: an engine may work in processes of its own."""
+    children: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            children += [int(child), *child_processes(int(child))]
+    return children
