@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any
 
-from omni_ws.core.chunks import OutputModality
+from omni_ws.core.chunks import FinishReason, OutputModality, Usage
 from omni_ws.core.output import OutputChunk, OutputSequencer
-from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput, TranscriptOutput
+from omni_ws.core.session import GenerationStarted
+from omni_ws.engine.base import AudioOutput, EngineOutput, Finished, TextOutput, TranscriptOutput
 from omni_ws.service.outbox import Outbox
 from omni_ws.service.speech_output import EncodedAudio, SpeechOutput
 from omni_ws.service.turn import Turn
+from omni_ws.wire.frames import ResponseStarted
 
 
 class AnswerWriter:
@@ -23,7 +26,30 @@ class AnswerWriter:
         self._wanted = frozenset(turn.config.modalities)
         self._speech = SpeechOutput(turn.output_format, max_lead_ms=turn.config.max_lead_ms, now=now)
 
-    async def write(self, output: EngineOutput) -> None:
+    def start(self, event: GenerationStarted) -> None:
+        turn = self._turn
+        self._outbox.put_nowait(
+            ResponseStarted(
+                request_id=turn.request_id,
+                trigger=event.trigger,
+                sequence_id=event.sequence_id,
+                input_mode=turn.session.settings.mode,
+            )
+        )
+
+    async def write_all(self, outputs: AsyncIterator[EngineOutput]) -> Finished:
+        """Everything that an engine yields, up to its Finished. Raises what the engine raises."""
+        finished = Finished(FinishReason.STOP, Usage())
+        async with aclosing(outputs):  # type: ignore[type-var]  # an async generator, by the contract of Engine
+            async for output in outputs:
+                if isinstance(output, Finished):
+                    finished = output
+                    break
+                await self._write(output)
+        await self._send_audio(await self._speech.flush())
+        return finished
+
+    async def _write(self, output: EngineOutput) -> None:
         turn = self._turn
         match output:
             case TextOutput(text=text) if "text" in self._wanted and text:
@@ -44,10 +70,6 @@ class AnswerWriter:
                 await self._send_audio(encoded, words=output.words)
             case _:
                 pass
-
-    async def finish(self) -> None:
-        """What the audio encoder held back."""
-        await self._send_audio(await self._speech.flush())
 
     async def _send_audio(self, encoded: EncodedAudio | None, **fields: Any) -> None:
         self._turn.output_audio_ms = self._speech.sent_ms

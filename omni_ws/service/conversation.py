@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,7 +30,7 @@ from omni_ws.service.history import History
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.outbox import Outbox
 from omni_ws.service.turn import INPUT_QUEUE_BYTES, Turn
-from omni_ws.wire.frames import InputAckFrame, ResponseStarted
+from omni_ws.wire.frames import InputAckFrame
 from omni_ws.wire.session_config import SessionConfig
 
 #: Chunks of one request that may wait for the engine: 87 minutes of speech in pieces of 20 ms. The limit in bytes does
@@ -224,7 +223,8 @@ class Conversation:
                 await asyncio.wait([turn.answer])
             finally:
                 if not turn.answer.done():
-                    turn.answer.cancel()
+                    if not turn.answer.cancelling():  # once more would break off the winding up of its engine
+                        turn.answer.cancel()
                     await asyncio.wait([turn.answer])
             if not turn.answer.cancelled():
                 turn.answer.result()
@@ -233,26 +233,12 @@ class Conversation:
             raise turn.error
 
     async def _answer(self, turn: Turn, started: GenerationStarted) -> None:
-        self.outbox.put_nowait(
-            ResponseStarted(
-                request_id=turn.request_id,
-                trigger=started.trigger,
-                sequence_id=started.sequence_id,
-                input_mode=turn.session.settings.mode,
-            )
-        )
         writer = AnswerWriter(turn, self.outbox, self._sequencer, now=self._now)
+        writer.start(started)
         finished = Finished(FinishReason.STOP, Usage())
         try:
             history = self.history.messages if turn.config.history else ()
-            outputs = self.engine.generate(turn.generation_request(history))
-            async with aclosing(outputs):  # type: ignore[type-var]  # an async generator, by the contract of Engine
-                async for output in outputs:
-                    if isinstance(output, Finished):
-                        finished = output
-                        break
-                    await writer.write(output)
-            await writer.finish()
+            finished = await writer.write_all(self.engine.generate(turn.generation_request(history)))
             if turn.is_frozen and not turn.input_ended.is_set():
                 await self._rest_of_input(turn)
         except OmniError as error:

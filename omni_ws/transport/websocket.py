@@ -91,6 +91,15 @@ class WebSocketSession:
 
     async def run(self) -> None:
         """Serve the connection until its session is over, and close it the way that end calls for."""
+        try:
+            error = await self._converse()
+            if error is not None:
+                await self._say_goodbye(error)
+        finally:
+            self._outbox.clear()
+
+    async def _converse(self) -> OmniError | None:
+        """Until there is a reason to end, which is returned; see ``end``."""
         self._outbox.on_ready = self._schedule_flush
         self._outbox.on_room = self._resume_reading
         self._conversation.on_input_room = self._input_room
@@ -101,7 +110,7 @@ class WebSocketSession:
             self._schedule_flush()
             self._connection.attach(self)
             self._timer_changed()
-            error = await self._ending
+            return await self._ending
         finally:
             for timer in (self._timer, self._ack_timer):
                 if timer is not None:
@@ -109,11 +118,6 @@ class WebSocketSession:
             answers.cancel()
             await asyncio.gather(answers, return_exceptions=True)
             self._conversation.end()
-        try:
-            if error is not None:
-                await self._say_goodbye(error)
-        finally:
-            self._outbox.clear()
 
     def end(self, error: OmniError | None) -> None:
         """End the session for this reason, at the next opportunity; None where there is nobody to tell it to."""

@@ -74,7 +74,7 @@ class LiveServer:
 
         with contextlib.suppress(AssertionError):
             await self.until(lambda: not leftovers())
-        assert leftovers() == {}
+        assert not leftovers(), f"left behind: {leftovers()}"
 
     async def check_answers(self) -> None:
         """The server still does its work: /health says so."""
@@ -143,7 +143,7 @@ async def live_server(
         finally:
             await engine.stop()
         await _no_tasks_but(before)
-    assert expect_errors or complaints.lines == []
+    assert expect_errors or not complaints.lines, "\n".join(complaints.lines)
 
 
 async def _no_tasks_but(before: set[asyncio.Task[Any]]) -> None:
