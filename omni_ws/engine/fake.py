@@ -27,6 +27,7 @@ from omni_ws.engine.base import (
     GenerationRequest,
     TextOutput,
 )
+from omni_ws.engine.threads import run_in_any_thread
 from omni_ws.errors import EngineFailed, InvalidValue
 
 _WORD: Final = re.compile(r"\s*\S+\s*$|\s*\S+|\s+")
@@ -238,7 +239,7 @@ class _Echo:
         assert self._source is not None
         if self._source.is_raw or self._source.encoding is AudioEncoding.WAV:
             return call(*arguments)
-        return await asyncio.to_thread(call, *arguments)
+        return await run_in_any_thread(call, *arguments)
 
     def _samples(self, samples: Samples, sample_rate: int) -> Iterator[AudioOutput]:
         self._audio_ms["in"] += len(samples) * 1000 / sample_rate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -21,7 +21,17 @@ async def run_in_thread(executor: Executor, call: Callable[..., T], *arguments: 
         return await asyncio.shield(asyncio.wrap_future(work))
     except asyncio.CancelledError:
         if not work.cancel():
-            await _settled(work)
+            await _settled(asyncio.wrap_future(work))
+        raise
+
+
+async def run_in_any_thread(call: Callable[..., T], *arguments: object) -> T:
+    """As ``run_in_thread``, in the event loop's own executor; when cancelled, the call is always waited for."""
+    work = asyncio.get_running_loop().run_in_executor(None, call, *arguments)
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await _settled(work)
         raise
 
 
@@ -36,17 +46,16 @@ async def release_in_thread(executor: Executor, call: Callable[[], None]) -> Non
     try:
         await asyncio.shield(asyncio.wrap_future(work))
     except asyncio.CancelledError:
-        await _settled(work)
+        await _settled(asyncio.wrap_future(work))
         raise
 
 
-async def _settled(work: Future[T]) -> None:
+async def _settled(work: asyncio.Future[T]) -> None:
     """Waits until ``work`` has ended in whatever way, however often the waiting task is cancelled meanwhile."""
-    ended = asyncio.wrap_future(work)
-    while not ended.done():
+    while not work.done():
         try:
-            await asyncio.wait([ended])
+            await asyncio.wait([work])
         except asyncio.CancelledError:
             continue
-    if not ended.cancelled():
-        ended.exception()
+    if not work.cancelled():
+        work.exception()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import contextlib
 import enum
 import logging
 from typing import Final, cast
@@ -328,7 +329,8 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._phase_deadline.arm(self._limits.linger_timeout_sec)
         self._input.resume()
         if self._transport.can_write_eof():
-            self._transport.write_eof()
+            with contextlib.suppress(OSError):  # of a peer that is gone, which the loop is about to say
+                self._transport.write_eof()
 
     def _close(self) -> None:
         self._phase = Phase.CLOSED

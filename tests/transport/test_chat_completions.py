@@ -512,6 +512,11 @@ async def test_harmless_values_of_such_fields_and_unknown_fields_are_fine() -> N
         ({"modalities": ["text", "audio"], "audio": {"voice": "nobody"}}, "audio.voice", "invalid_value"),
         ({"voice": "nobody"}, "voice", "invalid_value"),
         ({"instructions": 5}, "instructions", "invalid_value"),
+        (
+            {"instructions": 5, "messages": [{"role": "system", "content": "a"}, *HELLO]},
+            "instructions",
+            "invalid_value",
+        ),
         ({"messages": []}, "messages", "invalid_value"),
         ({"messages": None}, "messages", "invalid_value"),
         ({"messages": "hello"}, "messages", "invalid_value"),
@@ -763,6 +768,15 @@ async def test_an_engine_that_fails_midway_ends_the_stream_with_an_error_event()
             assert fields["error"]["code"] == "engine_failed"
         answer = await ask(server)
         assert (answer.status, answer.error["code"]) == (500, "engine_failed")
+
+
+@pytest.mark.parametrize("reason", [FinishReason.CANCELLED, FinishReason.ERROR])
+async def test_an_engine_that_gives_up_without_a_reason(reason: FinishReason) -> None:
+    """HTTP has no word for an answer that was cut short but an error."""
+    async with live_server(ScriptedEngine([TextOutput("half"), Finished(reason, Usage())])) as server:
+        assert (await ask(server)).status == 500
+        events = events_of(await ask(server, stream=True))
+        assert (events[-1].name, events[-1].json()["code"]) == ("error", "engine_failed")
 
 
 async def test_the_fake_engine_fails_on_request() -> None:
