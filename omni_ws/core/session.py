@@ -78,6 +78,8 @@ class StreamingInputSession:
         self.state = SessionState.OPEN
         #: Whether the state takes input.
         self.input_open = True
+        #: Whether a chunk that comes now will be held for the engine, rather than only counted.
+        self.keeps_input = True
         self.received_bytes = 0
         self.bytes_after_start = 0
         #: Bytes of this request that no engine has taken over; kept by the InputStream that it belongs to.
@@ -93,11 +95,6 @@ class StreamingInputSession:
     def received_audio_ms(self) -> float:
         """Length of the audio received; nominal if it is compressed."""
         return self._accumulator.summary.audio_ms
-
-    @property
-    def keeps_input(self) -> bool:
-        """Whether a chunk that comes now will be held for the engine, rather than only counted."""
-        return self.state is SessionState.OPEN or self.settings.mode is InputMode.EXTEND
 
     def receive_chunk(self, chunk: InputChunk) -> list[SessionEvent]:
         """The next chunk in order. Raises SessionConflict after the end."""
@@ -157,3 +154,4 @@ class StreamingInputSession:
             raise RuntimeError(f"illegal transition from {self.state.name} to {state.name}")
         self.state = state
         self.input_open = state in _TRANSITIONS
+        self.keeps_input = self.settings.mode is InputMode.EXTEND

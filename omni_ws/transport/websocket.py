@@ -40,6 +40,7 @@ from omni_ws.wire.frames import (
     SessionClosing,
     SessionUpdated,
     decode_frame,
+    encode_frame,
 )
 
 #: Output is given to the socket in pieces of about this size, looking in between whether it still takes any, and after
@@ -264,10 +265,11 @@ class WebSocketSession:
         stream = self._conversation.stream
         if self._ending.done() or not (stream.ack_due or stream.unacknowledged):
             return
-        scheduled, self._flush_scheduled = self._flush_scheduled, True
-        self._outbox.put_nowait(self._conversation.take_ack())
-        if not scheduled:
-            self._flush()  # now: another turn of the loop, for nothing else, would cost as much again
+        ack = self._conversation.take_ack()
+        if self._outbox or self._connection.paused or not self._is_open():
+            self._outbox.put_nowait(ack)
+        else:  # the usual case: nothing waits that it would have to wait behind
+            self._connection.write_message(encode_frame(ack), is_text=True)
 
     def _pause_reading(self) -> None:
         if not self._reading_paused:
