@@ -12,8 +12,8 @@ from omni_ws.audio.samples import Samples
 from omni_ws.core.chunks import Modality, Task
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import GenerationRequest, TranscriptOutput
+from omni_ws.engine.clauses import ClauseSplitter
 from omni_ws.engine.decoding import AudioPart, DecodedPart, ImagePart, TextPart, VideoPart, decode_input
-from omni_ws.engine.embedded.clauses import ClauseSplitter
 from omni_ws.engine.embedded.listener import Hearing, Listener
 from omni_ws.engine.embedded.recogniser import SAMPLE_RATE
 from omni_ws.engine.embedded.sights import MAX_DESCRIBED, describe_images, describe_videos

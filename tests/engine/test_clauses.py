@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.engine.embedded.clauses import MAX_CLAUSE, ClauseSplitter
+from omni_ws.engine.clauses import MAX_CLAUSE, ClauseSplitter
 
 
 def clauses_of(*pieces: str) -> list[str]:
