@@ -188,6 +188,10 @@ def create_engine(config: ServerConfig) -> Engine:
                 default_voice=embedded.default_voice,
             )
         )
+    if config.engine is EngineName.REMOTE:
+        from omni_ws.engine.remote.engine import RemoteEngine
+
+        return RemoteEngine(config.remote)
     raise AssertionError(f"check_available lets no {config.engine} through")
 
 

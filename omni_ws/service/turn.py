@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk, Modality, OutputModality, Usage
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Usage
 from omni_ws.core.session import GenerationStarted, StreamingInputSession
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import GenerationRequest, Message
@@ -60,6 +60,8 @@ class Turn:
         self.started = event
         for chunk in event.chunks:
             self.append(chunk)
+        if self.session.settings.mode is InputMode.SNAPSHOT:
+            self.input.close()  # the prompt is frozen: no engine has to wait for what will not join it
 
     def append(self, chunk: InputChunk) -> None:
         if self.input.closed:
