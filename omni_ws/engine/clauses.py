@@ -82,7 +82,7 @@ class ClauseSplitter:
                     continue
             return ending.end()
         if len(self._waiting) > self._longest:
-            space = self._waiting.rfind(" ", 1, self._longest)
+            space = self._waiting.rfind(" ", 1, self._longest + 1)
             return space if space > 0 else self._longest
         return None
 

@@ -1,8 +1,14 @@
+from itertools import pairwise
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.engine.clauses import MAX_CLAUSE, ClauseSplitter
+from omni_ws.engine.clauses import MAX_CLAUSE, ClauseSplitter, is_speakable
+
+#: Words between which a cut is a question: abbreviations, numbers, numbering, quotes, long words.
+PIECES = ("Dr.", "No.", "e.g.", "3.5", "1,000", "5", "1.", "so,", 'end."', "what?!", "ok:", "\n", "好。", "w" * 70, "a")
 
 
 def clauses_of(*pieces: str) -> list[str]:
@@ -29,7 +35,17 @@ def test_a_sentence_is_complete_once_the_next_one_begins() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["Dr. Smith is here.", "See e.g. the book.", "J. S. Bach wrote it.", "At 5 p.m. we go."]
+    "text",
+    [
+        "Dr. Smith is here.",
+        "See e.g. the book.",
+        "J. S. Bach wrote it.",
+        "At 5 p.m. we go.",
+        "It is no. 5 of them.",
+        "See fig. 12 for that.",
+        "1. Take the first one.",
+        "She has a Ph.D. in it.",
+    ],
 )
 def test_abbreviations_end_no_sentence(text: str) -> None:
     assert clauses_of(text) == [text]
@@ -67,3 +83,57 @@ def test_nothing_is_lost_and_nothing_is_too_long(pieces: list[str]) -> None:
 @given(st.text(st.sampled_from("ab .,!?\n:"), max_size=700), st.integers(1, 40))
 def test_the_cuts_of_the_input_do_not_matter(text: str, length: int) -> None:
     assert clauses_of(*(text[start : start + length] for start in range(0, len(text), length))) == clauses_of(text)
+
+
+def test_no_is_an_answer_unless_a_number_follows() -> None:
+    assert clauses_of("No. I did not.") == ["No.", "I did not."]
+    splitter = ClauseSplitter()
+    assert splitter.feed("No. ") == []
+    assert splitter.looks_complete
+    assert splitter.feed("I") == ["No."]
+
+
+@pytest.mark.parametrize("text", ["It costs 1,000 dollars or 3.5 times that", "At 10:30, not at 11:45"])
+def test_numbers_are_not_cut(text: str) -> None:
+    splitter = ClauseSplitter(first_comma_after=4)
+    clauses = [*splitter.feed(text), splitter.rest()]
+    for number in ("1,000", "3.5", "10:30", "11:45"):
+        assert any(number in clause for clause in clauses) is (number in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "clauses"),
+    [
+        ("", []),
+        ("  \n ", []),
+        ("Yes", ["Yes"]),
+        ("Yes.", ["Yes."]),
+        ("Well, yes, of course, sir.", ["Well, yes,", "of course, sir."]),
+        ("Well then, and so on, and on, for long.", ["Well then,", "and so on, and on, for long."]),
+        ("Hi. That, as you know, is it.", ["Hi.", "That, as you know, is it."]),
+        ("one two three four five six seven", ["one two three four", "five six seven"]),
+    ],
+)
+def test_the_first_clause_may_be_shorter(text: str, clauses: list[str]) -> None:
+    splitter = ClauseSplitter(first_comma_after=9, first_longest=18)
+    made = splitter.feed(text)
+    rest = splitter.rest()
+    assert [*made, *([rest] if rest else [])] == clauses
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=30), st.randoms(use_true_random=False), st.booleans())
+def test_any_cut_of_an_awkward_text_gives_the_same_clauses(words: list[str], random: Random, early: bool) -> None:
+    text = " ".join(words)
+    cuts = sorted(random.randint(0, len(text)) for _ in range(random.randint(0, 20)))
+    limits = {"first_comma_after": 5, "first_longest": 40} if early else {}
+    whole, cut = ClauseSplitter(**limits), ClauseSplitter(**limits)
+    expected = [*whole.feed(text), whole.rest()]
+    made = [clause for start, end in pairwise((0, *cuts, len(text))) for clause in cut.feed(text[start:end])]
+    assert [*made, cut.rest()] == expected
+    assert "".join("".join(expected).split()) == "".join(text.split())
+    assert all(len(clause) <= MAX_CLAUSE for clause in expected)
+
+
+def test_what_can_be_spoken() -> None:
+    assert all(map(is_speakable, ("5", "好", "* one")))
+    assert not any(map(is_speakable, ("", "...", "***", "—", "🙂")))

@@ -52,10 +52,10 @@ class Code2Wav:
         self._clock = clock
         around = self._context.left + self._context.right
         self._pace = ChunkPace(self._policy, frame_ms=frame_ms, context_frames=around)
-        #: As many frames as two chunks need are taken from the link; the rest waits there and holds the Talker back.
+        #: As many frames as two chunks need are held here; the rest waits in the link, and holds the Talker back.
         self._most_held = 2 * self._policy.largest + self._context.right
         self._inbox: deque[CodecFrames] = deque()
-        self._inbox_frames = 0
+        self._held = 0
         self._ended = False
         self._changed = asyncio.Event()
         self._room = asyncio.Event()
@@ -78,9 +78,9 @@ class Code2Wav:
             async for item in source:
                 self._pace.received(len(item.codes), self._now_ms())
                 self._inbox.append(item)
-                self._inbox_frames += len(item.codes)
+                self._held += len(item.codes)
                 self._changed.set()
-                while self._inbox_frames >= self._most_held:
+                while self._held >= self._most_held:
                     self._room.clear()
                     await self._room.wait()
         finally:
@@ -100,7 +100,7 @@ class Code2Wav:
             plan = self._pace.plan(state.ready, self._now_ms(), complete=state.ended)
             if plan.frames:
                 state = await self._decode(plan.frames, state, outputs)
-            elif self._ended and not self._inbox:
+            elif self._ended and not self._inbox and not state.ended:
                 # The source ended inside of the clause.
                 state = state.received(state.held[:0], last=True)
             elif not state.done:
@@ -112,6 +112,8 @@ class Code2Wav:
         samples = await self._queue.decode(window)
         now_ms = self._now_ms()
         self._pace.emitted(frames, now_ms - began_ms, now_ms)
+        self._held -= frames
+        self._room.set()
         self.audio_ms += frames * self._frame_ms
         await outputs.put(AudioOutput(samples, self._sample_rate))
         return after
@@ -120,9 +122,7 @@ class Code2Wav:
         """What has come for ``clause`` joins its state; the next clause waits."""
         while self._inbox and self._inbox[0].clause == clause and not state.ended:
             item = self._inbox.popleft()
-            self._inbox_frames -= len(item.codes)
             state = state.received(item.codes, last=item.last)
-        self._room.set()
         return state
 
     async def _wait_for_change(self, seconds: float | None) -> None:

@@ -160,6 +160,7 @@ class Talker:
 
     def _parameters(self, *, max_tokens: int, clause: int = 0) -> SamplingParams:
         """Raises InvalidValue."""
+        from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         from omni_ws.engine.vllm.codec_pattern import Pattern, extra_arguments
@@ -167,9 +168,9 @@ class Talker:
         layout = self._profile.layout
         pattern = Pattern(layout.first_token, layout.codebook_size, len(layout.slots), self._profile.stop[0])
         sampling = dict(self._sampling)
-        if sampling.get("seed") is not None:
-            sampling["seed"] += clause
         try:
+            if sampling.get("seed") is not None:
+                sampling["seed"] += clause
             return SamplingParams(
                 **sampling,
                 max_tokens=max_tokens,
@@ -179,5 +180,5 @@ class Talker:
                 output_kind=RequestOutputKind.DELTA,
                 extra_args=extra_arguments(pattern),
             )
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, VLLMClientError) as error:
             raise InvalidValue(f"the Talker cannot sample so: {error}", param="stage_sampling.talker") from error
