@@ -44,12 +44,11 @@ _NOT_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "video_total_pixels": (),
     "image_min_pixels": (),
     "image_max_pixels": (),
-    "talker_temperature": (),
-    "talker_top_p": (),
-    "talker_top_k": (),
-    "talker_repetition_penalty": (),
-    "talker_max_tokens": (),
-    "talker_seed": (),
+}
+
+#: The fields of a body that are ``stage_sampling.talker``, and their names there.
+_TALKER_SAMPLING: Final = {
+    f"talker_{name}": name for name in ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens", "seed")
 }
 
 #: What OpenAI calls an audio format, and what it is here.
@@ -238,6 +237,10 @@ def _patch(body: Mapping[str, Any], fields: _Common) -> dict[str, Any]:
     for penalty in ("presence_penalty", "frequency_penalty"):
         if patch["sampling"].get(penalty) == 0:
             del patch["sampling"][penalty]
+    talker = {name: body[field] for field, name in _TALKER_SAMPLING.items() if body.get(field) is not None}
+    if talker:
+        stages = _mapping(patch.get("stage_sampling"))
+        patch["stage_sampling"] = {**stages, "talker": {**_mapping(stages.get("talker")), **talker}}
     return patch
 
 
