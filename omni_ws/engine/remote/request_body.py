@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final, TypeAlias
@@ -83,9 +84,10 @@ async def read_prompt(request: GenerationRequest, *, executor: Executor, max_byt
             decoded = decode_input(
                 _Chunks(tuple(run)), audio=request.input_audio, sample_rate=AUDIO_SAMPLE_RATE, executor=executor
             )
-            async for part in decoded:
-                assert isinstance(part, AudioPart)
-                collected.add_audio(part)
+            async with aclosing(decoded) as parts:
+                async for part in parts:
+                    assert isinstance(part, AudioPart)
+                    collected.add_audio(part)
         else:
             collected.add(_parts(modality, tuple(run)))
     return collected.prompt()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
+import struct
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 #: Servers close idle connections after some seconds, and a request must not meet that.
 _KEEPALIVE_SEC: Final = 2.0
+#: A server may take the ordinary end of a connection for the end of what we send alone, and work on for nobody. Nothing
+#: is lost by a reset: what is closed here was read to its end, or is not wanted any more.
+_CLOSE_BY_RESET: Final = (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 #: Of an error's body.
 _MAX_ERROR_BYTES: Final = 64 * 1024
 _ERROR_BODY_SEC: Final = 5.0
@@ -95,10 +100,16 @@ class Upstream:
             headers["Authorization"] = f"Bearer {key}"
         self._client = httpx.AsyncClient(
             headers=headers,
-            verify=ssl.create_default_context(cafile=ca_file) if parts.scheme == "https" else False,
             timeout=httpx.Timeout(None, connect=timeouts.connect),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=_KEEPALIVE_SEC),
-            # Neither proxies nor passwords come from the environment: what is sent where, the configuration says.
+            transport=httpx.AsyncHTTPTransport(
+                verify=ssl.create_default_context(cafile=ca_file) if parts.scheme == "https" else False,
+                limits=httpx.Limits(
+                    max_connections=None, max_keepalive_connections=100, keepalive_expiry=_KEEPALIVE_SEC
+                ),
+                # Neither proxies nor passwords come from the environment: the configuration says what goes where.
+                trust_env=False,
+                socket_options=[_CLOSE_BY_RESET],
+            ),
             trust_env=False,
         )
 
