@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkPolicy:
-    """``first`` frames make the first chunk of a response, ``largest`` are never exceeded."""
+    """``first`` frames make the first chunk of a response, more where decoding is slow; ``largest`` bounds all."""
 
     first: int = 1
     largest: int = 24
@@ -45,10 +45,13 @@ _SMOOTHING = 0.3
 class ChunkPace:
     """The rhythm of one response. It has no clock: every call is told the time, in milliseconds of any origin.
 
-    ``frame_ms`` is the sound of a frame, ``context_frames`` what a window decodes along.
+    ``frame_ms`` is the sound of a frame, ``context_frames`` what a window decodes along, ``decode_ms_per_frame`` what
+    decoding a frame of a window takes as far as others have found out.
     """
 
-    def __init__(self, policy: ChunkPolicy, *, frame_ms: float, context_frames: int) -> None:
+    def __init__(
+        self, policy: ChunkPolicy, *, frame_ms: float, context_frames: int, decode_ms_per_frame: float = 0.0
+    ) -> None:
         self._policy = policy
         self._frame_ms = frame_ms
         self._context = context_frames
@@ -56,10 +59,10 @@ class ChunkPace:
         self._interval_ms = frame_ms
         self._last_arrival_ms: float | None = None
         #: Decoding time per frame of a window.
-        self._decode_ms_per_frame = 0.0
+        self._decode_ms_per_frame = decode_ms_per_frame
         self._began_ms: float | None = None
         self._emitted_ms = 0.0
-        self._last_chunk = policy.first
+        self._first = self._last_chunk = self._first_chunk()
 
     def received(self, frames: int, now_ms: float) -> None:
         """``frames`` have come from the Talker."""
@@ -72,11 +75,11 @@ class ChunkPace:
     def emitted(self, frames: int, decode_ms: float, now_ms: float) -> None:
         """A chunk has gone to the player; its decoding took ``decode_ms``."""
         per_frame = decode_ms / (frames + self._context)
+        if not self._decode_ms_per_frame:
+            self._decode_ms_per_frame = per_frame
+        self._decode_ms_per_frame += _SMOOTHING * (per_frame - self._decode_ms_per_frame)
         if self._began_ms is None:
             self._began_ms = now_ms
-            self._decode_ms_per_frame = per_frame
-        else:
-            self._decode_ms_per_frame += _SMOOTHING * (per_frame - self._decode_ms_per_frame)
         self._emitted_ms += frames * self._frame_ms
         self._last_chunk = frames
 
@@ -87,8 +90,7 @@ class ChunkPace:
     def plan(self, ready: int, now_ms: float, *, complete: bool = False) -> ChunkPlan:
         """``complete``: no more frames come after the ``ready`` ones, as far as this clause goes."""
         if self._began_ms is None:
-            enough = ready >= self._policy.first or complete
-            return ChunkPlan(min(ready, self._policy.first) if enough else 0)
+            return ChunkPlan(min(ready, self._first) if ready >= self._first or complete else 0)
         left = self.unplayed_ms(now_ms)
         grown = min(self._policy.largest, ceil(self._last_chunk * self._policy.growth))
         if not complete and ready < grown:
@@ -105,6 +107,14 @@ class ChunkPace:
             or min(most, grown)
         )
         return ChunkPlan(frames)
+
+    def _first_chunk(self) -> int:
+        """Frames that sound for as long as it takes to decode a next chunk that lasts."""
+        lasting = 1
+        while lasting < self._policy.largest and self._decode_ms(lasting) > lasting * self._frame_ms:
+            lasting += 1
+        slow = self._decode_ms(lasting) + self._policy.margin_ms if self._decode_ms_per_frame else 0.0
+        return min(self._policy.largest, max(self._policy.first, ceil(slow / self._frame_ms)))
 
     def _largest_in_time(self, least: int, most: int, ready: int, now_ms: float, left_ms: float) -> int:
         """The largest chunk of ``least`` … ``most`` frames that would be there in ``left_ms``; 0 if there is none."""

@@ -51,7 +51,9 @@ class Code2Wav:
         self._context = context or WindowContext()
         self._clock = clock
         around = self._context.left + self._context.right
-        self._pace = ChunkPace(self._policy, frame_ms=frame_ms, context_frames=around)
+        self._pace = ChunkPace(
+            self._policy, frame_ms=frame_ms, context_frames=around, decode_ms_per_frame=queue.ms_per_frame
+        )
         #: As many frames as two chunks need are held here; the rest waits in the link, and holds the Talker back.
         self._most_held = 2 * self._policy.largest + self._context.right
         self._inbox: deque[CodecFrames] = deque()

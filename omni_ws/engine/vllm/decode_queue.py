@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,11 +12,16 @@ from omni_ws.audio.samples import Samples
 from omni_ws.engine.vllm.snac_stream import CodecWindow
 from omni_ws.errors import EngineFailed
 
+#: Weight of the newest measurement.
+_SMOOTHING = 0.1
+
 
 class DecodeQueue:
     """``decode`` is called in the worker thread with 1 … ``batch`` windows. Belongs to one event loop.
 
-    A session waits for its window before it hands in the next, so that there are never more than there are sessions.
+    ``ms_per_frame`` is how long a window takes at the moment, from being handed in to being done, for each of its
+    frames; 0 as long as nobody knows. A session waits for its window before it hands in the next, so that there are
+    never more than there are sessions.
     """
 
     def __init__(self, decode: Callable[[Sequence[CodecWindow]], list[Samples]], *, batch: int = 16) -> None:
@@ -25,6 +31,7 @@ class DecodeQueue:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="code2wav")
         self._work: asyncio.Task[None] | None = None
         self._closed = False
+        self.ms_per_frame = 0.0
 
     async def decode(self, window: CodecWindow) -> Samples:
         """Raises EngineFailed once the queue is closed, and what decoding raises. Cancelling it drops the window."""
@@ -34,7 +41,11 @@ class DecodeQueue:
         self._waiting.append((window, done))
         if self._work is None:
             self._work = asyncio.create_task(self._drain(), name="code2wav decoding")
-        return await done
+        began = time.perf_counter()
+        samples = await done
+        took = (time.perf_counter() - began) * 1000 / len(window.codes)
+        self.ms_per_frame += _SMOOTHING * (took - self.ms_per_frame) if self.ms_per_frame else took
+        return samples
 
     async def close(self) -> None:
         """Waits for what is being decoded; what still waits fails. Idempotent."""

@@ -15,7 +15,7 @@ from omni_ws.engine.pipeline import Link
 from omni_ws.engine.vllm.chunk_policy import ChunkPolicy
 from omni_ws.engine.vllm.code2wav import Code2Wav, frames_link
 from omni_ws.engine.vllm.decode_queue import DecodeQueue
-from omni_ws.engine.vllm.snac_stream import CodecWindow, WindowContext
+from omni_ws.engine.vllm.snac_stream import CodecWindow
 from omni_ws.engine.vllm.talker import TALKER_SAMPLING, TEXT_LINK, FirstClause, Talker, TalkerModel
 from omni_ws.engine.vllm.talker_profile import TalkerProfile, find_profile
 from omni_ws.errors import EngineFailed, InvalidValue
@@ -84,6 +84,7 @@ class Speaker:
         try:
             self._decoder = await asyncio.to_thread(self._load_decoder)
             self._queue = DecodeQueue(self._decoder.decode)
+            await self._warm_up(self._queue)
             await self.model.start()
         except BaseException:
             await self.stop()
@@ -136,13 +137,18 @@ class Speaker:
         except ImportError as error:
             raise EngineFailed(f"speech needs the package snac: {error}") from error
         layout = self.profile.layout
-        decoder = SnacDecoder.load(self.profile.codec, layout, device=self._device, threads=self._decoder_threads)
+        return SnacDecoder.load(self.profile.codec, layout, device=self._device, threads=self._decoder_threads)
+
+    async def _warm_up(self, queue: DecodeQueue) -> None:
+        """Also finds out how long decoding takes, which decides on the first chunk."""
         # Twice: what PyTorch compiles, it compiles for the shapes of the second time.
-        context = WindowContext()
         for frames in _WARM_UP_FRAMES * 2:
-            codes = np.zeros((frames, len(layout.slots)), np.int32)
-            decoder.decode([CodecWindow(codes, 0, 0, max(1, frames - context.right))])
-        return decoder
+            codes = np.zeros((frames, len(self.profile.layout.slots)), np.int32)
+            await queue.decode(CodecWindow(codes, 0, 0, frames))
+        queue.ms_per_frame = 0.0
+        for frames in _WARM_UP_FRAMES:
+            codes = np.zeros((frames, len(self.profile.layout.slots)), np.int32)
+            await queue.decode(CodecWindow(codes, 0, 0, frames))
 
 
 def _numbers(stage: str, parameters: Mapping[str, Mapping[str, Any]] | None) -> dict[str, int]:

@@ -43,9 +43,12 @@ def play(
     *,
     policy: ChunkPolicy | None = None,
     clauses: tuple[int, ...] = (),
+    known_ms: float = 0.0,
 ) -> Played:
     """Frames come ``intervals`` after each other; ``clauses`` are the numbers of frames after which a clause ends."""
-    pace = ChunkPace(policy or ChunkPolicy(), frame_ms=FRAME_MS, context_frames=LEFT + RIGHT)
+    pace = ChunkPace(
+        policy or ChunkPolicy(), frame_ms=FRAME_MS, context_frames=LEFT + RIGHT, decode_ms_per_frame=known_ms
+    )
     arrivals = list(accumulate(intervals))
     ends = [*clauses, len(arrivals)]
     played = Played()
@@ -117,6 +120,20 @@ def test_what_is_late_is_caught_up_in_large_chunks() -> None:
     first_half, second_half = Played(played.chunks[: len(played.chunks) // 2]), played.chunks[len(played.chunks) // 2 :]
     assert first_half.worst_gap_ms > 0
     assert Played(second_half).worst_gap_ms == 0
+
+
+@pytest.mark.parametrize("per_frame", [8, 12, 16, 20, 27, 33, 40])
+@pytest.mark.parametrize("interval", [5, 20, 40])
+def test_where_decoding_is_known_to_be_slow_the_first_chunk_is_larger(interval: float, per_frame: float) -> None:
+    """As with the released codec on one core: decoding a single frame takes twice as long as it sounds."""
+    played = play([interval] * 300, lambda frames: per_frame * frames, known_ms=per_frame)
+    assert 1 <= played.sizes[0] < 8
+    assert played.worst_gap_ms == 0
+
+
+def test_a_decoder_that_can_never_keep_up() -> None:
+    played = play([5] * 100, lambda frames: 200 * frames, known_ms=200)
+    assert played.sizes[0] == ChunkPolicy().largest
 
 
 def test_a_talker_that_stops_for_a_while_delays_nothing_that_is_there() -> None:

@@ -206,10 +206,13 @@ async def test_what_is_refused(speaker: Speaker, options: dict[str, Any], param:
 
 
 async def test_cancelling_frees_the_slots_of_the_engine(speaker: Speaker) -> None:
-    long = "a word " * 40
+    # Greedy, this Talker speaks for as long as it may.
+    long, sampling = "a word " * 40, {"temperature": 0}
+    _, tap, _ = await speak(speaker, long, "long", sampling=sampling)
+    assert len(tap.clauses()[0]) > 80
 
     async def first_audio(request_id: str, heard: asyncio.Event) -> None:
-        talker, code2wav = speaker.stages(request_id, sampling={"seed": 1})
+        talker, code2wav = speaker.stages(request_id, sampling=sampling)
         async with pipeline(words(long), [talker, code2wav], [speaker.links[1]]) as outputs:
             async for _ in outputs:
                 heard.set()
