@@ -201,7 +201,9 @@ class RemoteEngine:
             prompt.size,
             lambda: chat_body(request, prompt, model=pool.model or "", config=self.config, audio=audio),
         )
-        async with pool.post("chat/completions", body, headers={"X-Request-Id": request.request_id}) as upstream:
+        # Naming JSON asks for refusals with a status of their own, before a stream of events has begun.
+        headers = {"X-Request-Id": request.request_id, "Accept": "application/json, text/event-stream"}
+        async with pool.post("chat/completions", body, headers=headers) as upstream:
             if not upstream.content_type.startswith("text/event-stream"):
                 raise EngineFailed("the upstream does not stream its answer")
             answer = ChatAnswer(sample_rate=self.config.audio_sample_rate, upstream=upstream.upstream)

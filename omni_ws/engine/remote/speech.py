@@ -29,7 +29,7 @@ class RemoteVoice:
         self._pool = pool
         self._sample_rate = sample_rate
         self._voice = voice
-        self._headers = {"X-Request-Id": request_id}
+        self._headers = {"X-Request-Id": request_id, "Accept": "audio/*, application/json, text/event-stream"}
         self._audio = UpstreamAudio(sample_rate=sample_rate)
 
     async def speak(self, text: str) -> AsyncGenerator[AudioOutput, None]:
