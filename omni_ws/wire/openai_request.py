@@ -32,7 +32,6 @@ _NOT_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "function_call": ("none", "auto"),
     "prediction": (),
     "web_search_options": (),
-    "response_format": ({"type": "text"},),
     "images": ([],),
     "audios": ([],),
     "videos": ([],),
@@ -45,6 +44,8 @@ _NOT_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "image_min_pixels": (),
     "image_max_pixels": (),
 }
+#: The same of chat alone: a field of this name is the audio format of a speech body.
+_NOT_AVAILABLE_IN_CHAT: Final = {**_NOT_AVAILABLE, "response_format": ({"type": "text"},)}
 
 #: The fields of a body that are ``stage_sampling.talker``, and their names there.
 _TALKER_SAMPLING: Final = {
@@ -144,7 +145,7 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
 
     Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming the field.
     """
-    _refuse_unavailable(body)
+    _refuse_unavailable(body, _NOT_AVAILABLE_IN_CHAT)
     fields = _convert(body, ChatBody)
     patch = _patch(body, fields)
     audio = fields.audio or AudioOptions()
@@ -181,7 +182,7 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
 
 def read_speech(body: Mapping[str, Any], *, input_follows: bool) -> SpeechRequest:
     """A speech body; raises as ``read_chat`` does."""
-    _refuse_unavailable(body)
+    _refuse_unavailable(body, _NOT_AVAILABLE)
     fields = _convert(body, SpeechBody)
     if fields.speed not in (None, 1):
         raise UnsupportedParameter("this engine speaks at its own speed only", param="speed")
@@ -217,8 +218,8 @@ def _convert(body: Mapping[str, Any], kind: type[Body]) -> Body:
         raise invalid_value(error) from None
 
 
-def _refuse_unavailable(body: Mapping[str, Any]) -> None:
-    for name, harmless in _NOT_AVAILABLE.items():
+def _refuse_unavailable(body: Mapping[str, Any], unavailable: Mapping[str, tuple[Any, ...]]) -> None:
+    for name, harmless in unavailable.items():
         value = body.get(name)
         if value is not None and not any(value == one and type(value) is type(one) for one in harmless):
             raise UnsupportedParameter(f"{name} is not available here", param=name)
