@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final
+
+#: Text that seems to be a whole sentence is spoken when no more has come for so many seconds.
+SENTENCE_GRACE = 0.15
 
 #: A clause this long may also end at a comma, colon or semicolon.
 COMMA_AFTER = 60
@@ -85,6 +90,39 @@ class ClauseSplitter:
             space = self._waiting.rfind(" ", 1, self._longest + 1)
             return space if space > 0 else self._longest
         return None
+
+
+async def clauses_as_they_come(
+    source: AsyncIterator[str], splitter: ClauseSplitter, *, grace_sec: float = SENTENCE_GRACE
+) -> AsyncGenerator[str, None]:
+    """The clauses of a text whose pieces ``source`` yields, the last one at its end. Close it when leaving early.
+
+    What seems to be a whole sentence does not wait for the next word longer than ``grace_sec``.
+    """
+    reading: asyncio.Task[str | None] | None = None
+    try:
+        while True:
+            if reading is None:
+                reading = asyncio.create_task(_next(source), name="reading text")
+            await asyncio.wait([reading], timeout=grace_sec if splitter.looks_complete else None)
+            if not reading.done():
+                yield splitter.rest()
+                continue
+            text, reading = reading.result(), None
+            if text is None:
+                break
+            for clause in splitter.feed(text):
+                yield clause
+        if rest := splitter.rest():
+            yield rest
+    finally:
+        if reading is not None:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+
+async def _next(source: AsyncIterator[str]) -> str | None:
+    return await anext(source, None)
 
 
 def split_clauses(text: str) -> list[str]:

@@ -1,3 +1,5 @@
+import asyncio
+from contextlib import aclosing
 from itertools import pairwise
 from random import Random
 
@@ -5,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.engine.clauses import MAX_CLAUSE, ClauseSplitter, is_speakable
+from omni_ws.engine.channel import Channel
+from omni_ws.engine.clauses import MAX_CLAUSE, ClauseSplitter, clauses_as_they_come, is_speakable
 
 #: Words between which a cut is a question: abbreviations, numbers, numbering, quotes, long words.
 PIECES = ("Dr.", "No.", "e.g.", "3.5", "1,000", "5", "1.", "so,", 'end."', "what?!", "ok:", "\n", "好。", "w" * 70, "a")
@@ -137,3 +140,47 @@ def test_any_cut_of_an_awkward_text_gives_the_same_clauses(words: list[str], ran
 def test_what_can_be_spoken() -> None:
     assert all(map(is_speakable, ("5", "好", "* one")))
     assert not any(map(is_speakable, ("", "...", "***", "—", "🙂")))
+
+
+@pytest.mark.virtual_clock
+@pytest.mark.usefixtures("no_task_left")
+class TestAsTheyCome:
+    async def test_a_whole_sentence_does_not_wait_for_the_next_word(self) -> None:
+        text: Channel[str] = Channel(1000, cost=len)
+        loop = asyncio.get_running_loop()
+        async with aclosing(clauses_as_they_come(aiter(text), ClauseSplitter(), grace_sec=0.2)) as clauses:
+            text.put_nowait("Hello there")
+            text.put_nowait(".")
+            before = loop.time()
+            assert await anext(clauses) == "Hello there."
+            assert loop.time() - before == pytest.approx(0.2)
+            # Half a sentence waits for its end, however long that takes.
+            text.put_nowait("And then he")
+            loop.call_later(60, text.put_nowait, " left. So")
+            assert await anext(clauses) == "And then he left."
+            assert loop.time() - before > 60
+            text.close()
+            assert [clause async for clause in clauses] == ["So"]
+
+    async def test_words_in_time_are_one_sentence_with_what_follows_an_abbreviation(self) -> None:
+        text: Channel[str] = Channel(1000, cost=len)
+        for delay, piece in enumerate(("It is 3.", "14", " or so", ".", " End")):
+            asyncio.get_running_loop().call_later(0.1 * delay, text.put_nowait, piece)
+        asyncio.get_running_loop().call_later(0.6, text.close)
+        async with aclosing(clauses_as_they_come(aiter(text), ClauseSplitter(), grace_sec=0.15)) as clauses:
+            assert [clause async for clause in clauses] == ["It is 3.14 or so.", "End"]
+
+    async def test_nothing_comes_of_nothing(self) -> None:
+        text: Channel[str] = Channel(1000, cost=len)
+        text.put_nowait(" ")
+        text.close()
+        assert [clause async for clause in clauses_as_they_come(aiter(text), ClauseSplitter())] == []
+
+    async def test_an_error_of_the_source_comes_through(self) -> None:
+        text: Channel[str] = Channel(1000, cost=len)
+        text.put_nowait("One. Two")
+        text.fail(ConnectionError("gone"))
+        clauses = clauses_as_they_come(aiter(text), ClauseSplitter())
+        assert await anext(clauses) == "One."
+        with pytest.raises(ConnectionError, match="gone"):
+            await anext(clauses)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from omni_ws.engine.base import EngineOutput
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.clauses import ClauseSplitter, is_speakable
+from omni_ws.engine.clauses import ClauseSplitter, clauses_as_they_come, is_speakable
 from omni_ws.engine.pipeline import Link
 from omni_ws.engine.vllm.codec_frames import CodecFrames, FrameAssembler, OffPattern
 from omni_ws.engine.vllm.language_model import LanguageModel
@@ -101,10 +101,9 @@ class Talker:
         assert sink is not None, "what the Talker makes is no output"
         limits = self._first_clause
         splitter = ClauseSplitter(first_comma_after=limits.comma_after, first_longest=limits.longest)
-        async for text in source:
-            for clause in splitter.feed(text):
+        async with aclosing(clauses_as_they_come(source, splitter)) as clauses:
+            async for clause in clauses:
                 await self._speak(clause, sink)
-        await self._speak(splitter.rest(), sink)
 
     async def _speak(self, clause: str, sink: Channel[CodecFrames]) -> None:
         if not is_speakable(clause):
