@@ -138,7 +138,7 @@ class ScriptedUpstream:
         await self._answer(exchange, self.spoken, self.speech)
 
     @asynccontextmanager
-    async def serve(self, port: int = 0) -> AsyncIterator[ScriptedUpstream]:
+    async def serve(self, port: int = 0, **options: Any) -> AsyncIterator[ScriptedUpstream]:
         application = RoutedApplication(
             {
                 "GET /health": self._health,
@@ -147,7 +147,7 @@ class ScriptedUpstream:
                 "POST /v1/audio/speech": self._speech,
             }
         )
-        async with serving(application, port=port) as server:
+        async with serving(application, port=port, **options) as server:
             self.port = server.port
             yield self
 

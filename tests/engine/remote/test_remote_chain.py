@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -310,3 +312,53 @@ def loud(pcm: bytes) -> bool:
     """A voice, not silence: half a second at least, and a fair level."""
     samples = np.frombuffer(pcm, "<i2").astype(float)
     return len(samples) > 12_000 and float(np.sqrt(np.mean(samples**2))) > 300
+
+
+@pytest.mark.slow
+async def test_from_the_command_line() -> None:
+    """The process as an operator starts it, on the event loop of production."""
+    async with live_server() as back:
+        port = free_port()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "omni_ws", "serve", "--engine", "remote", "--port", str(port)),
+            *("--remote.upstreams", f"http://127.0.0.1:{back.port}/v1"),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert process.stderr is not None
+        try:
+            lines: list[bytes] = []
+            while not lines or b"serves fake" not in lines[-1]:
+                lines.append(await process.stderr.readline())
+                assert lines[-1], lines
+            async with connect(f"ws://127.0.0.1:{port}/v1/streaming_input") as session:
+                assert (await session.ask_text("hello there")).text == "hello there"
+            process.send_signal(signal.SIGTERM)
+            assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "status", "complaint"),
+    [
+        ((), 2, b"needs the servers behind it"),
+        (("--remote.upstreams", "nonsense"), 2, b"no base URL"),
+        (
+            ("--remote.upstreams", "http://127.0.0.1:1", "--remote.start-timeout-sec", "0"),
+            1,
+            b"no upstream can be used",
+        ),
+    ],
+)
+async def test_a_start_that_fails(arguments: tuple[str, ...], status: int, complaint: bytes) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "omni_ws", "serve", "--engine", "remote", "--port", "0", *arguments),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, errors = await process.communicate()
+    assert process.returncode == status
+    assert complaint in errors
+    assert b"Traceback" not in errors

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.http_server import tls_contexts
 from support.scripted_upstream import (
     Answer,
+    ScriptedUpstream,
     answer,
     asking,
     cut,
@@ -456,3 +459,14 @@ async def test_redirects_are_not_followed() -> None:
         with pytest.raises(EngineFailed):
             await answer(engine)
         assert other.requests == []
+
+
+async def test_https(tmp_path: Path) -> None:
+    server, _ = tls_contexts(tmp_path)
+    async with ScriptedUpstream(chat=[says("x")]).serve(ssl=server) as there:
+        url = there.url.replace("http:", "https:")
+        async with remote(url, ca_file=tmp_path / "certificate.pem") as engine:
+            assert said(await answer(engine)) == "x"
+        with pytest.raises(EngineFailed, match="certificate"):
+            async with remote(url):
+                pytest.fail("nobody vouches for this certificate")
