@@ -192,7 +192,10 @@ def create_engine(config: ServerConfig) -> Engine:
         from omni_ws.engine.remote.engine import RemoteEngine
 
         return RemoteEngine(config.remote)
-    raise AssertionError(f"check_available lets no {config.engine} through")
+    assert config.engine is EngineName.VLLM
+    from omni_ws.engine.vllm.engine import VllmEngine
+
+    return VllmEngine(config.vllm)
 
 
 async def serve(config: ServerConfig) -> int:

@@ -329,8 +329,6 @@ def test_beyond_loopback_needs_a_key_or_a_word(host: str) -> None:
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        (ServerConfig(engine=EngineName.VLLM), "the vllm engine"),
-        (ServerConfig(vllm=VllmConfig(model="m")), "the vllm settings"),
         (ServerConfig(grpc=GrpcConfig(port=50051)), "the gRPC service"),
         (ServerConfig(record=Path("there")), "record"),
     ],
@@ -338,6 +336,27 @@ def test_beyond_loopback_needs_a_key_or_a_word(host: str) -> None:
 def test_what_is_not_there_yet_is_refused_by_name(config: ServerConfig, named: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{named}.* not available in this version"):
         check_available(config)
+
+
+@pytest.mark.parametrize(
+    ("vllm", "problem"),
+    [
+        (VllmConfig(), "needs a model"),
+        (VllmConfig(model="m", talker_profile="orpheus"), "are for a Talker"),
+        (VllmConfig(model="m", talker_args={"dtype": "float16"}), "are for a Talker"),
+    ],
+)
+def test_what_the_vllm_engine_lacks_is_said_before_it_starts(
+    vllm: VllmConfig, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ServerConfig(engine=EngineName.VLLM, vllm=vllm)
+    monkeypatch.setattr("omni_ws.config.startup.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match="needs vLLM"):
+        check_available(config)
+    monkeypatch.setattr("omni_ws.config.startup.find_spec", lambda name: object())
+    with pytest.raises(ConfigurationError, match=problem):
+        check_available(config)
+    check_available(ServerConfig(engine=EngineName.VLLM, vllm=VllmConfig(model="m")))
 
 
 @pytest.mark.parametrize(

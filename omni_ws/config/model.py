@@ -153,6 +153,10 @@ class VllmConfig(Section):
 
     model: Text | None = Field(default=None, description="Model of the Thinker: a name or a folder.")
     args: dict[str, Any] = Field(default={}, description="vLLM's own engine arguments for the Thinker.")
+    audio_segment_ms: Count = Field(
+        default=3000,
+        description="Speech goes to the model while it lasts, in segments that end at the first pause after this long.",
+    )
     talker: Text | None = Field(default=None, description="Model of the Talker, which speaks.")
     talker_profile: Text | None = Field(default=None, description="Profile that joins Thinker and Talker.")
     talker_args: dict[str, Any] = Field(default={}, description="vLLM's own engine arguments for the Talker.")

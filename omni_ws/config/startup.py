@@ -58,15 +58,23 @@ def check_available(config: ServerConfig, keys: Iterable[ApiKey] = ()) -> None:
 
 def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
     if config.engine is EngineName.VLLM:
-        yield f"the {config.engine} engine is {_NOT_AVAILABLE}; there are --engine embedded, remote and fake"
-    if config.vllm != VllmConfig():
-        yield f"the vllm settings are {_NOT_AVAILABLE}, nor is the engine that they are for"
+        yield from _vllm_problems(config.vllm)
     if config.engine is EngineName.REMOTE:
         yield from _remote_problems(config.remote)
     if config.grpc != GrpcConfig():
         yield f"the gRPC service is {_NOT_AVAILABLE}; leave the grpc settings out"
     if config.record is not None:
         yield f"recording sessions (record) is {_NOT_AVAILABLE}"
+
+
+def _vllm_problems(vllm: VllmConfig) -> Iterator[str]:
+    if find_spec("vllm") is None:
+        yield "the vllm engine needs vLLM: pip install 'omni_ws[vllm]'"
+        return
+    if vllm.model is None:
+        yield "the vllm engine needs a model: --model NAME-OR-FOLDER"
+    if vllm.talker is None and (vllm.talker_profile is not None or vllm.talker_args):
+        yield "vllm.talker_profile and vllm.talker_args are for a Talker: name it with --vllm.talker"
 
 
 def _remote_problems(remote: RemoteConfig) -> Iterator[str]:

@@ -27,10 +27,10 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 
-#: Printed by templates so that tests can find the parts of a prompt.
+#: Simple enough for tests to write the prompts themselves. A line break after a tag would not be printed.
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}: {% if m['content'] is string %}{{ m['content'] }}"
-    "{% else %}{% for c in m['content'] %}{{ c['text'] }}{% endfor %}{% endif %}\n{% endfor %}assistant:"
+    "{% else %}{% for c in m['content'] %}{{ c['text'] }}{% endfor %}{% endif %}{{ '\\n' }}{% endfor %}assistant:"
 )
 
 BOS, EOS, PAD = 256, 257, 258
@@ -132,7 +132,19 @@ def _llama(folder: Path, *, hidden: int, layers: int, context: int) -> None:
             max_position_embeddings=context,
         )
     )
-    LlamaForCausalLM(config).save_pretrained(folder)
+    model = LlamaForCausalLM(config)
+    _prefer_letters(model.lm_head.weight)
+    model.save_pretrained(folder)
+
+
+def _prefer_letters(head: torch.Tensor) -> None:
+    """Greedy answers are readable, so that different answers are different texts: half of all bytes are no UTF-8."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    letters = {alphabet.index(chr(code)) for code in range(ord("!"), ord("~") + 1)}
+    with torch.no_grad():
+        for token in range(len(head)):
+            if token not in letters:
+                head[token] = 0
 
 
 def _talker(folder: Path, codebook: int) -> None:
@@ -140,9 +152,7 @@ def _talker(folder: Path, codebook: int) -> None:
     _tokenizer(*special, eos="<|eos_speech|>", chat_template=None).save_pretrained(folder)
     size = CODEC_BASE + 7 * codebook
     config = LlamaConfig(
-        **_text_config(
-            vocab_size=size + -size % 64, head_dim=64, eos_token_id=END_OF_SPEECH, initializer_range=0.02
-        )
+        **_text_config(vocab_size=size + -size % 64, head_dim=64, eos_token_id=END_OF_SPEECH, initializer_range=0.02)
     )
     LlamaForCausalLM(config).save_pretrained(folder)
 
@@ -181,7 +191,13 @@ def _qwen2_audio(folder: Path) -> None:
         text_config={"model_type": "qwen2", **_text_config()},
         audio_token_index=259,
     )
-    Qwen2AudioForConditionalGeneration(config).save_pretrained(folder)
+    model = Qwen2AudioForConditionalGeneration(config)
+    _prefer_letters(model.get_output_embeddings().weight)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "multi_modal_projector" in name:
+                weight *= 30  # loud enough to change greedy answers
+    model.save_pretrained(folder)
     _rename_weights(folder / "model.safetensors")
 
 
@@ -223,7 +239,9 @@ def _qwen2_vl(folder: Path) -> None:
         image_token_id=262,
         video_token_id=263,
     )
-    Qwen2VLForConditionalGeneration(config).save_pretrained(folder)
+    model = Qwen2VLForConditionalGeneration(config)
+    _prefer_letters(model.get_output_embeddings().weight)
+    model.save_pretrained(folder)
     processor = {
         "image_processor_type": "Qwen2VLImageProcessor",
         "processor_class": "Qwen2VLProcessor",

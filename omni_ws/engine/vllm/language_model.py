@@ -113,9 +113,7 @@ class LanguageModel:
             raise self._mapped(error, llm, None, of_input=True) from error
         return rendered
 
-    def _mapped(
-        self, error: Exception, llm: AsyncLLM, request_id: str | None, *, of_input: bool = False
-    ) -> OmniError:
+    def _mapped(self, error: Exception, llm: AsyncLLM, request_id: str | None, *, of_input: bool = False) -> OmniError:
         from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -166,7 +164,8 @@ class LanguageModel:
             if llm is not None and llm.engine_core.resources.engine_dead:
                 self._note_death(llm)
             try:
-                await asyncio.wait_for(self._died.wait(), WATCH_SEC)
+                async with asyncio.timeout(WATCH_SEC):
+                    await self._died.wait()
             except TimeoutError:
                 continue
 
@@ -250,27 +249,29 @@ async def _in_daemon_thread(call: Callable[[], T], discard: Callable[[T], None],
     What ``call`` returns to nobody, because the waiting task was cancelled, goes to ``discard``.
     """
     loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
+    done: asyncio.Future[None] = loop.create_future()
+    # Not in the future: what is made here must not outlive its owner because somebody looks at a stack.
+    made: list[T] = []
 
-    def succeed(result: T) -> None:
+    def succeed() -> None:
         if done.cancelled():
-            threading.Thread(target=discard, args=(result,), daemon=True).start()
+            threading.Thread(target=discard, args=(made.pop(),), daemon=True).start()
         else:
-            done.set_result(result)
+            done.set_result(None)
 
     def fail(error: BaseException) -> None:
         if not done.cancelled():
             done.set_exception(error)
 
     def run() -> None:
+        settle: Callable[[], None] = succeed
         try:
-            settle: Callable[[], None] = partial(succeed, call())
+            made.append(call())
         except BaseException as error:
             settle = partial(fail, error)
         with contextlib.suppress(RuntimeError):  # the loop is closed: the program ends
             loop.call_soon_threadsafe(settle)
 
     threading.Thread(target=run, name=name, daemon=True).start()
-    return await done
-
-
+    await done
+    return made.pop()
