@@ -57,6 +57,9 @@ class SnacDecoder:
                 parametrize.remove_parametrizations(module, "weight")
         place_noise(model.decoder, self._places, noise_seed)
         self._model = model.to(self.device).eval()
+        if self.device.startswith("cuda"):
+            # With shortened floats, windows of different lengths would not agree about the samples they share.
+            torch.backends.cudnn.allow_tf32 = False
 
     @classmethod
     def load(cls, codec: str, layout: FrameLayout, **options: Any) -> SnacDecoder:
