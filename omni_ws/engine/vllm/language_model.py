@@ -7,16 +7,19 @@ import contextlib
 import difflib
 import logging
 import os
+import signal
 import threading
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from multiprocessing import resource_tracker
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from omni_ws.config.error import ConfigurationError
 from omni_ws.engine.base import EngineState
+from omni_ws.engine.vllm.undertaker import Undertaker
 from omni_ws.errors import (
     ContextLengthExceeded,
     EngineFailed,
@@ -61,16 +64,16 @@ class LanguageModel:
         self.state = EngineState.STARTING
         self._args = {**_DEFAULT_ARGS, **args}
         self._setting = setting
-        self._llm: AsyncLLM | None = None
+        self._running: _Running | None = None
         self._died = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
 
     @property
     def llm(self) -> AsyncLLM:
         """Raises EngineFailed while there is none."""
-        if self._llm is None:
+        if self._running is None:
             raise EngineFailed(f"the {self.role} is not available", fatal=True)
-        return self._llm
+        return self._running.llm
 
     async def start(self) -> None:
         """Load and warm up. Raises ConfigurationError for bad arguments, EngineFailed when it does not load."""
@@ -130,7 +133,7 @@ class LanguageModel:
         return EngineFailed(f"the {self.role} failed ({incident})", request_id=request_id)
 
     def _note_death(self, llm: AsyncLLM) -> None:
-        if llm is self._llm and self.state is EngineState.OK:
+        if self._running is not None and llm is self._running.llm and self.state is EngineState.OK:
             self.state = EngineState.UNHEALTHY
             self._died.set()
 
@@ -159,10 +162,9 @@ class LanguageModel:
 
     async def _until_death(self) -> None:
         while not self._died.is_set():
-            llm = self._llm
             # Not ``errored``, which is true as well before the first request.
-            if llm is not None and llm.engine_core.resources.engine_dead:
-                self._note_death(llm)
+            if self._running is not None and self._running.llm.engine_core.resources.engine_dead:
+                self._note_death(self._running.llm)
             try:
                 async with asyncio.timeout(WATCH_SEC):
                     await self._died.wait()
@@ -171,8 +173,8 @@ class LanguageModel:
 
     async def _load(self) -> None:
         try:
-            self._llm = await _in_daemon_thread(self._create, _shut_down, name=f"{self.role} start")
-            await self._warm_up(self._llm)
+            self._running = await _in_daemon_thread(self._create, _shut_down, name=f"{self.role} start")
+            await self._warm_up(self._running.llm)
         except (ConfigurationError, OmniError):
             await self._release()
             raise
@@ -180,8 +182,8 @@ class LanguageModel:
             await self._release()
             raise EngineFailed(f"the {self.role} did not start: {_innermost(error)}", fatal=True) from error
 
-    def _create(self) -> AsyncLLM:
-        """Blocks for seconds to minutes."""
+    def _create(self) -> _Running:
+        """Blocks for seconds to minutes. Runs in a thread of its own, whose signal mask the new process inherits."""
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         from vllm.engine.arg_utils import AsyncEngineArgs
@@ -190,7 +192,11 @@ class LanguageModel:
         problems = [f"{self._setting}.{name}: {_no_argument(name, known)}" for name in self._args if name not in known]
         if problems:
             raise ConfigurationError(problems)
-        return self._open(AsyncEngineArgs(**self._args))
+        # Ctrl-C goes to every process of the terminal: the model has to live on while the last answers are given.
+        resource_tracker.ensure_running()  # else it starts later, and unblocks them
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        llm = self._open(AsyncEngineArgs(**self._args))
+        return _Running(llm, Undertaker([process.pid for process in _processes(llm)]))
 
     def _open(self, args: AsyncEngineArgs) -> AsyncLLM:
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -208,10 +214,10 @@ class LanguageModel:
 
     async def _release(self) -> None:
         """Ends the process, also when cancelled meanwhile."""
-        llm, self._llm = self._llm, None
-        if llm is None:
+        running, self._running = self._running, None
+        if running is None:
             return
-        ending = asyncio.ensure_future(asyncio.to_thread(_shut_down, llm))
+        ending = asyncio.ensure_future(asyncio.to_thread(_shut_down, running))
         try:
             await asyncio.shield(ending)
         except asyncio.CancelledError:
@@ -219,16 +225,27 @@ class LanguageModel:
             raise
 
 
-def _shut_down(llm: AsyncLLM) -> None:
+class _Running(NamedTuple):
+    llm: AsyncLLM
+    undertaker: Undertaker
+
+
+def _processes(llm: AsyncLLM) -> list[Any]:
+    """Those that vLLM started on this machine; on others, its executor looks after its own."""
+    return list(getattr(getattr(llm.engine_core.resources, "engine_manager", None), "processes", ()))
+
+
+def _shut_down(running: _Running) -> None:
     """Ends the processes, by force if they take too long. Blocks until they are gone."""
-    manager = getattr(llm.engine_core.resources, "engine_manager", None)
-    processes = list(getattr(manager, "processes", ()))
+    llm, undertaker = running
+    processes = _processes(llm)
     llm.shutdown(timeout=SHUTDOWN_SEC / 2)
     for process in processes:
         process.join(SHUTDOWN_SEC / 2)
         if process.is_alive():
             process.kill()
             process.join()
+    undertaker.dismiss()
 
 
 def _no_argument(name: str, known: tuple[str, ...]) -> str:

@@ -40,7 +40,7 @@ class TestWithVllm:
         with pytest.raises((EngineFailed, ConfigurationError)) as failure:
             await engine.start()
         assert engine.state is EngineState.STARTING
-        assert engine._thinker._llm is None
+        assert engine._thinker._running is None
         assert engine._decoding is None
         return failure.value
 
