@@ -135,6 +135,17 @@ async def test_another_upstream_is_asked_at_once() -> None:
         assert (len(first.requests), len(second.requests)) == (1, 4)
 
 
+async def test_a_busier_upstream_is_asked_before_the_same_one_again() -> None:
+    """The one that failed may fail again, however little it has to do."""
+    held = streams(delta(content="x"), hang)
+    async with upstream(refuses(502)) as first, upstream(held, says("here")) as second, remote(second, first) as engine:
+        outputs = engine.generate(asking("x"))
+        await anext(outputs)
+        assert said(await answer(engine)) == "here"
+        assert (len(first.requests), len(second.requests)) == (1, 2)
+        await outputs.aclose()
+
+
 async def test_an_upstream_that_went_is_passed_over() -> None:
     async with upstream(says("here")) as second:
         async with upstream(says("never")) as first:

@@ -75,6 +75,11 @@ def test_the_clients_fault_is_told_in_the_upstreams_words() -> None:
     assert refused(400, b"secret=1").message == "the upstream refused the request"
 
 
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_key_is_no_fault_of_the_client(status: int) -> None:
+    assert refused(status, openai("Incorrect key")).message == "the upstream does not accept the key of this server"
+
+
 def test_long_words_are_cut() -> None:
     error = refused(400, openai("x" * 301, param="p" * 129))
     assert error.message == "x" * 300 + "…"
