@@ -84,5 +84,5 @@ async def test_a_server_that_is_killed_takes_its_models_along(tmp_path: Path) ->
         await process.wait()
         await asyncio.gather(answer, return_exceptions=True)
         async with asyncio.timeout(30):
-            while any(Path(f"/proc/{child}").exists() for child in left):  # noqa: ASYNC110 - of other processes
+            while any(Path(f"/proc/{child}").exists() for child in left):  # noqa: ASYNC110, ASYNC240 - not ours
                 await asyncio.sleep(0.05)
