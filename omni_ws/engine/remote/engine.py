@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 from typing import Any, Final, TypeVar
 
 from pydantic import SecretStr
@@ -172,14 +173,14 @@ class RemoteEngine:
     async def _spoken_answer(self, request: GenerationRequest, prompt: Prompt) -> AsyncGenerator[EngineOutput, None]:
         """The chat writes, another server (or another route of the same) speaks, a clause behind."""
         chat = _ChatStage(self._answer(request, prompt, audio=False))
-        speech = _SpeechStage(self._voice(request))
-        async with pipeline(_nothing(), [chat, speech], [Link(_UNSPOKEN_CHARACTERS, cost=len)]) as outputs:
+        voice = self._voice(request)
+        async with pipeline(_nothing(), [chat, _SpeechStage(voice)], [Link(_UNSPOKEN_CHARACTERS, cost=len)]) as outputs:
             async for output in outputs:
                 yield output
         finished = chat.finished
         if finished is None:
             raise EngineFailed("the answer has no end")
-        yield finished
+        yield replace(finished, usage=replace(finished.usage, output_audio_ms=round(voice.output_ms)))
 
     def _voice(self, request: GenerationRequest) -> RemoteVoice:
         if self._speech is None:

@@ -263,6 +263,7 @@ async def test_a_voice_for_a_model_that_only_writes() -> None:
     ):
         outputs = await answer(engine, audio=True, voice="ann")
         assert said(outputs) == "".join(words)
+        assert final(outputs).usage.output_audio_ms == 200
         assert (samples(outputs) == TONE).all()
         assert [body["input"] for body in other.spoken] == ["One is here.", "Two is there.", "Three"]
         assert other.spoken[0] == {
