@@ -74,8 +74,8 @@ $(BIN)/python:
 
 # The stamps keep later runs off the network. What tests need includes what serving needs.
 $(VENV)/.ready-to-serve: pyproject.toml | $(BIN)/python
-	@echo 'installing the server and its embedded engine'
-	@$(PIP) --editable '.[embedded,espeak]'
+	@echo 'installing the server and its engines'
+	@$(PIP) --editable '.[embedded,espeak,remote]'
 	@touch $@
 
 $(VENV)/.ready-to-test: pyproject.toml | $(BIN)/python
