@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
 from multiprocessing import resource_tracker
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 from omni_ws.config.error import ConfigurationError
 from omni_ws.engine.base import EngineState
@@ -195,8 +195,8 @@ class LanguageModel:
         # Ctrl-C goes to every process of the terminal: the model has to live on while the last answers are given.
         resource_tracker.ensure_running()  # else it starts later, and unblocks them
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        llm = self._open(AsyncEngineArgs(**self._args))
-        return _Running(llm, Undertaker([process.pid for process in _processes(llm)]))
+        # Not kept in a variable: frames of this thread live on in tracebacks that vLLM keeps.
+        return _Running.over(self._open(AsyncEngineArgs(**self._args)))
 
     def _open(self, args: AsyncEngineArgs) -> AsyncLLM:
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -228,6 +228,10 @@ class LanguageModel:
 class _Running(NamedTuple):
     llm: AsyncLLM
     undertaker: Undertaker
+
+    @classmethod
+    def over(cls, llm: AsyncLLM) -> Self:
+        return cls(llm, Undertaker([process.pid for process in _processes(llm)]))
 
 
 def _processes(llm: AsyncLLM) -> list[Any]:

@@ -84,6 +84,20 @@ async def test_says_what_the_model_says(engine: VllmEngine) -> None:
     assert final.usage.input_tokens == len("user: Hello there.\nassistant:")
 
 
+async def test_says_what_the_checkpoint_says_without_vllm(engine: VllmEngine) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = engine.config.model
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt = tokenizer("user: Hello there.\nassistant:", return_tensors="pt", add_special_tokens=False)
+    tokens = model.generate(**prompt, max_new_tokens=GREEDY["max_tokens"], do_sample=False)[0]
+    expected = tokenizer.decode(tokens[prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+    text, _ = await answer(engine, Input("Hello there."))
+    assert text == expected
+
+
 async def test_the_template_holds_instructions_history_and_the_input(engine: VllmEngine) -> None:
     history = (Message("user", "A question"), Message("assistant", "An answer"))
     text, _ = await answer(engine, Input("Another one"), instructions="Be brief.", history=history)
