@@ -217,6 +217,7 @@ class LanguageModel:
         running, self._running = self._running, None
         if running is None:
             return
+        _end_requests(running.llm)
         ending = asyncio.ensure_future(asyncio.to_thread(_shut_down, running))
         try:
             await asyncio.shield(ending)
@@ -237,6 +238,15 @@ class _Running(NamedTuple):
 def _processes(llm: AsyncLLM) -> list[Any]:
     """Those that vLLM started on this machine; on others, its executor looks after its own."""
     return list(getattr(getattr(llm.engine_core.resources, "engine_manager", None), "processes", ()))
+
+
+def _end_requests(llm: AsyncLLM) -> None:
+    """Tells whoever waits for an answer: vLLM would leave them waiting, or complain of its own end."""
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    if llm.output_handler is not None:
+        llm.output_handler.cancel()
+    llm.output_processor.propagate_error(EngineDeadError())
 
 
 def _shut_down(running: _Running) -> None:

@@ -82,7 +82,7 @@ async def test_a_death_is_noticed_while_nothing_runs(engine: VllmEngine, quick_r
 
 
 async def test_the_server_tells_of_it_and_stopping_leaves_no_process(engine: VllmEngine, quick_restart: None) -> None:
-    async with live_server(engine, expect_errors=True) as server:
+    async with live_server(engine, expect_errors=True, still_answers=False) as server:
         assert await health(server) == (200, "ok")
         os.kill(core_process(engine), signal.SIGKILL)
         await until_state(engine, EngineState.UNHEALTHY, 1)
@@ -91,6 +91,11 @@ async def test_the_server_tells_of_it_and_stopping_leaves_no_process(engine: Vll
         assert await health(server) == (200, "ok")
         pid = core_process(engine)
         os.kill(pid, 0)
+        answering = asyncio.create_task(answer(engine, Input("Hello"), sampling={"temperature": 0.0}))
+        await until(lambda: unfinished(engine) == 1, seconds=10)
+        await engine.stop()
+        with pytest.raises(EngineFailed):
+            await asyncio.wait_for(answering, 1)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert engine.state is EngineState.STARTING
