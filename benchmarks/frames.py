@@ -30,7 +30,7 @@ PEERS: Final = {
 
 #: A run is counted when the generator was not later than this, in 99 of 100 rounds of its streams.
 MAX_LATE_MS: Final = 5.0
-MAX_ATTEMPTS: Final = 8
+MAX_ATTEMPTS: Final = 40
 
 
 @dataclass(frozen=True, slots=True)

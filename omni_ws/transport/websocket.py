@@ -42,8 +42,10 @@ from omni_ws.wire.frames import (
     decode_frame,
 )
 
-#: Encoded output is given to the socket in pieces of about this size, looking in between whether it still takes any.
+#: Output is given to the socket in pieces of about this size, looking in between whether it still takes any, and after
+#: the other connections.
 WRITE_BATCH_BYTES: Final = 64 * 1024
+WRITE_BATCH_MESSAGES: Final = 128
 #: Where chunks come steadily, the acknowledgement goes out this long before its time, with a chunk: waking up for it
 #: alone costs as much as a chunk does.
 ACK_EARLY_SEC: Final = 0.025
@@ -296,7 +298,7 @@ class WebSocketSession:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Write until everything is written or the socket takes no more."""
+        """Write for a while; again in the next turn of the loop, until all is written or the socket takes no more."""
         self._flush_scheduled = False
         try:
             self._write()
@@ -307,12 +309,17 @@ class WebSocketSession:
 
     def _write(self) -> None:
         connection = self._connection
-        while self._outbox and not connection.paused and self._is_open():
-            size = 0
-            while size < WRITE_BATCH_BYTES and (message := self._outbox.take()) is not None:
-                data, is_binary = encode_message(message, binary_audio=self._binary_audio)
-                connection.write_message(data, is_text=not is_binary)
-                size += len(data)
+        if connection.paused or not self._is_open():
+            return
+        size = 0
+        for _ in range(WRITE_BATCH_MESSAGES):
+            if size >= WRITE_BATCH_BYTES or (message := self._outbox.take()) is None:
+                break
+            data, is_binary = encode_message(message, binary_audio=self._binary_audio)
+            connection.write_message(data, is_text=not is_binary)
+            size += len(data)
+        if self._outbox:
+            self._schedule_flush()
 
     def _is_open(self) -> bool:
         return self._connection.state is State.OPEN and not self._connection.transport.is_closing()

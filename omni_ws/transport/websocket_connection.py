@@ -6,7 +6,6 @@ import asyncio
 import enum
 import struct
 import sys
-from collections import deque
 from typing import Any, Final, Protocol
 
 from websockets.asyncio.server import ServerConnection
@@ -36,18 +35,24 @@ _LONG_HEADER_BYTES: Final = 14
 
 #: What may wait to be written before the client, who sends pings and does not read their pongs, is read no further.
 MAX_UNWRITTEN_BYTES: Final = 1 << 20
-#: What is kept of messages that came before there was a session.
-_MAX_EARLY_BYTES: Final = 64 * 1024
-_MESSAGE_OVERHEAD_BYTES: Final = 128
+#: Work for one connection at a stretch. One read can hold tens of thousands of tiny frames, and the audio of the other
+#: connections must not wait until all of them are looked at. The library cannot be told to stop after some frames.
+_FRAMES_PER_TURN: Final = 64
+_LIBRARY_BYTES_PER_TURN: Final = 4096
 
 
-class Pause(enum.Flag):
+class Pause(enum.IntFlag):
     """Why the socket is not read."""
 
     NONE = 0
+    #: The session has no room for more.
     SESSION = enum.auto()
+    #: Too much waits to be written.
     UNWRITTEN = enum.auto()
+    #: There is no session yet.
     EARLY = enum.auto()
+    #: What was read is still being looked at.
+    TURN = enum.auto()
 
 
 class FrameReceiver(Protocol):
@@ -77,17 +82,16 @@ class StreamConnection(ServerConnection):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._receiver: FrameReceiver | None = None
-        #: Messages that came before there was a session, and whether each is text.
-        self._early: deque[tuple[bytes | bytearray | memoryview, bool]] = deque()
-        self._early_bytes = 0
+        #: What was read and not looked at yet begins at ``_position`` of ``_pending``.
+        self._pending = b""
+        self._position = 0
+        self._turn_due = False
         #: Whether there will be no session.
         self._deaf = False
         #: A message that has not come whole. The library holds it to the limit of a whole one.
         self._fragments = bytearray()
         self._fragments_are_text = False
         self._pauses = Pause.NONE
-        #: Whether anything came behind the request before there was a session: the library may be inside a frame then.
-        self._began_early = False
         #: Whether frames are taken apart here; otherwise the library does it.
         self._takes_frames = False
         #: A frame that has not come whole, and how many bytes there must be before it is looked at again.
@@ -96,15 +100,12 @@ class StreamConnection(ServerConnection):
         self._max_size = sys.maxsize
 
     def attach(self, receiver: FrameReceiver) -> None:
-        """From here on frames go to ``receiver``, beginning with those that came already."""
+        """From here on messages go to ``receiver``, beginning with those that came already."""
         self._receiver = receiver
         protocol = self.protocol
-        self._takes_frames = not (self._began_early or protocol.extensions or protocol.debug)
+        self._takes_frames = not (protocol.extensions or protocol.debug)
         limits = (protocol.max_message_size, protocol.max_fragment_size)
         self._max_size = min((limit for limit in limits if limit is not None), default=sys.maxsize)
-        while self._early:
-            message, is_text = self._early.popleft()
-            receiver.receive_message(message, is_text=is_text)
         self.resume_reading(Pause.EARLY)
         if self.protocol.state is not State.OPEN:
             receiver.connection_closing()
@@ -112,12 +113,12 @@ class StreamConnection(ServerConnection):
     def ignore_messages(self) -> None:
         """There will be no session."""
         self._deaf = True
-        self._early.clear()
         self.resume_reading(Pause.EARLY)
 
     @property
     def is_reading(self) -> bool:
-        return not self._pauses
+        """Whether the peer's silence would be heard."""
+        return not self._pauses & ~Pause.TURN
 
     def pause_reading(self, reason: Pause) -> None:
         if not self._pauses:
@@ -126,9 +127,11 @@ class StreamConnection(ServerConnection):
 
     def resume_reading(self, reason: Pause) -> None:
         """Read again, unless there is another reason not to."""
-        if reason in self._pauses:
+        if self._pauses & reason:
             self._pauses &= ~reason
-            if not self._pauses and not self.transport.is_closing():
+            if self._pending and self._pauses in (Pause.NONE, Pause.TURN):
+                self._schedule_turn()
+            elif not self._pauses and not self.transport.is_closing():
                 self.transport.resume_reading()
 
     def write_message(self, data: bytes, *, is_text: bool) -> None:
@@ -160,13 +163,18 @@ class StreamConnection(ServerConnection):
                 await self.wait_closed()
 
     def data_received(self, data: bytes) -> None:
-        if self._receiver is not None:
-            self._receiver.receive_bytes()
-        if not self._takes_frames:
-            if self._receiver is None:
-                alone = self.request is None and data.find(b"\r\n\r\n") + 4 == len(data)
-                self._began_early = self._began_early or not alone
-            self._give_to_library(data)
+        receiver = self._receiver
+        if receiver is not None:
+            receiver.receive_bytes()
+        elif self.request is None:
+            # The front door hands the head over whole, perhaps with more behind it.
+            head = data.find(b"\r\n\r\n") + 4
+            super().data_received(data[:head])
+            data = data[head:]
+        if self._pauses or (receiver is None and not self._deaf):
+            self._pending += data
+            if data and not self._pauses:
+                self.pause_reading(Pause.EARLY)
             return
         if self._incomplete:
             self._incomplete += data
@@ -174,16 +182,37 @@ class StreamConnection(ServerConnection):
                 return
             data = bytes(self._incomplete)
             self._incomplete.clear()
-        self._take_frames(data)
+        self._look_at(data, 0)
 
-    def _take_frames(self, data: bytes) -> None:
-        receiver, available, start = self._receiver, len(data), 0
+    def _look_at(self, data: bytes, start: int) -> None:
+        """As much as may be done at a stretch, beginning at ``start``; the rest in the next turns of the loop."""
+        end = self._take_frames(data, start) if self._takes_frames else self._take_slice(data, start)
+        if end < len(data):
+            self._pending, self._position = data, end
+            self._schedule_turn()
+        elif self._pending:
+            self._pending, self._position = b"", 0
+            self.resume_reading(Pause.TURN)
+
+    def _schedule_turn(self) -> None:
+        self.pause_reading(Pause.TURN)
+        if not self._turn_due:
+            self._turn_due = True
+            self.loop.call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._turn_due = False
+        if self._pauses == Pause.TURN and self.protocol.state is not State.CLOSED:
+            self._look_at(self._pending, self._position)
+
+    def _take_frames(self, data: bytes, start: int) -> int:
+        """Returns where it stopped."""
+        receiver, available = self._receiver, len(data)
         assert receiver is not None
-        while start < available:
+        for _ in range(_FRAMES_PER_TURN):
             payload = start + _SHORT_HEADER_BYTES
             if payload > available:
-                self._keep(data[start:], _SHORT_HEADER_BYTES)
-                return
+                return self._keep(data, start, _SHORT_HEADER_BYTES)
             kind, size = data[start], data[start + 1] - _MASK_BIT
             if size == _LENGTH_16:
                 size = int.from_bytes(data[start + 2 : start + 4])
@@ -191,37 +220,41 @@ class StreamConnection(ServerConnection):
             elif size == _LENGTH_64:
                 payload = start + _LONG_HEADER_BYTES
                 if payload > available:
-                    self._keep(data[start:], _LONG_HEADER_BYTES)
-                    return
+                    return self._keep(data, start, _LONG_HEADER_BYTES)
                 size = int.from_bytes(data[start + 2 : start + 10])
             if kind not in _USUAL or not 0 <= size <= self._max_size:
-                self._leave_to_library(data[start:])
-                return
+                self._takes_frames = False
+                return start
             end = payload + size
             if end > available:
-                self._keep(data[start:], end - start)
-                return
+                return self._keep(data, start, end - start)
             if kind in (_TEXT, _BINARY):
                 unmasked = apply_mask(data[payload:end], data[payload - 4 : payload])
                 receiver.receive_message(unmasked, is_text=kind == _TEXT)
             else:
                 self._give_to_library(data[start:end])
-                if self.protocol.state is not State.OPEN:
-                    self._leave_to_library(data[end:])
-                    return
+                self._takes_frames = self.protocol.state is State.OPEN
             start = end
+            if start == available or self._pauses & ~Pause.TURN or not self._takes_frames:
+                break
+        return start
 
-    def _keep(self, incomplete: bytes, wanted: int) -> None:
+    def _keep(self, data: bytes, start: int, wanted: int) -> int:
         """Wait for the rest of a frame, unless so much as its first bytes are wrong."""
-        if incomplete[0] not in _USUAL or (len(incomplete) > 1 and incomplete[1] < _MASK_BIT):
-            self._leave_to_library(incomplete)
-            return
-        self._incomplete += incomplete
+        if start == len(data):
+            return start
+        if data[start] not in _USUAL or (len(data) > start + 1 and data[start + 1] < _MASK_BIT):
+            self._takes_frames = False
+            return start
+        self._incomplete += data[start:]
         self._wanted = wanted
+        return len(data)
 
-    def _leave_to_library(self, data: bytes) -> None:
-        self._takes_frames = False
-        self._give_to_library(data)
+    def _take_slice(self, data: bytes, start: int) -> int:
+        """Returns where it stopped."""
+        end = min(len(data), start + _LIBRARY_BYTES_PER_TURN)
+        self._give_to_library(data[start:end])
+        return end
 
     def _give_to_library(self, data: bytes) -> None:
         super().data_received(data)
@@ -243,6 +276,7 @@ class StreamConnection(ServerConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._pending = b""
         if self._receiver is not None:
             self._receiver.connection_closing()
 
@@ -263,8 +297,3 @@ class StreamConnection(ServerConnection):
     def _hand_over(self, message: bytes | bytearray | memoryview, *, is_text: bool) -> None:
         if self._receiver is not None:
             self._receiver.receive_message(message, is_text=is_text)
-        elif not self._deaf:
-            self._early.append((message, is_text))
-            self._early_bytes += len(message) + _MESSAGE_OVERHEAD_BYTES
-            if self._early_bytes > _MAX_EARLY_BYTES:
-                self.pause_reading(Pause.EARLY)

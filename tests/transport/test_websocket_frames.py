@@ -18,7 +18,7 @@ from websockets.frames import Close, Frame, Opcode
 from websockets.protocol import State
 from websockets.server import ServerProtocol
 
-from omni_ws.transport.websocket_connection import StreamConnection
+from omni_ws.transport.websocket_connection import Pause, StreamConnection
 
 HEAD = (
     b"GET /v1/streaming_input HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -52,6 +52,12 @@ class RecordingTransport(asyncio.Transport):
     def is_closing(self) -> bool:
         return False
 
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
 
 class OneServer:
     """As much of a server as a connection needs before its handler runs."""
@@ -71,12 +77,17 @@ class Recorder:
     messages: list[tuple[bytes, bool]] = field(default_factory=list)
     #: How many messages had come when there was word that the connection closes.
     closing_after: int | None = None
+    #: After how many messages the session has no room for more, and who is told.
+    rests_at: int | None = None
+    connection: StreamConnection | None = None
 
     def receive_bytes(self) -> None:
         pass
 
     def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
         self.messages.append((bytes(data), is_text))
+        if self.connection is not None and len(self.messages) == self.rests_at:
+            self.connection.pause_reading(Pause.SESSION)
 
     def connection_closing(self) -> None:
         if self.closing_after is None:
@@ -87,9 +98,14 @@ class Recorder:
 
 
 class Session:
-    """A connection with its handshake done. What comes ``early`` comes before there is a session to receive it."""
+    """A connection with its handshake done. What comes ``early`` comes before there is a session to receive it.
 
-    def __init__(self, *, early: bytes = b"", with_head: bytes = b"", deflate: bool = False) -> None:
+    ``by_library``: the library takes the frames apart, as it does where extensions are in use.
+    """
+
+    def __init__(
+        self, *, early: bytes = b"", with_head: bytes = b"", deflate: bool = False, by_library: bool = False
+    ) -> None:
         extensions = [ServerPerMessageDeflateFactory()] if deflate else None
         self.protocol = ServerProtocol(max_size=MAX_SIZE, extensions=extensions)
         self.connection = StreamConnection(self.protocol, cast("Server", OneServer()), ping_interval=None)
@@ -108,7 +124,13 @@ class Session:
             self.connection.data_received(early)
         self.transport.written = b""
         self.recorder = Recorder()
+        self.protocol.debug = by_library
         self.connection.attach(self.recorder)
+
+    async def settle(self) -> None:
+        """Everything that came has been looked at."""
+        for _ in range(200):
+            await asyncio.sleep(0)
 
     @property
     def outcome(self) -> tuple[Any, ...]:
@@ -158,10 +180,11 @@ streams = st.lists(
 ).map(b"".join)
 
 
-def feed(session: Session, data: bytes, cuts: list[int]) -> None:
+async def feed(session: Session, data: bytes, cuts: list[int]) -> None:
     for start, end in pairwise([0, *sorted(cuts), len(data)]):
         if start < end:
             session.connection.data_received(data[start:end])
+    await session.settle()
 
 
 @settings(max_examples=300, deadline=None)
@@ -171,10 +194,9 @@ def feed(session: Session, data: bytes, cuts: list[int]) -> None:
 @example(data=frame(Opcode.TEXT, bytes(130), masked=False) + TEXT, places=[])
 async def test_the_same_comes_out_as_from_the_library(data: bytes, places: list[float]) -> None:
     cuts = [round(place * len(data)) for place in places]
-    # The library takes frames apart when something has come before the session.
-    direct, reference = Session(), Session(early=frame(Opcode.PONG, b""))
-    feed(direct, data, cuts)
-    feed(reference, data, cuts)
+    direct, reference = Session(), Session(by_library=True)
+    await feed(direct, data, cuts)
+    await feed(reference, data, cuts)
     assert direct.outcome == reference.outcome
     assert (direct.recorder.closing_after is None) == (reference.recorder.closing_after is None)
 
@@ -185,7 +207,7 @@ async def test_the_same_comes_out_as_from_the_library(data: bytes, places: list[
 async def test_every_place_where_a_frame_can_be_cut(data: bytes) -> None:
     for cut in [*range(1, min(len(data), 40)), len(data) - 1]:
         session = Session()
-        feed(session, data + TEXT, [cut])
+        await feed(session, data + TEXT, [cut])
         assert session.recorder.messages[-1] == (b'{"type":"finish"}', True)
         assert session.protocol.state is State.OPEN
 
@@ -193,7 +215,7 @@ async def test_every_place_where_a_frame_can_be_cut(data: bytes) -> None:
 async def test_one_byte_at_a_time() -> None:
     session = Session()
     data = TEXT + frame(Opcode.PING, b"?") + frame(Opcode.BINARY, bytes(300)) + TEXT + CLOSE
-    feed(session, data, list(range(len(data))))
+    await feed(session, data, list(range(len(data))))
     assert session.recorder.messages == [
         (b'{"type":"finish"}', True),
         (bytes(300), False),
@@ -206,9 +228,9 @@ async def test_one_byte_at_a_time() -> None:
 async def test_the_first_bytes_of_a_wrong_frame_are_enough() -> None:
     for wrong in (b"\x83", frame(Opcode.PING, b"", masked=False), frame(Opcode.TEXT, b"", rsv=4)[:1] + b"\x80"):
         session = Session()
-        session.connection.data_received(TEXT + wrong)
-        reference = Session(early=frame(Opcode.PONG, b""))
-        reference.connection.data_received(TEXT + wrong)
+        await feed(session, TEXT + wrong, [])
+        reference = Session(by_library=True)
+        await feed(reference, TEXT + wrong, [])
         assert session.outcome == reference.outcome
 
 
@@ -216,7 +238,7 @@ async def test_a_frame_of_the_limit_is_taken_and_one_byte_more_is_not() -> None:
     session = Session()
     session.connection.data_received(frame(Opcode.BINARY, bytes(MAX_SIZE)))
     assert [len(message) for message, _ in session.recorder.messages] == [MAX_SIZE]
-    session.connection.data_received(frame(Opcode.BINARY, bytes(MAX_SIZE + 1))[:14])
+    await feed(session, frame(Opcode.BINARY, bytes(MAX_SIZE + 1))[:14], [])
     assert session.protocol.close_sent is not None
     assert session.protocol.close_sent.code == 1009
 
@@ -225,7 +247,7 @@ async def test_what_came_with_the_request_comes_first() -> None:
     # The rest of the message that begins there looks like a message itself.
     header = bytes([0x80 | Opcode.BINARY, 0x80 | len(TEXT)]) + bytes(4)
     session = Session(with_head=TEXT + header)
-    session.connection.data_received(TEXT + TEXT)
+    await feed(session, TEXT + TEXT, [])
     assert session.recorder.messages == [(b'{"type":"finish"}', True), (TEXT, False), (b'{"type":"finish"}', True)]
 
 
@@ -235,3 +257,54 @@ async def test_compressed_frames_are_the_librarys() -> None:
     encoded = extension.encode(Frame(Opcode.TEXT, b"to be compressed"))
     session.connection.data_received(frame(Opcode.TEXT, bytes(encoded.data), rsv=4))
     assert session.recorder.messages == [(b"to be compressed", True)]
+
+
+@pytest.mark.parametrize("by_library", [False, True])
+async def test_a_flood_is_looked_at_in_turns(by_library: bool) -> None:
+    session = Session(by_library=by_library)
+    small = frame(Opcode.TEXT, b"{}")
+    session.connection.data_received(small * 10_000)
+    turns = 0
+    while len(session.recorder.messages) < 10_000:
+        before = len(session.recorder.messages)
+        await asyncio.sleep(0)
+        assert len(session.recorder.messages) - before <= 1000
+        turns += 1
+        assert turns < 1000
+    assert turns > 10
+
+
+async def test_nothing_is_handed_over_while_the_session_rests() -> None:
+    session = Session()
+    session.connection.pause_reading(Pause.SESSION)
+    # Some transports still deliver what they had read by then.
+    session.connection.data_received(TEXT * 2)
+    session.connection.data_received(TEXT[:5])
+    await session.settle()
+    assert session.recorder.messages == []
+    session.connection.resume_reading(Pause.SESSION)
+    session.connection.data_received(TEXT[5:])
+    await session.settle()
+    assert session.recorder.messages == [(b'{"type":"finish"}', True)] * 3
+
+
+async def test_session_that_rests_in_the_middle_of_a_read() -> None:
+    session = Session()
+    session.recorder.rests_at = 3
+    session.recorder.connection = session.connection
+    session.connection.data_received(TEXT * 5 + LARGE[:100])
+    await session.settle()
+    assert len(session.recorder.messages) == 3
+    session.connection.resume_reading(Pause.SESSION)
+    await session.settle()
+    assert len(session.recorder.messages) == 5
+    session.connection.data_received(LARGE[100:])
+    assert len(session.recorder.messages) == 6
+
+
+async def test_what_came_early_comes_in_order() -> None:
+    session = Session(with_head=TEXT, early=frame(Opcode.BINARY, b"second") + TEXT[:4])
+    assert session.recorder.messages == []
+    session.connection.data_received(TEXT[4:])
+    await session.settle()
+    assert session.recorder.messages == [(b'{"type":"finish"}', True), (b"second", False), (b'{"type":"finish"}', True)]

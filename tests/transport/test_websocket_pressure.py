@@ -46,6 +46,7 @@ async def fill(server: LiveServer, peer: RawWebSocket, frame: bytes, *, at_most:
 # floods of a client that does not read
 
 
+@pytest.mark.slow
 async def test_flood_of_pings() -> None:
     async with live_server() as server, raw_websocket(server, read_ahead=1024) as peer:
         await peer.until("session_created")
