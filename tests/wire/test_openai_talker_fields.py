@@ -9,14 +9,14 @@ from omni_ws.wire.openai_request import read_chat, read_speech
 
 def chat(**fields: Any) -> dict[str, Any]:
     body = {"messages": [{"role": "user", "content": "Hi."}], **fields}
-    return read_chat(body, input_follows=False).patch
+    return read_chat(body, input_follows=False).patch.fields
 
 
 def test_they_become_sampling_of_the_stage() -> None:
     fields = {"talker_temperature": 0.5, "talker_top_k": 9, "talker_max_tokens": 70, "talker_seed": 0}
     expected = {"talker": {"temperature": 0.5, "top_k": 9, "max_tokens": 70, "seed": 0}}
     assert chat(**fields)["stage_sampling"] == expected
-    assert read_speech({"input": "Hi.", **fields}, input_follows=False).patch["stage_sampling"] == expected
+    assert read_speech({"input": "Hi.", **fields}, input_follows=False).patch.fields["stage_sampling"] == expected
 
 
 def test_they_win_over_the_stages_and_leave_the_rest() -> None:

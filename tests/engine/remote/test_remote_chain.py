@@ -19,7 +19,7 @@ from support.raw_http import raw_client, request
 from support.scripted_upstream import ScriptedUpstream, delta, free_port, hang, says, streams
 from support.speech_clips import WORDS, clip_bytes, word_errors
 
-from omni_ws.client import Final, ResponseStarted, connect
+from omni_ws.client import Final, ResponseStarted, TextChunk, connect
 from omni_ws.config.model import RemoteConfig
 from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.base import EngineState
@@ -126,9 +126,16 @@ async def test_a_frozen_prompt_does_not_wait_for_the_end_of_the_input() -> None:
     config = {"start_policy": "on_first_chunk", "modalities": ["text"]}
     async with chain() as (front, _), connect(front.websocket_url, config=config) as session:
         await session.send_text("early")
-        answer = await session.answer()
-        assert answer.text == "early"
+        async for event in session.events():
+            if isinstance(event, TextChunk):
+                assert event.text == "early"
+                break
+        # The final alone waits for the end: it tells how much came that was not used.
         await session.send_text("late", end=True)
+        final = [event async for event in session.response()][-1]
+        assert isinstance(final, Final)
+        assert final.usage is not None
+        assert final.usage.input_after_start_bytes == len("late")
         assert (await session.ask_text("next")).text == "next"
 
 
