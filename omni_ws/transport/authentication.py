@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 from collections.abc import Iterable
 from typing import Final
 
-from omni_ws.config.keys import ApiKey, digest
+from omni_ws.config.keys import ApiKey
 from omni_ws.errors import Unauthenticated
 from omni_ws.transport.http_request import HttpRequest
 
@@ -28,7 +29,8 @@ class Authenticator:
         """Raises Unauthenticated for a missing, malformed or unknown key."""
         if not self._keys:
             return None
-        presented = digest(_presented_key(request))
+        # Header fields are bytes to HTTP and were read as Latin-1: these are the bytes that the client sent.
+        presented = hashlib.sha256(_presented_key(request).encode("latin-1")).digest()
         found: ApiKey | None = None
         for key in self._keys:
             # Every key is compared, so that the time tells nothing about which one came close.

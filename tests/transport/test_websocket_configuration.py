@@ -17,7 +17,7 @@ from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import InputMode, Modality, OutputModality, Task
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, TextOutput
 from omni_ws.engine.fake import CAPABILITIES, ScriptedEngine
-from omni_ws.service.configuration import MAX_CONFIGURATION_BYTES
+from omni_ws.service.configuration import MAX_CONFIGURATION_BYTES, MAX_STOP_CHARACTERS, MAX_STOPS
 
 RATE = 16_000
 SPEECH = (np.sin(np.arange(RATE) * 2 * np.pi * 440 / RATE) * 8000).astype("<i2").tobytes()
@@ -81,6 +81,8 @@ async def test_unknown_fields_are_ignored() -> None:
         ({"start_policy": {"type": "on_modality"}}, "invalid_value", "start_policy.modality"),
         ({"start_policy": {"type": "on_min_length", "min_chunks": 0}}, "invalid_value", "start_policy.min_chunks"),
         ({"sampling": {"stop": [1]}}, "invalid_value", "sampling.stop[0]"),
+        ({"sampling": {"stop": ["x"] * (MAX_STOPS + 1)}}, "invalid_value", "sampling.stop"),
+        ({"sampling": {"stop": "x" * (MAX_STOP_CHARACTERS + 1)}}, "invalid_value", "sampling.stop"),
         ({"sampling": {"max_tokens": 0}}, "invalid_value", "sampling.max_tokens"),
         ({"sampling": {"top_k": 4}}, "unsupported_parameter", "sampling.top_k"),
         ({"turn_detection": {"type": "server_vad"}}, "unsupported_parameter", "turn_detection"),
@@ -176,6 +178,7 @@ async def test_what_the_engine_is_asked() -> None:
         ({"max_tokens": 3}, "one two three", "stop"),
         ({"stop": "two"}, "one ", "stop"),
         ({"stop": ["e t", "two"]}, "on", "stop"),
+        ({"stop": ["x" * MAX_STOP_CHARACTERS] * (MAX_STOPS - 1) + ["two"]}, "one ", "stop"),
         ({"stop": "", "temperature": 0, "top_p": 0.1, "seed": 1}, "one two three", "stop"),
     ],
 )

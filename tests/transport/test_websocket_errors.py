@@ -323,6 +323,14 @@ async def test_authenticated(header: str) -> None:
         await peer.until("session_created")
 
 
+async def test_key_that_is_not_ascii() -> None:
+    keys = (ApiKey(name="one", key_sha256=digest("sésame")),)
+    header = "Authorization: Bearer " + "sésame".encode().decode("latin-1")
+    async with live_server(keys=keys) as server, raw_websocket(server, header) as peer:
+        await peer.until("session_created")
+        assert await refused(server, "Authorization: Bearer s\xe9same") == (401, "unauthenticated")
+
+
 async def test_what_is_presented_is_ignored_without_keys() -> None:
     async with live_server() as server, raw_websocket(server, "Authorization: Bearer anything") as peer:
         await peer.until("session_created")
