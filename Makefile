@@ -37,7 +37,7 @@ test-fast: $(VENV)/.ready-to-test
 	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 test-vllm: $(VLLM_VENV)/.ready
-	@$(VLLM_TINY_ENVIRONMENT) $(VLLM_BIN)/python -m pytest tests/engine/vllm $(ARGS)
+	@$(VLLM_TINY_ENVIRONMENT) $(VLLM_BIN)/python -m pytest tests/engine/vllm_engine $(ARGS)
 
 # Models with random weights, built in seconds: what they say and how they sound is noise, all else is real.
 serve-tiny: $(VLLM_VENV)/.ready
