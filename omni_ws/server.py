@@ -199,7 +199,14 @@ def create_engine(config: ServerConfig) -> Engine:
                 default_voice=embedded.default_voice,
             )
         )
-    raise AssertionError(f"check_available lets no {config.engine} through")
+    if config.engine is EngineName.REMOTE:
+        from omni_ws.engine.remote.engine import RemoteEngine
+
+        return RemoteEngine(config.remote)
+    assert config.engine is EngineName.VLLM
+    from omni_ws.engine.vllm.engine import VllmEngine
+
+    return VllmEngine(config.vllm)
 
 
 async def serve(config: ServerConfig) -> int:

@@ -85,7 +85,7 @@ def test_print_config_shows_values_and_origins(tmp_path: Path, capsys: pytest.Ca
         (("--prot", "1"), "unknown flag --prot; did you mean --port?"),
         (("--port", "x"), "port = 'x' (command line --port): "),
         (("--host", "0.0.0.0"), "refusing to listen on 0.0.0.0"),
-        (("--engine", "vllm"), "the vllm engine is not available in this version"),
+        (("--engine", "vllm"), "the vllm engine needs "),
         (("--grpc-port", "50051"), "the gRPC service is not available in this version"),
         (("--keys-file", "/nonexistent/keys.toml"), "cannot read /nonexistent/keys.toml"),
         (("--config", "/nonexistent/omni.toml"), "cannot read /nonexistent/omni.toml"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr, ValidationError
@@ -12,6 +13,7 @@ from omni_ws.config import (
     EngineName,
     GrpcConfig,
     LogLevel,
+    RemoteConfig,
     ServerConfig,
     StreamingInputConfig,
     VllmConfig,
@@ -327,9 +329,6 @@ def test_beyond_loopback_needs_a_key_or_a_word(host: str) -> None:
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        (ServerConfig(engine=EngineName.VLLM), "the vllm engine"),
-        (ServerConfig(engine=EngineName.REMOTE), "the remote engine"),
-        (ServerConfig(vllm=VllmConfig(model="m")), "the vllm settings"),
         (ServerConfig(grpc=GrpcConfig(port=50051)), "the gRPC service"),
         (ServerConfig(record=Path("there")), "record"),
     ],
@@ -337,6 +336,65 @@ def test_beyond_loopback_needs_a_key_or_a_word(host: str) -> None:
 def test_what_is_not_there_yet_is_refused_by_name(config: ServerConfig, named: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{named}.* not available in this version"):
         check_available(config)
+
+
+@pytest.mark.parametrize(
+    ("vllm", "problem"),
+    [
+        (VllmConfig(), "needs a model"),
+        (VllmConfig(model="m", talker_profile="orpheus"), "are for a Talker"),
+        (VllmConfig(model="m", talker_args={"dtype": "float16"}), "are for a Talker"),
+    ],
+)
+def test_what_the_vllm_engine_lacks_is_said_before_it_starts(
+    vllm: VllmConfig, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ServerConfig(engine=EngineName.VLLM, vllm=vllm)
+    monkeypatch.setattr("omni_ws.config.startup.find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError, match="needs vLLM"):
+        check_available(config)
+    monkeypatch.setattr("omni_ws.config.startup.find_spec", lambda name: object())
+    with pytest.raises(ConfigurationError, match=problem):
+        check_available(config)
+    check_available(ServerConfig(engine=EngineName.VLLM, vllm=VllmConfig(model="m")))
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"upstreams": ()}, "needs the servers behind it"),
+        ({"upstreams": ("127.0.0.1:8000",)}, "remote.upstreams holds what is no base URL"),
+        ({"upstreams": ("ftp://host/v1",)}, "remote.upstreams holds what is no base URL"),
+        ({"upstreams": ("http://host:99999/v1",)}, "remote.upstreams holds what is no base URL"),
+        ({"upstreams": ("http://host/v1?key=hush",)}, "remote.upstreams holds what is no base URL"),
+        ({"speech_upstream": "http://"}, "remote.speech_upstream holds what is no base URL"),
+        ({"modalities": ("audio",)}, "remote.modalities must hold text"),
+        ({"modalities": ("text", "smell")}, "remote.modalities holds 'smell'; it may hold text, audio"),
+        ({"input_modalities": ("speech",)}, "remote.input_modalities holds 'speech'"),
+        ({"sampling": ("temprature",)}, "remote.sampling holds 'temprature'"),
+        ({"stage_params": ("talker",)}, "remote.stage_params holds 'talker', which is no name"),
+        ({"audio_sample_rate": 7_999}, "between 8000 and 192000"),
+        ({"audio_sample_rate": 192_001}, "between 8000 and 192000"),
+    ],
+)
+def test_remote_settings_that_cannot_work(settings: dict[str, Any], problem: str) -> None:
+    remote = RemoteConfig(**{"upstreams": ("http://127.0.0.1:8000/v1",), **settings})
+    with pytest.raises(ConfigurationError) as caught:
+        check_available(ServerConfig(engine=EngineName.REMOTE, remote=remote))
+    assert problem in str(caught.value)
+    assert "hush" not in str(caught.value)
+
+
+def test_remote_settings_that_can_work() -> None:
+    remote = RemoteConfig(
+        upstreams=("http://127.0.0.1:8000/v1", "https://me:hush@host"),
+        speech_upstream="http://127.0.0.1:8001",
+        modalities=("text", "audio"),
+        input_modalities=("text", "audio", "image", "video"),
+        stage_params=("talker.temperature",),
+        audio_sample_rate=8_000,
+    )
+    check_available(ServerConfig(engine=EngineName.REMOTE, remote=remote))
 
 
 @pytest.mark.parametrize("engine", [EngineName.EMBEDDED, EngineName.FAKE])

@@ -153,15 +153,84 @@ class VllmConfig(Section):
 
     model: Text | None = Field(default=None, description="Model of the Thinker: a name or a folder.")
     args: dict[str, Any] = Field(default={}, description="vLLM's own engine arguments for the Thinker.")
+    audio_segment_ms: Count = Field(
+        default=3000,
+        description="Speech goes to the model while it lasts, in segments that end at the first pause after this long.",
+    )
     talker: Text | None = Field(default=None, description="Model of the Talker, which speaks.")
     talker_profile: Text | None = Field(default=None, description="Profile that joins Thinker and Talker.")
     talker_args: dict[str, Any] = Field(default={}, description="vLLM's own engine arguments for the Talker.")
 
 
 class RemoteConfig(Section):
-    """The remote engine: another server that speaks the OpenAI API."""
+    """The remote engine: other servers that speak the OpenAI API."""
 
-    upstreams: tuple[Text, ...] = Field(default=(), description="Base URLs of the servers behind this one.")
+    upstreams: tuple[Text, ...] = Field(
+        default=(),
+        description="Base URLs (`http://host:8000/v1`) of the servers behind this one, which serve one model.",
+    )
+    model: Text | None = Field(
+        default=None, description="The upstreams' name of the model; unset: the first that the first of them lists."
+    )
+    api_key: SecretStr | None = Field(default=None, description="Key for the upstreams.", min_length=1)
+    input_modalities: tuple[Text, ...] = Field(
+        default=("text",), description="What the model takes, of text, audio, image and video: no server says it."
+    )
+    modalities: tuple[Text, ...] = Field(
+        default=("text",),
+        description="What a chat answer of the upstreams holds: text, or text and audio, where their model speaks.",
+    )
+    audio_format: Literal["pcm16", "pcm", "wav"] = Field(
+        default="pcm16", description="Name of the audio format that is asked for where the model speaks."
+    )
+    audio_sample_rate: Count = Field(
+        default=24_000, description="Rate in Hz of bare samples that come without their rate."
+    )
+    speech_upstream: Text | None = Field(
+        default=None,
+        description="Base URL of the server whose /v1/audio/speech reads answers aloud where the model does not speak, "
+        "and texts in any case; it may be one of the upstreams.",
+    )
+    speech_model: Text | None = Field(
+        default=None, description="Name of the model of the speech upstream; unset: the first that it lists."
+    )
+    speech_api_key: SecretStr | None = Field(
+        default=None,
+        description="Key for the speech upstream; unset: none, or api_key where it is one of the upstreams.",
+        min_length=1,
+    )
+    voices: tuple[Text, ...] = Field(
+        default=(), description="Names of voices that clients may ask for, the default first."
+    )
+    sampling: tuple[Text, ...] = Field(
+        default=(
+            *("temperature", "top_p", "max_tokens", "stop", "seed", "presence_penalty", "frequency_penalty"),
+            *("top_k", "min_p", "repetition_penalty"),
+        ),
+        description="Sampling parameters that are passed on; the upstreams must know them.",
+    )
+    stage_params: tuple[Text, ...] = Field(
+        default=(), description="Names (stage.parameter) that clients may set in stage_params; passed on as they are."
+    )
+    stage_sampling: tuple[Text, ...] = Field(
+        default=(), description="Names (stage.parameter) that clients may set in stage_sampling; passed on as they are."
+    )
+    retries: Whole = Field(
+        default=2, description="Further tries, here or there, of a request that no upstream has begun to work on."
+    )
+    connect_timeout_sec: Seconds = Field(default=5, description="Time for a connection, or a health check, to succeed.")
+    first_byte_timeout_sec: Seconds = Field(default=120, description="Time until the first byte of an answer.")
+    idle_timeout_sec: Seconds = Field(default=60, description="Time between two reads of an answer under way.")
+    health_interval_sec: Seconds = Field(default=10, description="Time between two looks at an upstream that is well.")
+    start_timeout_sec: SecondsOrOff = Field(
+        default=60, description="How long the start waits for an upstream that is not there yet; 0: not at all."
+    )
+    max_request_bytes: Size = Field(
+        default=64 * MIB, description="Largest request to an upstream, audio and pictures in base64."
+    )
+    ca_file: Path | None = Field(
+        default=None, description="Certificates (PEM) that https upstreams are checked against; unset: the system's."
+    )
 
 
 class GrpcConfig(Section):

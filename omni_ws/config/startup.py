@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.util import find_spec
 from typing import Final
+from urllib.parse import urlsplit
 
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import EngineName, GrpcConfig, RemoteConfig, ServerConfig, VllmConfig
 
 _NOT_AVAILABLE: Final = "not available in this version"
+_REMOTE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "modalities": ("text", "audio"),
+    "input_modalities": ("text", "audio", "image", "video"),
+    "sampling": (
+        *("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop", "seed"),
+        *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+    ),
+}
 
 
 def check_exposure(config: ServerConfig) -> None:
@@ -47,16 +57,63 @@ def check_available(config: ServerConfig, keys: Iterable[ApiKey] = ()) -> None:
 
 
 def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
-    if config.engine in (EngineName.VLLM, EngineName.REMOTE):
-        yield f"the {config.engine} engine is {_NOT_AVAILABLE}; there are --engine embedded and --engine fake"
-    if config.vllm != VllmConfig():
-        yield f"the vllm settings are {_NOT_AVAILABLE}, nor is the engine that they are for"
-    if config.remote != RemoteConfig():
-        yield f"the remote settings are {_NOT_AVAILABLE}, nor is the engine that they are for"
+    if config.engine is EngineName.VLLM:
+        yield from _vllm_problems(config.vllm)
+    if config.engine is EngineName.REMOTE:
+        yield from _remote_problems(config.remote)
     if config.grpc != GrpcConfig():
         yield f"the gRPC service is {_NOT_AVAILABLE}; leave the grpc settings out"
     if config.record is not None:
         yield f"recording sessions (record) is {_NOT_AVAILABLE}"
+
+
+def _vllm_problems(vllm: VllmConfig) -> Iterator[str]:
+    if find_spec("vllm") is None:
+        yield "the vllm engine needs vLLM: pip install 'omni_ws[vllm]'"
+        return
+    if vllm.model is None:
+        yield "the vllm engine needs a model: --model NAME-OR-FOLDER"
+    if vllm.talker is None and (vllm.talker_profile is not None or vllm.talker_args):
+        yield "vllm.talker_profile and vllm.talker_args are for a Talker: name it with --vllm.talker"
+
+
+def _remote_problems(remote: RemoteConfig) -> Iterator[str]:
+    if find_spec("httpx") is None:
+        yield "the remote engine needs httpx: pip install 'omni_ws[remote]'"
+    if not remote.upstreams:
+        yield "the remote engine needs the servers behind it: --remote.upstreams http://127.0.0.1:8000/v1"
+    yield from _url_problems(remote)
+    for key, known in _REMOTE_WORDS.items():
+        for word in getattr(remote, key):
+            if word not in known:
+                yield f"remote.{key} holds {word!r}; it may hold {', '.join(known)}"
+    if not 8_000 <= remote.audio_sample_rate <= 192_000:
+        yield "remote.audio_sample_rate lies between 8000 and 192000 Hz"
+    if "text" not in remote.modalities:
+        yield "remote.modalities must hold text"
+    for key in ("stage_params", "stage_sampling"):
+        for name in getattr(remote, key):
+            if not all(name.partition(".")):
+                yield f"remote.{key} holds {name!r}, which is no name of the form stage.parameter"
+
+
+def _url_problems(remote: RemoteConfig) -> Iterator[str]:
+    for key, urls in (("upstreams", remote.upstreams), ("speech_upstream", (remote.speech_upstream,))):
+        for url in filter(None, urls):
+            if not _is_base_url(url):
+                # Not the value itself: there may be a password in it.
+                yield f"remote.{key} holds what is no base URL such as http://127.0.0.1:8000/v1"
+
+
+def _is_base_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    return (
+        parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0 and not (parts.query or parts.fragment)
+    )
 
 
 def _unavailable_limits(keys: Iterable[ApiKey]) -> Iterator[str]:

@@ -46,8 +46,6 @@ class SessionFactory:
         self.config = config
         self.admission = Admission(max_sessions=config.limits.max_sessions)
         self.budget = ByteBudget(config.limits.max_held_bytes)
-        names = config.served_model_name or (engine.model,)
-        self.model = ServedModel(names, frozenset({*config.served_model_alias, LOCAL_MODEL}))
         streaming = config.streaming_input
         self._limits = ConversationLimits(
             stream=StreamLimits(
@@ -60,6 +58,12 @@ class SessionFactory:
             max_pending_requests=streaming.max_pending_requests,
             max_history_tokens=config.limits.max_history_tokens,
         )
+
+    @property
+    def model(self) -> ServedModel:
+        """Engines in front of other servers know their model's name only once they have started."""
+        names = self.config.served_model_name or (self.engine.model,)
+        return ServedModel(names, frozenset({*self.config.served_model_alias, LOCAL_MODEL}))
 
     def check_ready(self) -> None:
         """Raises EngineOverloaded while the engine starts, EngineFailed when it is gone."""

@@ -41,15 +41,14 @@ _NOT_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "video_total_pixels": (),
     "image_min_pixels": (),
     "image_max_pixels": (),
-    "talker_temperature": (),
-    "talker_top_p": (),
-    "talker_top_k": (),
-    "talker_repetition_penalty": (),
-    "talker_max_tokens": (),
-    "talker_seed": (),
 }
 #: The same of chat alone: a field of this name is the audio format of a speech body.
 _NOT_AVAILABLE_IN_CHAT: Final = {**_NOT_AVAILABLE, "response_format": ({"type": "text"},)}
+
+#: The fields of a body that are ``stage_sampling.talker``, and their names there.
+_TALKER_SAMPLING: Final = {
+    f"talker_{name}": name for name in ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens", "seed")
+}
 
 #: Values that say nothing; clients send them to engines that do not know the parameter.
 _NEUTRAL_SAMPLING: Final = {
@@ -266,7 +265,14 @@ def _patch(body: Mapping[str, Any], fields: _Common) -> ConfigurationPatch:
         if sampling.get(name) == neutral and type(sampling[name]) in (int, float):
             del sampling[name]
     patch["sampling"] = {**_group(body, "sampling"), **sampling}
-    return ConfigurationPatch(patch, {f"sampling.{ours}": theirs for ours, theirs in names.items()})
+    talker = {field: name for field, name in _TALKER_SAMPLING.items() if body.get(field) is not None}
+    if talker:
+        stages = _group(patch, "stage_sampling")
+        given = {name: body[field] for field, name in talker.items()}
+        patch["stage_sampling"] = {**stages, "talker": {**_group(stages, "talker"), **given}}
+    fields_of = {f"sampling.{ours}": theirs for ours, theirs in names.items()}
+    fields_of |= {f"stage_sampling.talker.{ours}": theirs for theirs, ours in talker.items()}
+    return ConfigurationPatch(patch, fields_of)
 
 
 def _set_output_format(

@@ -69,12 +69,13 @@ async def serving(
     *,
     limits: HttpLimits | None = None,
     on_websocket: Callable[[ServerConnection], Awaitable[None]] = echo,
+    port: int = 0,
     **options: Any,
 ) -> AsyncIterator[Serving]:
     """A server for the time of the context; what is left of its connections is dropped at the end."""
     connections = Connections()
     door = front_door(application, connections=connections, limits=limits)
-    server = await serve(on_websocket, "127.0.0.1", 0, create_connection=door, compression=None, **options)
+    server = await serve(on_websocket, "127.0.0.1", port, create_connection=door, compression=None, **options)
     try:
         yield Serving(server.sockets[0].getsockname()[1], connections, server)
     finally:

@@ -12,8 +12,8 @@ from omni_ws.audio.samples import Samples
 from omni_ws.core.chunks import Modality, Task
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import GenerationRequest, TranscriptOutput
+from omni_ws.engine.clauses import SENTENCE_GRACE, ClauseSplitter
 from omni_ws.engine.decoding import AudioPart, DecodedPart, ImagePart, TextPart, VideoPart, decode_input
-from omni_ws.engine.embedded.clauses import ClauseSplitter
 from omni_ws.engine.embedded.listener import Hearing, Listener
 from omni_ws.engine.embedded.recogniser import SAMPLE_RATE
 from omni_ws.engine.embedded.sights import MAX_DESCRIBED, describe_images, describe_videos
@@ -21,9 +21,6 @@ from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import UnsupportedModality
 from omni_ws.media.image import ImageFacts, describe_image
 from omni_ws.media.video_facts import VideoFacts, VideoObserver
-
-#: Text that seems to be a whole sentence is spoken when no more has come for so many seconds.
-SENTENCE_GRACE = 0.15
 
 #: What the tasks take; chat takes everything.
 _TAKES = {

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from omni_ws.core.chunks import FinishReason, Word
 from omni_ws.engine.answer_limit import AnswerLimit, count_words
 from omni_ws.engine.base import AudioOutput, EngineOutput, GenerationRequest, TextOutput
-from omni_ws.engine.embedded.clauses import ClauseSplitter
+from omni_ws.engine.clauses import ClauseSplitter
 from omni_ws.engine.embedded.voice import Voice
 
 

@@ -1,0 +1,1 @@
+"""The remote engine: other servers that speak the OpenAI API answer."""

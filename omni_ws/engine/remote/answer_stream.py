@@ -1,0 +1,132 @@
+"""A streamed chat completion, event by event, as outputs of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import orjson
+
+from omni_ws.core.chunks import FinishReason, Usage
+from omni_ws.engine.answer_limit import count_words
+from omni_ws.engine.base import EngineOutput, Finished, TextOutput, TranscriptOutput
+from omni_ws.engine.remote.refusal import stream_error
+from omni_ws.engine.remote.server_sent_events import ServerSentEvent
+from omni_ws.engine.remote.upstream_audio import UpstreamAudio
+from omni_ws.errors import EngineFailed
+
+DONE: Final = b"[DONE]"
+
+_FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
+    "length": FinishReason.LENGTH,
+    "tool_calls": FinishReason.TOOL_CALLS,
+    "function_call": FinishReason.TOOL_CALLS,
+}
+#: Ends that are no end of an answer: the upstream gave it up.
+_BROKEN: Final = frozenset({"abort", "error", "cancelled"})
+
+
+def event_content(event: ServerSentEvent, *, upstream: str) -> dict[str, Any]:
+    """The JSON object of an event. Raises what an error event means, EngineFailed for anything that is no object."""
+    try:
+        content = orjson.loads(event.data)
+    except orjson.JSONDecodeError:
+        if event.name == "error":
+            raise stream_error({"message": event.data.decode("utf-8", "replace")}, upstream=upstream) from None
+        raise EngineFailed("the upstream sent an event that is not JSON") from None
+    if not isinstance(content, dict):
+        raise EngineFailed("the upstream sent an event that is not an object")
+    if event.name == "error" or content.get("error") is not None:
+        raise stream_error(content, upstream=upstream)
+    return content
+
+
+class ChatAnswer:
+    """Reads the events of one answer. ``done`` is set by ``[DONE]``; a stream that ends before it was cut short.
+
+    The spoken text is there twice where a server sends both ``content`` and the transcript of its audio: the first of
+    them that comes is the one that is used.
+    """
+
+    def __init__(self, *, sample_rate: int, upstream: str) -> None:
+        self.done = False
+        self.audio = UpstreamAudio(sample_rate=sample_rate)
+        self._upstream = upstream
+        self._reason = FinishReason.STOP
+        self._usage: Mapping[str, Any] = {}
+        self._text_field: str | None = None
+        self._said: list[str] = []
+
+    def read(self, event: ServerSentEvent) -> list[EngineOutput]:
+        """Raises what an error event means, and EngineFailed for garbage."""
+        if self.done:
+            return []
+        if event.data.strip() == DONE:
+            self.done = True
+            return [*self.audio.flush()]
+        content = event_content(event, upstream=self._upstream)
+        if isinstance(usage := content.get("usage"), dict):
+            self._usage = usage
+        return [*self._transcript(content), *self._choices(content)]
+
+    def finished(self, *, input_words: int, input_audio_ms: int) -> Finished:
+        """``input_words`` and ``input_audio_ms`` count where the upstream says nothing of it."""
+        usage = Usage(
+            input_tokens=self._count("prompt_tokens", input_words),
+            output_tokens=self._count("completion_tokens", count_words("".join(self._said))),
+            input_audio_ms=self._count("input_audio_ms", input_audio_ms),
+            output_audio_ms=round(self.audio.output_ms),
+        )
+        return Finished(self._reason, usage)
+
+    def _count(self, name: str, otherwise: int) -> int:
+        value = self._usage.get(name)
+        return value if type(value) is int and value >= 0 else otherwise
+
+    def _transcript(self, content: Mapping[str, Any]) -> Iterator[EngineOutput]:
+        heard = content.get("input_transcript")
+        if isinstance(heard, dict) and isinstance(text := heard.get("text"), str):
+            start_ms = heard.get("start_ms")
+            yield TranscriptOutput(
+                text, interim=heard.get("interim") is True, start_ms=start_ms if type(start_ms) is int else None
+            )
+
+    def _choices(self, content: Mapping[str, Any]) -> Iterator[EngineOutput]:
+        choices = content.get("choices")
+        for choice in choices if isinstance(choices, list) else ():
+            if not isinstance(choice, dict) or choice.get("index", 0) != 0:
+                continue
+            delta = choice.get("delta")
+            if isinstance(delta, dict):
+                yield from self._delta(delta, content.get("modality"))
+            self._finish(choice.get("finish_reason"))
+
+    def _finish(self, reason: object) -> None:
+        if reason is None:
+            return
+        if reason in _BROKEN:
+            raise EngineFailed("the upstream gave up the answer")
+        self._reason = _FINISH_REASONS.get(str(reason), FinishReason.STOP)
+
+    def _delta(self, delta: Mapping[str, Any], modality: object) -> Iterator[EngineOutput]:
+        said = delta.get("content")
+        # vLLM-Omni says beside the choices what kind of content it is, and puts audio where text is otherwise.
+        if modality == "audio":
+            if isinstance(said, str):
+                yield from self.audio.feed_base64(said)
+        elif isinstance(said, str):
+            yield from self._text("content", said)
+        audio = delta.get("audio")
+        if isinstance(audio, dict):
+            if isinstance(spoken := audio.get("transcript"), str):
+                yield from self._text("transcript", spoken)
+            if isinstance(data := audio.get("data"), str):
+                yield from self.audio.feed_base64(data)
+
+    def _text(self, field: str, text: str) -> Iterator[EngineOutput]:
+        if not text:
+            return
+        self._text_field = self._text_field or field
+        if self._text_field == field:
+            self._said.append(text)
+            yield TextOutput(text)

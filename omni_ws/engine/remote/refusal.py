@@ -1,0 +1,201 @@
+"""What an upstream's refusals and failures are to our own client.
+
+A client hears what is wrong with its own request, in the upstream's words. Everything else that an upstream says is
+nobody's business but the operator's: it goes to the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any, Final
+
+import orjson
+
+from omni_ws.errors import (
+    ContextLengthExceeded,
+    EmptyInput,
+    EngineFailed,
+    EngineOverloaded,
+    InvalidRequest,
+    InvalidValue,
+    ModelNotFound,
+    OmniError,
+    PayloadTooLarge,
+    UnsupportedFormat,
+    UnsupportedModality,
+    UnsupportedParameter,
+)
+
+logger = logging.getLogger(__name__)
+
+_MAX_MESSAGE: Final = 300
+_MAX_PARAM: Final = 128
+_MAX_RETRY_AFTER_SEC: Final = 3600.0
+_DEFAULT_RETRY_AFTER_MS: Final = 1000
+
+#: Codes of OpenAI, and our own, that say more than the status.
+_BY_CODE: Final[Mapping[str, type[InvalidRequest]]] = {
+    "unsupported_value": UnsupportedParameter,
+    "unknown_parameter": UnsupportedParameter,
+} | {
+    error.wire.code: error
+    for error in (
+        InvalidValue,
+        UnsupportedParameter,
+        UnsupportedFormat,
+        UnsupportedModality,
+        EmptyInput,
+        ContextLengthExceeded,
+    )
+}
+
+#: Kinds of errors, as the servers name them, for errors inside a stream, which have no status of their own.
+_STATUS_BY_KIND: Final[Mapping[str, int]] = {
+    "invalid_request_error": 400,
+    "badrequesterror": 400,
+    "bad_request_error": 400,
+    "notfounderror": 404,
+    "not_found_error": 404,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "rate_limit_error": 429,
+    "ratelimiterror": 429,
+    "overloaded_error": 503,
+    "engine_overloaded": 503,
+    "rate_limited": 429,
+    "shutting_down": 503,
+    "service_unavailable": 503,
+    "serviceunavailableerror": 503,
+    "payload_too_large": 413,
+    "model_not_found": 404,
+}
+
+#: How servers without a code of their own say that a prompt is too long for the model.
+_TOO_LONG: Final = ("maximum context length", "maximum model length", "model's context length", "max_model_len")
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamError:
+    """An error as an upstream words it; empty where it says nothing."""
+
+    message: str = ""
+    kind: str = ""
+    code: str = ""
+    param: str | None = None
+
+
+def read_error(content: object) -> UpstreamError:
+    """From any of the shapes that servers give errors: OpenAI's object, a text, the fields themselves, FastAPI's."""
+    if isinstance(content, Mapping):
+        error = content.get("error", content.get("detail"))
+        if isinstance(error, Mapping):
+            return _from_fields(error)
+        if isinstance(error, str):
+            return UpstreamError(error)
+        if isinstance(error, list) and error and isinstance(error[0], Mapping):
+            return _from_validation(error[0])
+        return _from_fields(content)
+    return UpstreamError()
+
+
+def refusal(status: int, body: bytes, *, retry_after: str | None, upstream: str) -> OmniError:
+    """The error that an answer with ``status`` means. ``upstream`` names the server in the log."""
+    try:
+        error = read_error(orjson.loads(body))
+    except orjson.JSONDecodeError:
+        error = UpstreamError()
+    mapped = _mapped(status, error, retry_after)
+    logger.log(
+        logging.DEBUG if isinstance(mapped, InvalidRequest) else logging.WARNING,
+        "upstream %s answered %d: %s",
+        upstream,
+        status,
+        _line(error.message) or "(no message)",
+    )
+    return mapped
+
+
+def stream_error(content: object, *, upstream: str) -> OmniError:
+    """The error that an error event in a stream means."""
+    error = read_error(content)
+    status = _STATUS_BY_KIND.get(error.code.lower()) or _STATUS_BY_KIND.get(error.kind.lower())
+    if error.code.isdecimal() and len(error.code) == 3:
+        status = int(error.code)
+    if error.code in _BY_CODE:
+        status = 400
+    logger.warning("upstream %s broke off: %s", upstream, _line(error.message) or "(no message)")
+    return _mapped(status or 500, error, None)
+
+
+def retry_after_seconds(value: str | None) -> float | None:
+    """Seconds or a date (RFC 9110, 10.2.3); None for what is neither."""
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - time.time()
+        except ValueError:
+            return None
+    if seconds != seconds:
+        return None
+    return min(max(seconds, 0.0), _MAX_RETRY_AFTER_SEC)
+
+
+def _mapped(status: int, error: UpstreamError, retry_after: str | None) -> OmniError:
+    match status:
+        case 400 | 415 | 422:
+            return _clients_fault(status, error)
+        case 401 | 403:
+            return EngineFailed("the upstream does not accept the key of this server")
+        case 404 if error.param == "model" or error.code == "model_not_found" or "model" in error.message.lower():
+            return ModelNotFound(_line(error.message) or "the upstream does not serve the model", param="model")
+        case 413:
+            return PayloadTooLarge(_line(error.message) or "the request is too large for the upstream")
+        case 429 | 503:
+            seconds = retry_after_seconds(retry_after)
+            milliseconds = _DEFAULT_RETRY_AFTER_MS if seconds is None else round(seconds * 1000)
+            return EngineOverloaded("the upstream has no capacity at the moment", retry_after_ms=milliseconds)
+    return EngineFailed(f"the upstream failed (status {status})")
+
+
+def _clients_fault(status: int, error: UpstreamError) -> InvalidRequest:
+    message = _line(error.message) or "the upstream refused the request"
+    kind = _BY_CODE.get(error.code)
+    if kind is None:
+        if any(words in message.lower() for words in _TOO_LONG):
+            kind = ContextLengthExceeded
+        else:
+            kind = UnsupportedFormat if status == 415 else InvalidValue
+    return kind(message, param=error.param)
+
+
+def _from_fields(fields: Mapping[str, Any]) -> UpstreamError:
+    code, param = fields.get("code"), fields.get("param")
+    return UpstreamError(
+        message=_text(fields.get("message")),
+        kind=_text(fields.get("type")),
+        code=str(code) if isinstance(code, str | int) and not isinstance(code, bool) else "",
+        param=param[:_MAX_PARAM] if isinstance(param, str) and param else None,
+    )
+
+
+def _from_validation(fields: Mapping[str, Any]) -> UpstreamError:
+    place = fields.get("loc")
+    names = [str(name) for name in place if name != "body"] if isinstance(place, list) else []
+    return UpstreamError(_text(fields.get("msg")), param=".".join(names)[:_MAX_PARAM] or None)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _line(text: str) -> str:
+    """One printable line of bounded length."""
+    line = " ".join("".join(character if character.isprintable() else " " for character in text).split())
+    return line if len(line) <= _MAX_MESSAGE else line[:_MAX_MESSAGE] + "…"

@@ -1,0 +1,264 @@
+"""A generation request as the body of a chat completion."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import orjson
+
+from omni_ws.audio.pcm import pcm16_from_samples
+from omni_ws.audio.samples import Samples
+from omni_ws.audio.wav import wav_header
+from omni_ws.config.model import RemoteConfig
+from omni_ws.core.chunks import InputChunk, Modality, OutputModality
+from omni_ws.engine.answer_limit import count_words
+from omni_ws.engine.base import GenerationRequest
+from omni_ws.engine.decoding import AudioPart, decode_input
+from omni_ws.errors import EmptyInput, InvalidValue, PayloadTooLarge, UnsupportedFormat
+from omni_ws.media.image import sniff_image
+
+#: What the encoders of speech models take; whatever a client sends is brought to it here, once.
+AUDIO_SAMPLE_RATE: Final = 16_000
+
+_MATROSKA: Final = b"\x1aE\xdf\xa3"
+_TS_SYNC: Final = 0x47
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Audio:
+    """At AUDIO_SAMPLE_RATE."""
+
+    samples: Samples
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An image or a video as it came; ``kind`` is ``image_url`` or ``video_url``."""
+
+    kind: str
+    mime: str
+    data: bytes
+
+
+Part: TypeAlias = Text | Audio | Picture
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The whole input of a request. ``size`` is about what it will take in a body, in bytes."""
+
+    parts: tuple[Part, ...]
+    audio_ms: int
+    size: int
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Text))
+
+    @property
+    def words(self) -> int:
+        return sum(count_words(part.text) for part in self.parts if isinstance(part, Text))
+
+
+async def read_prompt(request: GenerationRequest, *, executor: Executor, max_bytes: int) -> Prompt:
+    """Waits for the whole input. Audio is decoded in ``executor``; pictures stay what they are.
+
+    Raises PayloadTooLarge past ``max_bytes`` of a body, EmptyInput, UnsupportedFormat, or InvalidValue.
+    """
+    chunks = [chunk async for chunk in request.input if chunk.payload]
+    collected = _Collected(max_bytes)
+    for modality, run in groupby(chunks, key=lambda chunk: chunk.modality):
+        if modality is Modality.AUDIO:
+            decoded = decode_input(
+                _Chunks(tuple(run)), audio=request.input_audio, sample_rate=AUDIO_SAMPLE_RATE, executor=executor
+            )
+            async with aclosing(decoded) as parts:
+                async for part in parts:
+                    assert isinstance(part, AudioPart)
+                    collected.add_audio(part)
+        else:
+            collected.add(_parts(modality, tuple(run)))
+    return collected.prompt()
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    chunks: Sequence[InputChunk]
+
+    async def __aiter__(self) -> AsyncIterator[InputChunk]:
+        for chunk in self.chunks:
+            yield chunk
+
+
+@dataclass(slots=True)
+class _Collected:
+    max_bytes: int
+    size: int = 0
+    samples: int = 0
+    parts: list[Part] = field(default_factory=list)
+    audio: list[Samples] = field(default_factory=list)
+    audio_part: int = -1
+
+    def add_audio(self, part: AudioPart) -> None:
+        if part.part != self.audio_part:
+            self._end_audio()
+            self.audio_part = part.part
+        self.audio.append(part.samples)
+        self.samples += len(part.samples)
+        self._count(_base64_length(2 * len(part.samples)))
+
+    def add(self, parts: Iterable[Part]) -> None:
+        self._end_audio()
+        for part in parts:
+            self.parts.append(part)
+            self._count(_base64_length(len(part.data)) if isinstance(part, Picture) else _text_length(part))
+
+    def prompt(self) -> Prompt:
+        self._end_audio()
+        if not self.parts:
+            raise EmptyInput("the request has no input")
+        return Prompt(tuple(self.parts), round(self.samples * 1000 / AUDIO_SAMPLE_RATE), self.size)
+
+    def _end_audio(self) -> None:
+        if self.audio:
+            self.parts.append(Audio(np.concatenate(self.audio) if len(self.audio) > 1 else self.audio[0]))
+        self.audio, self.audio_part = [], -1
+
+    def _count(self, size: int) -> None:
+        self.size += size
+        if self.size > self.max_bytes:
+            raise PayloadTooLarge(f"the input takes more than {self.max_bytes} bytes on its way to the upstream")
+
+
+def _text_length(part: Part) -> int:
+    return len(part.text) if isinstance(part, Text) else 0
+
+
+def _base64_length(size: int) -> int:
+    return size * 4 // 3 + 4
+
+
+def _parts(modality: Modality, run: Sequence[InputChunk]) -> Iterator[Part]:
+    match modality:
+        case Modality.TEXT:
+            try:
+                yield Text(b"".join(chunk.payload for chunk in run).decode())
+            except UnicodeDecodeError as error:
+                raise InvalidValue(f"the text is not UTF-8: {error.reason}", param="payload") from None
+        case Modality.IMAGE:
+            for chunk in run:
+                yield Picture("image_url", _image_type(chunk), chunk.payload)
+        case _:
+            yield from _video(run)
+
+
+def _video(run: Sequence[InputChunk]) -> Iterator[Picture]:
+    """Single frames are images; anything else opens a file of which every later chunk of the same type is a piece."""
+    file: list[InputChunk] = []
+    for chunk in run:
+        if file and chunk.format == file[0].format:
+            file.append(chunk)
+            continue
+        if file:
+            yield _video_file(file)
+            file = []
+        if sniff_image(chunk.payload) is None:
+            file = [chunk]
+        else:
+            yield Picture("image_url", _image_type(chunk), chunk.payload)
+    if file:
+        yield _video_file(file)
+
+
+def _video_file(chunks: Sequence[InputChunk]) -> Picture:
+    data = b"".join(chunk.payload for chunk in chunks)
+    mime = _sniff_video(data) or (chunks[0].format or "").partition(";")[0].strip().lower()
+    if not mime.startswith("video/"):
+        raise UnsupportedFormat(
+            "the type of this video is not known; name it in format", param="format", sequence_id=chunks[0].sequence_id
+        )
+    return Picture("video_url", mime, data)
+
+
+def _sniff_video(data: bytes) -> str | None:
+    if data[4:8] in (b"ftyp", b"styp", b"moov"):
+        return "video/mp4"
+    if data.startswith(_MATROSKA):
+        return "video/webm" if b"webm" in data[:64] else "video/x-matroska"
+    if data[0] == _TS_SYNC and data[188:189] in (b"\x47", b""):
+        return "video/mp2t"
+    return None
+
+
+def _image_type(chunk: InputChunk) -> str:
+    mime = sniff_image(chunk.payload)
+    if mime is None:
+        raise UnsupportedFormat("this is no image that is known", param="format", sequence_id=chunk.sequence_id)
+    return mime
+
+
+def chat_body(request: GenerationRequest, prompt: Prompt, *, model: str, config: RemoteConfig, audio: bool) -> bytes:
+    """The JSON; ``audio``: whether the answer is to be spoken by the chat upstream itself."""
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [*_earlier(request), {"role": "user", "content": _content(prompt)}],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        **request.sampling,
+    }
+    if audio:
+        voice = {} if request.voice is None else {"voice": request.voice}
+        body |= {"modalities": ["text", "audio"], "audio": {**voice, "format": config.audio_format}}
+    elif OutputModality.AUDIO.value in config.modalities:
+        # A server that speaks by default would do the work for nothing.
+        body["modalities"] = ["text"]
+    for name in ("stage_sampling", "stage_params"):
+        if stages := getattr(request, name):
+            body[name] = _plain(stages)
+    return orjson.dumps(body)
+
+
+def _plain(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {stage: dict(parameters) for stage, parameters in stages.items()}
+
+
+def _earlier(request: GenerationRequest) -> Iterator[dict[str, str]]:
+    if request.instructions:
+        yield {"role": "system", "content": request.instructions}
+    for message in request.history:
+        yield {"role": message.role, "content": message.text}
+
+
+def _content(prompt: Prompt) -> str | list[dict[str, Any]]:
+    """A bare text where there is nothing else: servers of text models know no parts."""
+    if all(isinstance(part, Text) for part in prompt.parts):
+        return prompt.text
+    return [_content_part(part) for part in prompt.parts]
+
+
+def _content_part(part: Part) -> dict[str, Any]:
+    match part:
+        case Text(text=text):
+            return {"type": "text", "text": text}
+        case Audio(samples=samples):
+            pcm = pcm16_from_samples(samples).tobytes()
+            header = wav_header(sample_rate=AUDIO_SAMPLE_RATE, channels=1, data_bytes=len(pcm))
+            return {"type": "input_audio", "input_audio": {"data": _base64(header + pcm), "format": "wav"}}
+        case Picture(kind=kind, mime=mime, data=data):
+            return {"type": kind, kind: {"url": f"data:{mime};base64,{_base64(data)}"}}
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

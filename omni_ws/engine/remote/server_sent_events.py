@@ -1,0 +1,83 @@
+"""Reading server-sent events as they come (WHATWG HTML, "Server-sent events").
+
+Lines end in LF, CR or CRLF, wherever the bytes were cut; comments, ids and reconnection times are skipped.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from omni_ws.errors import EngineFailed
+
+#: One event may be the whole audio of an answer in base64; what is longer is no event.
+MAX_EVENT_BYTES: Final = 64 * 1024 * 1024
+
+_LINE_END: Final = re.compile(rb"\r\n|\n|\r")
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
+
+class ServerSentEvent(NamedTuple):
+    """``name`` is ``message`` where the sender gives none."""
+
+    name: str
+    data: bytes
+
+
+class EventReader:
+    """Fed with bytes, gives events."""
+
+    def __init__(self) -> None:
+        self._line = bytearray()
+        self._after_carriage_return = False
+        self._at_start = True
+        self._name = b""
+        self._data: list[bytes] = []
+        self._data_bytes = 0
+
+    def feed(self, data: bytes) -> list[ServerSentEvent]:
+        """The events that ``data`` completes. Raises EngineFailed for one that does not end."""
+        if self._after_carriage_return and data.startswith(b"\n"):
+            data = data[1:]
+            self._after_carriage_return = False
+        if not data:
+            return []
+        self._after_carriage_return = data.endswith(b"\r")
+        first, *others = _LINE_END.split(data)
+        self._line += first
+        events: list[ServerSentEvent] = []
+        for following in others:
+            self._end_line(events)
+            self._line += following
+        if len(self._line) + self._data_bytes > MAX_EVENT_BYTES:
+            raise EngineFailed("the upstream sent an event without an end")
+        return events
+
+    def finish(self) -> list[ServerSentEvent]:
+        """The event that the end of the stream completes: some servers leave out the last blank line."""
+        events: list[ServerSentEvent] = []
+        if self._line:
+            self._end_line(events)
+        self._dispatch(events)
+        return events
+
+    def _end_line(self, events: list[ServerSentEvent]) -> None:
+        line, self._line = bytes(self._line), bytearray()
+        if self._at_start:
+            line, self._at_start = line.removeprefix(_BYTE_ORDER_MARK), False
+        if not line:
+            self._dispatch(events)
+            return
+        field, _, value = line.partition(b":")
+        value = value.removeprefix(b" ")
+        if field == b"data":
+            self._data.append(value)
+            self._data_bytes += len(value)
+        elif field == b"event":
+            self._name = value
+
+    def _dispatch(self, events: list[ServerSentEvent]) -> None:
+        if self._data:
+            name = self._name.decode("utf-8", "replace") or "message"
+            events.append(ServerSentEvent(name, b"\n".join(self._data)))
+        self._name, self._data, self._data_bytes = b"", [], 0

@@ -1,0 +1,250 @@
+"""One server behind this one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import struct
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+import orjson
+
+from omni_ws import __version__
+from omni_ws.engine.remote.refusal import refusal, retry_after_seconds
+from omni_ws.errors import EngineFailed, OmniError
+
+logger = logging.getLogger(__name__)
+
+#: Servers close idle connections after some seconds, and a request must not meet that.
+_KEEPALIVE_SEC: Final = 2.0
+#: A server may take the ordinary end of a connection for the end of what we send alone, and work on for nobody. Nothing
+#: is lost by a reset: what is closed here was read to its end, or is not wanted any more.
+_CLOSE_BY_RESET: Final = (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+#: Of an error's body.
+_MAX_ERROR_BYTES: Final = 64 * 1024
+_ERROR_BODY_SEC: Final = 5.0
+#: How long the end of an answer that has said all may still take: after it the connection can be used again.
+_LAST_BYTES_SEC: Final = 0.25
+#: What may be sent again, because no work was done on it.
+_RETRYABLE: Final = frozenset({429, 502, 503})
+
+
+class UpstreamState(Enum):
+    UNKNOWN = "unknown"
+    UP = "up"
+    DOWN = "down"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeouts:
+    """Seconds."""
+
+    connect: float
+    first_byte: float
+    idle: float
+
+
+class NotTaken(Exception):
+    """The upstream did no work on the request: it may be sent again. ``unreachable``: nobody was there.
+
+    ``delay`` is what the upstream asks to wait, in seconds, None where it does not ask.
+    """
+
+    def __init__(self, error: OmniError, *, delay: float | None, unreachable: bool, status: int | None) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.delay = delay
+        self.unreachable = unreachable
+        self.status = status
+
+
+class Unusable(Exception):
+    """A check failed. ``lasting``: waiting will not help; ``slow``: it may only be busy."""
+
+    def __init__(self, problem: str, *, lasting: bool = False, slow: bool = False) -> None:
+        super().__init__(problem)
+        self.lasting = lasting
+        self.slow = slow
+
+
+def normalised(url: str) -> str:
+    """``http://host:8000`` and ``http://host:8000/v1/`` both mean ``http://host:8000/v1``; other paths stay."""
+    url = url.rstrip("/")
+    return url if urlsplit(url).path else url + "/v1"
+
+
+class Upstream:
+    """``name`` is for people and logs: the address without credentials. ``active`` counts its requests under way."""
+
+    def __init__(self, url: str, *, key: str | None, timeouts: Timeouts, ca_file: str | None = None) -> None:
+        self.url = normalised(url)
+        parts = urlsplit(self.url)
+        self.name = parts.netloc.rpartition("@")[2] + parts.path.removesuffix("/v1")
+        self.state = UpstreamState.UNKNOWN
+        self.problem = "not looked at yet"
+        self.active = 0
+        self.models: tuple[str, ...] = ()
+        self.owner = ""
+        self._timeouts = timeouts
+        self._health: bool = True
+        headers = {"User-Agent": f"omni_ws/{__version__}", "Accept-Encoding": "identity"}
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key}"
+        self._client = httpx.AsyncClient(
+            headers=headers,
+            timeout=httpx.Timeout(None, connect=timeouts.connect),
+            transport=httpx.AsyncHTTPTransport(
+                verify=ssl.create_default_context(cafile=ca_file) if parts.scheme == "https" else False,
+                limits=httpx.Limits(
+                    max_connections=None, max_keepalive_connections=100, keepalive_expiry=_KEEPALIVE_SEC
+                ),
+                # Neither proxies nor passwords come from the environment: the configuration says what goes where.
+                trust_env=False,
+                socket_options=[_CLOSE_BY_RESET],
+            ),
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    # health
+
+    async def check(self) -> None:
+        """Asks whether it is well, and which models it has. Raises Unusable."""
+        try:
+            async with asyncio.timeout(self._timeouts.connect):
+                await self._check_health()
+                await self._read_models()
+        except (TimeoutError, httpx.TimeoutException):
+            raise Unusable(f"no answer within {self._timeouts.connect:g} s", slow=True) from None
+        except httpx.HTTPError as error:
+            raise Unusable(_reason(error)) from None
+
+    async def _check_health(self) -> None:
+        if not self._health:
+            return
+        response = await self._client.get(self.url.removesuffix("/v1") + "/health")
+        if response.status_code >= 500:
+            raise Unusable(f"its health is {response.status_code}")
+        # A server that has no such route is judged by its models alone from now on.
+        self._health = response.is_success
+
+    async def _read_models(self) -> None:
+        response = await self._client.get(self.url + "/models")
+        if response.status_code in (401, 403):
+            raise Unusable(f"it does not accept the key (status {response.status_code})", lasting=True)
+        if not response.is_success:
+            raise Unusable(f"its list of models is {response.status_code}", lasting=response.status_code == 404)
+        try:
+            content = orjson.loads(response.content)
+        except orjson.JSONDecodeError:
+            content = None
+        listed = content.get("data") if isinstance(content, dict) else None
+        if not isinstance(listed, list):
+            raise Unusable("its list of models cannot be read: is this an OpenAI-compatible server?", lasting=True)
+        models = [model for model in listed if isinstance(model, dict) and isinstance(model.get("id"), str)]
+        self.models = tuple(model["id"] for model in models)
+        self.owner = str(models[0].get("owned_by", "")) if models else ""
+
+    # requests
+
+    async def post(self, path: str, body: bytes, *, headers: Mapping[str, str]) -> UpstreamAnswer:
+        """An answer that has begun well. Raises NotTaken, or what the upstream's refusal means."""
+        deadline = asyncio.get_running_loop().time() + self._timeouts.first_byte
+        request = self._client.build_request(
+            "POST", f"{self.url}/{path}", content=body, headers={"Content-Type": "application/json", **headers}
+        )
+        try:
+            async with asyncio.timeout_at(deadline):
+                response = await self._client.send(request, stream=True)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            failed = EngineFailed("the upstream cannot be reached")
+            logger.warning("upstream %s: %s", self.name, _reason(error))
+            raise NotTaken(failed, delay=None, unreachable=True, status=None) from None
+        except TimeoutError:
+            logger.warning("upstream %s: no answer within %g s", self.name, self._timeouts.first_byte)
+            raise EngineFailed(f"the upstream did not answer within {self._timeouts.first_byte:g} seconds") from None
+        except httpx.HTTPError as error:
+            logger.warning("upstream %s: %s", self.name, _reason(error))
+            raise EngineFailed("the upstream broke the connection before its answer") from None
+        if response.status_code == 200:
+            return UpstreamAnswer(response, self.name, deadline=deadline, idle=self._timeouts.idle)
+        raise await self._refusal(response)
+
+    async def _refusal(self, response: httpx.Response) -> Exception:
+        status, retry_after = response.status_code, response.headers.get("retry-after")
+        try:
+            body = await _error_body(response)
+        finally:
+            await response.aclose()
+        error = refusal(status, body, retry_after=retry_after, upstream=self.name)
+        if status not in _RETRYABLE:
+            return error
+        return NotTaken(error, delay=retry_after_seconds(retry_after), unreachable=False, status=status)
+
+
+class UpstreamAnswer:
+    """A body on its way; ``aclose`` drops the connection if it is not whole yet."""
+
+    def __init__(self, response: httpx.Response, upstream: str, *, deadline: float, idle: float) -> None:
+        self.upstream = upstream
+        self.content_type: str = response.headers.get("content-type", "")
+        self._response = response
+        self._deadline = deadline
+        self._idle = idle
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Raises EngineFailed when it is cut off, or when nothing comes for too long."""
+        loop = asyncio.get_running_loop()
+        pieces = self._response.aiter_bytes()
+        deadline = self._deadline
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    piece = await anext(pieces)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                logger.warning("upstream %s fell silent", self.upstream)
+                raise EngineFailed("the upstream fell silent in the middle of its answer") from None
+            except httpx.HTTPError as error:
+                logger.warning("upstream %s: %s", self.upstream, _reason(error))
+                raise EngineFailed("the upstream broke off in the middle of its answer") from None
+            yield piece
+            deadline = loop.time() + self._idle
+
+    async def finish(self, chunks: AsyncGenerator[bytes, None]) -> None:
+        """Take the last bytes of an answer that has said all, if they are about to come."""
+        with suppress(TimeoutError, EngineFailed):
+            async with asyncio.timeout(_LAST_BYTES_SEC):
+                async for _ in chunks:
+                    pass
+
+    async def aclose(self) -> None:
+        await self._response.aclose()
+
+
+async def _error_body(response: httpx.Response) -> bytes:
+    body = bytearray()
+    with suppress(TimeoutError, httpx.HTTPError):
+        async with asyncio.timeout(_ERROR_BODY_SEC):
+            async for piece in response.aiter_bytes():
+                body += piece
+                if len(body) > _MAX_ERROR_BYTES:
+                    break
+    return bytes(body)
+
+
+def _reason(error: Exception) -> str:
+    """For the operator."""
+    words: Any = str(error) or type(error).__name__
+    return f"{type(error).__name__}: {words}" if words != type(error).__name__ else words

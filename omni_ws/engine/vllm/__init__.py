@@ -1,0 +1,1 @@
+"""The vLLM engine: Thinker, Talker and Code2Wav. vLLM and PyTorch are imported here and nowhere else."""

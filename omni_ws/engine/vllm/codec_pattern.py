@@ -1,0 +1,123 @@
+"""Keeps a speech language model on its pattern: in every slot of a frame only the tokens of that slot.
+
+vLLM loads these classes by name into the process of its engine, and has two interfaces for them, one for each
+generation of its model runner. Which one runs is known once the engine's configuration has been made
+(``processor_name``). A request asks for the pattern by ``extra_arguments``; others are left as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+from vllm.sampling_params import SamplingParams
+from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
+from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as RowLogitsProcessor
+
+_KEY: Final = "codec_pattern"
+
+
+class Pattern(NamedTuple):
+    """Slot ``i`` takes ``first_token + i * codebook_size`` and on; ``stop`` may follow a whole frame."""
+
+    first_token: int
+    codebook_size: int
+    slots: int
+    stop: int
+
+
+def extra_arguments(pattern: Pattern) -> dict[str, Any]:
+    """``SamplingParams.extra_args`` of a request that keeps to ``pattern``."""
+    return {_KEY: list(pattern)}
+
+
+def processor_name(vllm_config: Any) -> str:
+    """What ``logits_processors`` of the model's configuration names for the model runner that will run."""
+    processor = CodecPatternRows if vllm_config.use_v2_model_runner else CodecPattern
+    return f"{processor.__module__}:{processor.__qualname__}"
+
+
+def _pattern_of(params: SamplingParams) -> Pattern | None:
+    """Raises ValueError."""
+    wanted = (params.extra_args or {}).get(_KEY)
+    if wanted is None:
+        return None
+    if not isinstance(wanted, list | tuple) or len(wanted) != 4 or any(type(number) is not int for number in wanted):
+        raise ValueError(f"{_KEY} is [first token, codebook size, slots of a frame, stop token]")
+    pattern = Pattern(*wanted)
+    if min(pattern.first_token, pattern.stop) < 0 or min(pattern.codebook_size, pattern.slots) < 1:
+        raise ValueError(f"{_KEY} has a number that is too small")
+    return pattern
+
+
+class CodecPattern(AdapterLogitsProcessor):  # type: ignore[misc]
+    """For the first generation of the model runner: one request at a time."""
+
+    @classmethod
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        _pattern_of(sampling_params)
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def new_req_logits_processor(self, params: SamplingParams) -> partial[torch.Tensor] | None:
+        pattern = _pattern_of(params)
+        return None if pattern is None else partial(_keep_slot, pattern)
+
+
+def _keep_slot(pattern: Pattern, output_tokens: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+    done = len(output_tokens)
+    slot = done % pattern.slots
+    low = pattern.first_token + slot * pattern.codebook_size
+    kept = torch.full_like(logits, -math.inf)
+    kept[low : low + pattern.codebook_size] = logits[low : low + pattern.codebook_size]
+    if slot == 0 and done:
+        kept[pattern.stop] = logits[pattern.stop]
+    return kept
+
+
+class CodecPatternRows(RowLogitsProcessor):  # type: ignore[misc]
+    """For the second generation: all rows of a step at once, on the device."""
+
+    def __init__(self, vllm_config: Any, req_states: Any) -> None:
+        super().__init__(vllm_config, req_states)
+        self._requests = req_states
+        #: A Pattern for each request slot; the number of slots is 0 where a request keeps to none.
+        self._patterns = np.zeros((req_states.max_num_reqs, len(Pattern._fields)), np.int64)
+        self._on_device = torch.zeros(self._patterns.shape, dtype=torch.int64, device=req_states.device)
+        self._tokens = torch.arange(req_states.vocab_size, device=req_states.device)
+        self._changed = False
+
+    @classmethod
+    def validate_params(cls, sampling_params: SamplingParams) -> None:
+        _pattern_of(sampling_params)
+
+    def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
+        pattern = _pattern_of(sampling_params)
+        self._patterns[req_idx] = (0, 0, 0, 0) if pattern is None else pattern
+        self._changed = True
+        return pattern is not None
+
+    def apply_staged_writes(self) -> None:
+        if self._changed:
+            # A copy of its own: the next step may change the host's side while this one is on its way.
+            self._on_device.copy_(torch.from_numpy(self._patterns.copy()))
+            self._changed = False
+
+    def apply(self, logits: torch.Tensor, ctx: Any) -> torch.Tensor:
+        if not self._patterns[ctx.idx_mapping_np, Pattern._fields.index("slots")].any():
+            return logits
+        requests = ctx.expanded_idx_mapping.long()
+        first, size, slots, stop = self._on_device[requests].unsqueeze(-1).unbind(1)
+        # What a row samples follows the token that it was fed.
+        done = (ctx.pos + 1 - self._requests.prompt_len.gpu[requests]).long().unsqueeze(-1)
+        slot = done % slots.clamp(min=1)
+        low = first + slot * size
+        kept = (self._tokens >= low) & (self._tokens < low + size)
+        kept |= (self._tokens == stop) & (slot == 0) & (done > 0)
+        kept |= slots == 0
+        return logits.masked_fill_(~kept[:, : logits.shape[-1]], -math.inf)

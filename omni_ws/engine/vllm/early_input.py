@@ -1,0 +1,197 @@
+"""Work on a prompt while it is still coming in, so that its end finds little left to compute.
+
+What cannot change any more is given to the model as it comes, in one of two ways. A streamed prompt holds its place in
+the engine and its part of the cache, and is the quicker one. Warming the prefix cache holds nothing and works for every
+request. Either way the answer is that to the whole prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from omni_ws.engine.vllm.language_model import LanguageModel
+from omni_ws.engine.vllm.prompt import Excerpt, PromptDraft
+from omni_ws.engine.vllm.sampling import prefill_parameters
+from omni_ws.errors import ContextLengthExceeded
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput, SamplingParams
+
+#: The part of the engine's places and of its cache that prompts may hold whose input is still open. The rest is for
+#: those that are answered: a speaker may take a minute.
+_SHARE: Final = 0.5
+
+
+class EarlyWork(Protocol):
+    """One prompt that is on its way. ``aclose`` frees what it holds."""
+
+    async def extend(self, excerpt: Excerpt) -> None:
+        """Takes the next part of the prompt and returns when it is computed."""
+        ...
+
+    def answer(self, whole: Excerpt, parameters: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
+        """The answer to the finished prompt."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass(slots=True)
+class EarlyBudget:
+    """What streamed prompts may hold together: places in the engine, and tokens in its cache."""
+
+    places: int
+    tokens: int
+
+    @classmethod
+    def of(cls, model: LanguageModel) -> EarlyBudget:
+        config = model.llm.vllm_config
+        cache = config.cache_config
+        capacity = (cache.num_gpu_blocks or 0) * (cache.block_size or 0)
+        return cls(int(config.scheduler_config.max_num_seqs * _SHARE), int(capacity * _SHARE))
+
+    def take_place(self) -> bool:
+        if self.places <= 0:
+            return False
+        self.places -= 1
+        return True
+
+    def take_tokens(self, count: int) -> bool:
+        if self.tokens < count:
+            return False
+        self.tokens -= count
+        return True
+
+    def give_back(self, tokens: int) -> None:
+        self.places += 1
+        self.tokens += tokens
+
+
+class StreamedPrompt:
+    """A request that vLLM holds open for more input. Made by ``begin``."""
+
+    def __init__(
+        self, model: LanguageModel, draft: PromptDraft, request_id: str, budget: EarlyBudget, cache_salt: str | None
+    ) -> None:
+        self._model = model
+        self._draft = draft
+        self._request_id = request_id
+        self._budget = budget
+        self._cache_salt = cache_salt
+        self._context: int = model.llm.model_config.max_model_len
+        self._next: asyncio.Queue[tuple[Any, SamplingParams, bool]] = asyncio.Queue(1)
+        self._outputs = model.generate(self._feed(), prefill_parameters(), f"{request_id}-early")
+        #: Tokens that were given, placeholders expanded.
+        self._tokens = 0
+        self._holding = True
+
+    @classmethod
+    def begin(
+        cls, model: LanguageModel, draft: PromptDraft, request_id: str, budget: EarlyBudget, cache_salt: str | None
+    ) -> StreamedPrompt | None:
+        """None where streamed prompts hold all that they may."""
+        return cls(model, draft, request_id, budget, cache_salt) if budget.take_place() else None
+
+    async def extend(self, excerpt: Excerpt) -> None:
+        if not self._holding:
+            return
+        prompt = await self._render(excerpt)
+        count = len(prompt["prompt_token_ids"])
+        if not self._budget.take_tokens(count):
+            # Others need the room: the answer will start from the whole prompt.
+            await self.aclose()
+            return
+        self._tokens += count
+        await self._next.put((prompt, prefill_parameters(), False))
+        async for output in self._outputs:
+            if output.outputs[0].finish_reason is not None:
+                return
+
+    async def answer(self, whole: Excerpt, parameters: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
+        rest = self._draft.rest(whole)
+        if rest is None or not self._holding:
+            await self.aclose()
+            async with aclosing(_at_once(self._model, whole, parameters, self._request_id, self._cache_salt)) as answer:
+                async for output in answer:
+                    yield output
+            return
+        prompt = await self._render(rest)
+        room = self._context - self._tokens - len(prompt["prompt_token_ids"])
+        parameters = parameters.clone()
+        parameters.max_tokens = room if parameters.max_tokens is None else min(parameters.max_tokens, room)
+        self._let_go()
+        await self._next.put((prompt, parameters, True))
+        async for output in self._outputs:
+            yield output
+
+    async def aclose(self) -> None:
+        self._let_go()
+        await self._outputs.aclose()
+
+    def _let_go(self) -> None:
+        if self._holding:
+            self._holding = False
+            self._budget.give_back(self._tokens)
+
+    async def _render(self, excerpt: Excerpt) -> Any:
+        prompt = await self._model.render(excerpt.for_vllm(self._cache_salt))
+        total = self._tokens + len(prompt["prompt_token_ids"])
+        if total >= self._context:
+            raise ContextLengthExceeded(
+                f"the input has {total} tokens so far, and the model reads {self._context}, its answer included"
+            )
+        return prompt
+
+    async def _feed(self) -> AsyncIterator[Any]:
+        from vllm.engine.protocol import StreamingInput
+
+        last = False
+        while not last:
+            prompt, parameters, last = await self._next.get()
+            yield StreamingInput(prompt=prompt, sampling_params=parameters)
+
+
+class WarmedPrefix:
+    """Leaves what was computed in the prefix cache, where the whole prompt finds it, unless others needed the room."""
+
+    def __init__(self, model: LanguageModel, draft: PromptDraft, request_id: str, cache_salt: str | None) -> None:
+        self._model = model
+        self._draft = draft
+        self._request_id = request_id
+        self._cache_salt = cache_salt
+        self._steps = 0
+        block = model.llm.vllm_config.cache_config.block_size or 1
+        #: Only whole blocks are found again.
+        self._block: int = block
+        self._warmed = 0
+
+    async def extend(self, excerpt: Excerpt) -> None:
+        so_far = self._draft.so_far()
+        if not excerpt.media and len(so_far.tokens) - self._warmed < self._block:
+            return
+        self._warmed = len(so_far.tokens)
+        self._steps += 1
+        name = f"{self._request_id}-early-{self._steps}"
+        warming = _at_once(self._model, so_far, prefill_parameters(), name, self._cache_salt)
+        async with aclosing(warming) as outputs:
+            async for _ in outputs:
+                pass
+
+    def answer(self, whole: Excerpt, parameters: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
+        return _at_once(self._model, whole, parameters, self._request_id, self._cache_salt)
+
+    async def aclose(self) -> None:
+        """Nothing is held between two steps."""
+
+
+async def _at_once(
+    model: LanguageModel, whole: Excerpt, parameters: SamplingParams, request_id: str, cache_salt: str | None
+) -> AsyncGenerator[RequestOutput, None]:
+    prompt = await model.render(whole.for_vllm(cache_salt))
+    async with aclosing(model.generate(prompt, parameters, request_id)) as outputs:
+        async for output in outputs:
+            yield output

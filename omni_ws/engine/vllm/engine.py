@@ -1,0 +1,210 @@
+"""The vLLM engine: a Thinker that reads, hears and sees, and a Talker that speaks, each on vLLM."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any, Final
+
+from omni_ws.config.error import ConfigurationError
+from omni_ws.config.model import VllmConfig
+from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
+from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
+from omni_ws.engine.decoding import decode_input
+from omni_ws.engine.pipeline import Link, Stage, pipeline
+from omni_ws.engine.vllm.audio_segments import LONGEST_MS
+from omni_ws.engine.vllm.checkpoint import Checkpoint, read_checkpoint
+from omni_ws.engine.vllm.code2wav import Code2Wav
+from omni_ws.engine.vllm.early_input import EarlyBudget
+from omni_ws.engine.vllm.language_model import LanguageModel
+from omni_ws.engine.vllm.read_aloud import ReadAloud
+from omni_ws.engine.vllm.sampling import SAMPLING
+from omni_ws.engine.vllm.speaker import Speaker
+from omni_ws.engine.vllm.talker import Talker
+from omni_ws.engine.vllm.thinker import Thinker, ThinkerParts
+from omni_ws.errors import EngineFailed, OmniError, UnsupportedParameter
+
+log = logging.getLogger(__name__)
+
+#: Threads that decode input.
+DECODING_THREADS: Final = 4
+
+
+def shared_by_all(request: GenerationRequest) -> str | None:
+    """The default salt: everybody may share the cached prefixes of everybody."""
+    return None
+
+
+class VllmEngine:
+    """``cache_salt`` says whom a request may share cached prefixes with: those whose salt is the same."""
+
+    name = "vllm"
+
+    def __init__(
+        self, config: VllmConfig, *, cache_salt: Callable[[GenerationRequest], str | None] = shared_by_all
+    ) -> None:
+        if config.model is None:
+            raise ConfigurationError(["the vllm engine needs a model: --model NAME-OR-FOLDER"])
+        self.config = config
+        self.model = Path(config.model).name if Path(config.model).is_dir() else config.model
+        self.active_requests = 0
+        self._cache_salt = cache_salt
+        self._thinker = LanguageModel("Thinker", {"model": config.model, **config.args}, setting="vllm.args")
+        self._speaker: Speaker | None = None
+        if config.talker is not None:
+            self._speaker = Speaker(config.talker, profile=config.talker_profile, args=config.talker_args)
+        elif config.talker_profile is not None or config.talker_args:
+            raise ConfigurationError(["vllm.talker_profile and vllm.talker_args need a vllm.talker"])
+        self._checkpoint: Checkpoint | None = None
+        self._shared: ThinkerParts | None = None
+        self._decoding: ThreadPoolExecutor | None = None
+        self._tokenizing: ThreadPoolExecutor | None = None
+
+    @property
+    def state(self) -> EngineState:
+        states = {self._thinker.state} | ({self._speaker.state} if self._speaker is not None else set())
+        if self._shared is None or EngineState.STARTING in states:
+            return EngineState.STARTING
+        return EngineState.UNHEALTHY if EngineState.UNHEALTHY in states else EngineState.OK
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        speaker = self._speaker
+        thinker = frozenset(f"{Thinker.name}.{name}" for name in SAMPLING)
+        media = self._checkpoint.media if self._checkpoint is not None else frozenset()
+        return EngineCapabilities(
+            input_modalities=media | {Modality.TEXT},
+            output_modalities=frozenset({OutputModality.TEXT} | ({OutputModality.AUDIO} if speaker else set())),
+            tasks=frozenset({Task.CHAT, Task.SPEECH} if speaker else {Task.CHAT}),
+            extend=True,
+            voices=speaker.voices if speaker else (),
+            sampling=SAMPLING,
+            stage_sampling=thinker | (speaker.sampling_names if speaker else frozenset()),
+            stage_params=speaker.parameter_names if speaker else frozenset(),
+        )
+
+    def describe(self) -> tuple[str, ...]:
+        if self._checkpoint is None:
+            return ()
+        takes = ", ".join(sorted({Modality.TEXT, *self._checkpoint.media}))
+        lines = [f"{self.model} takes {takes}; it reads {self._checkpoint.context} tokens"]
+        if self._speaker is None:
+            lines.append("it has no voice: name a Talker with --vllm.talker")
+        return tuple(lines)
+
+    async def start(self) -> None:
+        """Loads one model after the other: each looks how much of the device is free."""
+        if self._shared is not None:
+            return
+        self._decoding = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="decoder")
+        self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        try:
+            await self._thinker.start()
+            if self._speaker is not None:
+                await self._speaker.start()
+            self._checkpoint = await asyncio.to_thread(read_checkpoint, self._thinker)
+        except BaseException:
+            await self.stop()
+            raise
+        self._shared = ThinkerParts(
+            model=self._thinker,
+            form=self._checkpoint.form,
+            budget=EarlyBudget.of(self._thinker),
+            thread=self._tokenizing,
+            sampling=self._checkpoint.sampling,
+            sample_rate=self._checkpoint.sample_rate,
+            shortest_segment_ms=self.config.audio_segment_ms,
+            longest_segment_ms=LONGEST_MS,
+            cache_salt=self._cache_salt,
+        )
+
+    async def stop(self) -> None:
+        self._shared = None
+        executors = [executor for executor in (self._decoding, self._tokenizing) if executor is not None]
+        self._decoding = self._tokenizing = None
+        ending = [self._thinker.stop(), *([self._speaker.stop()] if self._speaker is not None else [])]
+        await asyncio.gather(*ending)
+        for executor in executors:
+            await asyncio.to_thread(executor.shutdown)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+        shared, decoding = self._shared, self._decoding
+        if shared is None or decoding is None or self.state is not EngineState.OK:
+            raise EngineFailed("the engine is not running", fatal=True)
+        work = _Work(shared, self._speaker, request)
+        decoded = decode_input(
+            request.input, audio=request.input_audio, sample_rate=shared.sample_rate, executor=decoding
+        )
+        self.active_requests += 1
+        try:
+            # A pipeline that is left cancels its stages, and those free their places in vLLM.
+            async with aclosing(decoded), pipeline(decoded, work.stages, work.links) as outputs:
+                async for output in outputs:
+                    yield output
+            yield Finished(work.finish_reason, work.usage)
+        except OmniError:
+            raise
+        except Exception as error:
+            incident = uuid.uuid4().hex[:12]
+            log.exception("the vllm engine failed (%s)", incident)
+            raise EngineFailed(f"the vllm engine failed ({incident})", request_id=request.request_id) from error
+        finally:
+            self.active_requests -= 1
+
+
+class _Work:
+    """The stages of one request, and what came of them. Raises InvalidRequests for what they cannot do."""
+
+    def __init__(self, shared: ThinkerParts, speaker: Speaker | None, request: GenerationRequest) -> None:
+        speaks = OutputModality.AUDIO in request.modalities
+        if request.task is Task.TRANSCRIBE or (request.task is Task.SPEECH and not speaks):
+            raise UnsupportedParameter(f"this engine cannot do the task {request.task} so", param="task")
+        if speaks and speaker is None:
+            raise UnsupportedParameter("this server has no Talker, so it cannot speak", param="modalities")
+        self._thinker: Thinker | None = None
+        self._talker: Talker | None = None
+        self._code2wav: Code2Wav | None = None
+        self.stages: list[Stage[Any]] = []
+        self.links: tuple[Link, ...] = ()
+        if request.task is Task.SPEECH:
+            self.stages.append(ReadAloud())
+        else:
+            self._thinker = Thinker(shared, request, writes=OutputModality.TEXT in request.modalities)
+            self.stages.append(self._thinker)
+        if speaks and speaker is not None:
+            self._talker, self._code2wav = speaker.stages(
+                request.request_id,
+                voice=request.voice,
+                sampling=request.stage_sampling.get("talker"),
+                parameters=request.stage_params,
+            )
+            self.stages += [self._talker, self._code2wav]
+            self.links = speaker.links
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        if self._thinker is not None:
+            assert self._thinker.finish_reason is not None
+            return self._thinker.finish_reason
+        assert self._talker is not None
+        return FinishReason.LENGTH if self._talker.cut else FinishReason.STOP
+
+    @property
+    def usage(self) -> Usage:
+        audio_ms = round(self._code2wav.audio_ms) if self._code2wav is not None else 0
+        if self._thinker is None:
+            assert self._talker is not None
+            return Usage(
+                input_tokens=self._talker.prompt_tokens, output_tokens=self._talker.tokens, output_audio_ms=audio_ms
+            )
+        return Usage(
+            input_tokens=self._thinker.prompt_tokens,
+            output_tokens=self._thinker.answer_tokens,
+            input_audio_ms=self._thinker.input_audio_ms,
+            output_audio_ms=audio_ms,
+        )

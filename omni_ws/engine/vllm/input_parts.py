@@ -1,0 +1,116 @@
+"""Decoded input becomes the parts of a prompt, each as soon as it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from omni_ws.core.chunks import Modality
+from omni_ws.engine.decoding import AudioPart, DecodedPart, ImagePart, TextPart, VideoPart
+from omni_ws.engine.vllm.audio_segments import AudioSegmenter
+from omni_ws.engine.vllm.prompt import Media, PromptDraft
+from omni_ws.media.video import VideoFrame
+
+#: Frames of a video that the model sees, spread evenly over it.
+VIDEO_FRAMES: Final = 32
+
+
+class InputParts:
+    """Writes the parts into ``draft``; audio comes at ``sample_rate`` Hz.
+
+    Parts run one after the other, so only the last one can be open.
+    """
+
+    def __init__(
+        self, draft: PromptDraft, *, sample_rate: int, shortest_segment_ms: int, longest_segment_ms: int
+    ) -> None:
+        self.audio_ms = 0.0
+        self._draft = draft
+        self._sample_rate = sample_rate
+        self._segment_ms = (shortest_segment_ms, longest_segment_ms)
+        self._part: int | None = None
+        self._speech: AudioSegmenter | None = None
+        self._film: FilmStrip | None = None
+
+    def add(self, decoded: DecodedPart) -> None:
+        if decoded.part != self._part:
+            self.close_part()
+            self._part = decoded.part
+        match decoded:
+            case TextPart(text=text, part=part):
+                self._draft.add_text(text, part)
+            case AudioPart(samples=samples):
+                self.audio_ms += len(samples) * 1000 / self._sample_rate
+                if self._speech is None:
+                    shortest, longest = self._segment_ms
+                    self._speech = AudioSegmenter(self._sample_rate, shortest_ms=shortest, longest_ms=longest)
+                self._add_audio(self._speech.feed(samples))
+            case ImagePart(pixels=pixels, part=part):
+                self._draft.add_media(Media(Modality.IMAGE, Image.fromarray(pixels)), part)
+            case VideoPart(frames=frames):
+                if self._film is None:
+                    self._film = FilmStrip(VIDEO_FRAMES)
+                self._film.add(frames)
+
+    def close_part(self) -> None:
+        """No more of the part under way comes."""
+        speech, self._speech = self._speech, None
+        film, self._film = self._film, None
+        if speech is not None:
+            last = speech.finish()
+            self._add_audio([] if last is None else [last])
+        if film is not None:
+            assert self._part is not None
+            self._draft.add_media(Media(Modality.VIDEO, film.for_vllm()), self._part)
+
+    def _add_audio(self, segments: Iterable[NDArray[np.float32]]) -> None:
+        assert self._part is not None
+        for samples in segments:
+            self._draft.add_media(Media(Modality.AUDIO, (samples, float(self._sample_rate))), self._part)
+
+
+class FilmStrip:
+    """At most twice ``most`` frames of a video of any length, evenly spread; ``for_vllm`` gives at most ``most``."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._every = 1
+        self._seen = 0
+        self._kept: list[VideoFrame] = []
+
+    def add(self, frames: Iterable[VideoFrame]) -> None:
+        for frame in frames:
+            if self._seen % self._every == 0:
+                self._kept.append(frame)
+            self._seen += 1
+            if len(self._kept) >= 2 * self._most:
+                self._kept = self._kept[::2]
+                self._every *= 2
+
+    def for_vllm(self) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        """The frames, shape (frames, height, width, 3), all of the first one's size, and what vLLM asks about them."""
+        step = -(-len(self._kept) // self._most)
+        kept = self._kept[::step]
+        height, width, _ = kept[0].pixels.shape
+        pixels = np.stack(list(_sized(kept, width, height)))
+        duration = max(kept[-1].timestamp_ms - kept[0].timestamp_ms, 1) / 1000
+        return pixels, {
+            "total_num_frames": len(kept),
+            "fps": len(kept) / duration,
+            "duration": duration,
+            "frames_indices": list(range(len(kept))),
+            "video_backend": "omni_ws",
+            "do_sample_frames": False,
+        }
+
+
+def _sized(frames: Iterable[VideoFrame], width: int, height: int) -> Iterator[NDArray[np.uint8]]:
+    for frame in frames:
+        if frame.pixels.shape[:2] == (height, width):
+            yield frame.pixels
+        else:
+            yield np.asarray(Image.fromarray(frame.pixels).resize((width, height)), dtype=np.uint8)

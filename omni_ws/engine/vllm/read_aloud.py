@@ -1,0 +1,29 @@
+"""The stage that stands for the Thinker where there is nothing to think: text that is to be read aloud as it comes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from omni_ws.core.chunks import Task
+from omni_ws.engine.base import EngineOutput
+from omni_ws.engine.channel import Channel
+from omni_ws.engine.decoding import DecodedPart, TextPart
+from omni_ws.errors import UnsupportedModality
+
+
+class ReadAloud:
+    """A Stage: decoded text in, the same text to the Talker. Parts are sentences of their own."""
+
+    name = "read aloud"
+
+    async def run(
+        self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
+    ) -> None:
+        assert sink is not None, "somebody has to speak"
+        last: int | None = None
+        async for decoded in source:
+            if not isinstance(decoded, TextPart):
+                raise UnsupportedModality(f"the task {Task.SPEECH} takes text", param="modality")
+            await sink.put(decoded.text if last in (None, decoded.part) else f"\n{decoded.text}")
+            last = decoded.part

@@ -1,0 +1,180 @@
+"""Speaker: the half of the engine that turns the answer's text into sound, with its models and their life."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from omni_ws.config.error import ConfigurationError
+from omni_ws.engine.base import EngineState
+from omni_ws.engine.pipeline import Link
+from omni_ws.engine.vllm.chunk_policy import ChunkPolicy
+from omni_ws.engine.vllm.code2wav import Code2Wav, frames_link
+from omni_ws.engine.vllm.decode_queue import DecodeQueue
+from omni_ws.engine.vllm.snac_stream import CodecWindow
+from omni_ws.engine.vllm.talker import TALKER_SAMPLING, TEXT_LINK, FirstClause, Talker, TalkerModel
+from omni_ws.engine.vllm.talker_profile import TalkerProfile, find_profile
+from omni_ws.errors import EngineFailed, InvalidValue
+
+if TYPE_CHECKING:
+    from omni_ws.engine.vllm.snac_decoder import SnacDecoder
+
+#: What ``stage_params`` may hold: frames of the first chunk, frames of the largest, characters before a first comma.
+_PARAMETERS: Final = {
+    "code2wav": frozenset({"first_frames", "largest_frames"}),
+    "talker": frozenset({"first_comma_after", "first_longest"}),
+}
+_WARM_UP_FRAMES: Final = (4, 5, 7, 8, 10, 14, 22, 30)
+
+
+class Speaker:
+    """``talker`` is the Talker's model, ``profile`` a name or a file, None for what fits the model.
+
+    ``stages`` are two Stages for the end of a pipeline, and ``links`` stand before each of them: the Thinker puts
+    pieces of text into the first. Which device decodes is PyTorch's choice unless ``device`` says.
+    """
+
+    def __init__(
+        self,
+        talker: str,
+        *,
+        profile: str | None = None,
+        args: Mapping[str, Any] | None = None,
+        device: str | None = None,
+        decoder_threads: int | None = None,
+    ) -> None:
+        try:
+            self.profile: TalkerProfile = find_profile(profile, talker)
+        except EngineFailed as error:
+            raise ConfigurationError([f"vllm.talker_profile: {error.message}"]) from error
+        self.model = TalkerModel("Talker", {"model": talker, **(args or {})}, setting="vllm.talker_args")
+        self._device = device
+        self._decoder_threads = decoder_threads
+        self._decoder: SnacDecoder | None = None
+        self._queue: DecodeQueue | None = None
+
+    @property
+    def state(self) -> EngineState:
+        return self.model.state
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        return tuple(self.profile.voices)
+
+    @property
+    def sampling_names(self) -> frozenset[str]:
+        """For ``EngineCapabilities.stage_sampling``."""
+        return frozenset(f"talker.{name}" for name in TALKER_SAMPLING)
+
+    @property
+    def parameter_names(self) -> frozenset[str]:
+        """For ``EngineCapabilities.stage_params``."""
+        return frozenset(f"{stage}.{name}" for stage, names in _PARAMETERS.items() for name in names)
+
+    @property
+    def links(self) -> tuple[Link, Link]:
+        return TEXT_LINK, frames_link(self._started()[0].frame_ms)
+
+    async def start(self) -> None:
+        """Load both models and warm them up. Raises ConfigurationError and EngineFailed."""
+        try:
+            self._decoder = await asyncio.to_thread(self._load_decoder)
+            self._queue = DecodeQueue(self._decoder.decode)
+            await self._warm_up(self._queue)
+            await self.model.start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Idempotent."""
+        queue, self._queue, self._decoder = self._queue, None, None
+        if queue is not None:
+            await queue.close()
+        await self.model.stop()
+
+    def stages(
+        self,
+        request_id: str,
+        *,
+        voice: str | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        parameters: Mapping[str, Mapping[str, Any]] | None = None,
+        priority: int = 0,
+    ) -> tuple[Talker, Code2Wav]:
+        """``sampling`` is ``stage_sampling.talker``, ``parameters`` the whole ``stage_params``. Raises InvalidValue."""
+        decoder, queue = self._started()
+        talker = Talker(
+            self.model,
+            self.profile,
+            request_id=request_id,
+            voice=voice,
+            sampling=sampling,
+            priority=priority,
+            first_clause=_first_clause(_numbers("talker", parameters)),
+        )
+        code2wav = Code2Wav(
+            queue,
+            sample_rate=decoder.sample_rate,
+            frame_ms=decoder.frame_ms,
+            slots=len(self.profile.layout.slots),
+            policy=_chunk_policy(_numbers("code2wav", parameters)),
+        )
+        return talker, code2wav
+
+    def _started(self) -> tuple[SnacDecoder, DecodeQueue]:
+        if self._decoder is None or self._queue is None:
+            raise EngineFailed("the Talker is not available", fatal=True)
+        return self._decoder, self._queue
+
+    def _load_decoder(self) -> SnacDecoder:
+        try:
+            from omni_ws.engine.vllm.snac_decoder import SnacDecoder
+        except ImportError as error:
+            raise EngineFailed(f"speech needs the package snac: {error}") from error
+        layout = self.profile.layout
+        return SnacDecoder.load(self.profile.codec, layout, device=self._device, threads=self._decoder_threads)
+
+    async def _warm_up(self, queue: DecodeQueue) -> None:
+        """Also finds out how long decoding takes, which decides on the first chunk."""
+        # Twice: what PyTorch compiles, it compiles for the shapes of the second time.
+        for frames in _WARM_UP_FRAMES * 2:
+            codes = np.zeros((frames, len(self.profile.layout.slots)), np.int32)
+            await queue.decode(CodecWindow(codes, 0, 0, frames))
+        queue.ms_per_frame = 0.0
+        for frames in _WARM_UP_FRAMES:
+            codes = np.zeros((frames, len(self.profile.layout.slots)), np.int32)
+            await queue.decode(CodecWindow(codes, 0, 0, frames))
+
+
+def _numbers(stage: str, parameters: Mapping[str, Mapping[str, Any]] | None) -> dict[str, int]:
+    """Raises InvalidValue."""
+    values = dict((parameters or {}).get(stage, {}))
+    for name, value in values.items():
+        where = f"stage_params.{stage}.{name}"
+        if name not in _PARAMETERS[stage]:
+            raise InvalidValue("this stage has no such parameter", param=where)
+        if type(value) is not int or not 1 <= value <= 1000:
+            raise InvalidValue("a number of 1 … 1000", param=where)
+    return values
+
+
+def _chunk_policy(values: Mapping[str, int]) -> ChunkPolicy:
+    policy = ChunkPolicy()
+    largest = values.get("largest_frames", max(policy.largest, values.get("first_frames", 1)))
+    first = values.get("first_frames", min(policy.first, largest))
+    if first > largest:
+        raise InvalidValue("not more than largest_frames", param="stage_params.code2wav.first_frames")
+    return replace(policy, first=first, largest=largest)
+
+
+def _first_clause(values: Mapping[str, int]) -> FirstClause:
+    limits = FirstClause()
+    return FirstClause(
+        comma_after=values.get("first_comma_after", limits.comma_after),
+        longest=values.get("first_longest", limits.longest),
+    )

@@ -1,0 +1,164 @@
+"""What the Talker's engine has to know of a speech language model: its prompt, its tokens, its voices.
+
+A profile is chosen by name, recognised from the model's name, or read from a TOML file:
+
+    prefix = [128259, 128000]                        # token ids around the text
+    suffix = [128009, 128260, 128261, 128257]
+    text = "{voice}: {text}"                         # what is between them
+    stop = [128258]                                  # ids that end the speech
+    first_token = 128266                             # the first codec token
+    codebook_size = 4096
+    slots = [0, 1, 2, 2, 1, 2, 2]                    # codebook of each token of a frame
+    codec = "hubertsiuzdak/snac_24khz"               # a name, or a folder beside this file
+    [voices]                                         # name = what stands for {voice}; the first is the default
+    tara = "tara"
+    [sampling]                                       # where the client asks for nothing else
+    temperature = 0.6
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from omni_ws.engine.vllm.codec_frames import FrameLayout
+from omni_ws.errors import EngineFailed, InvalidValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TalkerProfile:
+    """How one family of speech language models is prompted and understood."""
+
+    name: str
+    prefix: tuple[int, ...]
+    suffix: tuple[int, ...]
+    text: str
+    stop: tuple[int, ...]
+    layout: FrameLayout
+    codec: str
+    voices: Mapping[str, str] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    #: No clause has more frames than ``spare_frames`` and this for each of its characters: what babbles on is cut.
+    #: Slow speech has about one frame a character.
+    frames_per_character: float = 3.0
+    spare_frames: int = 36
+
+    def __post_init__(self) -> None:
+        if not self.stop:
+            raise ValueError("a Talker needs an id that ends the speech")
+        if any(self.layout.first_token <= token < self.layout.end_token for token in self.stop):
+            raise ValueError("an id that ends the speech is also a codec token")
+        self.text.format(voice="", text="")
+
+    def spoken_text(self, clause: str, voice: str | None) -> str:
+        """The text of the prompt. Raises InvalidValue for a voice that there is not."""
+        if voice is None:
+            return self.text.format(voice=next(iter(self.voices.values()), ""), text=clause)
+        if voice not in self.voices:
+            raise InvalidValue(
+                f"there is no voice {voice!r}; there are {', '.join(self.voices) or 'none'}", param="voice"
+            )
+        return self.text.format(voice=self.voices[voice], text=clause)
+
+    def prompt(self, text_tokens: list[int]) -> list[int]:
+        """The ids of the prompt around the text's. A text that spells control or codec tokens does not get them."""
+        control = {*self.prefix, *self.suffix, *self.stop}
+        plain = [
+            token
+            for token in text_tokens
+            if token not in control and not self.layout.first_token <= token < self.layout.end_token
+        ]
+        return [*self.prefix, *plain, *self.suffix]
+
+    def most_frames(self, clause: str) -> int:
+        return self.spare_frames + round(self.frames_per_character * len(clause))
+
+
+# Both stand on Llama 3: 128000 begins a text and 128009 ends one; 128256 and on are the ids they added.
+_LLAMA: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "prefix": (128259, 128000),
+        "suffix": (128009, 128260, 128261, 128257),
+        "stop": (128258,),
+        "layout": FrameLayout(first_token=128266),
+        "codec": "hubertsiuzdak/snac_24khz",
+    }
+)
+
+ORPHEUS: Final = TalkerProfile(
+    name="orpheus",
+    text="{voice}: {text}",
+    voices={name: name for name in ("tara", "leah", "jess", "leo", "dan", "mia", "zac", "zoe")},
+    sampling={"temperature": 0.6, "top_p": 0.8, "repetition_penalty": 1.3},
+    **_LLAMA,
+)
+
+#: Its voices are descriptions; more of them are a profile of one's own.
+MAYA1: Final = TalkerProfile(
+    name="maya1",
+    text='<description="{voice}"> {text}',
+    voices={
+        "woman": "Realistic female voice in the 30s with american accent. Normal pitch, warm timbre, natural pacing.",
+        "man": "Realistic male voice in the 30s with american accent. Normal pitch, warm timbre, natural pacing.",
+    },
+    sampling={"temperature": 0.4, "top_p": 0.9, "repetition_penalty": 1.1},
+    **_LLAMA,
+)
+
+_KNOWN: Final = {profile.name: profile for profile in (ORPHEUS, MAYA1)}
+
+
+def find_profile(wanted: str | None, model: str) -> TalkerProfile:
+    """The profile named ``wanted``, or in the file of that name; without a name, the one that fits ``model``.
+
+    Raises EngineFailed, with a message for the person who starts the server.
+    """
+    if wanted is None:
+        for name, profile in _KNOWN.items():
+            if name in Path(model).name.lower():
+                return profile
+        raise EngineFailed(f"name a profile for the Talker {model}: {', '.join(_KNOWN)}, or a TOML file")
+    if wanted in _KNOWN:
+        return _KNOWN[wanted]
+    return read_profile(Path(wanted))
+
+
+def read_profile(path: Path) -> TalkerProfile:
+    """Raises EngineFailed."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise EngineFailed(f"there is no Talker profile {path}; known: {', '.join(_KNOWN)}") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise EngineFailed(f"the Talker profile {path} cannot be read: {error}") from error
+    try:
+        return _profile(path, values)
+    except (TypeError, ValueError, KeyError, IndexError) as error:
+        raise EngineFailed(f"the Talker profile {path} is not one: {error!r}") from error
+
+
+def _profile(path: Path, values: dict[str, Any]) -> TalkerProfile:
+    of_layout: dict[str, Any] = {key: values.pop(key) for key in ("first_token", "codebook_size") if key in values}
+    if "slots" in values:
+        of_layout["slots"] = _numbers(values.pop("slots"))
+    known = {entry.name for entry in fields(TalkerProfile)} - {"name", "layout"}
+    if unknown := values.keys() - known:
+        raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
+    for key in ("prefix", "suffix", "stop"):
+        values[key] = _numbers(values.get(key, []))
+    if not isinstance(values["text"], str) or "{text}" not in values["text"]:
+        raise ValueError("text has a place for {text}")
+    folder = path.parent / str(values["codec"])
+    if folder.is_dir():
+        values["codec"] = str(folder)
+    return TalkerProfile(name=path.stem, layout=FrameLayout(**of_layout), **values)
+
+
+def _numbers(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list) or any(type(value) is not int or value < 0 for value in values):
+        raise ValueError(f"a list of numbers, not {values!r}")
+    return tuple(values)

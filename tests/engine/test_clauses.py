@@ -1,0 +1,186 @@
+import asyncio
+from contextlib import aclosing
+from itertools import pairwise
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni_ws.engine.channel import Channel
+from omni_ws.engine.clauses import MAX_CLAUSE, ClauseSplitter, clauses_as_they_come, is_speakable
+
+#: Words between which a cut is a question: abbreviations, numbers, numbering, quotes, long words.
+PIECES = ("Dr.", "No.", "e.g.", "3.5", "1,000", "5", "1.", "so,", 'end."', "what?!", "ok:", "\n", "好。", "w" * 70, "a")
+
+
+def clauses_of(*pieces: str) -> list[str]:
+    splitter = ClauseSplitter()
+    clauses = [clause for piece in pieces for clause in splitter.feed(piece)]
+    rest = splitter.rest()
+    return [*clauses, rest] if rest else clauses
+
+
+def test_sentences_are_clauses() -> None:
+    assert clauses_of("One. Two! Three? Four") == ["One.", "Two!", "Three?", "Four"]
+    assert clauses_of('He said "stop." Then he left.') == ['He said "stop."', "Then he left."]
+    assert clauses_of("first line\nsecond line") == ["first line", "second line"]
+    assert clauses_of("你好。再见。") == ["你好。", "再见。"]
+
+
+def test_a_sentence_is_complete_once_the_next_one_begins() -> None:
+    splitter = ClauseSplitter()
+    assert splitter.feed("It is 3.") == []
+    assert splitter.feed("14 or so.") == []
+    assert splitter.feed(" And") == ["It is 3.14 or so."]
+    assert splitter.rest() == "And"
+    assert splitter.rest() == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Dr. Smith is here.",
+        "See e.g. the book.",
+        "J. S. Bach wrote it.",
+        "At 5 p.m. we go.",
+        "It is no. 5 of them.",
+        "See fig. 12 for that.",
+        "1. Take the first one.",
+        "She has a Ph.D. in it.",
+    ],
+)
+def test_abbreviations_end_no_sentence(text: str) -> None:
+    assert clauses_of(text) == [text]
+
+
+def test_short_answers_do() -> None:
+    assert clauses_of("It was I. So what.") == ["It was I.", "So what."]
+
+
+def test_a_long_sentence_is_cut_at_a_comma() -> None:
+    first = "this is a rather long beginning of a sentence that goes on and on"
+    assert clauses_of(f"{first}, and then it ends, at last.") == [f"{first},", "and then it ends, at last."]
+
+
+def test_what_looks_complete() -> None:
+    splitter = ClauseSplitter()
+    for text, complete in (
+        ("Hello", False),
+        (" there.", True),
+        (" Mr.", False),
+        (" X said 3", False),
+        (" cats!", True),
+    ):
+        splitter.feed(text)
+        assert splitter.looks_complete is complete, text
+
+
+@given(st.lists(st.text(st.sampled_from("ab .,!?\n:"), max_size=400), max_size=6))
+def test_nothing_is_lost_and_nothing_is_too_long(pieces: list[str]) -> None:
+    clauses = clauses_of(*pieces)
+    assert "".join("".join(clauses).split()) == "".join("".join(pieces).split())
+    assert all(0 < len(clause) <= MAX_CLAUSE for clause in clauses)
+
+
+@given(st.text(st.sampled_from("ab .,!?\n:"), max_size=700), st.integers(1, 40))
+def test_the_cuts_of_the_input_do_not_matter(text: str, length: int) -> None:
+    assert clauses_of(*(text[start : start + length] for start in range(0, len(text), length))) == clauses_of(text)
+
+
+def test_no_is_an_answer_unless_a_number_follows() -> None:
+    assert clauses_of("No. I did not.") == ["No.", "I did not."]
+    splitter = ClauseSplitter()
+    assert splitter.feed("No. ") == []
+    assert splitter.looks_complete
+    assert splitter.feed("I") == ["No."]
+
+
+@pytest.mark.parametrize("text", ["It costs 1,000 dollars or 3.5 times that", "At 10:30, not at 11:45"])
+def test_numbers_are_not_cut(text: str) -> None:
+    splitter = ClauseSplitter(first_comma_after=4)
+    clauses = [*splitter.feed(text), splitter.rest()]
+    for number in ("1,000", "3.5", "10:30", "11:45"):
+        assert any(number in clause for clause in clauses) is (number in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "clauses"),
+    [
+        ("", []),
+        ("  \n ", []),
+        ("Yes", ["Yes"]),
+        ("Yes.", ["Yes."]),
+        ("Well, yes, of course, sir.", ["Well, yes,", "of course, sir."]),
+        ("Well then, and so on, and on, for long.", ["Well then,", "and so on, and on, for long."]),
+        ("Hi. That, as you know, is it.", ["Hi.", "That, as you know, is it."]),
+        ("one two three four five six seven", ["one two three four", "five six seven"]),
+    ],
+)
+def test_the_first_clause_may_be_shorter(text: str, clauses: list[str]) -> None:
+    splitter = ClauseSplitter(first_comma_after=9, first_longest=18)
+    made = splitter.feed(text)
+    rest = splitter.rest()
+    assert [*made, *([rest] if rest else [])] == clauses
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=30), st.randoms(use_true_random=False), st.booleans())
+def test_any_cut_of_an_awkward_text_gives_the_same_clauses(words: list[str], random: Random, early: bool) -> None:
+    text = " ".join(words)
+    cuts = sorted(random.randint(0, len(text)) for _ in range(random.randint(0, 20)))
+    limits = {"first_comma_after": 5, "first_longest": 40} if early else {}
+    whole, cut = ClauseSplitter(**limits), ClauseSplitter(**limits)
+    expected = [*whole.feed(text), whole.rest()]
+    made = [clause for start, end in pairwise((0, *cuts, len(text))) for clause in cut.feed(text[start:end])]
+    assert [*made, cut.rest()] == expected
+    assert "".join("".join(expected).split()) == "".join(text.split())
+    assert all(len(clause) <= MAX_CLAUSE for clause in expected)
+
+
+def test_what_can_be_spoken() -> None:
+    assert all(map(is_speakable, ("5", "好", "* one")))
+    assert not any(map(is_speakable, ("", "...", "***", "—", "🙂")))
+
+
+@pytest.mark.virtual_clock
+@pytest.mark.usefixtures("no_task_left")
+class TestAsTheyCome:
+    async def test_a_whole_sentence_does_not_wait_for_the_next_word(self) -> None:
+        text: Channel[str] = Channel(1000, cost=len)
+        loop = asyncio.get_running_loop()
+        async with aclosing(clauses_as_they_come(aiter(text), ClauseSplitter(), grace_sec=0.2)) as clauses:
+            text.put_nowait("Hello there")
+            text.put_nowait(".")
+            before = loop.time()
+            assert await anext(clauses) == "Hello there."
+            assert loop.time() - before == pytest.approx(0.2)
+            # Half a sentence waits for its end, however long that takes.
+            text.put_nowait("And then he")
+            loop.call_later(60, text.put_nowait, " left. So")
+            assert await anext(clauses) == "And then he left."
+            assert loop.time() - before > 60
+            text.close()
+            assert [clause async for clause in clauses] == ["So"]
+
+    async def test_words_in_time_are_one_sentence_with_what_follows_an_abbreviation(self) -> None:
+        text: Channel[str] = Channel(1000, cost=len)
+        for delay, piece in enumerate(("It is 3.", "14", " or so", ".", " End")):
+            asyncio.get_running_loop().call_later(0.1 * delay, text.put_nowait, piece)
+        asyncio.get_running_loop().call_later(0.6, text.close)
+        async with aclosing(clauses_as_they_come(aiter(text), ClauseSplitter(), grace_sec=0.15)) as clauses:
+            assert [clause async for clause in clauses] == ["It is 3.14 or so.", "End"]
+
+    async def test_nothing_comes_of_nothing(self) -> None:
+        text: Channel[str] = Channel(1000, cost=len)
+        text.put_nowait(" ")
+        text.close()
+        assert [clause async for clause in clauses_as_they_come(aiter(text), ClauseSplitter())] == []
+
+    async def test_an_error_of_the_source_comes_through(self) -> None:
+        text: Channel[str] = Channel(1000, cost=len)
+        text.put_nowait("One. Two")
+        text.fail(ConnectionError("gone"))
+        clauses = clauses_as_they_come(aiter(text), ClauseSplitter())
+        assert await anext(clauses) == "One."
+        with pytest.raises(ConnectionError, match="gone"):
+            await anext(clauses)

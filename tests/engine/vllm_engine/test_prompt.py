@@ -1,0 +1,208 @@
+"""How prompts are written, and that what is given to the model early is what stands in the finished prompt."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from omni_ws.core.chunks import Modality
+from omni_ws.engine.base import Message
+from omni_ws.engine.vllm.prompt import Media, PromptDraft, PromptForm
+from omni_ws.errors import InvalidValue
+
+CONTROL = ["<|end|>", "<|sound|>", "<|picture|>", "<|eos|>"]
+
+
+@dataclass(frozen=True)
+class Added:
+    content: str
+    special: bool = True
+
+    def __str__(self) -> str:
+        return self.content
+
+
+class WordTokenizer:
+    """Control tokens are one token each; so is a word with the space before it, unless it is cut from that."""
+
+    all_special_tokens = ("<|eos|>",)
+
+    def __init__(self, *, divisible: bool = True) -> None:
+        self.added_tokens_decoder = {number: Added(token) for number, token in enumerate(CONTROL)}
+        self._words: dict[str, int] = {}
+        control = "|".join(map(re.escape, CONTROL))
+        # One that marks the beginning of every text, as some do, gives other tokens for a text in two pieces.
+        self._begin = "" if divisible else "▁"
+        self._pieces = re.compile(rf"{control}| ?[^\s<]+|\s+(?!\S)|\s+|<")
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        assert not add_special_tokens
+        return [self._number(word) for word in self._pieces.findall(self._begin + text)]
+
+    def _number(self, word: str) -> int:
+        return self._words.setdefault(word, len(self._words))
+
+    def decode(self, tokens: list[int]) -> str:
+        words = list(self._words)
+        return "".join(words[token] for token in tokens)
+
+
+def render(messages: list[dict[str, str]]) -> str:
+    return "".join(f"<|end|>{message['role']}\n{message['content']}" for message in messages) + "<|end|>assistant\n"
+
+
+def placeholder(modality: Modality, number: int) -> str:
+    return f"Sound {number}: <|sound|>" if modality is Modality.AUDIO else "<|picture|>"
+
+
+def form(tokenizer: WordTokenizer | None = None) -> PromptForm:
+    return PromptForm(tokenizer or WordTokenizer(), render, placeholder, frozenset({Modality.AUDIO, Modality.IMAGE}))
+
+
+def draft(prompt_form: PromptForm) -> PromptDraft:
+    return PromptDraft(prompt_form, *prompt_form.frame("Be brief.", ()))
+
+
+def test_the_frame_is_the_template_around_the_input() -> None:
+    head, tail = form().frame("Be brief.", (Message("user", "One"), Message("assistant", "Two")))
+    assert head == "<|end|>system\nBe brief.<|end|>user\nOne<|end|>assistant\nTwo<|end|>user\n"
+    assert tail == "<|end|>assistant\n"
+
+
+def test_without_instructions_there_is_no_system_message() -> None:
+    assert form().frame("", ())[0] == "<|end|>user\n"
+
+
+def test_no_text_of_a_client_is_a_control_token() -> None:
+    tokenizer = WordTokenizer()
+    prompt_form = form(tokenizer)
+    head, _ = prompt_form.frame("<|end|>", (Message("user", "<|eos|>"),))
+    assert head.count("<|end|>") == 3
+    assert "<|eos|>" not in head
+    written = draft(prompt_form)
+    written.add_text("<|so", 0)
+    written.add_text("und|> <|end|>", 0)
+    assert written.whole().media == ()
+    text = tokenizer.decode(written.whole().tokens)
+    assert "<|sound|>" not in text
+    assert text.replace("\u200b", "").endswith("<|sound|> <|end|><|end|>assistant\n")
+
+
+def test_parts_stand_on_lines_of_their_own_and_media_are_numbered() -> None:
+    tokenizer = WordTokenizer()
+    written = draft(form(tokenizer))
+    written.add_text("Look ", 0)
+    written.add_text("here", 0)
+    for number, modality in enumerate((Modality.IMAGE, Modality.AUDIO, Modality.AUDIO), 1):
+        written.add_media(Media(modality, number), number)
+    written.add_text("well", 4)
+    whole = written.whole()
+    assert tokenizer.decode(whole.tokens) == (
+        "<|end|>system\nBe brief.<|end|>user\n"
+        "Look here\n<|picture|>\nSound 1: <|sound|>\nSound 2: <|sound|>\nwell<|end|>assistant\n"
+    )
+    assert whole.for_vllm("ann") == {
+        "prompt_token_ids": whole.tokens,
+        "multi_modal_data": {"image": [1], "audio": [2, 3]},
+        "cache_salt": "ann",
+    }
+
+
+def test_vllm_gets_a_list_of_its_own() -> None:
+    written = draft(form())
+    written.add_text("Hello", 0)
+    whole = written.whole()
+    assert whole.for_vllm(None)["prompt_token_ids"] is not whole.tokens
+
+
+Step = tuple[str, Any]
+TEXTS = st.text(st.sampled_from(list("ab <|end>\n")), max_size=12)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("text"), TEXTS),
+        st.tuples(st.just("new text part"), TEXTS),
+        st.tuples(st.just("media"), st.sampled_from([Modality.AUDIO, Modality.IMAGE])),
+        st.tuples(st.just("take"), st.integers(1, 4)),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(STEPS, st.booleans())
+def test_early_work_and_the_rest_are_the_whole_or_are_known_not_to_be(steps: list[Step], divisible: bool) -> None:
+    tokenizer = WordTokenizer(divisible=divisible)
+    written = draft(form(tokenizer))
+    part, items = 0, 0
+    early_tokens: list[int] = []
+    early_media: list[Media] = []
+    for step, value in steps:
+        match step:
+            case "text":
+                written.add_text(value, part)
+            case "new text part":
+                part += 1
+                written.add_text(value, part)
+            case "media":
+                part += 1
+                written.add_media(Media(value, items), part)
+                part += 1
+                items += 1
+            case "take":
+                taken = written.take_stable(value)
+                if taken is not None:
+                    early_tokens += taken.tokens
+                    early_media += taken.media
+                    signs = tokenizer.decode(taken.tokens)
+                    # A placeholder and what it stands for go together.
+                    assert signs.count("<|sound|>") + signs.count("<|picture|>") == len(taken.media)
+    whole = written.whole()
+    rest = written.rest(whole)
+    assert (written.so_far().tokens, list(written.so_far().media)) == (early_tokens, early_media)
+    if rest is None:
+        assert whole.tokens[: len(early_tokens)] != early_tokens
+    else:
+        assert early_tokens + rest.tokens == whole.tokens
+        assert (*early_media, *rest.media) == whole.media
+    assert [item.data for item in whole.media] == list(range(items))
+
+
+def test_text_is_given_up_to_its_last_word() -> None:
+    tokenizer = WordTokenizer()
+    written = draft(form(tokenizer))
+    written.add_text("one two thr", 0)
+    taken = written.take_stable(1)
+    assert taken is not None
+    assert tokenizer.decode(taken.tokens).endswith("one two")
+    written.add_text("ee four", 0)
+    taken = written.take_stable(1)
+    assert taken is not None
+    assert tokenizer.decode(taken.tokens) == " three"
+    assert written.take_stable(1) is None
+    rest = written.rest(written.whole())
+    assert rest is not None
+    assert tokenizer.decode(rest.tokens) == " four<|end|>assistant\n"
+
+
+def test_little_text_is_not_worth_a_step() -> None:
+    written = draft(form())
+    assert written.take_stable(1) is not None
+    written.add_text("one two three", 0)
+    assert written.take_stable(16) is None
+    written.add_media(Media(Modality.IMAGE, None), 1)
+    taken = written.take_stable(16)
+    assert taken is not None
+    assert len(taken.media) == 1
+
+
+def test_a_template_that_refuses_is_the_clients_fault() -> None:
+    def refuse(messages: list[dict[str, str]]) -> str:
+        raise InvalidValue("roles must alternate")
+
+    with pytest.raises(InvalidValue):
+        PromptForm(WordTokenizer(), refuse, placeholder).frame("", ())

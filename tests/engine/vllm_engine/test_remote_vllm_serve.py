@@ -1,0 +1,123 @@
+"""The remote engine before a real ``vllm serve`` on the CPU, with a model of random weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+pytest.importorskip("httpx", reason="the remote engine's client is not installed")
+
+from support.live_server import live_server
+from support.scripted_upstream import answer, asking, final, gather, said
+from support.vllm_serve import VllmServe, configuration, in_front_of, vllm_serve
+
+from omni_ws.client import connect
+from omni_ws.core.chunks import FinishReason, InputChunk, Modality
+from omni_ws.engine.base import EngineState, TextOutput
+from omni_ws.engine.remote.engine import RemoteEngine
+from omni_ws.errors import ContextLengthExceeded, EngineFailed, InvalidValue
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+CONTEXT = 512
+GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServe]:
+    from support.tiny_models import build_text_model
+
+    folder = tmp_path_factory.mktemp("served")
+    with vllm_serve(build_text_model(folder / "model"), folder / "log", "--max-model-len", str(CONTEXT)) as served:
+        yield served
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def engine(serve: VllmServe) -> AsyncIterator[RemoteEngine]:
+    async with in_front_of(serve) as engine:
+        yield engine
+
+
+async def until_idle(serve: VllmServe) -> None:
+    async with asyncio.timeout(20):
+        while await serve.running_requests():  # noqa: ASYNC110 - another process, which has no event for us
+            await asyncio.sleep(0.05)
+
+
+async def test_the_answer_is_vllms_own(serve: VllmServe, engine: RemoteEngine) -> None:
+    assert engine.model == "tiny"
+    outputs = await answer(engine, "hello", sampling=GREEDY)
+    assert said(outputs) == await serve.direct("hello", GREEDY)
+    assert sum(isinstance(output, TextOutput) for output in outputs) > 5
+    assert final(outputs).reason is FinishReason.LENGTH
+    assert final(outputs).usage.output_tokens == 24
+    assert final(outputs).usage.input_tokens > 5
+
+
+async def test_streaming_input_in_front_of_it(serve: VllmServe, engine: RemoteEngine) -> None:
+    """The real client, a WebSocket, pieces of text."""
+    config = configuration(serve)
+    session_config = {"sampling": GREEDY, "modalities": ["text"], "history": False}
+    async with (
+        live_server(RemoteEngine(config), remote=config) as front,
+        connect(front.websocket_url, config=session_config) as session,
+    ):
+        for piece in ("how ", "are "):
+            await session.send_text(piece)
+        await session.send_text("you", end=True)
+        assert (await session.answer()).text == await serve.direct("how are you", GREEDY)
+
+
+async def test_many_at_a_time(serve: VllmServe, engine: RemoteEngine) -> None:
+    answers = await asyncio.gather(*(answer(engine, f"question {number}", sampling=GREEDY) for number in range(6)))
+    for number, outputs in enumerate(answers):
+        assert final(outputs).usage.output_tokens == 24, number
+    assert said(answers[3]) == await serve.direct("question 3", GREEDY)
+
+
+async def test_a_cancelled_answer_leaves_its_slot(serve: VllmServe, engine: RemoteEngine) -> None:
+    outputs = engine.generate(asking("hello", sampling={"max_tokens": CONTEXT - 50, "temperature": 0.0}))
+    assert isinstance(await anext(outputs), TextOutput)
+    await outputs.aclose()
+    await until_idle(serve)
+
+
+async def test_a_prompt_that_is_too_long(engine: RemoteEngine) -> None:
+    with pytest.raises(ContextLengthExceeded):
+        await answer(engine, "x" * (CONTEXT + 1), sampling=GREEDY)
+
+
+async def test_a_value_that_it_refuses(engine: RemoteEngine) -> None:
+    with pytest.raises(InvalidValue, match="min_p"):
+        await answer(engine, sampling={"min_p": 7})
+
+
+async def test_sound_for_a_model_that_hears_nothing(engine: RemoteEngine) -> None:
+    with pytest.raises(InvalidValue):
+        await answer(engine, InputChunk(Modality.AUDIO, bytes(3200)))
+
+
+async def test_a_wrong_key_is_told_at_the_start(serve: VllmServe, engine: RemoteEngine) -> None:
+    with pytest.raises(EngineFailed, match="does not accept the key"):
+        await RemoteEngine(configuration(serve, api_key="wrong")).start()
+
+
+async def test_a_wrong_model_is_told_at_the_start(serve: VllmServe, engine: RemoteEngine) -> None:
+    with pytest.raises(EngineFailed, match="does not serve huge; it serves tiny"):
+        await RemoteEngine(configuration(serve, model="huge")).start()
+
+
+async def test_it_dies_in_the_middle_of_an_answer(serve: VllmServe, engine: RemoteEngine) -> None:
+    """Last, for nothing comes after it."""
+    outputs = engine.generate(asking("hello", sampling={"max_tokens": CONTEXT - 50, "temperature": 0.0}))
+    assert isinstance(await anext(outputs), TextOutput)
+    serve.kill()
+    with pytest.raises(EngineFailed):
+        await gather(outputs, [])
+    async with asyncio.timeout(20):
+        while engine.state is not EngineState.UNHEALTHY:  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0.05)

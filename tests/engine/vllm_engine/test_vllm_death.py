@@ -1,0 +1,109 @@
+"""What happens when the process dies that a model runs in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from support.live_server import LiveServer, live_server
+from support.raw_http import raw_client
+from support.raw_http import request as http_request
+from support.until import until
+from support.vllm_engine import Input, answer, core_process, plain_answer, running_engine, unfinished
+
+from omni_ws.engine.base import EngineState
+from omni_ws.engine.vllm.engine import VllmEngine
+from omni_ws.errors import EngineFailed
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from support.tiny_models import build_text_model
+
+    return build_text_model(tmp_path_factory.mktemp("text-model"))
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def engine(model: Path) -> AsyncIterator[VllmEngine]:
+    from support.tiny_models import ENGINE_ARGS
+
+    async with running_engine(model, ENGINE_ARGS) as engine:
+        yield engine
+
+
+@pytest.fixture
+def quick_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_ws.engine.vllm.language_model.FIRST_BACKOFF_SEC", 0.05)
+
+
+async def until_state(engine: VllmEngine, state: EngineState, seconds: float) -> None:
+    async with asyncio.timeout(seconds):
+        while engine.state is not state:  # noqa: ASYNC110 - a restart takes seconds, in a thread that wants the time
+            await asyncio.sleep(0.005)
+
+
+async def test_a_death_while_answering_fails_the_answer_and_the_next_ones_until_it_is_back(
+    engine: VllmEngine, quick_restart: None
+) -> None:
+    before = await plain_answer(engine, "user: Hello\nassistant:")
+    task = asyncio.create_task(answer(engine, Input("Hello"), sampling={"temperature": 0.0}))
+    waiting = asyncio.create_task(answer(engine, Input("I am still speaking", open_end=True)))
+    await until(lambda: unfinished(engine) == 2, seconds=10)
+    os.kill(core_process(engine), signal.SIGKILL)
+    for failing in (task, waiting):
+        with pytest.raises(EngineFailed) as failure:
+            await asyncio.wait_for(failing, 1)
+        assert failure.value.fatal
+    assert engine.state is EngineState.UNHEALTHY
+    with pytest.raises(EngineFailed) as failure:
+        await answer(engine, Input("Hello"))
+    assert failure.value.fatal
+    assert engine.active_requests == 0
+
+    await until_state(engine, EngineState.OK, 60)
+    text, _ = await answer(engine, Input("Hello"))
+    assert text == before
+    assert engine._shared is not None
+    assert engine._shared.budget.places == 4
+
+
+async def test_a_death_is_noticed_while_nothing_runs(engine: VllmEngine, quick_restart: None) -> None:
+    os.kill(core_process(engine), signal.SIGKILL)
+    await until_state(engine, EngineState.UNHEALTHY, 1)
+    await until_state(engine, EngineState.OK, 60)
+    await answer(engine, Input("Hello"))
+
+
+async def test_the_server_tells_of_it_and_stopping_leaves_no_process(engine: VllmEngine, quick_restart: None) -> None:
+    async with live_server(engine, expect_errors=True, still_answers=False) as server:
+        assert await health(server) == (200, "ok")
+        os.kill(core_process(engine), signal.SIGKILL)
+        await until_state(engine, EngineState.UNHEALTHY, 1)
+        assert await health(server) == (503, "unhealthy")
+        await until_state(engine, EngineState.OK, 60)
+        assert await health(server) == (200, "ok")
+        pid = core_process(engine)
+        os.kill(pid, 0)
+        answering = asyncio.create_task(answer(engine, Input("Hello"), sampling={"temperature": 0.0}))
+        await until(lambda: unfinished(engine) == 1, seconds=10)
+        await engine.stop()
+        with pytest.raises(EngineFailed):
+            await asyncio.wait_for(answering, 1)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert engine.state is EngineState.STARTING
+    await engine.stop()
+
+
+async def health(server: LiveServer) -> tuple[int, str]:
+    async with raw_client(server.port) as client:
+        await client.send(http_request("GET", "/health", "Connection: close"))
+        response = await client.response()
+    return response.status, response.json()["status"]

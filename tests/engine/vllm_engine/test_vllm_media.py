@@ -1,0 +1,170 @@
+"""Sound, pictures and films in, on the real AsyncLLM, with models of random weights."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from numpy.typing import NDArray
+from PIL import Image
+from support.vllm_engine import Input, answer, plain_answer, running_engine, text_chunk, until_idle
+
+from omni_ws.core.chunks import InputChunk, InputMode, Modality
+from omni_ws.engine.vllm.engine import VllmEngine
+from omni_ws.errors import InvalidValue
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+RATE = 16_000
+HEARD = "<|audio_bos|><|AUDIO|><|audio_eos|>"
+SEEN = "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def hearing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
+    from support.tiny_models import MULTIMODAL_ARGS, build_audio_model
+
+    folder = build_audio_model(tmp_path_factory.mktemp("audio-model"))
+    async with running_engine(folder, MULTIMODAL_ARGS, audio_segment_ms=1000) as engine:
+        yield engine
+        await until_idle(engine, 1)
+
+
+def noise(seconds: float, seed: int = 0) -> NDArray[np.int16]:
+    generator = np.random.default_rng(seed)
+    return (generator.standard_normal(int(seconds * RATE)) * 3000).astype(np.int16)
+
+
+def chunks_of(samples: NDArray[np.int16], size: int = RATE // 50) -> list[InputChunk]:
+    return [
+        InputChunk(Modality.AUDIO, samples[start : start + size].tobytes()) for start in range(0, len(samples), size)
+    ]
+
+
+def heard(samples: NDArray[np.int16]) -> NDArray[np.float32]:
+    return (samples / 32768).astype(np.float32)
+
+
+async def test_hears_what_the_model_hears(hearing: VllmEngine) -> None:
+    assert hearing.capabilities.input_modalities == {Modality.TEXT, Modality.AUDIO}
+    samples = noise(0.9)
+    text, final = await answer(hearing, Input(*chunks_of(samples)), input_mode=InputMode.SNAPSHOT)
+    prompt = {
+        "prompt": f"user: Audio 1: {HEARD}\nassistant:",
+        "multi_modal_data": {"audio": (heard(samples), RATE)},
+    }
+    assert text == await plain_answer(hearing, prompt)
+    assert final.usage.input_audio_ms == 900
+    assert final.usage.input_tokens > len("user: Audio 1: \nassistant:") + 20
+
+    other, _ = await answer(hearing, Input(*chunks_of(noise(0.9, seed=1))), input_mode=InputMode.SNAPSHOT)
+    assert other != text
+
+
+async def test_parts_keep_their_order(hearing: VllmEngine) -> None:
+    samples = noise(0.5)
+    source = Input("Before", *chunks_of(samples), "after")
+    text, _ = await answer(hearing, source, input_mode=InputMode.SNAPSHOT)
+    prompt = {
+        "prompt": f"user: Before\nAudio 1: {HEARD}\nafter\nassistant:",
+        "multi_modal_data": {"audio": (heard(samples), RATE)},
+    }
+    assert text == await plain_answer(hearing, prompt)
+
+
+@pytest.mark.parametrize("stop", [None, "~"], ids=["streamed", "warmed"])
+async def test_speech_is_heard_while_it_lasts_and_answered_as_if_it_came_at_once(
+    hearing: VllmEngine, stop: str | None
+) -> None:
+    """Two segments, cut in the pause, then a text: the same answer, however it comes."""
+    pause = np.zeros(int(0.6 * RATE), np.int16)
+    speech = np.concatenate([noise(1.2), pause, noise(0.8, seed=1)])
+    sampling = {"temperature": 0.0, "max_tokens": 16, **({} if stop is None else {"stop": stop})}
+    at_once, final = await answer(
+        hearing, Input(*chunks_of(speech), "What?"), input_mode=InputMode.SNAPSHOT, sampling=sampling
+    )
+
+    source = Input(open_end=True)
+    answering = asyncio.create_task(answer(hearing, source, sampling=sampling))
+    for chunk in chunks_of(speech):
+        source.send(chunk)
+        await asyncio.sleep(0.002)
+    source.send(text_chunk("What?"))
+    source.end()
+    live, live_final = await answering
+    assert live == at_once
+    assert live_final.usage == final.usage
+
+    # The first pause is 1.2 … 1.8 s; it is cut when 300 ms of it are there, in the middle of those.
+    cut = int(1.36 * RATE)
+    prompt = {
+        "prompt": f"user: Audio 1: {HEARD}\nAudio 2: {HEARD}\nWhat?\nassistant:",
+        "multi_modal_data": {"audio": [(heard(speech[:cut]), RATE), (heard(speech[cut:]), RATE)]},
+    }
+    assert at_once == await plain_answer(hearing, prompt, **sampling)
+
+
+async def test_sees_pictures(tmp_path_factory: pytest.TempPathFactory) -> None:
+    pytest.importorskip("torchvision", reason="torchvision is not installed")
+    from support.tiny_models import MULTIMODAL_ARGS, build_vision_model
+
+    folder = build_vision_model(tmp_path_factory.mktemp("vision-model"))
+    args = {**MULTIMODAL_ARGS, "limit_mm_per_prompt": {"image": 2, "video": 1}}
+    async with running_engine(folder, args) as engine:
+        assert engine.capabilities.input_modalities == {Modality.TEXT, Modality.IMAGE, Modality.VIDEO}
+        await _pictures(engine)
+        await _too_many_pictures(engine)
+        await _frames_of_a_camera(engine)
+
+
+async def _pictures(engine: VllmEngine) -> None:
+    first, second = picture(1), picture(2)
+    text, _ = await answer(engine, Input("Look", png(first), png(second), "well"), input_mode=InputMode.SNAPSHOT)
+    prompt = {
+        "prompt": f"user: Look\n{SEEN}\n{SEEN}\nwell\nassistant:",
+        "multi_modal_data": {"image": [first, second]},
+    }
+    assert text == await plain_answer(engine, prompt)
+    swapped, _ = await answer(engine, Input("Look", png(second), png(first), "well"), input_mode=InputMode.SNAPSHOT)
+    assert swapped != text
+
+    source = Input("Look", png(first), open_end=True)
+    answering = asyncio.create_task(answer(engine, source))
+    await asyncio.sleep(0.3)
+    source.send(png(second))
+    source.send("well")
+    await asyncio.sleep(0.1)
+    source.end()
+    live, _ = await answering
+    assert live == text
+
+
+async def _too_many_pictures(engine: VllmEngine) -> None:
+    with pytest.raises(InvalidValue, match="image"):
+        await answer(engine, Input(*[png(picture(number)) for number in range(3)]), input_mode=InputMode.SNAPSHOT)
+
+
+async def _frames_of_a_camera(engine: VllmEngine) -> None:
+    frames = [
+        InputChunk(Modality.VIDEO, png(picture(number)).payload, timestamp_ms=500 * number) for number in range(4)
+    ]
+    text, final = await answer(engine, Input(*frames, "What moves?"), input_mode=InputMode.SNAPSHOT)
+    assert text
+    still, _ = await answer(engine, Input(*[frames[0]] * 4, "What moves?"), input_mode=InputMode.SNAPSHOT)
+    assert still != text
+    assert final.usage.input_tokens > len("user: \nWhat moves?\nassistant:")
+
+
+def picture(seed: int) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 255, (120, 160, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def png(image: Image.Image) -> InputChunk:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return InputChunk(Modality.IMAGE, file.getvalue())

@@ -1,0 +1,226 @@
+"""The whole engine with a voice: Thinker, Talker and Code2Wav on two real AsyncLLMs and a real codec, all tiny."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from support.until import until
+from support.vllm_engine import GREEDY, Input, answer, final_of, request, running_engine, text_of, until_idle
+
+from omni_ws.audio.samples import Samples
+from omni_ws.core.chunks import FinishReason, OutputModality, Task
+from omni_ws.engine.base import AudioOutput, EngineOutput, EngineState, Finished, TextOutput
+from omni_ws.engine.vllm.engine import VllmEngine
+from omni_ws.errors import EngineFailed, InvalidValue
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+BOTH = frozenset({OutputModality.TEXT, OutputModality.AUDIO})
+AUDIO = frozenset({OutputModality.AUDIO})
+SEED = {"talker": {"seed": 11}}
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
+    from support.tiny_codec import build_codec, write_talker_profile
+    from support.tiny_models import ENGINE_ARGS, build_talker, build_text_model
+
+    folder = tmp_path_factory.mktemp("speech")
+    profile = write_talker_profile(folder / "tiny.toml", build_codec(folder / "codec"))
+    talker = {
+        "talker": str(build_talker(folder / "talker")),
+        "talker_profile": str(profile),
+        "talker_args": dict(ENGINE_ARGS),
+    }
+    async with running_engine(build_text_model(folder / "thinker"), ENGINE_ARGS, **talker) as engine:
+        yield engine
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def engine(started: VllmEngine) -> AsyncIterator[VllmEngine]:
+    """The running engine; afterwards nothing of it may be held any more."""
+    yield started
+    await until_idle(started, 1)
+    assert speaking(started) == 0
+    assert started.active_requests == 0
+
+
+def speaking(engine: VllmEngine) -> int:
+    assert engine._speaker is not None
+    count: int = engine._speaker.model.llm.get_num_unfinished_requests()
+    return count
+
+
+async def outputs_of(engine: VllmEngine, source: Input, **changes: Any) -> list[EngineOutput]:
+    changes.setdefault("stage_sampling", SEED)
+    return [output async for output in engine.generate(request(source, **changes))]
+
+
+def sound_of(outputs: Sequence[EngineOutput]) -> Samples:
+    return np.concatenate(
+        [np.empty(0, np.float32), *(output.samples for output in outputs if isinstance(output, AudioOutput))]
+    )
+
+
+async def spoken_at_once(engine: VllmEngine, text: str) -> Samples:
+    """The same text through the same Talker, its codes kept, and each clause decoded in one go."""
+    from omni_ws.engine.channel import Channel
+    from omni_ws.engine.vllm.codec_frames import CodecFrames
+    from omni_ws.engine.vllm.snac_stream import CodecWindow
+
+    assert engine._speaker is not None
+    talker, _ = engine._speaker.stages("reference", sampling=SEED["talker"])
+    frames: Channel[CodecFrames] = Channel(1e9, cost=lambda _: 1)
+    outputs: Channel[EngineOutput] = Channel(1, cost=lambda _: 1)
+
+    async def source() -> AsyncIterator[str]:
+        yield text
+
+    await talker.run(source(), frames, outputs)
+    frames.close()
+    items = [item async for item in frames]
+    decoder = engine._speaker._decoder
+    assert decoder is not None
+    sound = []
+    for number in range(items[-1].clause + 1):
+        codes = np.concatenate([item.codes for item in items if item.clause == number])
+        sound += decoder.decode([CodecWindow(codes, 0, 0, len(codes))])
+    return np.concatenate(sound)
+
+
+def assert_same_sound(heard: Samples, expected: Samples) -> None:
+    assert heard.shape == expected.shape
+    assert np.abs(heard - expected).max() <= 1e-5 * np.abs(expected).max()
+
+
+async def test_what_it_can_do(engine: VllmEngine) -> None:
+    can = engine.capabilities
+    assert can.output_modalities == BOTH
+    assert can.tasks == {Task.CHAT, Task.SPEECH}
+    assert can.voices == ("ada", "bob")
+    assert {"talker.temperature", "talker.seed", "talker.max_tokens"} <= can.stage_sampling
+    assert {"code2wav.first_frames", "talker.first_longest"} <= can.stage_params
+
+
+async def test_an_answer_in_text_and_in_sound(engine: VllmEngine) -> None:
+    outputs = await outputs_of(engine, Input("Hello."), modalities=BOTH)
+    text = text_of(outputs)
+    assert text == (await answer(engine, Input("Hello.")))[0]
+    sound = sound_of(outputs)
+    assert_same_sound(sound, await spoken_at_once(engine, text))
+    final = final_of(outputs)
+    assert final.usage.output_tokens == GREEDY["max_tokens"]
+    assert final.usage.output_audio_ms == round(len(sound) / 24)
+
+
+async def test_an_answer_in_sound_alone(engine: VllmEngine) -> None:
+    outputs = await outputs_of(engine, Input("Hello."), modalities=AUDIO)
+    assert not any(isinstance(output, TextOutput) for output in outputs)
+    text, _ = await answer(engine, Input("Hello."))
+    assert_same_sound(sound_of(outputs), await spoken_at_once(engine, text))
+
+
+async def test_it_speaks_while_it_still_writes(engine: VllmEngine) -> None:
+    outputs = await outputs_of(
+        engine,
+        Input("Hello."),
+        modalities=BOTH,
+        sampling={**GREEDY, "max_tokens": 400},
+        stage_params={"talker": {"first_longest": 5}},
+        stage_sampling={"talker": {"seed": 11, "max_tokens": 7 * 20}},
+    )
+    kinds = [type(output) for output in outputs]
+    assert kinds.index(AudioOutput) < len(kinds) - 1 - kinds[::-1].index(TextOutput)
+    assert len(sound_of(outputs)) == 20 * 2048
+
+
+async def test_text_is_read_aloud_as_it_comes(engine: VllmEngine) -> None:
+    source = Input("Well, this is ", "the first. This ", open_end=True)
+    outputs: list[EngineOutput] = []
+    sentences = engine.generate(request(source, task=Task.SPEECH, modalities=AUDIO, stage_sampling=SEED))
+    async for output in sentences:
+        if not outputs:
+            # The first sentence is heard while the second has no end yet.
+            source.send("is the second.")
+            source.end()
+        outputs.append(output)
+    assert final_of(outputs).reason in (FinishReason.STOP, FinishReason.LENGTH)
+    whole = "Well, this is the first. This is the second."
+    assert_same_sound(sound_of(outputs), await spoken_at_once(engine, whole))
+
+
+async def test_a_sentence_is_spoken_though_nothing_follows(engine: VllmEngine) -> None:
+    source = Input("This is all.", open_end=True)
+    heard = 0
+    async with asyncio.timeout(10):
+        async for output in engine.generate(request(source, task=Task.SPEECH, modalities=AUDIO)):
+            heard += isinstance(output, AudioOutput)
+            source.end()
+    assert heard
+
+
+async def test_many_at_once_do_not_mix(engine: VllmEngine) -> None:
+    texts = [f"This is voice number {number}." for number in range(5)]
+    answers = await asyncio.gather(
+        *(outputs_of(engine, Input(text), task=Task.SPEECH, modalities=AUDIO) for text in texts)
+    )
+    for text, outputs in zip(texts, answers, strict=True):
+        assert_same_sound(sound_of(outputs), await spoken_at_once(engine, text))
+
+
+async def test_nothing_to_say(engine: VllmEngine) -> None:
+    outputs = await outputs_of(engine, Input(" \n"), task=Task.SPEECH, modalities=AUDIO)
+    assert [type(output) for output in outputs] == [Finished]
+    assert final_of(outputs).usage.output_audio_ms == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"voice": "eve"}, "voice"),
+        ({"stage_sampling": {"talker": {"temperature": -1}}}, "stage_sampling.talker"),
+        ({"stage_params": {"code2wav": {"first_frames": "1"}}}, "stage_params.code2wav.first_frames"),
+    ],
+)
+async def test_what_is_refused(engine: VllmEngine, changes: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        await outputs_of(engine, Input("Hello."), modalities=BOTH, **changes)
+    assert caught.value.param == param
+
+
+async def test_leaving_frees_all_stages(engine: VllmEngine) -> None:
+    source = Input("a word " * 60)
+    outputs = engine.generate(request(source, task=Task.SPEECH, modalities=AUDIO))
+    async for output in outputs:
+        assert isinstance(output, AudioOutput)
+        break
+    async with asyncio.timeout(0.05):
+        await outputs.aclose()
+    assert speaking(engine) == 0
+    assert engine.active_requests == 0
+
+
+async def test_the_talker_dies_and_comes_back(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_ws.engine.vllm.language_model.FIRST_BACKOFF_SEC", 0.05)
+    assert engine._speaker is not None
+    process = engine._speaker.model.llm.engine_core.resources.engine_manager.processes[0]
+    before = sound_of(await outputs_of(engine, Input("Again."), task=Task.SPEECH, modalities=AUDIO))
+
+    async def killed_while_it_speaks() -> None:
+        async for _ in engine.generate(request(Input("a word " * 60), task=Task.SPEECH, modalities=AUDIO)):
+            os.kill(process.pid, signal.SIGKILL)
+
+    with pytest.raises(EngineFailed) as failure:
+        await killed_while_it_speaks()
+    assert failure.value.fatal
+    assert engine.state is EngineState.UNHEALTHY
+    await until(lambda: engine.state is EngineState.OK, seconds=60)
+    after = sound_of(await outputs_of(engine, Input("Again."), task=Task.SPEECH, modalities=AUDIO))
+    assert_same_sound(after, before)

@@ -1,0 +1,79 @@
+"""What cannot start says why, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_ws.config.error import ConfigurationError
+from omni_ws.config.model import VllmConfig
+from omni_ws.engine.base import EngineState
+from omni_ws.engine.vllm.engine import VllmEngine
+from omni_ws.errors import EngineFailed
+
+
+def test_a_model_is_needed() -> None:
+    with pytest.raises(ConfigurationError, match="model"):
+        VllmEngine(VllmConfig())
+
+
+def test_settings_of_a_talker_need_a_talker() -> None:
+    with pytest.raises(ConfigurationError, match="talker"):
+        VllmEngine(VllmConfig(model="some/model", talker_args={"dtype": "float32"}))
+
+
+@pytest.mark.parametrize(("model", "name"), [("some/model", "some/model"), (".", "")])
+def test_a_folder_is_announced_by_its_name(model: str, name: str) -> None:
+    assert VllmEngine(VllmConfig(model=model)).model == name
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+class TestWithVllm:
+    async def failure(self, model: Path | str, args: dict[str, Any]) -> Exception:
+        engine = VllmEngine(VllmConfig(model=str(model), args=args))
+        with pytest.raises((EngineFailed, ConfigurationError)) as failure:
+            await engine.start()
+        assert engine.state is EngineState.STARTING
+        assert engine._thinker._running is None
+        assert engine._decoding is None
+        return failure.value
+
+    async def test_arguments_that_vllm_does_not_know(self, tmp_path: Path) -> None:
+        error = await self.failure(tmp_path, {"max_modle_len": 5})
+        assert "vllm.args.max_modle_len: vLLM has no such argument; did you mean max_model_len?" in str(error)
+
+    async def test_a_model_that_is_not_there(self, tmp_path: Path) -> None:
+        error = await self.failure(tmp_path / "nowhere", {})
+        assert isinstance(error, EngineFailed)
+        assert "the Thinker did not start" in error.message
+
+    async def test_weights_that_cannot_be_read(self, tmp_path: Path) -> None:
+        from support.tiny_models import ENGINE_ARGS, build_text_model
+
+        folder = build_text_model(tmp_path / "model")
+        (folder / "model.safetensors").write_bytes(b"no weights")
+        error = await self.failure(folder, dict(ENGINE_ARGS))
+        assert isinstance(error, EngineFailed)
+
+    async def test_a_checkpoint_without_a_chat_template(self, tmp_path: Path) -> None:
+        from support.tiny_models import ENGINE_ARGS, build_talker
+
+        error = await self.failure(build_talker(tmp_path / "talker"), dict(ENGINE_ARGS))
+        assert "chat" in str(error)
+
+    async def test_the_command_ends_with_status_1_and_says_why(self, tmp_path: Path) -> None:
+        configuration = tmp_path / "serve.toml"
+        configuration.write_text(f'engine = "vllm"\nport = 0\n[vllm]\nmodel = {json.dumps(str(tmp_path / "none"))}\n')
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "omni_ws", "serve", "--config", str(configuration)),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        _, errors = await asyncio.wait_for(process.communicate(), 60)
+        assert process.returncode == 1
+        assert b"the Thinker did not start" in errors

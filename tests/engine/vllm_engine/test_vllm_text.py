@@ -1,0 +1,254 @@
+"""The Thinker on the real AsyncLLM, with a model of random weights: text in, text out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from support.until import until
+from support.vllm_engine import GREEDY, Input, answer, plain_answer, request, running_engine, unfinished, until_idle
+
+from omni_ws.core.chunks import FinishReason, InputMode, Modality, OutputModality, Task
+from omni_ws.engine.base import Message, TextOutput
+from omni_ws.engine.vllm.engine import VllmEngine
+from omni_ws.errors import ContextLengthExceeded, InvalidValue, UnsupportedParameter
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+WORDS = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+LONG = WORDS * 8
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[VllmEngine]:
+    from support.tiny_models import ENGINE_ARGS, build_text_model
+
+    folder: Path = build_text_model(tmp_path_factory.mktemp("text-model"))
+    async with running_engine(folder, ENGINE_ARGS) as engine:
+        yield engine
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def engine(started: VllmEngine) -> AsyncIterator[VllmEngine]:
+    """The running engine; afterwards nothing of it may be held any more."""
+    places, tokens = budget(started)
+    yield started
+    await until_idle(started, 1)
+    assert started.active_requests == 0
+    assert budget(started) == (places, tokens)
+
+
+def budget(engine: VllmEngine) -> tuple[int, int]:
+    assert engine._shared is not None
+    return engine._shared.budget.places, engine._shared.budget.tokens
+
+
+async def early_answer(engine: VllmEngine, pieces: list[str], **changes: Any) -> tuple[str, int]:
+    """The answer to pieces that come one by one, and how many were computed before the end."""
+    from omni_ws.engine.vllm.thinker import Thinker
+
+    steps: list[int] = []
+    original = Thinker._answer
+
+    async def watched(self: Thinker, *arguments: Any) -> None:
+        steps.append(self.early_steps)
+        await original(self, *arguments)
+
+    source = Input(open_end=True)
+
+    async def speak() -> None:
+        for piece in pieces:
+            source.send(piece)
+            await asyncio.sleep(0.06)
+        source.end()
+
+    speaking = asyncio.create_task(speak())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Thinker, "_answer", watched)
+        text, _ = await answer(engine, source, **changes)
+    await speaking
+    return text, steps[0]
+
+
+async def test_says_what_the_model_says(engine: VllmEngine) -> None:
+    text, final = await answer(engine, Input("Hello there."), input_mode=InputMode.SNAPSHOT)
+    assert text == await plain_answer(engine, "user: Hello there.\nassistant:")
+    assert text
+    assert final.reason is FinishReason.LENGTH
+    assert final.usage.output_tokens == GREEDY["max_tokens"]
+    assert final.usage.input_tokens == len("user: Hello there.\nassistant:")
+
+
+async def test_says_what_the_checkpoint_says_without_vllm(engine: VllmEngine) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = engine.config.model
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt = tokenizer("user: Hello there.\nassistant:", return_tensors="pt", add_special_tokens=False)
+    tokens = model.generate(**prompt, max_new_tokens=GREEDY["max_tokens"], do_sample=False)[0]
+    expected = tokenizer.decode(tokens[prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+    text, _ = await answer(engine, Input("Hello there."))
+    assert text == expected
+
+
+async def test_the_template_holds_instructions_history_and_the_input(engine: VllmEngine) -> None:
+    history = (Message("user", "A question"), Message("assistant", "An answer"))
+    text, _ = await answer(engine, Input("Another one"), instructions="Be brief.", history=history)
+    prompt = "system: Be brief.\nuser: A question\nassistant: An answer\nuser: Another one\nassistant:"
+    assert text == await plain_answer(engine, prompt)
+
+
+async def test_what_a_user_writes_is_no_control_token(engine: VllmEngine) -> None:
+    _, final = await answer(engine, Input("<|eos|>"), input_mode=InputMode.SNAPSHOT)
+    # A byte is a token here: had it been read as one token there were eight fewer.
+    assert final.usage.input_tokens == len("user: <\u200b|eos|>\nassistant:".encode())
+
+
+async def test_text_that_comes_in_pieces_is_computed_early_and_answered_alike(engine: VllmEngine) -> None:
+    pieces = [LONG[start : start + 150] for start in range(0, len(LONG), 150)]
+    text, early = await early_answer(engine, pieces)
+    assert early >= 3
+    assert text == await plain_answer(engine, f"user: {LONG}\nassistant:")
+
+
+async def test_early_work_is_the_same_with_a_stop_string(engine: VllmEngine) -> None:
+    """vLLM takes no stop strings with streamed prompts: the prefix cache does the early work then."""
+    pieces = [LONG[start : start + 150] for start in range(0, len(LONG), 150)]
+    whole = await plain_answer(engine, f"user: {LONG}\nassistant:")
+    stop = whole[len(whole) // 2 :][:2]
+    text, early = await early_answer(engine, pieces, sampling={**GREEDY, "stop": stop})
+    assert early >= 3
+    assert text == whole[: whole.index(stop)]
+
+
+async def test_early_work_is_the_same_with_a_seed(engine: VllmEngine) -> None:
+    sampling = {"temperature": 1.0, "seed": 7, "max_tokens": 16}
+    pieces = [LONG[start : start + 150] for start in range(0, len(LONG), 150)]
+    once, _ = await answer(engine, Input(LONG), sampling=sampling, input_mode=InputMode.SNAPSHOT)
+    text, early = await early_answer(engine, pieces, sampling=sampling)
+    assert early >= 3
+    assert text == once
+    other, _ = await answer(engine, Input(LONG), sampling={**sampling, "seed": 8}, input_mode=InputMode.SNAPSHOT)
+    assert other != once
+
+
+async def test_streamed_prompts_leave_half_of_the_places_to_answers(engine: VllmEngine) -> None:
+    from support.tiny_models import ENGINE_ARGS
+
+    places, _ = budget(engine)
+    assert places == ENGINE_ARGS["max_num_seqs"] // 2
+    sources = [Input(WORDS * 2, open_end=True) for _ in range(places + 2)]
+    answers = [asyncio.create_task(answer(engine, source)) for source in sources]
+    await until(lambda: budget(engine)[0] == 0, seconds=10)
+    # Those who wait for input do not keep others from their answers.
+    await answer(engine, Input("Hello."))
+    for source in sources:
+        source.end()
+    texts = {text for text, _ in await asyncio.gather(*answers)}
+    assert texts == {await plain_answer(engine, f"user: {WORDS * 2}\nassistant:")}
+
+
+async def test_max_tokens_ends_the_answer(engine: VllmEngine) -> None:
+    _, final = await answer(engine, Input("Hello"), sampling={**GREEDY, "max_tokens": 3})
+    assert (final.reason, final.usage.output_tokens) == (FinishReason.LENGTH, 3)
+
+
+async def test_a_stop_string_ends_the_answer_before_it(engine: VllmEngine) -> None:
+    whole = await plain_answer(engine, "user: Hello\nassistant:")
+    stop = whole[len(whole) // 2 :][:2]
+    text, final = await answer(engine, Input("Hello"), sampling={**GREEDY, "stop": [stop]})
+    assert text == whole[: whole.index(stop)]
+    assert final.reason is FinishReason.STOP
+
+
+async def test_without_max_tokens_the_answer_fills_the_context(engine: VllmEngine) -> None:
+    from support.tiny_models import ENGINE_ARGS
+
+    filling = "x" * (ENGINE_ARGS["max_model_len"] - 50 - len("user: \nassistant:"))
+    _, final = await answer(engine, Input(filling), sampling={"temperature": 0.0})
+    assert (final.reason, final.usage.output_tokens) == (FinishReason.LENGTH, 50)
+
+
+@pytest.mark.parametrize("mode", list(InputMode))
+async def test_an_input_over_the_context_is_refused(engine: VllmEngine, mode: InputMode) -> None:
+    with pytest.raises(ContextLengthExceeded):
+        await answer(engine, Input("x" * 5000), input_mode=mode)
+
+
+async def test_an_input_that_grows_over_the_context_is_refused_while_it_grows(engine: VllmEngine) -> None:
+    source = Input(*[WORDS] * 40, open_end=True)
+    with pytest.raises(ContextLengthExceeded):
+        await answer(engine, source)
+
+
+async def test_sampling_that_vllm_refuses_is_the_clients_fault(engine: VllmEngine) -> None:
+    with pytest.raises(InvalidValue):
+        await answer(engine, Input("Hello"), sampling={"temperature": -1.0})
+
+
+async def test_stage_sampling_of_the_thinker_counts_over_sampling(engine: VllmEngine) -> None:
+    _, final = await answer(engine, Input("Hello"), stage_sampling={"thinker": {"max_tokens": 2}})
+    assert final.usage.output_tokens == 2
+
+
+async def test_without_a_talker_there_is_no_speech(engine: VllmEngine) -> None:
+    assert engine.capabilities.output_modalities == {OutputModality.TEXT}
+    assert engine.capabilities.tasks == {Task.CHAT}
+    assert engine.capabilities.input_modalities == {Modality.TEXT}
+    with pytest.raises(UnsupportedParameter):
+        await answer(engine, Input("Hello"), modalities=frozenset({OutputModality.AUDIO}))
+
+
+async def test_closing_an_answer_frees_its_place_at_once(engine: VllmEngine) -> None:
+    async with aclosing(engine.generate(request(Input("Hello"), sampling={"temperature": 0.0}))) as outputs:
+        async for output in outputs:
+            assert isinstance(output, TextOutput)
+            break
+        assert unfinished(engine) == 1
+    await until_idle(engine, 0.05)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, {**GREEDY, "stop": "~"}], ids=["streamed", "warmed"])
+async def test_cancelling_while_the_input_is_open_frees_everything(engine: VllmEngine, sampling: Any) -> None:
+    source = Input(LONG, open_end=True)
+    task = asyncio.create_task(answer(engine, source, sampling=sampling))
+    await until(lambda: unfinished(engine) > 0, seconds=10)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await until_idle(engine, 0.05)
+
+
+async def test_many_answers_at_once_are_those_of_each_alone(engine: VllmEngine) -> None:
+    questions = [f"Question number {number}" for number in range(6)]
+    together = await asyncio.gather(*(answer(engine, Input(question)) for question in questions))
+    for question, (text, _) in zip(questions, together, strict=True):
+        assert text == await plain_answer(engine, f"user: {question}\nassistant:")
+
+
+async def test_salts_keep_cached_prefixes_apart(engine: VllmEngine) -> None:
+    salts = iter(["ann", "bob", "ann"])
+    cached = []
+    from omni_ws.engine.vllm.thinker import Thinker
+
+    original = Thinker._answer
+
+    async def watched(self: Thinker, *arguments: Any) -> None:
+        await original(self, *arguments)
+        cached.append(self.cached_tokens)
+
+    with pytest.MonkeyPatch.context() as patch:
+        assert engine._shared is not None
+        salted: Any = engine._shared
+        patch.setattr(Thinker, "_answer", watched)
+        patch.setattr(type(salted), "cache_salt", property(lambda _: lambda _: next(salts)), raising=False)
+        for _ in range(3):
+            await answer(engine, Input("z" * 300), input_mode=InputMode.SNAPSHOT)
+    assert cached[:2] == [0, 0]
+    assert cached[2] > 200

@@ -1,0 +1,249 @@
+"""An OpenAI-compatible server that does what a test tells it, over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from support.http_server import RoutedApplication, serving
+
+from omni_ws.config.model import RemoteConfig
+from omni_ws.core.audio_format import AudioFormat
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task
+from omni_ws.engine.base import AudioOutput, EngineOutput, Finished, GenerationRequest, TextOutput
+from omni_ws.engine.remote.engine import RemoteEngine
+from omni_ws.transport.http1 import HttpExchange
+
+Answer = Callable[[HttpExchange], Awaitable[None]]
+
+SSE = (("Content-Type", "text/event-stream"),)
+
+
+def delta(**fields: Any) -> dict[str, Any]:
+    return {"id": "c", "object": "chat.completion.chunk", "choices": [{"index": 0, "delta": fields}]}
+
+
+def finish(reason: str = "stop") -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]}
+
+
+def usage(prompt: int, completion: int) -> dict[str, Any]:
+    return {"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": completion}}
+
+
+async def cut(exchange: HttpExchange) -> None:
+    """As a step: the connection breaks here."""
+    await asyncio.sleep(0)
+    exchange._carrier.abort()
+
+
+async def hang(exchange: HttpExchange) -> None:
+    """As a step, or as a whole answer: nothing more comes."""
+    await asyncio.Event().wait()
+
+
+def streams(*steps: Any, done: bool = True, headers: Iterable[tuple[str, str]] = SSE) -> Answer:
+    """An answer of events: an object is one, bytes go out as they are, a callable is awaited."""
+
+    async def answer(exchange: HttpExchange) -> None:
+        await exchange.start(200, headers)
+        for step in steps:
+            if callable(step):
+                await step(exchange)
+            else:
+                await exchange.write(step if isinstance(step, bytes) else b"data: " + orjson.dumps(step) + b"\n\n")
+        if done:
+            await exchange.write(b"data: [DONE]\n\n")
+        await exchange.end()
+
+    return answer
+
+
+def says(*words: str) -> Answer:
+    return streams(delta(role="assistant"), *(delta(content=word) for word in words), finish())
+
+
+def refuses(status: int, content: Any = None, **headers: str) -> Answer:
+    async def answer(exchange: HttpExchange) -> None:
+        body = content if isinstance(content, bytes) else orjson.dumps(content)
+        named = [(name.replace("_", "-"), value) for name, value in headers.items()]
+        await exchange.respond(status, [("Content-Type", "application/json"), *named], body)
+
+    return answer
+
+
+@dataclass
+class ScriptedUpstream:
+    """``chat`` and ``speech`` hold one answer for each request to come; the last is for all that follow."""
+
+    chat: list[Answer] = field(default_factory=list)
+    speech: list[Answer] = field(default_factory=list)
+    models: tuple[str, ...] = ("tiny",)
+    owner: str = "scripted"
+    health: int = 200
+    models_answer: Answer | None = None
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    spoken: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str | None]] = field(default_factory=list)
+    checks: int = 0
+    active: int = 0
+    port: int = 0
+    #: Set when a client goes before its answer is complete.
+    deserted: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Set while at least one request is being answered.
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    async def _health(self, exchange: HttpExchange) -> None:
+        self.checks += 1
+        await exchange.respond_json(self.health, {})
+
+    async def _models(self, exchange: HttpExchange) -> None:
+        self._note_headers(exchange)
+        if self.models_answer is not None:
+            await self.models_answer(exchange)
+            return
+        data = [{"id": model, "object": "model", "owned_by": self.owner} for model in self.models]
+        await exchange.respond_json(200, {"object": "list", "data": data})
+
+    def _note_headers(self, exchange: HttpExchange) -> None:
+        names = ("authorization", "x-request-id", "user-agent")
+        self.headers.append({name: exchange.request.headers.get(name) for name in names})
+
+    async def _answer(self, exchange: HttpExchange, bodies: list[dict[str, Any]], script: list[Answer]) -> None:
+        bodies.append(orjson.loads(await exchange.read_body(1 << 28)))
+        self._note_headers(exchange)
+        self.active += 1
+        self.asked.set()
+        try:
+            await (script.pop(0) if len(script) > 1 else script[0])(exchange)
+        except asyncio.CancelledError:
+            self.deserted.set()
+            raise
+        finally:
+            self.active -= 1
+
+    async def _chat(self, exchange: HttpExchange) -> None:
+        await self._answer(exchange, self.requests, self.chat)
+
+    async def _speech(self, exchange: HttpExchange) -> None:
+        await self._answer(exchange, self.spoken, self.speech)
+
+    @asynccontextmanager
+    async def serve(self, port: int = 0, **options: Any) -> AsyncIterator[ScriptedUpstream]:
+        application = RoutedApplication(
+            {
+                "GET /health": self._health,
+                "GET /v1/models": self._models,
+                "POST /v1/chat/completions": self._chat,
+                "POST /v1/audio/speech": self._speech,
+            }
+        )
+        async with serving(application, port=port, **options) as server:
+            self.port = server.port
+            yield self
+
+
+@asynccontextmanager
+async def upstream(*chat: Answer, **fields: Any) -> AsyncIterator[ScriptedUpstream]:
+    async with ScriptedUpstream(chat=list(chat), **fields).serve() as scripted:
+        yield scripted
+
+
+@asynccontextmanager
+async def remote(*upstreams: ScriptedUpstream | str, **settings: Any) -> AsyncIterator[RemoteEngine]:
+    """A started engine in front of them."""
+    urls = tuple(one if isinstance(one, str) else one.url for one in upstreams)
+    engine = RemoteEngine(RemoteConfig(**{"upstreams": urls, "start_timeout_sec": 0, **settings}))
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+        assert engine.active_requests == 0
+
+
+@contextmanager
+def deaf_port() -> Any:
+    """A port whose queue of connections is full: nobody accepts, and nobody refuses."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        waiting = [socket.socket() for _ in range(4)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(listener.getsockname())
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            for one in waiting:
+                one.close()
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass(frozen=True)
+class Input:
+    chunks: tuple[InputChunk, ...]
+
+    async def __aiter__(self) -> AsyncIterator[InputChunk]:
+        for chunk in self.chunks:
+            yield chunk
+
+
+def text(words: str) -> InputChunk:
+    return InputChunk(Modality.TEXT, words.encode())
+
+
+def asking(*chunks: InputChunk | str, audio: bool = False, **fields: Any) -> GenerationRequest:
+    """A request with everything at its default but the input and ``fields``."""
+    modalities = {OutputModality.TEXT} | ({OutputModality.AUDIO} if audio else set())
+    defaults: dict[str, Any] = {
+        "request_id": "req_1",
+        "task": Task.CHAT,
+        "input": Input(tuple(text(chunk) if isinstance(chunk, str) else chunk for chunk in chunks)),
+        "input_mode": InputMode.SNAPSHOT,
+        "input_audio": AudioFormat(),
+        "modalities": frozenset(modalities),
+    }
+    return GenerationRequest(**{**defaults, **fields})
+
+
+async def answer(engine: RemoteEngine, *chunks: InputChunk | str, **fields: Any) -> list[EngineOutput]:
+    return [output async for output in engine.generate(asking(*(chunks or ("hello",)), **fields))]
+
+
+async def gather(source: AsyncIterator[EngineOutput], outputs: list[EngineOutput]) -> None:
+    """What came before an error stays in ``outputs``."""
+    async for output in source:
+        outputs.append(output)
+
+
+def said(outputs: Iterable[EngineOutput]) -> str:
+    return "".join(output.text for output in outputs if isinstance(output, TextOutput))
+
+
+def heard(outputs: Iterable[EngineOutput]) -> list[AudioOutput]:
+    return [output for output in outputs if isinstance(output, AudioOutput)]
+
+
+def final(outputs: list[EngineOutput]) -> Finished:
+    """The last output; there is no other of its kind."""
+    assert [output for output in outputs if isinstance(output, Finished)] == outputs[-1:]
+    last = outputs[-1]
+    assert isinstance(last, Finished)
+    return last

@@ -1,0 +1,279 @@
+"""Checkpoints with random weights, built in seconds: what they say is noise, how they are served is real.
+
+``python -m support.tiny_models FOLDER`` builds those that ``make serve-tiny`` serves, and their configuration file.
+Every builder writes into ``folder``, does nothing where that was built before, and returns it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2AudioConfig,
+    Qwen2AudioForConditionalGeneration,
+    Qwen2AudioProcessor,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+    WhisperFeatureExtractor,
+)
+
+#: Simple enough for tests to write the prompts themselves. A line break after a tag would not be printed.
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}: {% if m['content'] is string %}{{ m['content'] }}"
+    "{% else %}{% for c in m['content'] %}{{ c['text'] }}{% endfor %}{% endif %}{{ '\\n' }}{% endfor %}assistant:"
+)
+
+BOS, EOS, PAD = 256, 257, 258
+_VOCABULARY = 512
+#: The first codec token of the Talker: its special tokens come after the bytes.
+CODEC_BASE = 263
+END_OF_SPEECH = 262
+CODEBOOK = 64
+
+#: Arguments of vLLM that make a small model start fast and take little.
+ENGINE_ARGS: Mapping[str, Any] = {
+    "enforce_eager": True,
+    "dtype": "float32",
+    "kv_cache_memory_bytes": 64 << 20,
+    "max_model_len": 2048,
+    "max_num_seqs": 8,
+    "block_size": 32,
+    "use_tqdm_on_load": False,
+}
+MULTIMODAL_ARGS: Mapping[str, Any] = {**ENGINE_ARGS, "skip_mm_profiling": True, "mm_processor_cache_gb": 0.05}
+
+
+def build_text_model(folder: Path) -> Path:
+    """A Llama of a quarter of a million weights; a token is a byte."""
+    return _built(folder, lambda: _llama(folder, hidden=128, layers=2, context=2048))
+
+
+def build_larger_text_model(folder: Path) -> Path:
+    """A Llama whose prefill takes long enough to be measured: half a second for 1,600 tokens on a slow core."""
+    return _built(folder, lambda: _llama(folder, hidden=768, layers=8, context=4096))
+
+
+def build_audio_model(folder: Path) -> Path:
+    """A Qwen2-Audio of half a million weights."""
+    return _built(folder, lambda: _qwen2_audio(folder))
+
+
+def build_vision_model(folder: Path) -> Path:
+    """A Qwen2-VL; needs torchvision."""
+    return _built(folder, lambda: _qwen2_vl(folder))
+
+
+def build_talker(folder: Path, *, codebook: int = CODEBOOK) -> Path:
+    """A Llama that knows bytes and seven codebooks of ``codebook`` codec tokens each."""
+    return _built(folder, lambda: _talker(folder, codebook))
+
+
+def _built(folder: Path, build: Callable[[], None]) -> Path:
+    complete = folder / ".complete"
+    if not complete.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.manual_seed(0)
+        build()
+        complete.touch()
+    return folder
+
+
+def _tokenizer(*special: str, eos: str = "<|eos|>", chat_template: str | None = CHAT_TEMPLATE) -> Any:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bytewise = Tokenizer(models.BPE(vocab={letter: index for index, letter in enumerate(alphabet)}, merges=[]))
+    bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bytewise.decoder = decoders.ByteLevel()
+    bytewise.add_special_tokens(["<|bos|>", "<|eos|>", "<|pad|>", *special])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bytewise, bos_token="<|bos|>", eos_token=eos, pad_token="<|pad|>"
+    )
+    tokenizer.chat_template = chat_template
+    return tokenizer
+
+
+def _text_config(**changes: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": _VOCABULARY,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 4096,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "pad_token_id": PAD,
+        "initializer_range": 0.08,
+        **changes,
+    }
+
+
+def _llama(folder: Path, *, hidden: int, layers: int, context: int) -> None:
+    _tokenizer().save_pretrained(folder)
+    heads = hidden // 64
+    config = LlamaConfig(
+        **_text_config(
+            hidden_size=hidden,
+            intermediate_size=hidden * 3 if layers > 2 else hidden * 2,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=4 if heads % 4 == 0 else heads,
+            head_dim=64,
+            max_position_embeddings=context,
+        )
+    )
+    model = LlamaForCausalLM(config)
+    _prefer_letters(model.lm_head.weight)
+    model.save_pretrained(folder)
+
+
+def _prefer_letters(head: torch.Tensor) -> None:
+    """Greedy answers are readable, so that different answers are different texts: half of all bytes are no UTF-8."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    letters = {alphabet.index(chr(code)) for code in range(ord("!"), ord("~") + 1)}
+    with torch.no_grad():
+        for token in range(len(head)):
+            if token not in letters:
+                head[token] = 0
+
+
+def _talker(folder: Path, codebook: int) -> None:
+    special = ("<|soh|>", "<|eoh|>", "<|sos|>", "<|eos_speech|>")
+    _tokenizer(*special, eos="<|eos_speech|>", chat_template=None).save_pretrained(folder)
+    size = CODEC_BASE + 7 * codebook
+    config = LlamaConfig(
+        **_text_config(vocab_size=size + -size % 64, head_dim=64, eos_token_id=END_OF_SPEECH, initializer_range=0.02)
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+
+
+def _qwen2_audio(folder: Path) -> None:
+    tokenizer = _tokenizer("<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>")
+    extractor = WhisperFeatureExtractor(
+        feature_size=16,
+        sampling_rate=16_000,
+        hop_length=160,
+        chunk_length=30,
+        n_fft=400,
+        padding_value=0.0,
+        return_attention_mask=True,
+    )
+    Qwen2AudioProcessor(
+        feature_extractor=extractor,
+        tokenizer=tokenizer,
+        chat_template=CHAT_TEMPLATE,
+        audio_token="<|AUDIO|>",
+        audio_bos_token="<|audio_bos|>",
+        audio_eos_token="<|audio_eos|>",
+    ).save_pretrained(folder)
+    config = Qwen2AudioConfig(
+        audio_config={
+            "model_type": "qwen2_audio_encoder",
+            "num_mel_bins": 16,
+            "encoder_layers": 1,
+            "encoder_attention_heads": 2,
+            "encoder_ffn_dim": 64,
+            "d_model": 32,
+            "max_source_positions": 1500,
+            "scale_embedding": False,
+            "activation_function": "gelu",
+        },
+        text_config={"model_type": "qwen2", **_text_config()},
+        audio_token_index=259,
+    )
+    model = Qwen2AudioForConditionalGeneration(config)
+    _prefer_letters(model.get_output_embeddings().weight)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "multi_modal_projector" in name:
+                weight *= 30  # loud enough to change greedy answers
+    model.save_pretrained(folder)
+    _rename_weights(folder / "model.safetensors")
+
+
+def _rename_weights(path: Path) -> None:
+    """Newer transformers save names that the released checkpoints do not have and vLLM does not know."""
+    renamed = {}
+    for name, weight in load_file(path).items():
+        name = name.removeprefix("model.")
+        if name.startswith("lm_head"):
+            name = f"language_model.{name}"
+        elif name.startswith("language_model."):
+            inner = name.removeprefix("language_model.")
+            while inner.startswith("model."):
+                inner = inner.removeprefix("model.")
+            name = f"language_model.{inner}" if inner.startswith("lm_head") else f"language_model.model.{inner}"
+        renamed[name] = weight.clone()
+    save_file(renamed, path, {"format": "pt"})
+
+
+def _qwen2_vl(folder: Path) -> None:
+    special = ("<|vision_start|>", "<|vision_end|>", "<|vision_pad|>", "<|image_pad|>", "<|video_pad|>")
+    _tokenizer(*special).save_pretrained(folder)
+    rope = {"rope_type": "default", "mrope_section": [8, 12, 12], "rope_theta": 10_000.0}
+    config = Qwen2VLConfig(
+        vision_config={
+            "depth": 1,
+            "embed_dim": 64,
+            "hidden_size": 128,
+            "num_heads": 2,
+            "mlp_ratio": 2,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+        },
+        text_config=_text_config(rope_parameters=rope),
+        vision_start_token_id=259,
+        vision_end_token_id=260,
+        vision_token_id=261,
+        image_token_id=262,
+        video_token_id=263,
+    )
+    model = Qwen2VLForConditionalGeneration(config)
+    _prefer_letters(model.get_output_embeddings().weight)
+    model.save_pretrained(folder)
+    processor = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "processor_class": "Qwen2VLProcessor",
+        "min_pixels": 56 * 56,
+        "max_pixels": 224 * 224,
+        "patch_size": 14,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+
+
+def _toml(values: Mapping[str, Any]) -> str:
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
+
+
+def main(folder: Path) -> None:
+    from support.tiny_codec import build_codec, write_talker_profile
+
+    models = {
+        "model": str(build_audio_model(folder / "thinker")),
+        "talker": str(build_talker(folder / "talker")),
+        "talker_profile": str(write_talker_profile(folder / "talker.toml", build_codec(folder / "codec"))),
+    }
+    (folder / "serve.toml").write_text(
+        f'engine = "vllm"\n\n[vllm]\n{_toml(models)}'
+        f"\n[vllm.args]\n{_toml(MULTIMODAL_ARGS)}\n[vllm.talker_args]\n{_toml(ENGINE_ARGS)}"
+    )
+
+
+if __name__ == "__main__":
+    # Whole paths: the profile names the codec's folder.
+    main(Path(sys.argv[1]).resolve())

@@ -1,0 +1,128 @@
+"""Requests to a VllmEngine over tiny checkpoints, and what a model says without any of this project's code between."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from support.until import until
+
+from omni_ws.config.model import VllmConfig
+from omni_ws.core.audio_format import AudioEncoding, AudioFormat
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task
+from omni_ws.engine.base import EngineOutput, Finished, GenerationRequest, TextOutput
+from omni_ws.engine.channel import Channel
+from omni_ws.engine.vllm.engine import VllmEngine
+
+#: For small models: one process for each, one thread, no telemetry, no look-ups, no log.
+ENVIRONMENT: Mapping[str, str] = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "CRITICAL",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+    "TORCH_LOGS": "-all",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+TEXT = frozenset({OutputModality.TEXT})
+#: Greedy, and long enough to differ where anything differs. Random weights know no end, so the length is the end.
+GREEDY: Mapping[str, Any] = {"temperature": 0.0, "max_tokens": 24}
+
+
+@asynccontextmanager
+async def running_engine(model: Path, args: Mapping[str, Any], **settings: Any) -> AsyncIterator[VllmEngine]:
+    engine = VllmEngine(VllmConfig(model=str(model), args=dict(args), **settings))
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+def text_chunk(text: str) -> InputChunk:
+    return InputChunk(Modality.TEXT, text.encode())
+
+
+class Input:
+    """An input that a test writes: ``send`` while it is open, ``end`` when it is whole."""
+
+    def __init__(self, *chunks: InputChunk | str, open_end: bool = False) -> None:
+        self.channel: Channel[InputChunk] = Channel(1 << 24, cost=lambda chunk: len(chunk.payload))
+        for chunk in chunks:
+            self.send(chunk)
+        if not open_end:
+            self.end()
+
+    def send(self, chunk: InputChunk | str) -> None:
+        self.channel.put_nowait(text_chunk(chunk) if isinstance(chunk, str) else chunk)
+
+    def end(self) -> None:
+        self.channel.close()
+
+
+def request(source: Input, **changes: Any) -> GenerationRequest:
+    fields: dict[str, Any] = {
+        "request_id": f"req_{uuid.uuid4().hex}",
+        "task": Task.CHAT,
+        "input": source.channel,
+        "input_mode": InputMode.EXTEND,
+        "input_audio": AudioFormat(AudioEncoding.PCM16, 16_000, 1),
+        "modalities": TEXT,
+        "sampling": GREEDY,
+        **changes,
+    }
+    return GenerationRequest(**fields)
+
+
+async def answer(engine: VllmEngine, source: Input, **changes: Any) -> tuple[str, Finished]:
+    """The whole text, and the final."""
+    outputs = [output async for output in engine.generate(request(source, **changes))]
+    return text_of(outputs), final_of(outputs)
+
+
+def text_of(outputs: list[EngineOutput]) -> str:
+    return "".join(output.text for output in outputs if isinstance(output, TextOutput))
+
+
+def final_of(outputs: list[EngineOutput]) -> Finished:
+    *rest, final = outputs
+    assert isinstance(final, Finished)
+    assert not any(isinstance(output, Finished) for output in rest)
+    return final
+
+
+async def plain_answer(engine: VllmEngine, prompt: str | Mapping[str, Any], **sampling: Any) -> str:
+    """What the same model answers when it is asked directly, with the whole prompt at once."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    parameters = SamplingParams(**{**GREEDY, **sampling}, output_kind=RequestOutputKind.FINAL_ONLY)
+    asked: Any = {"prompt": prompt} if isinstance(prompt, str) else dict(prompt)
+    outputs = llm_of(engine).generate(asked, parameters, request_id=uuid.uuid4().hex)
+    (text,) = [output.outputs[0].text async for output in outputs]
+    return str(text)
+
+
+def llm_of(engine: VllmEngine) -> Any:
+    return engine._thinker.llm
+
+
+def unfinished(engine: VllmEngine) -> int:
+    """Requests that vLLM still works on."""
+    count: int = llm_of(engine).get_num_unfinished_requests()
+    return count
+
+
+def core_process(engine: VllmEngine) -> int:
+    """The id of the process that the model runs in."""
+    pid: int = llm_of(engine).engine_core.resources.engine_manager.processes[0].pid
+    return pid
+
+
+async def until_idle(engine: VllmEngine, seconds: float) -> None:
+    await until(lambda: not unfinished(engine), seconds=seconds)

