@@ -188,14 +188,14 @@ def create_engine(config: ServerConfig) -> Engine:
 
         return EchoEngine(EchoSettings(**config.fake.model_dump()))
     if config.engine is EngineName.EMBEDDED:
-        from omni_ws.engine.embedded.config import EmbeddedConfig, VoiceChoice
+        from omni_ws.engine.embedded.config import EmbeddedConfig
         from omni_ws.engine.embedded.engine import EmbeddedEngine
 
         embedded = config.embedded
         return EmbeddedEngine(
             EmbeddedConfig(
                 max_recognisers=embedded.max_recognisers,
-                voice=VoiceChoice(embedded.voice.value),
+                voice=embedded.voice,
                 default_voice=embedded.default_voice,
             )
         )

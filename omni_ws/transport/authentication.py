@@ -21,10 +21,6 @@ class Authenticator:
     def __init__(self, keys: Iterable[ApiKey]) -> None:
         self._keys = tuple(keys)
 
-    @property
-    def required(self) -> bool:
-        return bool(self._keys)
-
     def authenticate(self, request: HttpRequest) -> ApiKey | None:
         """Raises Unauthenticated for a missing, malformed or unknown key."""
         if not self._keys:
@@ -48,7 +44,7 @@ def _presented_key(request: HttpRequest) -> str:
         if scheme.lower() != "bearer" or not key.strip():
             raise Unauthenticated("present the key as 'Authorization: Bearer KEY'")
         return key.strip()
-    for entry in request.headers.tokens("sec-websocket-protocol"):
+    for entry in request.offered_subprotocols:
         for prefix in KEY_SUBPROTOCOLS:
             if entry.startswith(prefix):
                 return entry.removeprefix(prefix)

@@ -59,8 +59,9 @@ class StreamingInput:
         refusal: OmniError | None = None
         if "session_id" in request.query:
             refusal = SessionNotFound("sessions cannot be resumed in this version", param="session_id")
-        offered = request.headers.tokens("sec-websocket-protocol")
-        subprotocol = next((one for one in offered if one in (SUBPROTOCOL_BINARY, SUBPROTOCOL_JSON)), None)
+        subprotocol = next(
+            (one for one in request.offered_subprotocols if one in (SUBPROTOCOL_BINARY, SUBPROTOCOL_JSON)), None
+        )
         return UpgradeDecision(
             connection=partial(
                 NativeConnection, key=key, binary_audio=subprotocol == SUBPROTOCOL_BINARY, refusal=refusal

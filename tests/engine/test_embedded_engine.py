@@ -14,6 +14,7 @@ from PIL import Image
 from support.speech_clips import WORDS, as_pcm16, clip_bytes, noises, silence, word_errors
 from support.until import until
 
+from omni_ws.config.model import VoiceChoice
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, OutputModality, Task, Word
 from omni_ws.engine.base import (
@@ -28,7 +29,7 @@ from omni_ws.engine.base import (
 )
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.embedded.brain import NOTHING_HEARD
-from omni_ws.engine.embedded.config import EmbeddedConfig, VoiceChoice
+from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.errors import (
     EmptyInput,

@@ -14,9 +14,9 @@ import pytest
 from support.speech_clips import word_errors
 
 from omni_ws.audio.resample import StreamResampler
+from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
 from omni_ws.engine.embedded import voice as voice_module
-from omni_ws.engine.embedded.config import VoiceChoice
 from omni_ws.engine.embedded.flite import speakable
 from omni_ws.engine.embedded.recogniser import Recogniser, to_pcm16
 from omni_ws.engine.embedded.voice import WORKER_MODULE, SpokenAudio, Voice

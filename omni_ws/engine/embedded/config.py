@@ -3,17 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
-
-class VoiceChoice(StrEnum):
-    """Which speech voice to use; ``auto`` takes the first of the others that is installed."""
-
-    AUTO = "auto"
-    FLITE = "flite"
-    ESPEAK = "espeak"
-    NONE = "none"
-
+from omni_ws.config.model import VoiceChoice
 
 #: Continuous talkers that one core carries with live recognition.
 TALKERS_PER_CORE = 4

@@ -16,9 +16,9 @@ import numpy as np
 
 import omni_ws
 from omni_ws.audio.samples import Samples
+from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.embedded.config import VoiceChoice
 from omni_ws.engine.embedded.synthesiser import VoiceFacts
 from omni_ws.engine.embedded.voice_pipe import (
     HEAD,
