@@ -103,6 +103,8 @@ class InputStream:
         self._numbered: bool | None = None
         #: Numbers after which an end of input takes effect that came while a gap was open.
         self._finish_after: set[int] = set()
+        #: The last number of a single request, where it is known and there may still be a gap before it.
+        self._ends_at: int | None = None
         #: Whether any chunk has come.
         self.opened = False
         self._closed = False
@@ -154,6 +156,7 @@ class InputStream:
         highest = self._reorder.highest
         if highest is not None:
             self._finish_after.add(highest)
+            self._ends_at = highest
             return []
         return self._finish()
 
@@ -173,6 +176,7 @@ class InputStream:
                 self._release(len(item.payload))
         self._gap_since = None
         self._finish_after.clear()
+        self._ends_at = None
 
     def abandon(self, session: StreamingInputSession) -> None:
         """The request is over before its input is: what still comes of it is swallowed, up to its end."""
@@ -259,7 +263,10 @@ class InputStream:
         return self._reorder.next_sequence_id if chunk.sequence_id is None else chunk.sequence_id
 
     def _place(self, sequence_id: int, item: InputChunk | _Consumed, size: int, now: float) -> list[StreamEvent]:
-        match self._reorder.classify(sequence_id):
+        arrival = self._reorder.classify(sequence_id)
+        if self.single_request and arrival in (Arrival.NEXT, Arrival.AHEAD) and isinstance(item, InputChunk):
+            self._check_end(sequence_id, item)
+        match arrival:
             case Arrival.NEXT:
                 return self._fill(item, now)
             case Arrival.DUPLICATE:
@@ -272,6 +279,8 @@ class InputStream:
             case Arrival.AHEAD:
                 self._hold(size)
                 self._reorder.hold(sequence_id, item)
+                if isinstance(item, InputChunk) and item.end_of_input:
+                    self._ends_at = sequence_id
                 if self._gap_since is None:
                     self._gap_since = now
             case Arrival.BEYOND_WINDOW:  # pragma: no branch
@@ -282,6 +291,16 @@ class InputStream:
                     sequence_id=sequence_id,
                 )
         return []
+
+    def _check_end(self, sequence_id: int, chunk: InputChunk) -> None:
+        """Nothing stands behind the end of a single request, whichever of the two arrives first."""
+        highest = self._reorder.highest
+        if chunk.end_of_input and highest is not None and highest > sequence_id:
+            raise SessionConflict(
+                f"chunk {highest} is behind the end of the input", param="sequence_id", sequence_id=sequence_id
+            )
+        if self._over or (self._ends_at is not None and sequence_id > self._ends_at):
+            raise _ended(sequence_id)
 
     def _fill(self, item: InputChunk | _Consumed, now: float) -> list[StreamEvent]:
         """The item is the next one: pass it on with whatever it releases."""
@@ -296,9 +315,7 @@ class InputStream:
         for sequence_id, released in enumerate(waiting, following):
             if isinstance(released, InputChunk):
                 self._release(len(released.payload))  # counted again, or not, where it goes now
-                # Past the end of a single request nothing is left to tell: it was taken before the end was known.
-                if not self._over:
-                    events += self._deliver(released)
+                events += self._deliver(released)
             if sequence_id in self._finish_after:
                 self._finish_after.discard(sequence_id)
                 events += self._finish()
@@ -311,7 +328,7 @@ class InputStream:
         session = self.current
         if session is None:
             if self._over:
-                raise SessionConflict("the input has ended already", sequence_id=chunk.sequence_id)
+                raise _ended(chunk.sequence_id)
             session = StreamingInputSession(self._settings())
             events.append(RequestOpened(session))
         if session.input_open:
@@ -358,3 +375,7 @@ class InputStream:
         self._unacknowledged += 1
         if self._unacknowledged_since is None:
             self._unacknowledged_since = now
+
+
+def _ended(sequence_id: int | None) -> SessionConflict:
+    return SessionConflict("the input has ended already", param="sequence_id", sequence_id=sequence_id)

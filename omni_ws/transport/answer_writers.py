@@ -63,7 +63,7 @@ async def write_events(
                 case None if exchange.head_sent:
                     await exchange.write(sse.HEARTBEAT)
                 case ResponseStarted() if head_at_start:
-                    await exchange.start(200, SSE_HEADERS)
+                    await _start(exchange)
                 case OutputChunk():
                     await _write_all(exchange, encoder.output(message))
                 case FinalChunk():
@@ -81,8 +81,12 @@ async def write_events(
 async def _write_all(exchange: HttpExchange, events: Iterator[dict[str, Any]]) -> None:
     for event in events:
         if not exchange.head_sent:
-            await exchange.start(200, SSE_HEADERS)
+            await _start(exchange)
         await exchange.write(sse.event(event))
+
+
+async def _start(exchange: HttpExchange) -> None:
+    await exchange.start(200, SSE_HEADERS, filler=sse.HEARTBEAT)
 
 
 async def write_error_event(exchange: HttpExchange, error: OmniError) -> None:

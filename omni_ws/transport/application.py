@@ -67,5 +67,7 @@ class HttpLimits:
     #: the peer, still sending, gets to read the answer before the connection ends.
     linger_timeout_sec: float = 5.0
     linger_bytes: int = 16 * 1024 * 1024
-    #: Interval of the interim answers that find out whether a peer that closed its sending side still listens.
-    half_close_probe_sec: float = 5.0
+    #: A client that closed its sending side is asked whether it still listens after this long, and again after twice as
+    #: long each time, up to the second.
+    half_close_probe_sec: float = 0.25
+    half_close_probe_max_sec: float = 5.0

@@ -105,6 +105,9 @@ class HttpCarrier(Protocol):
         """Raises PeerGone."""
         ...
 
+    def set_filler(self, data: bytes) -> None:
+        """What may be sent at any moment of the answer to find out whether the peer is there."""
+
     async def drain(self) -> None:
         """Wait for room in the output. Raises PeerGone."""
 
@@ -224,13 +227,18 @@ class HttpExchange:
             headers += cors.preflight_headers(self.request, allow)
         await self.respond(204, headers)
 
-    async def start(self, status: int, headers: Iterable[tuple[str, str]] = ()) -> None:
-        """Begin an answer of unknown length: chunked, or until the connection closes for HTTP/1.0."""
+    async def start(self, status: int, headers: Iterable[tuple[str, str]] = (), *, filler: bytes = b"") -> None:
+        """Begin an answer of unknown length: chunked, or until the connection closes for HTTP/1.0.
+
+        ``filler`` is content without a meaning, that may stand between any two parts of the answer.
+        """
         fields = [*headers]
         if self._carrier.ends_after_answer:
             fields.append(("Connection", "close"))
         self._carrier.send(self._head(status, fields))
         self._head_sent = True
+        if filler and self.request.method != "HEAD":
+            self._carrier.set_filler(filler)
         await self._carrier.drain()
 
     async def write(self, data: bytes) -> None:

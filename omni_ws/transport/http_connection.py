@@ -73,6 +73,9 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._task: asyncio.Task[None] | None = None
         self._phase_deadline = Deadline(self._loop, self._phase_expired)
         self._probe_deadline = Deadline(self._loop, self._probe)
+        self._probe_interval = 0.0
+        #: What may be sent at any moment of the answer that is under way, and means nothing.
+        self._filler = b""
 
     @abc.abstractmethod
     def upgrade(self, event: h11.Request, request: HttpRequest) -> None:
@@ -123,7 +126,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             return False  # TLS cannot be half closed
         self._http.receive_data(b"")
         self._advance()
-        self._probe_deadline.arm(self._limits.half_close_probe_sec)
+        self._begin_probing()
         return True
 
     def pause_writing(self) -> None:
@@ -170,6 +173,9 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
 
     def send(self, *events: h11.Event) -> None:
         self._output.send(*events)
+
+    def set_filler(self, data: bytes) -> None:
+        self._filler = data
 
     async def drain(self) -> None:
         await self._output.drain()
@@ -245,7 +251,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._phase = Phase.EXCHANGE
         self._input.begin(request)
         if self._peer_finished:
-            self._probe_deadline.arm(self._limits.half_close_probe_sec)
+            self._begin_probing()
         exchange = HttpExchange(self, request, self._input.body, origin_allowed=origin_allowed)
         # Cancelling this task is the one way to abort what a handler does.
         self._task = self._loop.create_task(self._run(exchange, origin_allowed=origin_allowed))
@@ -297,6 +303,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._phase = Phase.HEAD
         self._request = None
         self._is_head_method = False
+        self._filler = b""
         self._head_bytes = self._input.next_request()
         waiting = self._head_bytes > 0
         self._phase_deadline.arm(self._limits.header_timeout_sec if waiting else self._limits.keepalive_timeout_sec)
@@ -357,16 +364,27 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         else:
             self._close()
 
+    def _begin_probing(self) -> None:
+        self._probe_interval = self._limits.half_close_probe_sec
+        self._probe_deadline.arm(self._probe_interval)
+
     def _probe(self) -> None:
         """Find out whether a peer that finished sending still listens.
 
-        A closed socket and a half-closed one look the same until something is sent. An interim answer is harmless to
-        the latter (RFC 9110, 15.2) and makes the former's kernel say no, so that its request can be given up.
+        A closed socket and a half-closed one look the same until something is sent. What is sent is harmless to the
+        latter – an interim answer (RFC 9110, 15.2), or what an answer under way has for it – and makes the former's
+        kernel say no, so that its request can be given up. Nearly all that close do so at once, hence the first
+        question comes soon; the others come seldom, since a client may count them.
         """
+        if self._transport.is_closing():
+            return
         modern = self._request is not None and self._request.http_version == "1.1"
-        if modern and self._http.our_state is h11.SEND_RESPONSE and not self._transport.is_closing():
+        if self._http.our_state is h11.SEND_RESPONSE and modern:
             self._send_continue()
-            self._probe_deadline.arm(self._limits.half_close_probe_sec)
+        elif self._http.our_state is h11.SEND_BODY and self._filler:
+            self.send(h11.Data(data=self._filler))
+        self._probe_interval = min(2 * self._probe_interval, self._limits.half_close_probe_max_sec)
+        self._probe_deadline.arm(self._probe_interval)
 
     def _send_continue(self) -> None:
         self.send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))

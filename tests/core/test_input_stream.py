@@ -306,14 +306,38 @@ def test_a_single_request_is_the_only_one(ended_by: str) -> None:
     assert stream.held_bytes == 1
 
 
-def test_a_chunk_past_the_end_that_came_before_it_takes_nothing_along() -> None:
+def test_the_end_of_a_single_request_before_what_arrived_already() -> None:
     stream = make(single_request=True)
     stream.receive_chunk(text(2, b"c"), now=0)
-    stream.receive_chunk(text(1, b"b", end=True), now=0)
+    with pytest.raises(SessionConflict) as caught:
+        stream.receive_chunk(text(1, b"b", end=True), now=0)
+    assert (caught.value.sequence_id, caught.value.param) == (1, "sequence_id")
+    assert stream.held_bytes == 1
+    # Nothing has changed: the same number may come without the end, and the end with the last.
+    stream.receive_chunk(text(1, b"b"), now=0)
+    assert payload(stream.receive_chunk(text(0, b"a"), now=0)) == b"abc"
+
+
+@pytest.mark.parametrize("ended_by", ["chunk", "finish"])
+def test_a_chunk_behind_the_end_of_a_single_request_that_waits_itself(ended_by: str) -> None:
+    stream = make(single_request=True)
+    stream.receive_chunk(text(2, b"c", end=ended_by == "chunk"), now=0)
+    if ended_by == "finish":
+        stream.finish(now=0)
+    stream.receive_chunk(text(1, b"b"), now=0)  # the last that may come
+    with pytest.raises(SessionConflict) as caught:
+        stream.receive_chunk(text(3), now=0)
+    assert caught.value.sequence_id == 3
     events = stream.receive_chunk(text(0, b"a"), now=0)
-    assert payload(events) == b"ab"
-    assert shapes(events)[-1] is InputEnded
-    assert stream.held_bytes == 2
+    assert (payload(events), shapes(events)[-1]) == (b"abc", InputEnded)
+
+
+def test_a_chunk_far_behind_the_end_of_a_single_request() -> None:
+    stream = make(single_request=True)
+    stream.receive_chunk(text(0, end=True), now=0)
+    with pytest.raises(SessionConflict):
+        stream.receive_chunk(text(2), now=0)
+    assert not stream.has_gap
 
 
 def test_a_single_request_that_found_no_room_may_still_come() -> None:

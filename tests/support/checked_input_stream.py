@@ -151,8 +151,11 @@ class InputStreamModel:
         if sequence_id < self.next or sequence_id in self.ahead:
             self.ack_now = True
             return []
+        inside = sequence_id < self.next + LIMITS.reorder_window
+        if self.single_request and chunk is not None and inside and self._contradicts_the_end(sequence_id, chunk):
+            raise _Refused(SessionConflict)
         if sequence_id > self.next:
-            if sequence_id >= self.next + LIMITS.reorder_window:
+            if not inside:
                 raise _Refused(ReorderWindowExceeded)
             if self.reject:
                 raise _Refused(OutOfOrder)
@@ -161,11 +164,8 @@ class InputStreamModel:
             if self.gap_since is None:
                 self.gap_since = self.now
             return []
-        if chunk is not None:
-            if self.over:
-                raise _Refused(SessionConflict)
-            if self._keeps():
-                self._need(size)
+        if chunk is not None and self._keeps():
+            self._need(size)
         happenings = self._pass(chunk)
         released = 0
         while self.next in self.ahead:
@@ -178,6 +178,11 @@ class InputStreamModel:
         if self.accepted_since is None:
             self.accepted_since = self.now
         return happenings
+
+    def _contradicts_the_end(self, sequence_id: int, chunk: InputChunk) -> bool:
+        ends = [number for number, one in self.ahead.items() if one is not None and one.end_of_input]
+        past_the_end = self.over or any(sequence_id > end for end in (*ends, *self._finish_after))
+        return past_the_end or (chunk.end_of_input and any(number > sequence_id for number in self.ahead))
 
     def _keeps(self) -> bool:
         request = self.current
@@ -202,8 +207,6 @@ class InputStreamModel:
 
     def _deliver(self, chunk: InputChunk, sequence_id: int) -> list[Happening]:
         happenings: list[Happening] = []
-        if self.over:
-            return happenings
         self.received_bytes += len(chunk.payload)
         if self.current is None:
             self.current = _Request(len(self.requests), self.mode)

@@ -184,6 +184,64 @@ async def test_client_that_does_not_read_is_dropped() -> None:
         peer.close()
 
 
+def silent_after(started: asyncio.Event, gone: asyncio.Event, *, filler: bytes | None) -> RoutedApplication:
+    """A handler that falls silent: before its answer, or with a ``filler`` in the middle of it."""
+
+    async def fall_silent(exchange: HttpExchange) -> None:
+        try:
+            if filler is not None:
+                await exchange.start(200, filler=filler)
+                await exchange.write(b"begun")
+            started.set()
+            await asyncio.sleep(3600)
+            await exchange.respond(200, body=b"late")
+        finally:
+            gone.set()
+
+    return RoutedApplication(handlers={"GET /": fall_silent})
+
+
+@pytest.mark.parametrize("filler", [None, b"..."], ids=["before the answer", "within the answer"])
+async def test_a_peer_that_closed_is_noticed_at_once_though_nothing_is_sent(filler: bytes | None) -> None:
+    started, gone = asyncio.Event(), asyncio.Event()
+    async with serving(silent_after(started, gone, filler=filler), limits=LIMITS) as door:
+        async with raw_client(door.port) as client:
+            await client.send(request("GET", "/"))
+            await started.wait()
+            if filler is not None:
+                assert (await client.head())[1] == 200
+                assert await client.chunk() == b"begun"
+        begin = now()
+        await gone.wait()
+        assert now() - begin < 1
+
+
+@pytest.mark.parametrize("filler", [None, b"...", b""], ids=["before", "within", "within, nothing to say"])
+async def test_a_peer_that_finished_sending_is_kept_and_asked_ever_less_often(filler: bytes | None) -> None:
+    started, gone = asyncio.Event(), asyncio.Event()
+    application = silent_after(started, gone, filler=filler)
+    async with serving(application, limits=LIMITS) as door, raw_client(door.port) as client:
+        await client.send(request("GET", "/"))
+        await started.wait()
+        client.finish_sending()
+        begin = now()
+        await asyncio.sleep(60)
+        assert not gone.is_set()
+        if filler is None:
+            times = []
+            while now() - begin < 100:
+                assert (await client.head())[1] == 100
+                times.append(now() - begin)
+            assert len(times) == pytest.approx(23, abs=1)
+        else:
+            await client.head()
+            assert await client.chunk() == b"begun"
+            if filler:
+                assert await client.chunk() == filler
+        client.reset()
+        await gone.wait()
+
+
 async def test_lingering_has_a_bound_in_time() -> None:
     async with serving(APPLICATION, limits=LIMITS) as door, raw_client(door.port) as client:
         await client.send(request("GET", "/nowhere", "Content-Length: 100"))

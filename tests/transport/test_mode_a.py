@@ -373,6 +373,16 @@ def test_order_duplicates_and_the_cutting_of_the_body_change_nothing(
     asyncio.run(check())
 
 
+@pytest.mark.parametrize("end_first", [False, True])
+async def test_a_number_behind_the_end_is_a_conflict_though_there_is_a_gap(end_first: bool) -> None:
+    end, behind = text("b", 1, end_of_input=True), text("c", 2)
+    lines = [end, behind] if end_first else [behind, end]
+    async with live_server() as server:
+        answer = await say(server, *lines, text("a", 0))
+    assert (answer.status, answer.error["code"], answer.error["param"]) == (409, "session_conflict", "sequence_id")
+    assert answer.error["message"].startswith("line 2")
+
+
 async def test_unnumbered_chunks_come_as_they_came() -> None:
     async with live_server() as server:
         assert content(events_of(await say(server, *map(text, WORDS)))) == "one two three four five"

@@ -307,6 +307,23 @@ async def test_a_client_that_falls_silent_after_the_answer_began() -> None:
         assert [event.comment for event in events].count(True) == 2
 
 
+@pytest.mark.virtual_clock
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_client_that_closes_while_the_engine_is_silent(streamed: bool) -> None:
+    """A FIN alone says that nothing more comes; that nobody listens is found out by asking."""
+    engine = ScriptedEngine([lambda: asyncio.sleep(1000), TextOutput("nobody hears this")])
+    async with live_server(engine) as server:
+        async with raw_client(server.port) as client:
+            await client.send(request("POST", CHAT, STREAMING, CHUNKED))
+            await client.send(chunked(*([] if streamed else [b'{"stream":false}\n']), line("one")))
+            await server.until(lambda: engine.active_requests == 1, "the silence")
+            if streamed:
+                assert (await client.head())[1] == 200
+        closed = now()
+        await server.check_empty()
+        assert now() - closed < 1
+
+
 async def arriving_events_after_head(client: RawClient) -> Any:
     assert (await client.head())[1] == 200
     async for event in arriving_events(client):
