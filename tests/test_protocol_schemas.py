@@ -16,7 +16,8 @@ from referencing.jsonschema import DRAFT202012
 
 from omni_ws.errors import leaves
 from omni_ws.tools.schemas import frames_schema
-from omni_ws.wire.frames import CLIENT_FRAMES, CLIENT_TYPES, SERVER_FRAMES
+from omni_ws.wire.frames import CLIENT_FRAMES, CLIENT_TYPES
+from omni_ws.wire.server_frames import SERVER_FRAMES
 from omni_ws.wire.session_config import FIELDS
 
 PROTOCOL = Path(__file__).parents[1] / "protocol"

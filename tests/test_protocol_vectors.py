@@ -26,9 +26,8 @@ from omni_ws.wire.frames import (
     ConfigPatch,
     RefusedChunk,
     decode_frame,
-    decode_server_frame,
-    encode_frame,
 )
+from omni_ws.wire.server_frames import decode_server_frame, encode_frame
 from omni_ws.wire.session_config import effective, merge, start_policy
 
 VECTORS = Path(__file__).parents[1] / "protocol" / "vectors"
@@ -82,6 +81,7 @@ def chunk_fields(chunk: InputChunk) -> dict[str, Any]:
         "format": chunk.format,
         "timestamp_ms": chunk.timestamp_ms,
         "end_of_input": chunk.end_of_input,
+        **({} if chunk.tool_call_id is None else {"tool_call_id": chunk.tool_call_id}),
     }
 
 

@@ -19,14 +19,14 @@ from websockets.typing import Subprotocol
 
 from omni_ws.client.failures import ConnectionFailed, error_from_fields, error_from_response
 from omni_ws.errors import InvalidFrame, InvalidValue
-from omni_ws.wire.frames import (
+from omni_ws.wire.frames import loads_object
+from omni_ws.wire.server_frames import (
     SERVER_FRAMES,
     ErrorFrame,
     ServerFrame,
     SessionCreated,
     SessionUpdated,
     decode_server_frame,
-    loads_object,
 )
 
 DEFAULT_URL: Final = "ws://127.0.0.1:8080/v1/streaming_input"

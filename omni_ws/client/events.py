@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from omni_ws.core.chunks import FinishReason, OutputModality, Usage, Word
 from omni_ws.errors import InvalidFrame, OmniError
-from omni_ws.wire.frames import OutputChunkFrame, UsageFields
+from omni_ws.wire.server_frames import OutputChunkFrame, UsageFields
 
 T = TypeVar("T")
 

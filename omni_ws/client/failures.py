@@ -7,7 +7,7 @@ from typing import Final
 import orjson
 
 from omni_ws.errors import EngineFailed, MethodNotAllowed, OmniError, RateLimited, ShuttingDown, leaves
-from omni_ws.wire.frames import ErrorFields
+from omni_ws.wire.server_frames import ErrorFields
 
 
 class ConnectionFailed(ConnectionError):

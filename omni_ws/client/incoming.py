@@ -19,9 +19,13 @@ from omni_ws.client.events import (
 from omni_ws.client.failures import error_from_fields
 from omni_ws.client.outgoing import OutgoingInput
 from omni_ws.errors import EmptyInput, InvalidRequest
-from omni_ws.wire import frames
+from omni_ws.wire import server_frames
 from omni_ws.wire.binary import decode_output_audio
-from omni_ws.wire.frames import ErrorFields, SessionCreated, SessionUpdated
+from omni_ws.wire.server_frames import (
+    ErrorFields,
+    SessionCreated,
+    SessionUpdated,
+)
 from omni_ws.wire.session_config import OutputAudioConfig
 
 
@@ -79,26 +83,26 @@ class IncomingFrames:
         if isinstance(message, bytes):
             return self._audio(message)
         match read_frame(message):
-            case frames.OutputChunkFrame() as frame:
+            case server_frames.OutputChunkFrame() as frame:
                 self.last_output_sequence_id = max(self.last_output_sequence_id, frame.sequence_id)
                 self._answering = frame.request_id
                 return self._output(output_event(frame))
-            case frames.InputAckFrame() as frame:
+            case server_frames.InputAckFrame() as frame:
                 self._outgoing.acknowledge(frame.next_sequence_id, frame.credit_bytes)
                 return InputAck(frame.next_sequence_id, frame.buffered_chunks, frame.received_bytes, frame.credit_bytes)
-            case frames.ResponseStarted() as frame:
+            case server_frames.ResponseStarted() as frame:
                 self._outgoing.started(frame.request_id, frame.sequence_id)
                 event = ResponseStarted(frame.request_id, frame.trigger, frame.sequence_id, frame.input_mode)
                 return self._output(event)
-            case frames.ErrorFrame(error=fields):
+            case server_frames.ErrorFrame(error=fields):
                 return self._error(fields)
             case SessionUpdated() as updated:
                 self._configured(updated)
-            case frames.PongFrame(t=number):
+            case server_frames.PongFrame(t=number):
                 pong = self._pings.pop(number, None) if isinstance(number, int) else None
                 if pong is not None and not pong.done():
                     pong.set_result(None)
-            case frames.SessionClosing() as frame:
+            case server_frames.SessionClosing() as frame:
                 self.closing = Closing(frame.reason, frame.retryable, frame.time_left_ms)
                 return self.closing
         return None

@@ -17,7 +17,13 @@ from omni_ws.client.frames import chunk_encoder
 from omni_ws.client.link import ClientLimits, Link
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality
 from omni_ws.errors import OmniError, PayloadTooLarge
-from omni_ws.wire.frames import CancelFrame, FinishFrame, OutputAckFrame, PingFrame, SessionCreated, SessionUpdated
+from omni_ws.wire.frames import (
+    CancelFrame,
+    FinishFrame,
+    OutputAckFrame,
+    PingFrame,
+)
+from omni_ws.wire.server_frames import SessionCreated, SessionUpdated
 from omni_ws.wire.session_config import InputAudioConfig, OutputAudioConfig, merge
 
 _encode = msgspec.json.Encoder().encode

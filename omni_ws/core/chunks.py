@@ -75,6 +75,8 @@ class InputChunk(Struct, frozen=True, gc=False):
     format: str | None = None
     timestamp_ms: int | None = None
     end_of_input: bool = False
+    #: Of text that is the result of a tool: which call of the model it answers.
+    tool_call_id: str | None = None
 
     @classmethod
     def end(cls) -> Self:
@@ -89,6 +91,39 @@ class Word:
     text: str
     start_ms: int
     end_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token of an answer and its natural log-probability.
+
+    ``data`` is the token's own bytes: a character may be spread over several tokens. ``top`` holds the likeliest
+    tokens at this place, the likeliest first, where they were asked for.
+    """
+
+    token: str
+    data: bytes
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallFragment:
+    """A piece of the ``index``-th tool call of an answer: id and name come once, the arguments' JSON in pieces."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A whole tool call; ``arguments`` is JSON, as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,11 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import FinishReason, OutputModality, Usage, Word
+from omni_ws.core.chunks import FinishReason, OutputModality, TokenLogprob, ToolCallFragment, Usage, Word
 
 
 class OutputChunk(Struct, frozen=True, kw_only=True):
-    """One unit of output: ``text`` for text, transcripts and tool calls, ``payload`` in ``format`` for audio.
+    """One unit of output: ``text`` for text and transcripts, ``tool_call``, or ``payload`` in ``format`` for audio.
 
     ``start_ms`` is the place on the response's audio time line (for transcripts: on the input's).
     """
@@ -26,6 +26,11 @@ class OutputChunk(Struct, frozen=True, kw_only=True):
     start_ms: int | None = None
     interim: bool = False
     words: tuple[Word, ...] = ()
+    tool_call: ToolCallFragment | None = None
+    #: Of the tokens in ``text``, where they were asked for.
+    logprobs: tuple[TokenLogprob, ...] = ()
+    #: Which of several answers to the same request this belongs to.
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +41,8 @@ class FinalChunk:
     sequence_id: int
     finish_reason: FinishReason
     usage: Usage
+    #: Of each choice, where several answers were asked for.
+    finish_reasons: tuple[FinishReason, ...] = ()
 
 
 AnyOutput: TypeAlias = OutputChunk | FinalChunk
@@ -58,7 +65,20 @@ class OutputSequencer:
         self.next_sequence_id += 1
         return number
 
-    def finish(self, request_id: str, finish_reason: FinishReason, usage: Usage) -> FinalChunk:
+    def finish(
+        self,
+        request_id: str,
+        finish_reason: FinishReason,
+        usage: Usage,
+        *,
+        finish_reasons: tuple[FinishReason, ...] = (),
+    ) -> FinalChunk:
         number = self.take_number(request_id)
         self._open.discard(request_id)
-        return FinalChunk(request_id=request_id, sequence_id=number, finish_reason=finish_reason, usage=usage)
+        return FinalChunk(
+            request_id=request_id,
+            sequence_id=number,
+            finish_reason=finish_reason,
+            usage=usage,
+            finish_reasons=finish_reasons,
+        )

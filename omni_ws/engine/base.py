@@ -9,7 +9,19 @@ from typing import Any, Protocol, TypeAlias
 
 from omni_ws.audio.samples import Samples
 from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, OutputModality, Task, Usage, Word
+from omni_ws.core.chunks import (
+    FinishReason,
+    InputChunk,
+    InputMode,
+    Modality,
+    OutputModality,
+    Task,
+    TokenLogprob,
+    ToolCall,
+    ToolCallFragment,
+    Usage,
+    Word,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,15 +45,50 @@ class EngineCapabilities:
     tools: bool = False
     logprobs: bool = False
     structured_output: bool = False
+    #: Several answers to one request.
+    choices: bool = False
+    #: Whether ``AnswerOptions.priority`` changes the order of work.
+    priority: bool = False
+    #: Prompts that are taken as they stand, without a chat template.
+    raw_prompts: bool = False
     token_sessions: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """An earlier turn of the conversation. ``role`` is ``system``, ``user``, ``assistant`` or ``tool``."""
+    """An earlier turn of the conversation. ``role`` is ``system``, ``user``, ``assistant`` or ``tool``.
+
+    An assistant's message may hold the calls that it made, a tool's says which call it answers.
+    """
 
     role: str
     text: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutput:
+    """The form of an answer: JSON of this JSON Schema, or any JSON object where ``schema`` is None."""
+
+    schema: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions:
+    """What few requests ask for, and few engines can do: see the capabilities of the same names."""
+
+    #: How many of the likeliest tokens to name beside each sampled one; None = no log-probabilities at all.
+    logprobs: int | None = None
+    structure: StructuredOutput | None = None
+    #: How many answers are wanted.
+    choices: int = 1
+    #: Smaller numbers are worked on first.
+    priority: int = 0
+    #: Whether the input is the prompt as it stands.
+    raw_prompt: bool = False
+    #: Whether an answer may hold more than one tool call.
+    parallel_tool_calls: bool = True
 
 
 class InputSource(Protocol):
@@ -71,11 +118,27 @@ class GenerationRequest:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     stage_sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stage_params: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    #: As in a chat body of OpenAI: ``{"type": "function", "function": {…}}`` each.
+    tools: tuple[Mapping[str, Any], ...] = ()
+    tool_choice: str | Mapping[str, Any] | None = None
+    options: AnswerOptions = AnswerOptions()
+    #: The name of the API key that asks; what is cached for one is not shared with another.
+    owner: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TextOutput:
+    """``logprobs`` are those of the tokens in ``text``; ``choice`` says which of several answers it belongs to."""
+
     text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallOutput:
+    call: ToolCallFragment
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +165,14 @@ class AudioOutput:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last output of a request that ended by itself."""
+    """The last output of a request that ended by itself. ``reasons`` are those of each of several answers."""
 
     reason: FinishReason
     usage: Usage
+    reasons: tuple[FinishReason, ...] = ()
 
 
-EngineOutput: TypeAlias = TextOutput | TranscriptOutput | AudioOutput | Finished
+EngineOutput: TypeAlias = TextOutput | ToolCallOutput | TranscriptOutput | AudioOutput | Finished
 
 
 class EngineState(StrEnum):

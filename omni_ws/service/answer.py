@@ -9,11 +9,11 @@ from typing import Any
 from omni_ws.core.chunks import FinishReason, OutputModality, Usage
 from omni_ws.core.output import OutputChunk, OutputSequencer
 from omni_ws.core.session import GenerationStarted
-from omni_ws.engine.base import AudioOutput, EngineOutput, Finished, TextOutput, TranscriptOutput
+from omni_ws.engine.base import AudioOutput, EngineOutput, Finished, TextOutput, ToolCallOutput, TranscriptOutput
 from omni_ws.service.outbox import Outbox
 from omni_ws.service.speech_output import EncodedAudio, SpeechOutput
 from omni_ws.service.turn import Turn
-from omni_ws.wire.frames import ResponseStarted
+from omni_ws.wire.server_frames import ResponseStarted
 
 
 class AnswerWriter:
@@ -53,8 +53,11 @@ class AnswerWriter:
         turn = self._turn
         match output:
             case TextOutput(text=text) if "text" in self._wanted and text:
-                await self._send(OutputModality.TEXT, text=text)
+                await self._send(OutputModality.TEXT, text=text, logprobs=output.logprobs, choice=output.choice)
                 turn.said.append(text)
+            case ToolCallOutput(call=call, choice=choice):
+                await self._send(OutputModality.TOOL_CALL, tool_call=call, choice=choice)
+                turn.called(call)
             case TranscriptOutput(text=text, interim=interim):
                 if not interim:
                     turn.heard.append(text)

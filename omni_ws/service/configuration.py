@@ -11,7 +11,7 @@ import msgspec
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality
 from omni_ws.core.session import InputSettings
-from omni_ws.engine.base import EngineCapabilities
+from omni_ws.engine.base import AnswerOptions, EngineCapabilities
 from omni_ws.errors import InvalidValue, ModelNotFound, UnsupportedFormat, UnsupportedModality, UnsupportedParameter
 from omni_ws.wire.session_config import FIELDS, SamplingConfig, SessionConfig, effective, merge, start_policy
 
@@ -95,8 +95,24 @@ class Configuration:
             raise UnsupportedModality(
                 f"this engine takes no {chunk.modality}", param="modality", sequence_id=chunk.sequence_id
             )
+        if chunk.tool_call_id is not None and not self.rules.capabilities.tools:
+            raise UnsupportedParameter("this engine has no tools", param="role", sequence_id=chunk.sequence_id)
         if chunk.format is not None:
             _check_chunk_format(chunk, self.effective)
+
+    def check_options(self, options: AnswerOptions) -> None:
+        """Raises UnsupportedParameter for what this engine cannot do; the names are those of OpenAI's bodies."""
+        capabilities = self.rules.capabilities
+        asked = {
+            "logprobs": (options.logprobs is not None, capabilities.logprobs),
+            "response_format": (options.structure is not None, capabilities.structured_output),
+            "n": (options.choices > 1, capabilities.choices),
+            "priority": (options.priority != 0, capabilities.priority),
+            "prompt": (options.raw_prompt, capabilities.raw_prompts),
+        }
+        for name, (wanted, able) in asked.items():
+            if wanted and not able:
+                raise UnsupportedParameter(f"this engine cannot honour {name}", param=name)
 
     def _resolve(self, wanted: Mapping[str, Any]) -> SessionConfig:
         rules = self.rules

@@ -13,7 +13,7 @@ from omni_ws.core.input_stream import InputStream, RequestOpened, StreamEvent, S
 from omni_ws.core.output import OutputSequencer
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings, StreamingInputSession
-from omni_ws.engine.base import Engine, EngineState, Finished, Message
+from omni_ws.engine.base import AnswerOptions, Engine, EngineState, Finished
 from omni_ws.errors import (
     EmptyInput,
     EngineFailed,
@@ -30,7 +30,7 @@ from omni_ws.service.history import History
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.outbox import Outbox
 from omni_ws.service.turn import INPUT_QUEUE_BYTES, Turn
-from omni_ws.wire.frames import InputAckFrame
+from omni_ws.wire.server_frames import InputAckFrame
 from omni_ws.wire.session_config import SessionConfig
 
 #: Chunks of one request that may wait for the engine: 87 minutes of speech in pieces of 20 ms. The limit in bytes does
@@ -63,6 +63,7 @@ class Conversation:
         budget: ByteBudget,
         now: Callable[[], float],
         single_request: bool = False,
+        owner: str | None = None,
     ) -> None:
         self.engine = engine
         self.configuration = configuration
@@ -72,6 +73,9 @@ class Conversation:
             limits.stream, self._input_settings, budget=budget, now=now(), single_request=single_request
         )
         self.history = History(limits.max_history_tokens)
+        #: For the requests that open from now on; what may be asked is checked by ``configuration.check_options``.
+        self.options = AnswerOptions()
+        self._owner = owner
         #: Called when input that had to wait may come again (see ``input_full``).
         self.on_input_room: Callable[[], None] = _nothing
         #: Called when ``get_timer`` has become sooner, except from within a method that takes input.
@@ -250,7 +254,7 @@ class Conversation:
             turn.error = unexpected(error, where=f"request {turn.request_id}")
         except Exception as error:
             turn.error = unexpected(error, where=f"request {turn.request_id}")
-        self._end(turn, finished.reason, finished.usage)
+        self._end(turn, finished.reason, finished)
 
     async def _rest_of_input(self, turn: Turn) -> None:
         """What comes after the freezing is not used, but the usage in the final says how much it was."""
@@ -258,7 +262,7 @@ class Conversation:
         self._update_answering()
         await turn.input_ended.wait()
 
-    def _end(self, turn: Turn, reason: FinishReason, reported: Usage | None = None) -> None:
+    def _end(self, turn: Turn, reason: FinishReason, finished: Finished | None = None) -> None:
         """The one final of a request, and the end of everything that it held."""
         if turn.finished:
             return
@@ -268,10 +272,12 @@ class Conversation:
             self._report(turn, turn.error)
             reason = FinishReason.ERROR
         if reason in (FinishReason.CANCELLED, FinishReason.ERROR):
-            reported = None
+            finished = None
         if reason is not FinishReason.ERROR:
-            self.history.add((Message("user", turn.user_text), Message("assistant", turn.said.joined())))
-        self.outbox.put_nowait(self._sequencer.finish(turn.request_id, reason, turn.usage(reported)))
+            self.history.add(turn.messages)
+        usage = turn.usage(None if finished is None else finished.usage)
+        reasons = () if finished is None else finished.reasons
+        self.outbox.put_nowait(self._sequencer.finish(turn.request_id, reason, usage, finish_reasons=reasons))
         turn.finished = True
         turn.input.discard()
         self.stream.forget(turn.session)
@@ -311,7 +317,7 @@ class Conversation:
 
     def _open(self, session: StreamingInputSession) -> None:
         config = self.configuration.effective
-        turn = Turn(new_id("req_"), session, config, self._input_taken)
+        turn = Turn(new_id("req_"), session, config, self._input_taken, options=self.options, owner=self._owner)
         self._sequencer.open(turn.request_id)
         if self._draining:
             turn.error = ShuttingDown("the server is shutting down", retry_after_ms=1000)

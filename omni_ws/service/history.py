@@ -22,10 +22,15 @@ class History:
         return tuple(self._messages)
 
     def add(self, messages: Iterable[Message]) -> None:
-        """Messages without text say nothing and are left out; the oldest make room."""
+        """Messages that say nothing are left out; the oldest make room, tool results together with their calls."""
         for message in messages:
-            if message.text:
+            if message.text or message.tool_calls or message.tool_call_id is not None:
                 self._messages.append(message)
-                self._tokens += count_words(message.text)
-        while self._messages and self._tokens > self.max_tokens:
-            self._tokens -= count_words(self._messages.popleft().text)
+                self._tokens += _count(message)
+        while self._messages and (self._tokens > self.max_tokens or self._messages[0].role == "tool"):
+            self._tokens -= _count(self._messages.popleft())
+
+
+def _count(message: Message) -> int:
+    calls = sum(1 + count_words(call.arguments) for call in message.tool_calls)
+    return max(1, count_words(message.text) + calls)

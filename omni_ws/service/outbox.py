@@ -10,7 +10,7 @@ from typing import Final, TypeAlias
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import OmniError, SlowConsumer
-from omni_ws.wire.frames import (
+from omni_ws.wire.server_frames import (
     InputAckFrame,
     PongFrame,
     ResponseStarted,

@@ -73,7 +73,14 @@ class SessionFactory:
             case EngineState.UNHEALTHY:
                 raise EngineFailed("the engine is not available", fatal=True)
 
-    def open(self, *, output_formats: frozenset[AudioEncoding], single_request: bool = False) -> NewSession:
+    def open(
+        self,
+        *,
+        output_formats: frozenset[AudioEncoding],
+        single_request: bool = False,
+        owner: str | None = None,
+    ) -> NewSession:
+        """``owner`` is the name of the API key that the session belongs to."""
         now = asyncio.get_running_loop().time
         streaming = self.config.streaming_input
         outbox = Outbox(
@@ -98,6 +105,7 @@ class SessionFactory:
             budget=self.budget,
             now=now,
             single_request=single_request,
+            owner=owner,
         )
         return NewSession(conversation, outbox)
 

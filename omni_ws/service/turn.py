@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Usage
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, ToolCall, ToolCallFragment, Usage
 from omni_ws.core.session import GenerationStarted, StreamingInputSession
 from omni_ws.engine.answer_limit import count_words
-from omni_ws.engine.base import GenerationRequest, Message
+from omni_ws.engine.base import AnswerOptions, GenerationRequest, Message
 from omni_ws.engine.channel import Channel
 from omni_ws.errors import OmniError
 from omni_ws.wire.session_config import SessionConfig
@@ -46,6 +46,8 @@ class Turn:
     session: StreamingInputSession
     config: SessionConfig
     on_input_taken: Callable[[Turn, int], None]
+    options: AnswerOptions = field(default_factory=AnswerOptions)
+    owner: str | None = None
     started: GenerationStarted | None = None
     #: Why the request cannot be worked on, found out before or beside the work.
     error: OmniError | None = None
@@ -58,6 +60,9 @@ class Turn:
     typed: bytearray = field(default_factory=bytearray)
     heard: KeptText = field(default_factory=KeptText)
     said: KeptText = field(default_factory=KeptText)
+    #: Results of tools, by the id of the call.
+    tool_results: dict[str, bytearray] = field(default_factory=dict)
+    tool_calls: dict[int, ToolCall] = field(default_factory=dict)
     output_audio_ms: float = 0
     input_ended: asyncio.Event = field(default_factory=asyncio.Event)
     #: Whether the engine is done, and only the final is missing.
@@ -87,10 +92,32 @@ class Turn:
     def append(self, chunk: InputChunk) -> None:
         if self.input.closed:
             return  # a request that ended early leaves its rest to nobody
-        if chunk.modality is Modality.TEXT and len(self.typed) < MAX_KEPT_TEXT:
-            self.typed += chunk.payload[: MAX_KEPT_TEXT - len(self.typed)]
+        if chunk.modality is Modality.TEXT:
+            self._keep_text(chunk)
         self.input.put_nowait(chunk)
         self._queued_chunks += 1
+
+    def _keep_text(self, chunk: InputChunk) -> None:
+        call = chunk.tool_call_id
+        kept = self.typed if call is None else self.tool_results.setdefault(call, bytearray())
+        room = MAX_KEPT_TEXT - len(self.typed) - sum(map(len, self.tool_results.values()))
+        kept += chunk.payload[: max(0, room)]
+
+    def called(self, fragment: ToolCallFragment) -> None:
+        """A piece of a tool call went out."""
+        known = self.tool_calls.get(fragment.index) or ToolCall("", "", "")
+        arguments = (known.arguments + fragment.arguments)[:MAX_KEPT_TEXT]
+        self.tool_calls[fragment.index] = ToolCall(fragment.id or known.id, fragment.name or known.name, arguments)
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """What this turn leaves to the turns after it."""
+        results = (
+            Message("tool", text.decode("utf-8", "replace"), tool_call_id=call)
+            for call, text in self.tool_results.items()
+        )
+        said = Message("assistant", self.said.joined(), tool_calls=tuple(self.tool_calls.values()))
+        return (*results, Message("user", self.user_text), said)
 
     @property
     def waiting_chunks(self) -> int:
@@ -124,6 +151,10 @@ class Turn:
             },
             stage_sampling=config.stage_sampling,
             stage_params=config.stage_params,
+            tools=tuple(config.tools),
+            tool_choice=config.tool_choice,
+            options=self.options,
+            owner=self.owner,
         )
 
     @property

@@ -15,31 +15,30 @@ import msgspec
 from omni_ws.core.audio_format import AudioEncoding
 from omni_ws.core.chunks import FinishReason, InputMode, Modality, OutputModality, StartTrigger, Task
 from omni_ws.errors import leaves
-from omni_ws.wire.frames import CLIENT_FRAMES, SERVER_FRAMES, ChunkFields
+from omni_ws.wire.frames import CLIENT_FRAMES, ChunkFields
+from omni_ws.wire.server_frames import SERVER_FRAMES
 from omni_ws.wire.session_config import SessionConfig
 
 Schema: TypeAlias = dict[str, Any]
 
 _REFERENCE: Final = "#/$defs/{name}"
 _BASE64: Final = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
-#: Output modalities of this version: calls of tools are the one that it does not have.
-_OUTPUT_MODALITIES: Final = sorted(set(OutputModality) - {OutputModality.TOOL_CALL})
 #: Types whose values are named in a list, though the frames carry plain strings.
 _NAMES: Final[Mapping[tuple[str, str], Iterable[str]]] = {
     ("SessionCreated", "after_start"): InputMode,
     ("Capabilities", "input_modalities"): Modality,
-    ("Capabilities", "output_modalities"): _OUTPUT_MODALITIES,
+    ("Capabilities", "output_modalities"): OutputModality,
     ("Capabilities", "tasks"): Task,
     ("ResponseStarted", "trigger"): StartTrigger,
     ("ResponseStarted", "input_mode"): InputMode,
-    ("OutputChunkFrame", "modality"): _OUTPUT_MODALITIES,
+    ("OutputChunkFrame", "modality"): OutputModality,
     ("OutputChunkFrame", "format"): AudioEncoding,
     ("OutputChunkFrame", "finish_reason"): FinishReason,
     ("ErrorFields", "code"): [error.wire.code for error in leaves()],
     ("SessionClosing", "reason"): ["replaced", "session_timeout", "shutting_down"],
 }
 #: Chunk fields that are known only to be refused.
-_REFUSED_CHUNK_FIELDS: Final = ("role", "tool_call_id", "offset")
+_REFUSED_CHUNK_FIELDS: Final = ("offset",)
 _FREE_FORM: Final = frozenset({"stage_sampling", "stage_params", "tools", "tool_choice"})
 
 
@@ -104,15 +103,32 @@ def _restrict_chunk(schema: Schema) -> None:
         schema["properties"][field] = {"type": "null", "description": "Refused in this version."}
     has_text = {"properties": {"text": {"type": "string"}}, "required": ["text"]}
     no_payload = {"payload": {"type": "null"}, "modality": {"enum": ["text", None]}}
-    schema["if"], schema["then"] = has_text, {"properties": no_payload}
+    schema["properties"]["role"] = {"enum": ["user", "tool", None], "description": "`tool` for the result of a tool."}
+    names_call: Schema = {
+        "properties": {"tool_call_id": {"type": "string", "minLength": 1}},
+        "required": ["tool_call_id"],
+    }
+    is_result: Schema = {"properties": {"role": {"const": "tool"}}, "required": ["role"]}
+    text_result: Schema = {
+        "anyOf": [has_text, {"properties": {"modality": {"const": "text"}}, "required": ["modality"]}]
+    }
+    schema["allOf"] = [
+        {"if": has_text, "then": {"properties": no_payload}},
+        {"if": is_result, "then": {"allOf": [names_call, text_result]}},
+        {"if": {"properties": {"tool_call_id": {"type": "string"}}, "required": ["tool_call_id"]}, "then": is_result},
+    ]
 
 
 def _require_contents(schema: Schema) -> None:
-    """The last chunk of a request says how it ended; every other one carries text or a payload of a modality."""
+    """The last chunk of a request says how it ended; every other one carries text, a payload or a tool call."""
     final = ["final", "finish_reason", "usage"]
     content: Schema = {
         "required": ["modality"],
-        "oneOf": [{"required": ["text"]}, {"required": ["payload", "format", "sample_rate"]}],
+        "oneOf": [
+            {"required": ["text"]},
+            {"required": ["payload", "format", "sample_rate"]},
+            {"required": ["index", "arguments"], "properties": {"modality": {"const": "tool_call"}}},
+        ],
         "not": {"anyOf": [{"required": [field]} for field in final]},
     }
     last: Schema = {

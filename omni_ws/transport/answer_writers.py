@@ -14,8 +14,8 @@ from omni_ws.service.outbox import MESSAGE_OVERHEAD_BYTES, Message
 from omni_ws.transport.error_answer import error_object
 from omni_ws.transport.http1 import HttpExchange
 from omni_ws.wire import sse
-from omni_ws.wire.frames import ResponseStarted
 from omni_ws.wire.openai_answer import finished_well
+from omni_ws.wire.server_frames import ResponseStarted
 
 SSE_HEADERS: Final = (
     ("Content-Type", "text/event-stream; charset=utf-8"),

@@ -9,7 +9,14 @@ from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.errors import OmniError
 from omni_ws.service.outbox import Message
 from omni_ws.wire.binary import encode_output_audio
-from omni_ws.wire.frames import OutputChunkFrame, ServerFrame, UsageFields, WordTime, encode_frame, error_frame
+from omni_ws.wire.server_frames import (
+    OutputChunkFrame,
+    ServerFrame,
+    UsageFields,
+    WordTime,
+    encode_frame,
+    error_frame,
+)
 
 
 def encode_message(message: Message, *, binary_audio: bool) -> tuple[bytes, bool]:
@@ -32,6 +39,13 @@ def _content(chunk: OutputChunk) -> ServerFrame:
         if chunk.format is not None:
             fields["format"] = chunk.format.encoding
             fields["sample_rate"] = chunk.format.sample_rate
+    elif (call := chunk.tool_call) is not None:
+        fields["index"] = call.index
+        fields["arguments"] = call.arguments
+        if call.id is not None:
+            fields["id"] = call.id
+        if call.name is not None:
+            fields["name"] = call.name
     else:
         fields["text"] = chunk.text
     if chunk.start_ms is not None:

@@ -19,7 +19,13 @@ from omni_ws.transport.http_request import HttpRequest
 from omni_ws.transport.keep_alive import KeepAliveSettings
 from omni_ws.transport.websocket import CLOSE_TIMEOUT_SEC, WebSocketSession
 from omni_ws.transport.websocket_connection import StreamConnection
-from omni_ws.wire.frames import Capabilities, SessionCreated, SessionLimits, encode_frame, error_frame
+from omni_ws.wire.server_frames import (
+    Capabilities,
+    SessionCreated,
+    SessionLimits,
+    encode_frame,
+    error_frame,
+)
 from omni_ws.wire.streaming_body import max_line_bytes
 
 SUBPROTOCOL_JSON: Final = "omni.v1+json"

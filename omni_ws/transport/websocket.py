@@ -35,11 +35,13 @@ from omni_ws.wire.frames import (
     FinishFrame,
     OutputAckFrame,
     PingFrame,
-    PongFrame,
     RefusedChunk,
+    decode_frame,
+)
+from omni_ws.wire.server_frames import (
+    PongFrame,
     SessionClosing,
     SessionUpdated,
-    decode_frame,
     encode_frame,
 )
 

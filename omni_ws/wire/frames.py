@@ -1,4 +1,4 @@
-"""JSON frames of the native WebSocket (and, line by line, of the HTTP bodies): typed, both ways.
+"""JSON frames that clients of the native WebSocket send (and, line by line, HTTP bodies): typed.
 
 One pass in C: msgspec parses, validates and decodes base64 together. Only a frame that fails is looked at again, to
 say what is wrong with it.
@@ -10,26 +10,19 @@ from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 import orjson
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.reorder import MAX_SEQUENCE_ID
-from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue, OmniError, UnknownType, UnsupportedParameter
+from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue, UnknownType, UnsupportedParameter
 from omni_ws.wire.session_config import (
     MAX_DEPTH,
-    InputAudioConfig,
-    OutputAudioConfig,
-    SessionConfig,
-    StartPolicyConfig,
-    StartPolicyName,
     invalid_value,
 )
 
 SequenceId: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_SEQUENCE_ID)]
 #: The largest number that every JSON parser keeps exact (RFC 8259, 6): room for milliseconds since any epoch.
 MAX_TIMESTAMP_MS: Final = 2**53 - 1
-
-# --- client frames
 
 
 class ChunkFields(Struct, frozen=True, kw_only=True):
@@ -142,8 +135,10 @@ def to_chunk(fields: ChunkFields, sequence_id: int | None) -> InputChunk:
                 f"text goes with modality text, not {modality}", param="modality", sequence_id=sequence_id
             )
         payload = text.encode()
-    if fields.offset is not None or fields.role is not None or fields.tool_call_id is not None:
-        raise _unsupported(fields, sequence_id)
+    if fields.offset is not None:
+        raise UnsupportedParameter("chunks are numbered by sequence_id", param="offset", sequence_id=sequence_id)
+    if fields.role is not None or fields.tool_call_id is not None:
+        _check_tool_result(fields, modality, sequence_id)
     timestamp_ms = fields.timestamp_ms
     return InputChunk(
         modality or Modality.AUDIO,
@@ -152,15 +147,22 @@ def to_chunk(fields: ChunkFields, sequence_id: int | None) -> InputChunk:
         fields.format,
         None if timestamp_ms is None else int(timestamp_ms),
         fields.end_of_input is True,
+        fields.tool_call_id,
     )
 
 
-def _unsupported(fields: ChunkFields, sequence_id: int | None) -> UnsupportedParameter:
-    if fields.offset is not None:
-        return UnsupportedParameter("chunks are numbered by sequence_id", param="offset", sequence_id=sequence_id)
-    # Tool results need an engine that has tools, and none has.
-    param = "tool_call_id" if fields.role is None else "role"
-    return UnsupportedParameter("no engine here takes tool results", param=param, sequence_id=sequence_id)
+def _check_tool_result(fields: ChunkFields, modality: Modality | None, sequence_id: int | None) -> None:
+    """Raises InvalidValue unless it is text of the role ``tool`` that names its call."""
+    if fields.role not in (None, "user", "tool"):
+        raise InvalidValue("role is user or tool", param="role", sequence_id=sequence_id)
+    if fields.role == "user" and fields.tool_call_id is None:
+        return
+    if fields.role != "tool":
+        raise InvalidValue("a tool_call_id goes with the role tool", param="role", sequence_id=sequence_id)
+    if not fields.tool_call_id:
+        raise InvalidValue("the result of a tool names its call", param="tool_call_id", sequence_id=sequence_id)
+    if modality is not Modality.TEXT:
+        raise InvalidValue("the result of a tool is text", param="modality", sequence_id=sequence_id)
 
 
 def nested_deeper(value: Any, levels: int) -> bool:
@@ -213,178 +215,3 @@ def field_error(cause: msgspec.DecodeError) -> InvalidRequest:
     if error.param in _FORM_FIELDS:
         return InvalidFrame(error.message, param=error.param)
     return error
-
-
-# --- server frames: only fields that are set go out
-
-
-class _ServerFrame(Struct, frozen=True, kw_only=True, tag_field="type"):
-    pass
-
-
-class Capabilities(Struct, frozen=True, kw_only=True):
-    """What the engine, and this server with it, can do."""
-
-    input_modalities: list[str]
-    output_modalities: list[str]
-    tasks: list[str]
-    voices: list[str]
-    sampling: list[str]
-    sampling_no_ops: list[str]
-    extend: bool
-    tools: bool
-    logprobs: bool
-    structured_output: bool
-    turn_detection: bool
-    resume: bool
-
-
-class SessionLimits(Struct, frozen=True, kw_only=True):
-    max_chunk_bytes: int
-    max_payload_per_session: int
-    reorder_window_chunks: int
-    reorder_timeout_sec: float
-    max_pending_requests: int
-
-
-class SessionCreated(_ServerFrame, frozen=True, kw_only=True, tag="session_created"):
-    """``resume_token`` is null where a dropped connection cannot be resumed."""
-
-    session_id: str
-    resume_token: str | None
-    expires_in: float
-    model: str
-    input_audio: InputAudioConfig
-    output_audio: OutputAudioConfig
-    start_policy: StartPolicyName | StartPolicyConfig
-    after_start: str
-    capabilities: Capabilities
-    limits: SessionLimits
-
-
-class SessionUpdated(SessionConfig, frozen=True, kw_only=True, tag_field="type", tag="session_updated"):
-    """The effective configuration, from the next request on."""
-
-
-class InputAckFrame(_ServerFrame, frozen=True, kw_only=True, tag="input_ack"):
-    next_sequence_id: int
-    buffered_chunks: int
-    received_bytes: int
-    credit_bytes: int
-
-
-class ResponseStarted(_ServerFrame, frozen=True, kw_only=True, tag="response_started"):
-    request_id: str
-    trigger: str
-    sequence_id: int | None
-    input_mode: str
-
-
-class WordTime(Struct, frozen=True):
-    text: str
-    start_ms: int
-    end_ms: int
-
-
-class UsageFields(Struct, frozen=True, kw_only=True):
-    input_tokens: int
-    output_tokens: int
-    total_tokens: int
-    input_audio_ms: int
-    output_audio_ms: int
-    input_after_start_bytes: int
-
-
-class OutputChunkFrame(_ServerFrame, frozen=True, kw_only=True, tag="output_chunk"):
-    """Content has a modality; the last chunk of a request has ``final`` and no content."""
-
-    request_id: str
-    sequence_id: int
-    modality: str | UnsetType = UNSET
-    text: str | UnsetType = UNSET
-    payload: bytes | UnsetType = UNSET
-    format: str | UnsetType = UNSET
-    sample_rate: int | UnsetType = UNSET
-    start_ms: int | UnsetType = UNSET
-    interim: bool | UnsetType = UNSET
-    words: list[WordTime] | UnsetType = UNSET
-    final: bool | UnsetType = UNSET
-    finish_reason: str | UnsetType = UNSET
-    usage: UsageFields | UnsetType = UNSET
-
-
-class ErrorFields(Struct, frozen=True, kw_only=True):
-    code: str
-    message: str
-    param: str | None = None
-    sequence_id: int | None = None
-    request_id: str | None = None
-    retryable: bool = False
-    retry_after_ms: int | None = None
-
-
-class ErrorFrame(_ServerFrame, frozen=True, kw_only=True, tag="error"):
-    error: ErrorFields
-
-
-class SessionClosing(_ServerFrame, frozen=True, kw_only=True, tag="session_closing"):
-    reason: str
-    retryable: bool
-    time_left_ms: int
-
-
-class PongFrame(_ServerFrame, frozen=True, kw_only=True, tag="pong"):
-    t: Any
-    server_time_ms: int
-
-
-ServerFrame: TypeAlias = (
-    SessionCreated
-    | SessionUpdated
-    | InputAckFrame
-    | ResponseStarted
-    | OutputChunkFrame
-    | ErrorFrame
-    | SessionClosing
-    | PongFrame
-)
-SERVER_FRAMES: Final = (
-    SessionCreated,
-    SessionUpdated,
-    InputAckFrame,
-    ResponseStarted,
-    OutputChunkFrame,
-    ErrorFrame,
-    SessionClosing,
-    PongFrame,
-)
-
-_encoder: Final = msgspec.json.Encoder()
-_server_decoder: Final[msgspec.json.Decoder[ServerFrame]] = msgspec.json.Decoder(ServerFrame)
-
-
-def encode_frame(frame: ServerFrame) -> bytes:
-    """JSON text of a server frame; bytes fields become base64."""
-    return _encoder.encode(frame)
-
-
-def decode_server_frame(data: bytes | str) -> ServerFrame:
-    """For clients. Raises InvalidFrame for anything that is not a frame of this specification."""
-    try:
-        return _server_decoder.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidFrame(str(error)) from None
-
-
-def error_frame(error: OmniError) -> ErrorFrame:
-    return ErrorFrame(
-        error=ErrorFields(
-            code=error.code,
-            message=error.message,
-            param=error.param,
-            sequence_id=error.sequence_id,
-            request_id=error.request_id,
-            retryable=error.wire.retryable,
-            retry_after_ms=error.retry_after_ms,
-        )
-    )

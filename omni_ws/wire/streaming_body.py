@@ -14,7 +14,14 @@ from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.errors import InvalidFrame, InvalidValue, OmniError, UnknownType, UnsupportedFormat
 from omni_ws.wire.binary import decode_input
 from omni_ws.wire.body_stream import LengthPrefixedDecoder, NdjsonDecoder
-from omni_ws.wire.frames import ChunkFields, RefusedChunk, SequenceId, field_error, loads_object, to_chunk
+from omni_ws.wire.frames import (
+    ChunkFields,
+    RefusedChunk,
+    SequenceId,
+    field_error,
+    loads_object,
+    to_chunk,
+)
 
 CONTENT_TYPE: Final = "application/x-multipart-streaming"
 _NDJSON_TYPES: Final = frozenset(

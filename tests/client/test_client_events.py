@@ -20,7 +20,7 @@ from omni_ws.client.events import (
 )
 from omni_ws.client.events import output_event as output_event_of
 from omni_ws.errors import InvalidFrame
-from omni_ws.wire.frames import OutputChunkFrame
+from omni_ws.wire.server_frames import OutputChunkFrame
 
 
 def heard(text: str, *, interim: bool = False) -> TranscriptChunk:

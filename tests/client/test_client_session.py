@@ -43,10 +43,12 @@ from omni_ws.errors import (
 from omni_ws.wire.frames import (
     CancelFrame,
     ConfigPatch,
-    ErrorFields,
-    ErrorFrame,
     FinishFrame,
     PingFrame,
+)
+from omni_ws.wire.server_frames import (
+    ErrorFields,
+    ErrorFrame,
     PongFrame,
     WordTime,
 )

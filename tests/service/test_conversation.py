@@ -17,7 +17,7 @@ from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.service.configuration import Configuration, ConfigurationRules, ServedModel
 from omni_ws.service.conversation import Conversation, ConversationLimits
 from omni_ws.service.outbox import Message, Outbox
-from omni_ws.wire.frames import ResponseStarted
+from omni_ws.wire.server_frames import ResponseStarted
 
 
 class Slow(EchoEngine):

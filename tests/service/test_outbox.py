@@ -12,7 +12,7 @@ from omni_ws.core.output import OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidValue, SlowConsumer
 from omni_ws.service.outbox import FAIR_SHARE_BYTES, MESSAGE_OVERHEAD_BYTES, Outbox
-from omni_ws.wire.frames import PongFrame, SessionUpdated
+from omni_ws.wire.server_frames import PongFrame, SessionUpdated
 
 
 class Clock:

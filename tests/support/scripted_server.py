@@ -14,12 +14,18 @@ from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import FinishReason, InputChunk, OutputModality
 from omni_ws.core.output import OutputChunk
 from omni_ws.errors import OmniError
-from omni_ws.wire import frames
+from omni_ws.wire import server_frames
 from omni_ws.wire.binary import decode_input, encode_output_audio
-from omni_ws.wire.frames import ClientFrame, ConfigPatch, RefusedChunk, ServerFrame, SessionUpdated
+from omni_ws.wire.frames import (
+    ClientFrame,
+    ConfigPatch,
+    RefusedChunk,
+    decode_frame,
+)
+from omni_ws.wire.server_frames import ServerFrame, SessionUpdated
 from omni_ws.wire.session_config import InputAudioConfig, OutputAudioConfig, effective
 
-CAPABILITIES = frames.Capabilities(
+CAPABILITIES = server_frames.Capabilities(
     input_modalities=["audio", "text", "video", "image"],
     output_modalities=["text", "audio"],
     tasks=["chat"],
@@ -33,13 +39,13 @@ CAPABILITIES = frames.Capabilities(
     turn_detection=False,
     resume=False,
 )
-USAGE = frames.UsageFields(
+USAGE = server_frames.UsageFields(
     input_tokens=1, output_tokens=2, total_tokens=3, input_audio_ms=4, output_audio_ms=5, input_after_start_bytes=6
 )
 
 
-def created(number: int = 0, *, max_chunk_bytes: int = 4 << 20) -> frames.SessionCreated:
-    return frames.SessionCreated(
+def created(number: int = 0, *, max_chunk_bytes: int = 4 << 20) -> server_frames.SessionCreated:
+    return server_frames.SessionCreated(
         session_id=f"sess_{number}",
         resume_token=None,
         expires_in=300,
@@ -49,7 +55,7 @@ def created(number: int = 0, *, max_chunk_bytes: int = 4 << 20) -> frames.Sessio
         start_policy="on_min_length",
         after_start="extend",
         capabilities=CAPABILITIES,
-        limits=frames.SessionLimits(
+        limits=server_frames.SessionLimits(
             max_chunk_bytes=max_chunk_bytes,
             max_payload_per_session=64 << 20,
             reorder_window_chunks=256,
@@ -68,7 +74,7 @@ class Peer:
         self.output_sequence_id = 0
 
     async def send(self, frame: ServerFrame) -> None:
-        await self.websocket.send(frames.encode_frame(frame), text=True)
+        await self.websocket.send(server_frames.encode_frame(frame), text=True)
 
     async def create(self, **options: Any) -> None:
         await self.send(created(self.number, **options))
@@ -77,7 +83,7 @@ class Peer:
         message = await self.websocket.recv()
         if isinstance(message, bytes):
             return decode_input(message)
-        return frames.decode_frame(message.encode())
+        return decode_frame(message.encode())
 
     async def chunk(self) -> InputChunk:
         frame = await self.receive()
@@ -104,7 +110,7 @@ class Peer:
 
     async def ack(self, next_sequence_id: int, *, credit_bytes: int = 1 << 20, buffered_chunks: int = 0) -> None:
         await self.send(
-            frames.InputAckFrame(
+            server_frames.InputAckFrame(
                 next_sequence_id=next_sequence_id,
                 buffered_chunks=buffered_chunks,
                 received_bytes=0,
@@ -118,14 +124,16 @@ class Peer:
 
     async def started(self, request_id: str, sequence_id: int | None = 0) -> None:
         await self.send(
-            frames.ResponseStarted(
+            server_frames.ResponseStarted(
                 request_id=request_id, trigger="end_of_input", sequence_id=sequence_id, input_mode="extend"
             )
         )
 
     async def output(self, request_id: str, modality: str, **fields: Any) -> None:
         await self.send(
-            frames.OutputChunkFrame(request_id=request_id, sequence_id=self._number(), modality=modality, **fields)
+            server_frames.OutputChunkFrame(
+                request_id=request_id, sequence_id=self._number(), modality=modality, **fields
+            )
         )
 
     async def binary_audio(self, request_id: str, payload: bytes, start_ms: int) -> None:
@@ -141,16 +149,16 @@ class Peer:
 
     async def final(self, request_id: str, reason: FinishReason = FinishReason.STOP) -> None:
         await self.send(
-            frames.OutputChunkFrame(
+            server_frames.OutputChunkFrame(
                 request_id=request_id, sequence_id=self._number(), final=True, finish_reason=reason, usage=USAGE
             )
         )
 
     async def error(self, error: OmniError) -> None:
-        await self.send(frames.error_frame(error))
+        await self.send(server_frames.error_frame(error))
 
     async def closing(self, reason: str, *, retryable: bool = True) -> None:
-        await self.send(frames.SessionClosing(reason=reason, retryable=retryable, time_left_ms=0))
+        await self.send(server_frames.SessionClosing(reason=reason, retryable=retryable, time_left_ms=0))
 
     async def close(self, code: int = 1000) -> None:
         await self.websocket.close(code)

@@ -1,0 +1,197 @@
+"""JSON frames that the server sends on the native WebSocket: typed, and only fields that are set go out."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from omni_ws.errors import InvalidFrame, OmniError
+from omni_ws.wire.session_config import (
+    InputAudioConfig,
+    OutputAudioConfig,
+    SessionConfig,
+    StartPolicyConfig,
+    StartPolicyName,
+)
+
+
+class _ServerFrame(Struct, frozen=True, kw_only=True, tag_field="type"):
+    pass
+
+
+class Capabilities(Struct, frozen=True, kw_only=True):
+    """What the engine, and this server with it, can do."""
+
+    input_modalities: list[str]
+    output_modalities: list[str]
+    tasks: list[str]
+    voices: list[str]
+    sampling: list[str]
+    sampling_no_ops: list[str]
+    extend: bool
+    tools: bool
+    logprobs: bool
+    structured_output: bool
+    turn_detection: bool
+    resume: bool
+
+
+class SessionLimits(Struct, frozen=True, kw_only=True):
+    max_chunk_bytes: int
+    max_payload_per_session: int
+    reorder_window_chunks: int
+    reorder_timeout_sec: float
+    max_pending_requests: int
+
+
+class SessionCreated(_ServerFrame, frozen=True, kw_only=True, tag="session_created"):
+    """``resume_token`` is null where a dropped connection cannot be resumed."""
+
+    session_id: str
+    resume_token: str | None
+    expires_in: float
+    model: str
+    input_audio: InputAudioConfig
+    output_audio: OutputAudioConfig
+    start_policy: StartPolicyName | StartPolicyConfig
+    after_start: str
+    capabilities: Capabilities
+    limits: SessionLimits
+
+
+class SessionUpdated(SessionConfig, frozen=True, kw_only=True, tag_field="type", tag="session_updated"):
+    """The effective configuration, from the next request on."""
+
+
+class InputAckFrame(_ServerFrame, frozen=True, kw_only=True, tag="input_ack"):
+    next_sequence_id: int
+    buffered_chunks: int
+    received_bytes: int
+    credit_bytes: int
+
+
+class ResponseStarted(_ServerFrame, frozen=True, kw_only=True, tag="response_started"):
+    request_id: str
+    trigger: str
+    sequence_id: int | None
+    input_mode: str
+
+
+class WordTime(Struct, frozen=True):
+    text: str
+    start_ms: int
+    end_ms: int
+
+
+class UsageFields(Struct, frozen=True, kw_only=True):
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_audio_ms: int
+    output_audio_ms: int
+    input_after_start_bytes: int
+
+
+class OutputChunkFrame(_ServerFrame, frozen=True, kw_only=True, tag="output_chunk"):
+    """Content has a modality; the last chunk of a request has ``final`` and no content.
+
+    ``index``, ``id``, ``name`` and ``arguments`` are those of a tool call: id and name come once, the arguments in
+    pieces.
+    """
+
+    request_id: str
+    sequence_id: int
+    modality: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    payload: bytes | UnsetType = UNSET
+    format: str | UnsetType = UNSET
+    sample_rate: int | UnsetType = UNSET
+    start_ms: int | UnsetType = UNSET
+    interim: bool | UnsetType = UNSET
+    words: list[WordTime] | UnsetType = UNSET
+    final: bool | UnsetType = UNSET
+    finish_reason: str | UnsetType = UNSET
+    usage: UsageFields | UnsetType = UNSET
+
+
+class ErrorFields(Struct, frozen=True, kw_only=True):
+    code: str
+    message: str
+    param: str | None = None
+    sequence_id: int | None = None
+    request_id: str | None = None
+    retryable: bool = False
+    retry_after_ms: int | None = None
+
+
+class ErrorFrame(_ServerFrame, frozen=True, kw_only=True, tag="error"):
+    error: ErrorFields
+
+
+class SessionClosing(_ServerFrame, frozen=True, kw_only=True, tag="session_closing"):
+    reason: str
+    retryable: bool
+    time_left_ms: int
+
+
+class PongFrame(_ServerFrame, frozen=True, kw_only=True, tag="pong"):
+    t: Any
+    server_time_ms: int
+
+
+ServerFrame: TypeAlias = (
+    SessionCreated
+    | SessionUpdated
+    | InputAckFrame
+    | ResponseStarted
+    | OutputChunkFrame
+    | ErrorFrame
+    | SessionClosing
+    | PongFrame
+)
+SERVER_FRAMES: Final = (
+    SessionCreated,
+    SessionUpdated,
+    InputAckFrame,
+    ResponseStarted,
+    OutputChunkFrame,
+    ErrorFrame,
+    SessionClosing,
+    PongFrame,
+)
+
+_encoder: Final = msgspec.json.Encoder()
+_server_decoder: Final[msgspec.json.Decoder[ServerFrame]] = msgspec.json.Decoder(ServerFrame)
+
+
+def encode_frame(frame: ServerFrame) -> bytes:
+    """JSON text of a server frame; bytes fields become base64."""
+    return _encoder.encode(frame)
+
+
+def decode_server_frame(data: bytes | str) -> ServerFrame:
+    """For clients. Raises InvalidFrame for anything that is not a frame of this specification."""
+    try:
+        return _server_decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidFrame(str(error)) from None
+
+
+def error_frame(error: OmniError) -> ErrorFrame:
+    return ErrorFrame(
+        error=ErrorFields(
+            code=error.code,
+            message=error.message,
+            param=error.param,
+            sequence_id=error.sequence_id,
+            request_id=error.request_id,
+            retryable=error.wire.retryable,
+            retry_after_ms=error.retry_after_ms,
+        )
+    )
