@@ -40,7 +40,8 @@ ERROR_OVERHEAD_BYTES: Final = 512
 FAIR_SHARE_BYTES: Final = 64 * 1024
 
 
-def _cost(message: Message) -> int:
+def message_cost(message: Message) -> int:
+    """Bytes that a message counts for while it is held."""
     match message:
         case OutputChunk():
             return MESSAGE_OVERHEAD_BYTES + len(message.payload) + 4 * len(message.text)
@@ -90,7 +91,7 @@ class Outbox:
         if isinstance(message, OmniError):
             # A traceback holds on to all that was at hand where the error arose: the message that was refused, too.
             message.__traceback__ = message.__context__ = message.__cause__ = None
-        cost = _cost(message)
+        cost = message_cost(message)
         self._messages.append((message, cost))
         self.queued += cost
         if self._budget is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
@@ -39,8 +39,21 @@ class Answering(Protocol):
     async def receive(self, *, idle_sec: float | None = None) -> Message | None: ...
 
 
+class EventSink(Protocol):
+    """Where events go: an HttpExchange, or what stands in front of one."""
+
+    @property
+    def head_sent(self) -> bool: ...
+
+    async def start(self, status: int, headers: Iterable[tuple[str, str]] = ()) -> None: ...
+
+    async def write(self, data: bytes) -> None: ...
+
+    async def end(self) -> None: ...
+
+
 async def write_events(
-    exchange: HttpExchange,
+    exchange: EventSink,
     session: Answering,
     encoder: EventEncoder,
     *,
@@ -78,7 +91,7 @@ async def write_events(
     await exchange.end()
 
 
-async def _write_all(exchange: HttpExchange, events: Iterator[dict[str, Any]]) -> None:
+async def _write_all(exchange: EventSink, events: Iterator[dict[str, Any]]) -> None:
     for event in events:
         if not exchange.head_sent:
             await _start(exchange)

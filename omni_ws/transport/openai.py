@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from omni_ws.audio.encoder import AudioEncoder, encode_file
+from omni_ws.audio.encoder import encode_file
 from omni_ws.audio.mime import media_type
 from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality
 from omni_ws.engine.base import Message as HistoryMessage
-from omni_ws.errors import InvalidFrame, InvalidRequest, NotFound, OmniError, UnsupportedFormat
+from omni_ws.errors import NotFound, OmniError
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.session_factory import FILE_FORMATS, SessionFactory
 from omni_ws.transport.answer_writers import (
@@ -30,11 +29,12 @@ from omni_ws.transport.answer_writers import (
     write_raw_audio,
 )
 from omni_ws.transport.authentication import Authenticator
+from omni_ws.transport.chat_session import chat_options, configure
 from omni_ws.transport.http1 import HttpExchange
 from omni_ws.transport.http_session import HttpSession, feed_all
+from omni_ws.transport.json_body import beside, read_json_object
 from omni_ws.transport.mode_a import StreamingBody, is_streaming_input
-from omni_ws.wire.frames import loads_object
-from omni_ws.wire.openai_answer import ChatCompletion, ChatOptions, ChatStream, SpeechChunks, SpeechEvents
+from omni_ws.wire.openai_answer import ChatCompletion, ChatStream, SpeechChunks, SpeechEvents
 from omni_ws.wire.openai_request import (
     ChatRequest,
     ConfigurationPatch,
@@ -46,12 +46,6 @@ from omni_ws.wire.openai_request import (
     speech_wants_events,
 )
 
-#: Larger bodies are parsed, and their base64 decoded, in a worker thread: it would hold up every other session.
-INLINE_BYTES: Final = 256 * 1024
-
-#: Content types of ordinary bodies besides those that end in ``+json``: JSON, and what clients say that say nothing.
-_JSON_TYPES: Final = frozenset({"", "application/json", "application/x-www-form-urlencoded", "text/plain", "text/json"})
-
 Source = Callable[[HttpSession], Awaitable[None]]
 Request = TypeVar("Request", ChatRequest, SpeechRequest)
 
@@ -62,15 +56,7 @@ class _OrdinaryBody:
     size: int
 
     async def read(self, read: Callable[..., Request]) -> Request:
-        return await _beside(self.size, partial(read, self.fields, input_follows=False))
-
-
-Result = TypeVar("Result")
-
-
-async def _beside(size: int, work: Callable[[], Result]) -> Result:
-    """Work on so many bytes: on the event loop where they are few, else in a worker thread."""
-    return await asyncio.to_thread(work) if size > INLINE_BYTES else work()
+        return await beside(self.size, partial(read, self.fields, input_follows=False))
 
 
 class OpenAIRoutes:
@@ -131,19 +117,11 @@ class OpenAIRoutes:
         OpenAI's SDKs accept JSON even when they stream, and get a status; readers of events alone get the error as an
         event, without a role frame before it.
         """
-        kind = exchange.request.content_type
-        if kind not in _JSON_TYPES and not kind.endswith("+json"):
-            raise UnsupportedFormat(
-                f"a body here is JSON, not {kind[:64]!r}; a stream of input needs X-Streaming-Input: true",
-                param="Content-Type",
-            )
-        data = await exchange.read_body(self._config.http.max_body_bytes)
+        fields, size = await read_json_object(
+            exchange, self._config.http.max_body_bytes, otherwise="; a stream of input needs X-Streaming-Input: true"
+        )
         try:
-            fields = await _beside(len(data), partial(loads_object, data))
-        except UnicodeDecodeError:
-            raise InvalidFrame("the body is not UTF-8") from None
-        try:
-            yield _OrdinaryBody(fields, len(data))
+            yield _OrdinaryBody(fields, size)
         except OmniError as error:
             accepted = ",".join(exchange.request.headers.get_all("accept")).lower()
             if exchange.head_sent or not wants_events(fields) or "application/json" in accepted:
@@ -171,19 +149,12 @@ class OpenAIRoutes:
         For an answer that goes out whole the audio is made as samples and becomes a file at the end.
         """
         new = self._sessions.open(output_formats=FILE_FORMATS, single_request=True)
-        configure = new.conversation.configure
-        try:
-            config = configure(patch.fields)
-            target = AudioFormat(config.output_audio.format, config.output_audio.sample_rate)
-            _check_encodable(target)
-        except InvalidRequest as error:
-            error.param = patch.name_in_body(error.param)
-            raise
+        target = configure(new.conversation, patch)
         if whole_audio:
-            configure({"output_audio": {"format": AudioEncoding.PCM16.value}})
-        if config.after_start is InputMode.SNAPSHOT and not streaming_input:
+            new.conversation.configure({"output_audio": {"format": AudioEncoding.PCM16.value}})
+        if new.conversation.configuration.effective.after_start is InputMode.SNAPSHOT and not streaming_input:
             # A start halfway through what is all at hand would lose the other half.
-            configure({"start_policy": "on_end_only"})
+            new.conversation.configure({"start_policy": "on_end_only"})
         return HttpSession(new.conversation, new.outbox), target
 
     # answers
@@ -194,16 +165,7 @@ class OpenAIRoutes:
         streamed = streaming_input if request.stream is None else request.stream
         session, target = self._session(request.patch, whole_audio=not streamed, streaming_input=streaming_input)
         session.conversation.history.add(HistoryMessage(one.role, one.text) for one in request.history)
-        options = ChatOptions(
-            completion_id="chatcmpl-" + (request.request_id or new_id("")),
-            created=int(time.time()),
-            model=self._sessions.model.names[0],
-            wants_text=request.wants_text,
-            wants_audio=request.wants_audio,
-            include_usage=request.include_usage,
-            usage_on_final_chunk=request.usage_on_final_chunk,
-            input_transcript=request.input_transcript,
-        )
+        options = chat_options(request, model=self._sessions.model.names[0])
         if streamed:
             async with session.running(partial(source, session)):
                 await self._events(exchange, session, ChatStream(options), head_at_start=streaming_input)
@@ -257,18 +219,6 @@ class OpenAIRoutes:
             done=done,
             heartbeat_sec=self._config.sse_heartbeat_sec,
         )
-
-
-@lru_cache(maxsize=64)
-def _check_encodable(target: AudioFormat) -> None:
-    """Raises UnsupportedFormat now instead of when the answer has been made."""
-    if target.is_raw or target.encoding is AudioEncoding.WAV:
-        return
-    try:
-        AudioEncoder(target, source_rate=target.sample_rate).flush()
-    except UnsupportedFormat as error:
-        error.param = "output_audio.sample_rate" if error.param == "sample_rate" else "output_audio.format"
-        raise
 
 
 async def _file(pcm: bytes, target: AudioFormat) -> bytes:
