@@ -68,37 +68,37 @@ class OpenAIRoutes:
         self._config = sessions.config
 
     async def chat_completions(self, exchange: HttpExchange) -> None:
-        async with self._admitted(exchange):
+        async with self._admitted(exchange) as owner:
             if is_streaming_input(exchange.request):
                 stream = self._streaming_body(exchange)
                 request = read_chat(await stream.parameters(), input_follows=True)
-                await self._answer_chat(exchange, request, stream.feed, streaming_input=True)
+                await self._answer_chat(exchange, request, stream.feed, owner=owner, streaming_input=True)
                 return
             async with self._ordinary(exchange, chat_wants_events) as body:
                 request = await body.read(read_chat)
-                await self._answer_chat(exchange, request, self._feed(request.input))
+                await self._answer_chat(exchange, request, self._feed(request.input), owner=owner)
 
     async def audio_speech(self, exchange: HttpExchange) -> None:
-        async with self._admitted(exchange):
+        async with self._admitted(exchange) as owner:
             if is_streaming_input(exchange.request):
                 stream = self._streaming_body(exchange)
                 request = read_speech(await stream.parameters(), input_follows=True)
-                await self._answer_speech(exchange, request, stream.feed, streaming_input=True)
+                await self._answer_speech(exchange, request, stream.feed, owner=owner, streaming_input=True)
                 return
             async with self._ordinary(exchange, speech_wants_events) as body:
                 request = await body.read(read_speech)
                 text = InputChunk(Modality.TEXT, (request.text or "").encode())
-                await self._answer_speech(exchange, request, self._feed([text]))
+                await self._answer_speech(exchange, request, self._feed([text]), owner=owner)
 
     # requests
 
     @asynccontextmanager
-    async def _admitted(self, exchange: HttpExchange) -> AsyncIterator[None]:
-        """For as long as a request takes it is a session of its key and of the server."""
+    async def _admitted(self, exchange: HttpExchange) -> AsyncIterator[str | None]:
+        """For as long as a request takes it is a session of its key, whose name is yielded, and of the server."""
         key = self._authenticator.authenticate(exchange.request)
         with self._sessions.admission.session(key):
             self._sessions.check_ready()
-            yield
+            yield None if key is None else key.name
 
     def _streaming_body(self, exchange: HttpExchange) -> StreamingBody:
         streaming = self._config.streaming_input
@@ -142,13 +142,13 @@ class OpenAIRoutes:
                 yield replace(chunk, payload=chunk.payload[start : start + size])
 
     def _session(
-        self, patch: ConfigurationPatch, *, whole_audio: bool, streaming_input: bool
+        self, patch: ConfigurationPatch, *, owner: str | None, whole_audio: bool, streaming_input: bool
     ) -> tuple[HttpSession, AudioFormat]:
         """A session with this configuration, and the format that its client wants.
 
         For an answer that goes out whole the audio is made as samples and becomes a file at the end.
         """
-        new = self._sessions.open(output_formats=FILE_FORMATS, single_request=True)
+        new = self._sessions.open(output_formats=FILE_FORMATS, single_request=True, owner=owner)
         target = configure(new.conversation, patch)
         if whole_audio:
             new.conversation.configure({"output_audio": {"format": AudioEncoding.PCM16.value}})
@@ -160,10 +160,18 @@ class OpenAIRoutes:
     # answers
 
     async def _answer_chat(
-        self, exchange: HttpExchange, request: ChatRequest, source: Source, *, streaming_input: bool = False
+        self,
+        exchange: HttpExchange,
+        request: ChatRequest,
+        source: Source,
+        *,
+        owner: str | None,
+        streaming_input: bool = False,
     ) -> None:
         streamed = streaming_input if request.stream is None else request.stream
-        session, target = self._session(request.patch, whole_audio=not streamed, streaming_input=streaming_input)
+        session, target = self._session(
+            request.patch, owner=owner, whole_audio=not streamed, streaming_input=streaming_input
+        )
         session.conversation.history.add(HistoryMessage(one.role, one.text) for one in request.history)
         options = chat_options(request, model=self._sessions.model.names[0])
         if streamed:
@@ -180,10 +188,18 @@ class OpenAIRoutes:
             await exchange.respond_json(200, completion.final(final, audio=audio))
 
     async def _answer_speech(
-        self, exchange: HttpExchange, request: SpeechRequest, source: Source, *, streaming_input: bool = False
+        self,
+        exchange: HttpExchange,
+        request: SpeechRequest,
+        source: Source,
+        *,
+        owner: str | None,
+        streaming_input: bool = False,
     ) -> None:
         whole = request.dialect is SpeechDialect.WHOLE
-        session, target = self._session(request.patch, whole_audio=whole, streaming_input=streaming_input)
+        session, target = self._session(
+            request.patch, owner=owner, whole_audio=whole, streaming_input=streaming_input
+        )
         kind = media_type(target)
         if whole:
             with held_answer(self._sessions.budget) as hold:

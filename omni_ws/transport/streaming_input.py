@@ -100,7 +100,8 @@ class StreamingInput:
         )
 
     async def _run(self, connection: NativeConnection) -> None:
-        new = self._sessions.open(output_formats=STREAM_FORMATS)
+        owner = None if connection.key is None else connection.key.name
+        new = self._sessions.open(output_formats=STREAM_FORMATS, owner=owner)
         session = WebSocketSession(
             connection,
             new.conversation,

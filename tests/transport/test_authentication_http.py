@@ -9,6 +9,8 @@ import pytest
 from support.event_stream import DONE, events_of
 from support.live_server import LiveServer, live_server
 from support.raw_http import RawResponse, chunked, post, raw_client, request
+from support.tone_engine import ToneEngine
+from websockets.asyncio.client import connect
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.engine.base import TextOutput
@@ -149,3 +151,24 @@ async def test_openai_package_with_a_key() -> None:
         async with openai.AsyncOpenAI(base_url=base, api_key="wrong", max_retries=0) as client:
             with pytest.raises(openai.AuthenticationError):
                 await client.chat.completions.create(model="local-model", **BODIES[CHAT])
+
+
+async def test_the_engine_knows_whose_request_it_is() -> None:
+    engine = ToneEngine()
+    async with live_server(engine, keys=KEYS) as server:
+        for key in ("sesame", "open"):
+            for path, body in BODIES.items():
+                assert (await post(server.port, path, body, f"Authorization: Bearer {key}")).status == 200
+        async with connect(server.websocket_url, additional_headers={"Authorization": "Bearer open"}) as socket:
+            await socket.recv()
+            await socket.send('{"type": "input_chunk", "sequence_id": 0, "text": "hello", "end_of_input": true}')
+            while '"final":true' not in str(await socket.recv()):
+                pass
+    assert [request.owner for request in engine.requests] == ["one", "one", "two", "two", "two"]
+
+
+async def test_without_keys_there_is_no_owner() -> None:
+    engine = ToneEngine()
+    async with live_server(engine) as server:
+        assert (await post(server.port, CHAT, BODIES[CHAT])).status == 200
+    assert [request.owner for request in engine.requests] == [None]

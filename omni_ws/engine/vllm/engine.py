@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 DECODING_THREADS: Final = 4
 
 
-def shared_by_all(request: GenerationRequest) -> str | None:
-    """The default salt: everybody may share the cached prefixes of everybody."""
-    return None
+def shared_by_owner(request: GenerationRequest) -> str | None:
+    """The default salt: what was computed for one API key is not found by another, not even by its speed."""
+    return request.owner
 
 
 class VllmEngine:
@@ -46,7 +46,7 @@ class VllmEngine:
     name = "vllm"
 
     def __init__(
-        self, config: VllmConfig, *, cache_salt: Callable[[GenerationRequest], str | None] = shared_by_all
+        self, config: VllmConfig, *, cache_salt: Callable[[GenerationRequest], str | None] = shared_by_owner
     ) -> None:
         if config.model is None:
             raise ConfigurationError(["the vllm engine needs a model: --model NAME-OR-FOLDER"])
