@@ -45,7 +45,7 @@ class EventSink(Protocol):
     @property
     def head_sent(self) -> bool: ...
 
-    async def start(self, status: int, headers: Iterable[tuple[str, str]] = ()) -> None: ...
+    async def start(self, status: int, headers: Iterable[tuple[str, str]] = (), *, filler: bytes = b"") -> None: ...
 
     async def write(self, data: bytes) -> None: ...
 
@@ -98,7 +98,7 @@ async def _write_all(exchange: EventSink, events: Iterator[dict[str, Any]]) -> N
         await exchange.write(sse.event(event))
 
 
-async def _start(exchange: HttpExchange) -> None:
+async def _start(exchange: EventSink) -> None:
     await exchange.start(200, SSE_HEADERS, filler=sse.HEARTBEAT)
 
 
