@@ -88,7 +88,8 @@ def _serve_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 def _serve(loaded: LoadedConfig) -> int:
     config = loaded.config
     check_exposure(config)
-    check_available(config, configured_keys(config))
+    check_available(config)
+    configured_keys(config)
     # Imported only now, so that --help and a refused configuration answer at once.
     from omni_ws.server import serve
 

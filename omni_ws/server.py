@@ -145,7 +145,7 @@ async def listen(app: App) -> AsyncIterator[RunningServer]:
     config = app.config
     streaming = config.streaming_input
     http = config.http
-    connections = Connections()
+    connections = Connections(max_open=config.limits.max_connections)
     limits = HttpLimits(
         header_timeout_sec=http.header_timeout_sec,
         body_timeout_sec=http.body_timeout_sec,
@@ -218,7 +218,7 @@ async def serve(config: ServerConfig) -> int:
     configure_logging(config.log_format, config.log_level)
     keys = configured_keys(config)
     check_exposure(config)
-    check_available(config, keys)
+    check_available(config)
     engine = create_engine(config)
     stop, at_once = asyncio.Event(), asyncio.Event()
     try:

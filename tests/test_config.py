@@ -21,7 +21,6 @@ from omni_ws.config import (
     check_exposure,
     load,
 )
-from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.settings import SETTINGS, Kind
 from omni_ws.config.values import format_size, parse_size
 
@@ -399,11 +398,4 @@ def test_remote_settings_that_can_work() -> None:
 
 @pytest.mark.parametrize("engine", [EngineName.EMBEDDED, EngineName.FAKE])
 def test_what_is_there_is_not_refused(engine: EngineName) -> None:
-    check_available(ServerConfig(engine=engine), [ApiKey(name="a", key_sha256=digest("a"), max_sessions=1, admin=True)])
-
-
-@pytest.mark.parametrize("limit", [{"requests_per_sec": 1.0}, {"burst": 1}, {"input_bytes_per_sec": 1}])
-def test_rates_of_keys_are_refused_by_name(limit: dict[str, int]) -> None:
-    key = ApiKey(name="ann", key_sha256=digest("a"), **limit)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match=f"key ann: the limit {next(iter(limit))}"):
-        check_available(ServerConfig(), [key])
+    check_available(ServerConfig(engine=engine))

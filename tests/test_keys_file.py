@@ -72,6 +72,7 @@ def test_the_single_key_stands_beside_the_file(tmp_path: Path) -> None:
         ('name = "ann"\nkey_sha256 = "s3cret"', "key_sha256 must be 64 hexadecimal digits"),
         ('name = "ann"\nkey = "s3cret"\nmax_sessions = 0', "max_sessions must be a whole number above 0"),
         ('name = "ann"\nkey = "s3cret"\nmax_sessions = 1.5', "max_sessions must be a whole number above 0"),
+        ('name = "ann"\nkey = "s3cret"\nburst = 2', "burst is the room above requests_per_sec, which is missing"),
         ('name = "ann"\nkey = "s3cret"\nburst = true', "burst must be a whole number above 0"),
         ('name = "ann"\nkey = "s3cret"\nrequests_per_sec = inf', "requests_per_sec must be a number above 0"),
         ('name = "ann"\nkey = "s3cret"\ninput_bytes_per_sec = "fast"', "input_bytes_per_sec must be a size above 0"),
@@ -107,7 +108,7 @@ def test_other_tables_are_refused(tmp_path: Path) -> None:
 def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as caught:
         load_keys(write(tmp_path, "[[keys]]\nburst = 0\n[[keys]]\nadmin = 1"))
-    assert len(caught.value.problems) == 6
+    assert len(caught.value.problems) == 7
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -29,8 +29,9 @@ class ApiKey:
     #: Sessions at a time.
     max_sessions: int | None = None
     requests_per_sec: float | None = None
-    #: Requests at once, before ``requests_per_sec`` holds.
+    #: Requests at once, before ``requests_per_sec`` holds; unset: one second's worth, and one at least.
     burst: int | None = None
+    #: Of all its connections together, as the bytes come over the wire.
     input_bytes_per_sec: int | None = None
     #: Whether the key opens the profiling routes.
     admin: bool = False
@@ -92,6 +93,8 @@ def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
             yield f"unknown key {name}{hint(name, known)}"
         elif (wanted := _wanted(name, value)) is not None:
             yield f"{name} must be {wanted}"
+    if "burst" in entry and "requests_per_sec" not in entry:
+        yield "burst is the room above requests_per_sec, which is missing"
     if "name" not in entry:
         yield "name is missing"
     if ("key" in entry) == ("key_sha256" in entry):

@@ -98,6 +98,9 @@ class LimitsConfig(Section):
     """What the whole server holds at most."""
 
     max_sessions: Count = Field(default=1000, description="Live sessions; one more is answered engine_overloaded.")
+    max_connections: Count = Field(
+        default=4096, description="Open connections, WebSockets among them; one more is answered 503 and closed."
+    )
     max_held_bytes: Size = Field(default=1024 * MIB, description="Input and output held for all sessions together.")
     max_history_tokens: Whole = Field(
         default=4096,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Final
 from urllib.parse import urlsplit
 
 from omni_ws.config.error import ConfigurationError
-from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import EngineName, GrpcConfig, RemoteConfig, ServerConfig, VllmConfig
 
 _NOT_AVAILABLE: Final = "not available in this version"
@@ -49,10 +48,9 @@ def is_loopback(host: str) -> bool:
     return (mapped or address).is_loopback
 
 
-def check_available(config: ServerConfig, keys: Iterable[ApiKey] = ()) -> None:
+def check_available(config: ServerConfig) -> None:
     """Refuse by name what can be configured and is not there yet. Raises ConfigurationError."""
-    problems = [*_unavailable_settings(config), *_unavailable_limits(keys)]
-    if problems:
+    if problems := [*_unavailable_settings(config)]:
         raise ConfigurationError(problems)
 
 
@@ -114,10 +112,3 @@ def _is_base_url(url: str) -> bool:
     return (
         parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0 and not (parts.query or parts.fragment)
     )
-
-
-def _unavailable_limits(keys: Iterable[ApiKey]) -> Iterator[str]:
-    for key in keys:
-        for limit in ("requests_per_sec", "burst", "input_bytes_per_sec"):
-            if getattr(key, limit) is not None:
-                yield f"key {key.name}: the limit {limit} is {_NOT_AVAILABLE}"

@@ -186,6 +186,12 @@ class InputStream:
         """Any sign of life of the client."""
         self._last_activity = now
 
+    def unheard(self, *, now: float) -> None:
+        """Until now the client was not read: neither its silence nor its gap is its own."""
+        self._last_activity = now
+        if self._gap_since is not None:
+            self._gap_since = now
+
     def taken(self, session: StreamingInputSession, byte_count: int) -> None:
         """The engine took over this much of what is held of a request; what was forgotten is not taken once more."""
         byte_count = min(byte_count, session.held_bytes)

@@ -64,7 +64,9 @@ class Conversation:
         now: Callable[[], float],
         single_request: bool = False,
         owner: str | None = None,
+        admit: Callable[[], None] | None = None,
     ) -> None:
+        """``admit`` is asked for each request as it opens, and raises what the request is refused with."""
         self.engine = engine
         self.configuration = configuration
         self.outbox = outbox
@@ -83,6 +85,7 @@ class Conversation:
         #: What requests finish with that end because the session does.
         self.finish_reason_at_end = FinishReason.CANCELLED
         self._now = now
+        self._admit = admit or _nothing
         outbox.on_full = self._timer_changed
         self._sequencer = OutputSequencer()
         self._wake = asyncio.Event()
@@ -319,21 +322,28 @@ class Conversation:
         config = self.configuration.effective
         turn = Turn(new_id("req_"), session, config, self._input_taken, options=self.options, owner=self._owner)
         self._sequencer.open(turn.request_id)
-        if self._draining:
-            turn.error = ShuttingDown("the server is shutting down", retry_after_ms=1000)
-        elif config.overlap == "interrupt":
-            for earlier in tuple(self._turns):
-                self._cancel(earlier)
-        elif len(self._turns) > self.limits.max_pending_requests:
-            turn.error = EngineOverloaded(
-                f"{self.limits.max_pending_requests} requests are waiting already", retry_after_ms=1000
-            )
         self._receiving = turn
-        if turn.error is not None:
+        try:
+            self._check_room(config)
+        except OmniError as error:
+            turn.error = error
             self._end(turn, FinishReason.ERROR)
             return
+        if config.overlap == "interrupt":
+            for earlier in tuple(self._turns):
+                self._cancel(earlier)
         self._turns.append(turn)
         self._update_answering()
+
+    def _check_room(self, config: SessionConfig) -> None:
+        """Raises what a request is refused with that opens now; such a request changes nothing for the others."""
+        if self._draining:
+            raise ShuttingDown("the server is shutting down", retry_after_ms=1000)
+        if config.overlap == "wait" and len(self._turns) > self.limits.max_pending_requests:
+            raise EngineOverloaded(
+                f"{self.limits.max_pending_requests} requests are waiting already", retry_after_ms=1000
+            )
+        self._admit()
 
     def _input_ended(self, turn: Turn, error: EmptyInput | None) -> None:
         self._stop_receiving()

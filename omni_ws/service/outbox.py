@@ -135,6 +135,11 @@ class Outbox:
         while self.take() is not None:
             pass
 
+    def close(self) -> None:
+        """Nobody takes anything any more: what is here is dropped, and what a late writer leaves counts for nothing."""
+        self.clear()
+        self._budget = None
+
     def get_timer(self) -> float | None:
         return None if self._full_since is None else self._full_since + self._write_timeout
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -79,15 +79,16 @@ class SessionFactory:
         output_formats: frozenset[AudioEncoding],
         single_request: bool = False,
         owner: str | None = None,
+        admit: Callable[[], None] | None = None,
     ) -> NewSession:
-        """``owner`` is the name of the API key that the session belongs to."""
+        """``owner`` is the name of the API key that the session belongs to; ``admit`` is asked for each request."""
         now = asyncio.get_running_loop().time
         streaming = self.config.streaming_input
         outbox = Outbox(
             streaming.max_output_bytes,
             write_timeout=streaming.write_timeout_sec,
             now=now,
-            budget=None if single_request else self.budget,
+            budget=self.budget,
         )
         rules = ConfigurationRules(
             capabilities=self.engine.capabilities,
@@ -106,6 +107,7 @@ class SessionFactory:
             now=now,
             single_request=single_request,
             owner=owner,
+            admit=admit,
         )
         return NewSession(conversation, outbox)
 

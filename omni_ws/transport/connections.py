@@ -7,7 +7,10 @@ waits for every transport: so the HTTP side must be drained first.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Final, Protocol
+
+#: Connections over the limit that are told so at a time; those beyond are dropped without a word.
+MAX_TURNED_AWAY: Final = 64
 
 
 class OpenConnection(Protocol):
@@ -22,10 +25,16 @@ class OpenConnection(Protocol):
 
 
 class Connections:
-    """Registry of HTTP connections. An upgraded connection leaves it; one whose handler still runs stays in it."""
+    """Registry of HTTP connections. An upgraded connection leaves it; one whose handler still runs stays in it.
 
-    def __init__(self) -> None:
+    ``max_open`` bounds those and the upgraded ones together; None for no bound.
+    """
+
+    def __init__(self, *, max_open: int | None = None) -> None:
+        self.max_open = max_open
         self._open: set[OpenConnection] = set()
+        #: Of these, the ones that are being told that there are too many.
+        self._turned_away: set[OpenConnection] = set()
         self._none_left = asyncio.Event()
         self._none_left.set()
         self._draining = False
@@ -47,8 +56,18 @@ class Connections:
         self._open.add(connection)
         self._none_left.clear()
 
+    def is_full(self, *, upgraded: int) -> bool:
+        """Whether there are too many, with those that have been upgraded."""
+        return self.max_open is not None and len(self._open) - len(self._turned_away) + upgraded > self.max_open
+
+    def turn_away(self, connection: OpenConnection) -> bool:
+        """Whether there is time to tell a connection that is too much why; otherwise it is to be dropped."""
+        self._turned_away.add(connection)
+        return len(self._turned_away) <= MAX_TURNED_AWAY
+
     def discard(self, connection: OpenConnection) -> None:
         self._open.discard(connection)
+        self._turned_away.discard(connection)
         if not self._open:
             self._none_left.set()
 

@@ -56,6 +56,10 @@ class FrontDoor(HttpConnection):
         self._server = server
         self._options = options
 
+    @property
+    def upgraded_connections(self) -> int:
+        return len(self._server.all_connections)
+
     def upgrade(self, event: h11.Request, request: HttpRequest) -> None:
         check_handshake(event, request)
         decision = self._application.upgrade(request)

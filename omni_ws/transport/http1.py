@@ -11,7 +11,7 @@ until the peer has room for it, every read lets the peer send more; when the pee
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, Final, Protocol
@@ -121,7 +121,11 @@ class HttpCarrier(Protocol):
 
 
 class HttpExchange:
-    """``route`` and ``path_parameters`` are set by the router."""
+    """``route`` and ``path_parameters`` are set by the router.
+
+    ``input_pace`` may be set before the body is read: it is told how many bytes of it came, and says for how many
+    seconds no more should. They are handed out when that is over; meanwhile, once enough waits, the socket is not read.
+    """
 
     def __init__(
         self, carrier: HttpCarrier, request: HttpRequest, body: RequestBody, *, origin_allowed: bool = False
@@ -132,6 +136,9 @@ class HttpExchange:
         self._carrier = carrier
         self._body = body
         self._origin_allowed = origin_allowed
+        self.input_pace: Callable[[int], float] | None = None
+        #: Whether the body waits because it came faster than it may.
+        self.input_held_to_pace = False
         self._head_sent = False
         self._ended = False
 
@@ -155,6 +162,10 @@ class HttpExchange:
         self._refuse_encoded_body()
         self._carrier.body_wanted()
         chunk = await self._body.take()
+        if self.input_pace is not None and chunk and (seconds := self.input_pace(len(chunk))):
+            self.input_held_to_pace = True
+            await asyncio.sleep(seconds)
+            self.input_held_to_pace = False
         self._carrier.body_taken()
         return chunk
 

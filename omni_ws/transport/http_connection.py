@@ -16,7 +16,7 @@ from typing import Final, cast
 
 import h11
 
-from omni_ws.errors import HeaderTooLarge, OmniError, OriginNotAllowed, SessionTimeout
+from omni_ws.errors import EngineOverloaded, HeaderTooLarge, OmniError, OriginNotAllowed, SessionTimeout
 from omni_ws.service.failure import unexpected
 from omni_ws.transport import cors
 from omni_ws.transport.application import Application, HttpLimits
@@ -81,6 +81,11 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
     def upgrade(self, event: h11.Request, request: HttpRequest) -> None:
         """Turn the connection over to WebSocket, after ``release``. An exception refuses the upgrade."""
 
+    @property
+    @abc.abstractmethod
+    def upgraded_connections(self) -> int:
+        """How many connections of the same port have been turned over."""
+
     # asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -92,7 +97,10 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         peer = transport.get_extra_info("peername")
         self._client = str(peer[0]) if isinstance(peer, tuple) else ""
         self._connections.add(self)
-        self._phase_deadline.arm(self._limits.header_timeout_sec)
+        if self._connections.is_full(upgraded=self.upgraded_connections):
+            self._turn_away()
+        else:
+            self._phase_deadline.arm(self._limits.header_timeout_sec)
 
     def data_received(self, data: bytes) -> None:
         match self._phase:
@@ -317,6 +325,14 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             head = answer_head(error.wire.http_status or 400, [*fields, ("Connection", "close")])
             self.send(head, *([] if self._is_head_method else [h11.Data(data=content)]), h11.EndOfMessage())
         self._end()
+
+    def _turn_away(self) -> None:
+        """Before anything was read: what a flood of connections costs is their acceptance."""
+        if self._connections.turn_away(self):
+            limit = self._connections.max_open
+            self._refuse(EngineOverloaded(f"all {limit} connections are taken", retry_after_ms=1000))
+        else:
+            self.abort()
 
     # How a connection ends
 

@@ -27,6 +27,8 @@ class HttpSession:
         self._timer_changed = asyncio.Event()
         #: Whether it is the server that does not read, and not the client that is silent.
         self._held_up = False
+        #: Whether what the client sends is not being read; for the source of the input to say.
+        self.is_unread: Callable[[], bool] = lambda: False
         outbox.on_ready = self._output.set
         conversation.on_input_room = self._input_room.set
         conversation.on_timer = self._timer_changed.set
@@ -75,7 +77,10 @@ class HttpSession:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:
+                self._outbox.close()
 
     async def receive(self, *, idle_sec: float | None = None) -> Message | None:
         """The next message; None when there is none for ``idle_sec`` seconds.
@@ -111,8 +116,8 @@ class HttpSession:
                 async with asyncio.timeout_at(self.conversation.get_timer()):
                     await self._timer_changed.wait()
             except TimeoutError:
-                if self._held_up:
-                    self.touch()
+                if self._held_up or self.is_unread():
+                    self.conversation.stream.unheard(now=self._loop.time())
                 self.conversation.handle_timer()
 
 

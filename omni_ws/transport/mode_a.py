@@ -59,6 +59,7 @@ class StreamingBody:
     async def feed(self, session: HttpSession) -> None:
         """Everything else into the session, to the end of the body."""
         self._session = session
+        session.is_unread = lambda: self._exchange.input_held_to_pace
         self._exchange.body_timeout = None
         chunk = self._first or await self._next()
         while chunk is not None:

@@ -96,8 +96,10 @@ class OpenAIRoutes:
     async def _admitted(self, exchange: HttpExchange) -> AsyncIterator[str | None]:
         """For as long as a request takes it is a session of its key, whose name is yielded, and of the server."""
         key = self._authenticator.authenticate(exchange.request)
-        with self._sessions.admission.session(key):
+        admission = self._sessions.admission
+        with admission.session(key):
             self._sessions.check_ready()
+            exchange.input_pace = admission.input_pace(key)
             yield None if key is None else key.name
 
     def _streaming_body(self, exchange: HttpExchange) -> StreamingBody:
@@ -197,9 +199,7 @@ class OpenAIRoutes:
         streaming_input: bool = False,
     ) -> None:
         whole = request.dialect is SpeechDialect.WHOLE
-        session, target = self._session(
-            request.patch, owner=owner, whole_audio=whole, streaming_input=streaming_input
-        )
+        session, target = self._session(request.patch, owner=owner, whole_audio=whole, streaming_input=streaming_input)
         kind = media_type(target)
         if whole:
             with held_answer(self._sessions.budget) as hold:

@@ -70,7 +70,11 @@ class StreamingInput:
         )
         return UpgradeDecision(
             connection=partial(
-                NativeConnection, key=key, binary_audio=subprotocol == SUBPROTOCOL_BINARY, refusal=refusal
+                NativeConnection,
+                key=key,
+                binary_audio=subprotocol == SUBPROTOCOL_BINARY,
+                refusal=refusal,
+                input_pace=self._sessions.admission.input_pace(key),
             ),
             subprotocol=subprotocol,
             max_size=max_line_bytes(self._sessions.config.streaming_input.max_chunk_bytes),
@@ -82,7 +86,7 @@ class StreamingInput:
         try:
             if connection.refusal is not None:
                 raise connection.refusal
-            with self._sessions.admission.session(connection.key):
+            with self._sessions.admission.session(connection.key, many_requests=True):
                 self._sessions.check_ready()
                 await self._run(connection)
         except OmniError as error:
@@ -100,8 +104,12 @@ class StreamingInput:
         )
 
     async def _run(self, connection: NativeConnection) -> None:
-        owner = None if connection.key is None else connection.key.name
-        new = self._sessions.open(output_formats=STREAM_FORMATS, owner=owner)
+        key = connection.key
+        new = self._sessions.open(
+            output_formats=STREAM_FORMATS,
+            owner=None if key is None else key.name,
+            admit=partial(self._sessions.admission.request, key),
+        )
         session = WebSocketSession(
             connection,
             new.conversation,

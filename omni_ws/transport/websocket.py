@@ -281,10 +281,15 @@ class WebSocketSession:
     def _resume_reading(self) -> None:
         if self._reading_paused and not self._outbox.full and not self._conversation.input_full:
             self._reading_paused = False
-            # The silence until now was ours.
-            now = self._keep_alive.last_sign_of_life = self._loop.time()
-            self._conversation.stream.touch(now=now)
+            self._silence_was_ours()
             self._connection.resume_reading(Pause.SESSION)
+
+    def pace_kept(self) -> None:
+        self._silence_was_ours()
+
+    def _silence_was_ours(self) -> None:
+        now = self._keep_alive.last_sign_of_life = self._loop.time()
+        self._conversation.stream.unheard(now=now)
 
     def _input_room(self) -> None:
         self._resume_reading()
@@ -353,8 +358,8 @@ class WebSocketSession:
         self._timer = None
         if self._ending.done():
             return
-        if self._reading_paused and not self._outbox.full:
-            self._conversation.stream.touch(now=now)  # the engine is behind, and not the client
+        if self._connection.held_to_pace or (self._reading_paused and not self._outbox.full):
+            self._conversation.stream.unheard(now=now)  # it is the server that does not read
         try:
             self._conversation.handle_timer(now)
         except OmniError as error:

@@ -6,6 +6,7 @@ import asyncio
 import enum
 import struct
 import sys
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from websockets.asyncio.server import ServerConnection
@@ -53,6 +54,8 @@ class Pause(enum.IntFlag):
     EARLY = enum.auto()
     #: What was read is still being looked at.
     TURN = enum.auto()
+    #: More came than may come in a second.
+    PACE = enum.auto()
 
 
 class FrameReceiver(Protocol):
@@ -69,6 +72,9 @@ class FrameReceiver(Protocol):
     def resume_output(self) -> None:
         """The socket takes bytes again."""
 
+    def pace_kept(self) -> None:
+        """The socket was not read for a while, for the pace of the input, and is read again."""
+
 
 class StreamConnection(ServerConnection):
     """Hands messages to the session from inside ``data_received``: no task switch a frame.
@@ -79,8 +85,11 @@ class StreamConnection(ServerConnection):
     always stands between two frames, and can be given everything else, for ever, at the first frame that is unusual.
     """
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    def __init__(self, *arguments: Any, input_pace: Callable[[int], float] | None = None, **options: Any) -> None:
+        """``input_pace`` is told how many bytes came, and says for how many seconds no more should be read."""
         super().__init__(*arguments, **options)
+        self._input_pace = input_pace
+        self._pace_timer: asyncio.TimerHandle | None = None
         self._receiver: FrameReceiver | None = None
         #: What was read and not looked at yet begins at ``_position`` of ``_pending``.
         self._pending = b""
@@ -119,6 +128,11 @@ class StreamConnection(ServerConnection):
     def is_reading(self) -> bool:
         """Whether the peer's silence would be heard."""
         return not self._pauses & ~Pause.TURN
+
+    @property
+    def held_to_pace(self) -> bool:
+        """Whether the peer is not read because it sent more than it may in a second."""
+        return bool(self._pauses & Pause.PACE)
 
     def pause_reading(self, reason: Pause) -> None:
         if not self._pauses:
@@ -171,18 +185,40 @@ class StreamConnection(ServerConnection):
             head = data.find(b"\r\n\r\n") + 4
             super().data_received(data[:head])
             data = data[head:]
+        if self._input_pace is not None and data:
+            self._keep_pace(self._input_pace(len(data)))
         if self._pauses or (receiver is None and not self._deaf):
             self._pending += data
-            if data and not self._pauses:
+            if data and receiver is None and not self._deaf:
                 self.pause_reading(Pause.EARLY)
             return
         if self._incomplete:
-            self._incomplete += data
-            if len(self._incomplete) < self._wanted:
-                return
-            data = bytes(self._incomplete)
-            self._incomplete.clear()
-        self._look_at(data, 0)
+            data = self._completed(data)
+        if data:
+            self._look_at(data, 0)
+
+    def _completed(self, data: bytes) -> bytes:
+        """What came of a frame before, and ``data``; nothing while that is too little to be looked at."""
+        self._incomplete += data
+        if len(self._incomplete) < self._wanted:
+            return b""
+        data = bytes(self._incomplete)
+        self._incomplete.clear()
+        return data
+
+    def _keep_pace(self, seconds: float) -> None:
+        """What came is looked at when its time has come, too: nobody gains by sending it all at once."""
+        if seconds > 0:
+            self.pause_reading(Pause.PACE)
+            if self._pace_timer is not None:
+                self._pace_timer.cancel()
+            self._pace_timer = self.loop.call_later(seconds, self._pace_kept)
+
+    def _pace_kept(self) -> None:
+        self._pace_timer = None
+        if self._receiver is not None:
+            self._receiver.pace_kept()
+        self.resume_reading(Pause.PACE)
 
     def _look_at(self, data: bytes, start: int) -> None:
         """As much as may be done at a stretch, beginning at ``start``; the rest in the next turns of the loop."""
@@ -202,8 +238,12 @@ class StreamConnection(ServerConnection):
 
     def _next_turn(self) -> None:
         self._turn_due = False
-        if self._pauses == Pause.TURN and self.protocol.state is not State.CLOSED:
-            self._look_at(self._pending, self._position)
+        if self._pauses != Pause.TURN or self.protocol.state is State.CLOSED:
+            return
+        data, start = self._pending, self._position
+        if self._incomplete:  # then nothing of what is pending was looked at
+            data, start = self._completed(data), 0
+        self._look_at(data, start)
 
     def _take_frames(self, data: bytes, start: int) -> int:
         """Returns where it stopped."""
@@ -277,6 +317,8 @@ class StreamConnection(ServerConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._pending = b""
+        if self._pace_timer is not None:
+            self._pace_timer.cancel()
         if self._receiver is not None:
             self._receiver.connection_closing()
 

@@ -110,6 +110,10 @@ class InputStreamMachine(RuleBasedStateMachine):
         self.checked.touch()
 
     @rule()
+    def unheard(self) -> None:
+        self.checked.unheard()
+
+    @rule()
     def acknowledge(self) -> None:
         self.checked.take_ack()
 

@@ -175,3 +175,14 @@ def test_half_of_the_servers_bytes_may_be_output() -> None:
     other.clear()
     outbox.clear()
     assert budget.used == 0
+
+
+def test_what_comes_after_the_end_counts_for_nothing() -> None:
+    budget = ByteBudget(1 << 20)
+    outbox, _ = make(budget=budget)
+    outbox.put_nowait(output(200))
+    assert budget.used > 0
+    outbox.close()
+    outbox.put_nowait(output(200))
+    outbox.clear()
+    assert budget.used == 0

@@ -342,6 +342,13 @@ class CheckedInputStream:
         self.stream.touch(now=self.model.now)
         self.check()
 
+    def unheard(self) -> None:
+        self.model.last_activity = self.model.now
+        if self.model.gap_since is not None:
+            self.model.gap_since = self.model.now
+        self.stream.unheard(now=self.model.now)
+        self.check()
+
     def take_ack(self) -> None:
         ack = self.stream.take_ack()
         if not self.closed:

@@ -70,10 +70,11 @@ async def serving(
     limits: HttpLimits | None = None,
     on_websocket: Callable[[ServerConnection], Awaitable[None]] = echo,
     port: int = 0,
+    max_connections: int | None = None,
     **options: Any,
 ) -> AsyncIterator[Serving]:
     """A server for the time of the context; what is left of its connections is dropped at the end."""
-    connections = Connections()
+    connections = Connections(max_open=max_connections)
     door = front_door(application, connections=connections, limits=limits)
     server = await serve(on_websocket, "127.0.0.1", port, create_connection=door, compression=None, **options)
     try:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import pytest
 from support.event_stream import DONE, Event, arriving_events, content, events_of
 from support.live_server import LiveServer, live_server
 from support.raw_http import RawClient, chunked, post, raw_client, request
 from support.tone_engine import CountingEngine, SnapshotEngine
 
-from omni_ws.engine.base import TextOutput
+from omni_ws.engine.base import AudioOutput, TextOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 from omni_ws.errors import EngineFailed
 
@@ -446,3 +447,15 @@ async def test_an_upload_that_runs_is_finished_while_the_server_drains() -> None
         await client.send(chunked(line(" two")))
         assert content([event async for event in arriving_events(client)]) == "one two"
         await draining
+
+
+async def test_an_answer_that_nobody_reads_counts_in_what_the_server_holds() -> None:
+    script: list[Any] = [AudioOutput(np.zeros(24_000, dtype=np.float32), 24_000)] * 400
+    fields = {"max_output_bytes": 200_000}
+    async with live_server(ScriptedEngine(script), streaming_input=fields) as server:
+        async with raw_client(server.port, read_ahead=1024) as client:
+            await client.send(request("POST", CHAT, STREAMING, CHUNKED), chunked(line("one")))
+            await server.until(lambda: server.held_bytes >= 200_000, "the full outbox")
+            assert server.held_bytes < 300_000
+            client.reset()
+        await server.check_empty()

@@ -93,6 +93,9 @@ class Recorder:
         if self.closing_after is None:
             self.closing_after = len(self.messages)
 
+    def pace_kept(self) -> None:
+        pass
+
     def resume_output(self) -> None:
         pass
 
@@ -300,6 +303,23 @@ async def test_session_that_rests_in_the_middle_of_a_read() -> None:
     assert len(session.recorder.messages) == 5
     session.connection.data_received(LARGE[100:])
     assert len(session.recorder.messages) == 6
+
+
+async def test_session_that_rests_in_the_middle_of_a_frame() -> None:
+    session = Session()
+    session.connection.data_received(TEXT[:4])
+    session.connection.pause_reading(Pause.SESSION)
+    session.connection.data_received(TEXT[4:6])
+    session.connection.resume_reading(Pause.SESSION)
+    await session.settle()
+    assert session.recorder.messages == []
+    session.connection.data_received(TEXT[6:] + TEXT[:4])
+    session.connection.pause_reading(Pause.SESSION)
+    session.connection.data_received(TEXT[4:] + LARGE)
+    session.connection.resume_reading(Pause.SESSION)
+    await session.settle()
+    assert [len(message) for message, _ in session.recorder.messages[:2]] == [len('{"type":"finish"}')] * 2
+    assert len(session.recorder.messages) == 3
 
 
 async def test_what_came_early_comes_in_order() -> None:
