@@ -79,14 +79,14 @@ class Conversation:
         self.options = AnswerOptions()
         self._owner = owner
         #: Called when input that had to wait may come again (see ``input_full``).
-        self.on_input_room: Callable[[], None] = _nothing
+        self.on_input_room: Callable[[], None] = lambda: None
         #: Called when ``get_timer`` has become sooner, except from within a method that takes input.
-        self.on_timer: Callable[[], None] = _nothing
+        self.on_timer: Callable[[], None] = lambda: None
         #: What requests finish with that end because the session does.
         self.finish_reason_at_end = FinishReason.CANCELLED
         self._now = now
-        self._admit = admit or _nothing
-        outbox.on_full = self._timer_changed
+        self._admit = admit or (lambda: None)
+        outbox.on_full = lambda: self.on_timer()
         self._sequencer = OutputSequencer()
         self._wake = asyncio.Event()
         #: Requests in the order of their opening; the first is the one that runs.
@@ -336,13 +336,12 @@ class Conversation:
         self._update_answering()
 
     def _check_room(self, config: SessionConfig) -> None:
-        """Raises what a request is refused with that opens now; such a request changes nothing for the others."""
+        """Raises what a request is refused with that opens now: it changes nothing for the others."""
         if self._draining:
             raise ShuttingDown("the server is shutting down", retry_after_ms=1000)
-        if config.overlap == "wait" and len(self._turns) > self.limits.max_pending_requests:
-            raise EngineOverloaded(
-                f"{self.limits.max_pending_requests} requests are waiting already", retry_after_ms=1000
-            )
+        may_wait = self.limits.max_pending_requests
+        if config.overlap == "wait" and len(self._turns) > may_wait:
+            raise EngineOverloaded(f"{may_wait} requests are waiting already", retry_after_ms=1000)
         self._admit()
 
     def _input_ended(self, turn: Turn, error: EmptyInput | None) -> None:
@@ -396,11 +395,4 @@ class Conversation:
         self.stream.answering = answering
         if silence_begins:
             self.stream.touch(now=self._now())
-            self._timer_changed()
-
-    def _timer_changed(self) -> None:
-        self.on_timer()
-
-
-def _nothing() -> None:
-    pass
+            self.on_timer()

@@ -23,6 +23,7 @@ from omni_ws.transport.application import Application, HttpLimits
 from omni_ws.transport.connections import Connections
 from omni_ws.transport.deadline import Deadline
 from omni_ws.transport.error_answer import error_body, error_headers, sole_cause
+from omni_ws.transport.half_close import HalfCloseProbe
 from omni_ws.transport.http1 import JSON, HttpExchange, PeerGone, answer_head
 from omni_ws.transport.http_input import HttpInput
 from omni_ws.transport.http_output import HttpOutput
@@ -72,8 +73,12 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._is_head_method = False
         self._task: asyncio.Task[None] | None = None
         self._phase_deadline = Deadline(self._loop, self._phase_expired)
-        self._probe_deadline = Deadline(self._loop, self._probe)
-        self._probe_interval = 0.0
+        self._probe = HalfCloseProbe(
+            self._loop,
+            self._ask_peer,
+            first_sec=limits.half_close_probe_sec,
+            longest_sec=limits.half_close_probe_max_sec,
+        )
         #: What may be sent at any moment of the answer that is under way, and means nothing.
         self._filler = b""
 
@@ -134,7 +139,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             return False  # TLS cannot be half closed
         self._http.receive_data(b"")
         self._advance()
-        self._begin_probing()
+        self._probe.begin()
         return True
 
     def pause_writing(self) -> None:
@@ -259,7 +264,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._phase = Phase.EXCHANGE
         self._input.begin(request)
         if self._peer_finished:
-            self._begin_probing()
+            self._probe.begin()
         exchange = HttpExchange(self, request, self._input.body, origin_allowed=origin_allowed)
         # Cancelling this task is the one way to abort what a handler does.
         self._task = self._loop.create_task(self._run(exchange, origin_allowed=origin_allowed))
@@ -287,7 +292,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
     def _answered(self, task: asyncio.Task[None]) -> None:
         """The request's task is done: on to the next request, or to the connection's end."""
         self._task = None
-        self._probe_deadline.disarm()
+        self._probe.stop()
         self._input.over()
         failure = None if task.cancelled() else task.exception()
         if failure is not None and not isinstance(failure, PeerGone):
@@ -363,7 +368,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
     def _detach(self) -> None:
         """Stop every timer and wake every waiter: the transport is gone, or another's."""
         self._phase_deadline.disarm()
-        self._probe_deadline.disarm()
+        self._probe.stop()
         self._input.lost()
         self._output.lost()
 
@@ -380,18 +385,9 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         else:
             self._close()
 
-    def _begin_probing(self) -> None:
-        self._probe_interval = self._limits.half_close_probe_sec
-        self._probe_deadline.arm(self._probe_interval)
-
-    def _probe(self) -> None:
-        """Find out whether a peer that finished sending still listens.
-
-        A closed socket and a half-closed one look the same until something is sent. What is sent is harmless to the
-        latter – an interim answer (RFC 9110, 15.2), or what an answer under way has for it – and makes the former's
-        kernel say no, so that its request can be given up. Nearly all that close do so at once, hence the first
-        question comes soon; the others come seldom, since a client may count them.
-        """
+    def _ask_peer(self) -> None:
+        """Send what is harmless to a peer that listens: an interim answer (RFC 9110, 15.2), or what an answer under way
+        has for it. Where nobody does, the connection is lost, and the request is given up."""
         if self._transport.is_closing():
             return
         modern = self._request is not None and self._request.http_version == "1.1"
@@ -399,8 +395,6 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             self._send_continue()
         elif self._http.our_state is h11.SEND_BODY and self._filler:
             self.send(h11.Data(data=self._filler))
-        self._probe_interval = min(2 * self._probe_interval, self._limits.half_close_probe_max_sec)
-        self._probe_deadline.arm(self._probe_interval)
 
     def _send_continue(self) -> None:
         self.send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))

@@ -1,4 +1,4 @@
-"""What a key may do in a second, on a clock that jumps: requests, and bytes of input. Each at its limit and one past it."""
+"""What a key may do in a second, on a clock that jumps: requests and bytes of input, at the limit and one past it."""
 
 from __future__ import annotations
 
@@ -186,15 +186,17 @@ async def test_a_gap_that_is_filled_behind_the_pace() -> None:
 @pytest.mark.parametrize("session_timeout", [300, 3])
 async def test_a_streamed_body_is_read_at_its_pace(session_timeout: int) -> None:
     fields = {"session_timeout_sec": session_timeout}
-    async with live_server(keys=keys(input_bytes_per_sec=20_000), streaming_input=fields) as server:
-        async with raw_client(server.port) as client:
-            head = ("X-Streaming-Input: true", "Content-Type: audio/pcm", "Transfer-Encoding: chunked")
-            await client.send(request("POST", CHAT + "?start_policy=on_end_only&stream=false", *head, bearer("ann")))
-            begin = now()
-            await client.send(chunked(*[bytes(4_000)] * 50))
-            answer = await client.response()
-            assert (answer.status, answer.json()["usage"]["input_audio_ms"]) == (200, 6250)
-            assert now() - begin == pytest.approx(9, abs=ROUGHLY)
+    async with (
+        live_server(keys=keys(input_bytes_per_sec=20_000), streaming_input=fields) as server,
+        raw_client(server.port) as client,
+    ):
+        head = ("X-Streaming-Input: true", "Content-Type: audio/pcm", "Transfer-Encoding: chunked")
+        await client.send(request("POST", CHAT + "?start_policy=on_end_only&stream=false", *head, bearer("ann")))
+        begin = now()
+        await client.send(chunked(*[bytes(4_000)] * 50))
+        answer = await client.response()
+        assert (answer.status, answer.json()["usage"]["input_audio_ms"]) == (200, 6250)
+        assert now() - begin == pytest.approx(9, abs=ROUGHLY)
 
 
 async def test_an_ordinary_body_is_read_at_its_pace() -> None:

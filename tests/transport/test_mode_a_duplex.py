@@ -454,7 +454,8 @@ async def test_an_answer_that_nobody_reads_counts_in_what_the_server_holds() -> 
     fields = {"max_output_bytes": 200_000}
     async with live_server(ScriptedEngine(script), streaming_input=fields) as server:
         async with raw_client(server.port, read_ahead=1024) as client:
-            await client.send(request("POST", CHAT, STREAMING, CHUNKED), chunked(line("one")))
+            parameters = b'{"modalities":["audio"],"audio":{"format":"pcm"}}\n'
+            await client.send(request("POST", CHAT, STREAMING, CHUNKED), chunked(parameters, line("one")))
             await server.until(lambda: server.held_bytes >= 200_000, "the full outbox")
             assert server.held_bytes < 300_000
             client.reset()
