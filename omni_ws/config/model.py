@@ -118,6 +118,9 @@ class HttpConfig(Section):
     keepalive_timeout_sec: Seconds = Field(default=75, description="How long an idle connection is kept.")
     max_header_bytes: Size = Field(default=32 * 1024, description="Largest request head.")
     max_body_bytes: Size = Field(default=64 * MIB, description="Largest request body, streamed input apart.")
+    media_root: Path | None = Field(
+        default=None, description="Folder that images, audios and videos of chat may name files of; unset: no files."
+    )
 
 
 class AuthConfig(Section):

@@ -13,8 +13,9 @@ import av.error
 import numpy as np
 
 from omni_ws.audio.container import LENIENT_METADATA, STREAMING_OPTIONS, ByteSource, ContainerReader, PacketTally
+from omni_ws.core.image_type import sniff_image
 from omni_ws.errors import UnsupportedFormat
-from omni_ws.media.image import Pixels, decode_image, sniff_image
+from omni_ws.media.image import Pixels, decode_image
 from omni_ws.media.seekable import BufferedFile, Mp4Order, mp4_order
 
 #: 4096 × 2160.

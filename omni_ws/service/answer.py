@@ -52,7 +52,7 @@ class AnswerWriter:
     async def _write(self, output: EngineOutput) -> None:
         turn = self._turn
         match output:
-            case TextOutput(text=text) if "text" in self._wanted and text:
+            case TextOutput(text=text) if "text" in self._wanted and (text or output.logprobs):
                 await self._send(OutputModality.TEXT, text=text, logprobs=output.logprobs, choice=output.choice)
                 turn.said.append(text)
             case ToolCallOutput(call=call, choice=choice):

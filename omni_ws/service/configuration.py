@@ -14,6 +14,7 @@ from omni_ws.core.session import InputSettings
 from omni_ws.engine.base import AnswerOptions, EngineCapabilities
 from omni_ws.errors import InvalidValue, ModelNotFound, UnsupportedFormat, UnsupportedModality, UnsupportedParameter
 from omni_ws.wire.session_config import FIELDS, SamplingConfig, SessionConfig, effective, merge, start_policy
+from omni_ws.wire.tools import check_tools
 
 #: Names of voices that stock clients send; they mean the default voice here.
 STOCK_VOICES: Final = frozenset(
@@ -164,6 +165,7 @@ def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
         raise UnsupportedParameter("turn detection is not available in this version", param="turn_detection")
     if (config.tools or config.tool_choice not in (None, "none", "auto")) and not capabilities.tools:
         raise UnsupportedParameter("this engine has no tools", param="tools" if config.tools else "tool_choice")
+    check_tools(config.tools, config.tool_choice)
     for name in SamplingConfig.__struct_fields__:
         known = name in capabilities.sampling or name in capabilities.sampling_no_ops
         if getattr(config.sampling, name) is not None and not known:

@@ -7,11 +7,14 @@ from functools import lru_cache
 
 from omni_ws.audio.encoder import AudioEncoder
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
-from omni_ws.errors import InvalidRequest, UnsupportedFormat
+from omni_ws.engine.base import AnswerOptions, Message, StructuredOutput
+from omni_ws.errors import InvalidRequest, UnsupportedFormat, UnsupportedParameter
 from omni_ws.service.conversation import Conversation
 from omni_ws.service.identifiers import new_id
 from omni_ws.wire.openai_answer import ChatOptions
-from omni_ws.wire.openai_request import ChatRequest, ConfigurationPatch
+from omni_ws.wire.openai_fields import ConfigurationPatch
+from omni_ws.wire.openai_options import AnswerFields
+from omni_ws.wire.openai_request import ChatRequest
 
 
 def configure(conversation: Conversation, patch: ConfigurationPatch) -> AudioFormat:
@@ -26,6 +29,30 @@ def configure(conversation: Conversation, patch: ConfigurationPatch) -> AudioFor
     return target
 
 
+def prepare_answer(conversation: Conversation, request: ChatRequest) -> None:
+    """The earlier messages, and what is asked of the answer. Raises UnsupportedParameter for what cannot be done."""
+    if request.tools_at is not None and not conversation.engine.capabilities.tools:
+        raise UnsupportedParameter("this engine has no tools", param=request.tools_at)
+    conversation.options = checked_options(conversation, request.answer)
+    conversation.history.add(
+        Message(one.role, one.text, tool_calls=one.tool_calls, tool_call_id=one.tool_call_id) for one in request.history
+    )
+
+
+def checked_options(conversation: Conversation, answer: AnswerFields, *, raw_prompt: bool = False) -> AnswerOptions:
+    """Raises UnsupportedParameter."""
+    options = AnswerOptions(
+        logprobs=answer.logprobs,
+        structure=None if answer.form is None else StructuredOutput(schema=answer.form.schema),
+        choices=answer.choices,
+        priority=answer.priority,
+        raw_prompt=raw_prompt,
+        parallel_tool_calls=answer.parallel_tool_calls,
+    )
+    conversation.configuration.check_options(options)
+    return options
+
+
 def chat_options(request: ChatRequest, *, model: str) -> ChatOptions:
     return ChatOptions(
         completion_id="chatcmpl-" + (request.request_id or new_id("")),
@@ -36,6 +63,8 @@ def chat_options(request: ChatRequest, *, model: str) -> ChatOptions:
         include_usage=request.include_usage,
         usage_on_final_chunk=request.usage_on_final_chunk,
         input_transcript=request.input_transcript,
+        choices=request.answer.choices,
+        logprobs=request.answer.logprobs is not None,
     )
 
 

@@ -16,7 +16,6 @@ from omni_ws.audio.mime import media_type
 from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality
-from omni_ws.engine.base import Message as HistoryMessage
 from omni_ws.errors import NotFound, OmniError
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.session_factory import FILE_FORMATS, SessionFactory
@@ -29,15 +28,16 @@ from omni_ws.transport.answer_writers import (
     write_raw_audio,
 )
 from omni_ws.transport.authentication import Authenticator
-from omni_ws.transport.chat_session import chat_options, configure
+from omni_ws.transport.chat_session import chat_options, configure, prepare_answer
 from omni_ws.transport.http1 import HttpExchange
 from omni_ws.transport.http_session import HttpSession, feed_all
 from omni_ws.transport.json_body import beside, read_json_object
+from omni_ws.transport.media_files import read_files
 from omni_ws.transport.mode_a import StreamingBody, is_streaming_input
-from omni_ws.wire.openai_answer import ChatCompletion, ChatStream, SpeechChunks, SpeechEvents
+from omni_ws.wire.openai_answer import ChatCompletion, ChatStream
+from omni_ws.wire.openai_fields import ConfigurationPatch
 from omni_ws.wire.openai_request import (
     ChatRequest,
-    ConfigurationPatch,
     SpeechDialect,
     SpeechRequest,
     chat_wants_events,
@@ -45,6 +45,7 @@ from omni_ws.wire.openai_request import (
     read_speech,
     speech_wants_events,
 )
+from omni_ws.wire.openai_speech_answer import SpeechChunks, SpeechEvents
 
 Source = Callable[[HttpSession], Awaitable[None]]
 Request = TypeVar("Request", ChatRequest, SpeechRequest)
@@ -76,7 +77,8 @@ class OpenAIRoutes:
                 return
             async with self._ordinary(exchange, chat_wants_events) as body:
                 request = await body.read(read_chat)
-                await self._answer_chat(exchange, request, self._feed(request.input), owner=owner)
+                chunks = await read_files(self._config.http, request.input)
+                await self._answer_chat(exchange, request, self._feed(chunks), owner=owner)
 
     async def audio_speech(self, exchange: HttpExchange) -> None:
         async with self._admitted(exchange) as owner:
@@ -174,7 +176,7 @@ class OpenAIRoutes:
         session, target = self._session(
             request.patch, owner=owner, whole_audio=not streamed, streaming_input=streaming_input
         )
-        session.conversation.history.add(HistoryMessage(one.role, one.text) for one in request.history)
+        prepare_answer(session.conversation, request)
         options = chat_options(request, model=self._sessions.model.names[0])
         if streamed:
             async with session.running(partial(source, session)):

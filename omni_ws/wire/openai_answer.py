@@ -6,13 +6,15 @@ Pure: what goes in is what the session said, what comes out is JSON objects in t
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from omni_ws.core.chunks import FinishReason, OutputModality, Usage
+from omni_ws.core.chunks import FinishReason, OutputModality, TokenLogprob, ToolCall, ToolCallFragment, Usage
 from omni_ws.core.output import FinalChunk, OutputChunk
 
+#: What OpenAI says for a token that is as good as impossible.
+LEAST_LOGPROB: Final = -9999.0
 #: How long a client may refer to the audio of an answer; it is not kept here, so not for long.
 AUDIO_EXPIRES_SEC: Final = 3600
 
@@ -27,6 +29,9 @@ class ChatOptions:
     include_usage: bool = False
     usage_on_final_chunk: bool = False
     input_transcript: bool = True
+    #: How many answers there are to the one request.
+    choices: int = 1
+    logprobs: bool = False
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -44,8 +49,32 @@ def transcript_object(chunk: OutputChunk) -> dict[str, Any]:
     return {"text": chunk.text, "interim": chunk.interim, "start_ms": chunk.start_ms}
 
 
+def finite_logprob(logprob: float) -> float:
+    """JSON has no word for minus infinity."""
+    return max(logprob, LEAST_LOGPROB)
+
+
+def logprobs_object(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+    """The ``logprobs`` of a choice of a chat."""
+    content = [{**_token(one), "top_logprobs": [_token(top) for top in one.top]} for one in tokens]
+    return {"content": content, "refusal": None}
+
+
+def _token(token: TokenLogprob) -> dict[str, Any]:
+    return {"token": token.token, "logprob": finite_logprob(token.logprob), "bytes": list(token.data)}
+
+
+def finish_reasons(final: FinalChunk, choices: int) -> tuple[str, ...]:
+    """The finish reason of each choice."""
+    reasons = final.finish_reasons if len(final.finish_reasons) == choices else (final.finish_reason,) * choices
+    return tuple(reason.value for reason in reasons)
+
+
 class ChatStream:
-    """The chunks of one streamed chat completion: role, content, terminal, and usage where it is asked for."""
+    """The chunks of one streamed chat completion: role, content, terminal, and usage where it is asked for.
+
+    With several choices the frames of role and the terminal ones are in the order of their indexes.
+    """
 
     def __init__(self, options: ChatOptions) -> None:
         self._options = options
@@ -66,7 +95,10 @@ class ChatStream:
                 if self._options.wants_audio:
                     self._unspoken += chunk.text
                 if self._options.wants_text:
-                    yield self._delta({"content": chunk.text})
+                    yield self._content(chunk)
+            case OutputModality.TOOL_CALL if chunk.tool_call is not None:
+                for call in _tool_call_deltas(chunk.tool_call):
+                    yield self._delta({"tool_calls": [call]}, index=chunk.choice)
             case OutputModality.AUDIO:
                 if data := self._audio.feed(chunk.payload):
                     yield self._audio_delta({"data": data})
@@ -78,15 +110,24 @@ class ChatStream:
         if self._audio_sent:
             yield self._delta({"audio": {"expires_at": self._options.created + AUDIO_EXPIRES_SEC}})
         usage = usage_object(chunk.usage)
-        extra = {"usage": usage} if self._options.usage_on_final_chunk else {}
-        yield self._delta({}, finish_reason=chunk.finish_reason.value, **extra)
+        for index, reason in enumerate(finish_reasons(chunk, self._options.choices)):
+            last = index == self._options.choices - 1
+            extra = {"usage": usage} if last and self._options.usage_on_final_chunk else {}
+            yield self._delta({}, index=index, finish_reason=reason, **extra)
         if self._options.include_usage and not self._options.usage_on_final_chunk:
             yield self._chunk([], usage=usage)
 
     def _role(self) -> Iterator[dict[str, Any]]:
         if not self._role_sent:
             self._role_sent = True
-            yield self._delta({"role": "assistant"})
+            for index in range(self._options.choices):
+                yield self._delta({"role": "assistant"}, index=index)
+
+    def _content(self, chunk: OutputChunk) -> dict[str, Any]:
+        choice = {"index": chunk.choice, "delta": {"content": chunk.text}, "finish_reason": None}
+        if self._options.logprobs:
+            choice["logprobs"] = logprobs_object(chunk.logprobs)
+        return self._chunk([choice])
 
     def _audio_delta(self, fields: dict[str, Any]) -> dict[str, Any]:
         # SDKs join the ids and the pieces of all deltas: the id once, pieces that need no padding before the last.
@@ -95,8 +136,10 @@ class ChatStream:
         spoken, self._unspoken = self._unspoken, ""
         return self._delta({"audio": {**head, **fields, **({"transcript": spoken} if spoken else {})}})
 
-    def _delta(self, delta: dict[str, Any], *, finish_reason: str | None = None, **extra: Any) -> dict[str, Any]:
-        return self._chunk([{"index": 0, "delta": delta, "finish_reason": finish_reason}], **extra)
+    def _delta(
+        self, delta: dict[str, Any], *, index: int = 0, finish_reason: str | None = None, **extra: Any
+    ) -> dict[str, Any]:
+        return self._chunk([{"index": index, "delta": delta, "finish_reason": finish_reason}], **extra)
 
     def _chunk(self, choices: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
         return {
@@ -109,19 +152,74 @@ class ChatStream:
         }
 
 
+def _tool_call_deltas(call: ToolCallFragment) -> Iterator[dict[str, Any]]:
+    """The head once, with empty arguments, and then these in pieces: SDKs join all that they get."""
+    if call.id is not None or call.name is not None:
+        head: dict[str, Any] = {"index": call.index}
+        if call.id is not None:
+            head |= {"id": call.id, "type": "function"}
+        name = {} if call.name is None else {"name": call.name}
+        yield {**head, "function": {**name, "arguments": ""}}
+    if call.arguments:
+        yield {"index": call.index, "function": {"arguments": call.arguments}}
+
+
+class _Choice:
+    """One answer, gathered."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._calls: dict[int, ToolCall] = {}
+        self._arguments: dict[int, list[str]] = {}
+
+    @property
+    def text(self) -> str:
+        return "".join(self._text)
+
+    def say(self, chunk: OutputChunk) -> None:
+        self._text.append(chunk.text)
+        self._logprobs += chunk.logprobs
+
+    def call(self, fragment: ToolCallFragment) -> None:
+        known = self._calls.get(fragment.index) or ToolCall("", "", "")
+        self._calls[fragment.index] = ToolCall(fragment.id or known.id, fragment.name or known.name, "")
+        self._arguments.setdefault(fragment.index, []).append(fragment.arguments)
+
+    def message(self, *, wants_text: bool) -> dict[str, Any]:
+        text = self.text
+        says = wants_text and not (self._calls and not text)
+        message: dict[str, Any] = {"role": "assistant", "content": text if says else None, "refusal": None}
+        if self._calls:
+            message["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": call.name, "arguments": "".join(self._arguments[index])},
+                }
+                for index, call in sorted(self._calls.items())
+            ]
+        return message
+
+    def logprobs(self) -> dict[str, Any]:
+        return logprobs_object(self._logprobs)
+
+
 class ChatCompletion:
     """A whole chat completion, gathered from the same outputs that a stream would have carried."""
 
     def __init__(self, options: ChatOptions) -> None:
         self._options = options
-        self._text: list[str] = []
+        self._choices = [_Choice() for _ in range(options.choices)]
         self._heard: list[str] = []
         self._audio = bytearray()
 
     def output(self, chunk: OutputChunk) -> None:
         match chunk.modality:
             case OutputModality.TEXT:
-                self._text.append(chunk.text)
+                self._choices[chunk.choice].say(chunk)
+            case OutputModality.TOOL_CALL if chunk.tool_call is not None:
+                self._choices[chunk.choice].call(chunk.tool_call)
             case OutputModality.AUDIO:
                 self._audio += chunk.payload
             case OutputModality.TRANSCRIPT if not chunk.interim:
@@ -130,35 +228,36 @@ class ChatCompletion:
     def final(self, chunk: FinalChunk, *, audio: bytes | None = None) -> dict[str, Any]:
         """``audio`` replaces what was gathered: a file with its true length in the header."""
         options = self._options
-        text = "".join(self._text)
-        message: dict[str, Any] = {"role": "assistant", "content": text if options.wants_text else None}
-        message["refusal"] = None
+        reasons = finish_reasons(chunk, options.choices)
+        choices = [self._choice(index, reason) for index, reason in enumerate(reasons)]
         if options.wants_audio:
             data = self._audio if audio is None else audio
-            message["audio"] = {
+            choices[0]["message"]["audio"] = {
                 "id": _audio_id(options),
                 "data": base64.b64encode(data).decode(),
                 "expires_at": options.created + AUDIO_EXPIRES_SEC,
-                "transcript": text,
+                "transcript": self._choices[0].text,
             }
         completion = {
             "id": options.completion_id,
             "object": "chat.completion",
             "created": options.created,
             "model": options.model,
-            "choices": [
-                {
-                    "index": 0,
-                    "message": message,
-                    "logprobs": None,
-                    "finish_reason": chunk.finish_reason.value,
-                }
-            ],
+            "choices": choices,
             "usage": usage_object(chunk.usage),
         }
         if self._heard and options.input_transcript:
             completion["input_transcript"] = {"text": " ".join(self._heard)}
         return completion
+
+    def _choice(self, index: int, reason: str) -> dict[str, Any]:
+        choice = self._choices[index]
+        return {
+            "index": index,
+            "message": choice.message(wants_text=self._options.wants_text),
+            "logprobs": choice.logprobs() if self._options.logprobs else None,
+            "finish_reason": reason,
+        }
 
     @property
     def audio(self) -> bytes:
@@ -180,46 +279,6 @@ class Base64Stream:
     def finish(self) -> str:
         rest, self._rest = self._rest, b""
         return base64.b64encode(rest).decode()
-
-
-class SpeechEvents:
-    """``stream_format: sse``: OpenAI's typed events, which end without [DONE]."""
-
-    def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any]]:
-        if chunk.modality is OutputModality.AUDIO:
-            yield {"type": "speech.audio.delta", "audio": base64.b64encode(chunk.payload).decode()}
-
-    def final(self, chunk: FinalChunk) -> Iterator[dict[str, Any]]:
-        usage = chunk.usage
-        yield {
-            "type": "speech.audio.done",
-            "usage": {
-                "input_tokens": usage.input_tokens,
-                "output_tokens": usage.output_tokens,
-                "total_tokens": usage.total_tokens,
-            },
-        }
-
-
-class SpeechChunks:
-    """``stream: true``: the ``audio.speech.chunk`` dialect, which ends in [DONE]."""
-
-    def __init__(self, speech_id: str, response_format: str, media_type: str, sample_rate: int) -> None:
-        self._id = speech_id
-        self._index = 0
-        self._audio = {"format": response_format, "mime_type": media_type, "sample_rate": sample_rate}
-
-    def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any]]:
-        if chunk.modality is OutputModality.AUDIO:
-            data = base64.b64encode(chunk.payload).decode()
-            yield self._chunk(audio={"data": data, **self._audio}, finish_reason=None)
-
-    def final(self, chunk: FinalChunk) -> Iterator[dict[str, Any]]:
-        yield self._chunk(audio=None, finish_reason=chunk.finish_reason.value, usage=usage_object(chunk.usage))
-
-    def _chunk(self, **fields: Any) -> dict[str, Any]:
-        index, self._index = self._index, self._index + 1
-        return {"id": self._id, "object": "audio.speech.chunk", "index": index, **fields}
 
 
 def _audio_id(options: ChatOptions) -> str:

@@ -1,85 +1,136 @@
-"""The messages of a chat body: instructions, earlier turns, and the last user message, which is the input."""
+"""The messages of a chat body: instructions, earlier turns, and the last of them, which are the input."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
-from omni_ws.core.audio_format import AudioEncoding
-from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
+from omni_ws.core.chunks import InputChunk, Modality, ToolCall
+from omni_ws.errors import InvalidValue, UnsupportedParameter
+from omni_ws.wire.openai_media import audio_chunk, data_url
 
-#: What OpenAI calls an audio format, and what it is here.
-_AUDIO_FORMATS: Final = {
-    "pcm": AudioEncoding.PCM16,
-    "g711_ulaw": AudioEncoding.PCMU,
-    "g711_alaw": AudioEncoding.PCMA,
-}
 #: Of an earlier assistant message: what would be lost without a word.
-_LOST: Final = ("tool_calls", "function_call", "audio")
+_LOST = ("function_call", "audio")
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryMessage:
+    """An assistant's message may hold the calls that it made, a tool's says which call it answers."""
+
     role: str
     text: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Messages:
-    """``input`` holds the parts of the last user message, in order."""
+    """``input`` holds the parts of the last user message, or the results of tools that stand at the end, in order.
+
+    ``tools_at`` is the first place that only makes sense to an engine that has tools.
+    """
 
     system: tuple[str, ...]
     history: tuple[HistoryMessage, ...]
     input: tuple[InputChunk, ...]
+    tools_at: str | None = None
 
 
-def read_messages(messages: list[dict[str, Any]], *, input_follows: bool) -> Messages:
+def read_messages(messages: Sequence[Mapping[str, Any]], *, input_follows: bool) -> Messages:
     """With ``input_follows`` all messages are earlier ones. Raises InvalidValue, UnsupportedParameter or
     UnsupportedFormat, naming the place."""
     if not messages and not input_follows:
         raise InvalidValue("messages must hold at least one message", param="messages")
-    system: list[str] = []
-    history: list[HistoryMessage] = []
-    chunks: tuple[InputChunk, ...] = ()
+    reader = _Reader()
+    input_from = len(messages) if input_follows else _input_from(messages)
     for index, message in enumerate(messages):
-        place = f"messages[{index}]"
-        last = index == len(messages) - 1 and not input_follows
-        role, content = message.get("role"), message.get("content")
-        match role:
-            case "user" if last:
-                chunks = tuple(_content_chunks(content, place))
-            case "system" | "developer" | "user" | "assistant" if last:
-                raise InvalidValue("the last message must be the user's", param=f"{place}.role")
+        reader.read(message, f"messages[{index}]", is_input=index >= input_from)
+    return Messages(
+        system=tuple(reader.system),
+        history=tuple(reader.history),
+        input=tuple(reader.input),
+        tools_at=reader.tools_at,
+    )
+
+
+def _input_from(messages: Sequence[Mapping[str, Any]]) -> int:
+    """Where the input begins: at the last message, or at the first of the tool results that all stand at the end."""
+    start = len(messages) - 1
+    while start > 0 and messages[start].get("role") == messages[start - 1].get("role") == "tool":
+        start -= 1
+    return start
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.system: list[str] = []
+        self.history: list[HistoryMessage] = []
+        self.input: list[InputChunk] = []
+        self.tools_at: str | None = None
+        self._calls: set[str] = set()
+
+    def read(self, message: Mapping[str, Any], place: str, *, is_input: bool) -> None:
+        content = message.get("content")
+        match message.get("role"):
+            case "user" if is_input:
+                self.input += (_part_chunk(part, where) for part, where in _parts(content, place))
+            case "tool":
+                self._tool_result(message, place, is_input=is_input)
+            case "system" | "developer" | "assistant" if is_input:
+                raise InvalidValue("the last message must be the user's, or a tool's", param=f"{place}.role")
             case "system" | "developer":
-                system.append(_text(content, place))
+                self.system.append(_text(content, place))
             case "user":
-                history.append(HistoryMessage("user", _text(content, place)))
+                self.history.append(HistoryMessage("user", _text(content, place)))
             case "assistant":
-                _refuse_lost(message, place)
-                history.append(HistoryMessage("assistant", "" if content is None else _text(content, place)))
-            case "tool" | "function":
-                raise UnsupportedParameter("this engine has no tools", param=f"{place}.role")
+                self._assistant(message, place)
+            case "function":
+                raise UnsupportedParameter("results of functions come from the role tool", param=f"{place}.role")
             case _:
-                raise InvalidValue("role is one of system, developer, user and assistant", param=f"{place}.role")
-    return Messages(system=tuple(system), history=tuple(history), input=chunks)
+                raise InvalidValue("role is one of system, developer, user, assistant and tool", param=f"{place}.role")
+
+    def _assistant(self, message: Mapping[str, Any], place: str) -> None:
+        for name in _LOST:
+            if message.get(name):
+                raise UnsupportedParameter(
+                    f"{name} of earlier messages are not available here", param=f"{place}.{name}"
+                )
+        content = message.get("content")
+        calls = tuple(_tool_calls(message.get("tool_calls"), f"{place}.tool_calls"))
+        if calls:
+            self.tools_at = self.tools_at or f"{place}.tool_calls"
+            self._calls.update(call.id for call in calls)
+        text = "" if content is None else _text(content, place)
+        self.history.append(HistoryMessage("assistant", text, tool_calls=calls))
+
+    def _tool_result(self, message: Mapping[str, Any], place: str, *, is_input: bool) -> None:
+        self.tools_at = self.tools_at or f"{place}.role"
+        call = _string(message, "tool_call_id", place)
+        if call not in self._calls:
+            raise InvalidValue(f"no earlier message holds a call {call[:64]!r}", param=f"{place}.tool_call_id")
+        text = _text(message.get("content"), place)
+        if is_input and text:
+            self.input.append(InputChunk(Modality.TEXT, text.encode(), tool_call_id=call))
+        else:  # a chunk cannot be empty, a message can
+            self.history.append(HistoryMessage("tool", text, tool_call_id=call))
 
 
-def audio_encoding(name: str, param: str) -> AudioEncoding:
-    """An audio format by OpenAI's name or ours. Raises UnsupportedFormat."""
-    try:
-        return _AUDIO_FORMATS.get(name) or AudioEncoding(name)
-    except ValueError:
-        raise UnsupportedFormat(f"audio in {name[:32]!r} is not served here", param=param) from None
-
-
-def _refuse_lost(message: Mapping[str, Any], place: str) -> None:
-    for name in _LOST:
-        if message.get(name):
-            raise UnsupportedParameter(f"{name} of earlier messages are not available here", param=f"{place}.{name}")
+def _tool_calls(calls: Any, place: str) -> Iterator[ToolCall]:
+    if calls is None:
+        return
+    if not isinstance(calls, list):
+        raise InvalidValue("tool_calls is a list", param=place)
+    for index, call in enumerate(calls):
+        where = f"{place}[{index}]"
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or call.get("type", "function") != "function":
+            raise InvalidValue("a tool call is an object of type function", param=where)
+        yield ToolCall(
+            _string(call, "id", where),
+            _string(function, "name", f"{where}.function"),
+            _string(function, "arguments", f"{where}.function"),
+        )
 
 
 def _parts(content: Any, place: str) -> Iterator[tuple[Mapping[str, Any], str]]:
@@ -106,47 +157,20 @@ def _text(content: Any, place: str) -> str:
     return "".join(texts)
 
 
-def _content_chunks(content: Any, place: str) -> Iterator[InputChunk]:
-    for part, where in _parts(content, place):
-        yield _part_chunk(part, where)
-
-
 def _part_chunk(part: Mapping[str, Any], where: str) -> InputChunk:
     match part.get("type"):
         case "text" | "input_text":
             return InputChunk(Modality.TEXT, _string(part, "text", where).encode())
         case "input_audio":
-            return _audio_chunk(part.get("input_audio"), f"{where}.input_audio")
+            return audio_chunk(part.get("input_audio"), f"{where}.input_audio")
         case "image_url" | "video_url" as kind:
             url = part.get(kind)
             if isinstance(url, Mapping):
                 url = url.get("url")
             modality = Modality.IMAGE if kind == "image_url" else Modality.VIDEO
-            return _data_url(url, modality, f"{where}.{kind}.url")
+            return data_url(url, modality, f"{where}.{kind}.url")
         case other:
             raise InvalidValue(f"unknown part type {str(other)[:64]!r}", param=f"{where}.type")
-
-
-def _audio_chunk(audio: Any, where: str) -> InputChunk:
-    if not isinstance(audio, Mapping):
-        raise InvalidValue("input_audio is an object", param=where)
-    encoding = audio_encoding(_string({"format": "wav", **audio}, "format", where), f"{where}.format")
-    data = _base64(_string(audio, "data", where), f"{where}.data")
-    return InputChunk(Modality.AUDIO, data, format=encoding.value)
-
-
-def _data_url(url: Any, modality: Modality, where: str) -> InputChunk:
-    if not isinstance(url, str):
-        raise InvalidValue("url is a string", param=where)
-    if url[:5].lower() != "data:":
-        raise UnsupportedParameter("nothing is fetched from elsewhere; send a data: URL", param=where)
-    head, comma, data = url[5:].partition(",")
-    mime, *attributes = head.lower().split(";")
-    if not comma or "base64" not in attributes:
-        raise InvalidValue("a data: URL in base64 is needed", param=where)
-    if not mime.startswith(f"{modality}/"):
-        raise UnsupportedFormat(f"{mime[:64]!r} is no {modality}", param=where)
-    return InputChunk(modality, _base64(data, where), format=mime)
 
 
 def _string(part: Mapping[str, Any], name: str, where: str) -> str:
@@ -154,10 +178,3 @@ def _string(part: Mapping[str, Any], name: str, where: str) -> str:
     if not isinstance(value, str):
         raise InvalidValue(f"{name} is a string", param=f"{where}.{name}")
     return value
-
-
-def _base64(data: str, where: str) -> bytes:
-    try:
-        return base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidValue("not base64", param=where) from None

@@ -8,31 +8,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
-import msgspec
 from msgspec import Meta, Struct
 
 from omni_ws.core.chunks import InputChunk
 from omni_ws.errors import EmptyInput, InvalidValue, UnsupportedParameter
-from omni_ws.wire.openai_messages import HistoryMessage, audio_encoding, read_messages
-from omni_ws.wire.session_config import FIELDS, SamplingConfig, invalid_value
+from omni_ws.wire.openai_fields import (
+    NEVER_AVAILABLE,
+    CommonBody,
+    ConfigurationPatch,
+    StreamOptions,
+    configuration_patch,
+    convert_body,
+    object_field,
+    refuse_unavailable,
+)
+from omni_ws.wire.openai_media import MEDIA_FIELDS, MediaFile, audio_encoding, read_media
+from omni_ws.wire.openai_messages import HistoryMessage, Messages, read_messages
+from omni_ws.wire.openai_options import (
+    MAX_TOP_LOGPROBS,
+    AnswerFields,
+    Choices,
+    Priority,
+    ResponseFormatBody,
+    answer_form,
+    chat_logprobs,
+)
 
-Body = TypeVar("Body", bound=Struct)
-
-#: Fields of OpenAI's bodies, and of ours, that no engine of this version can honour, unless they say nothing.
-_NOT_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {
-    "n": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "logit_bias": ({},),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "prediction": (),
-    "web_search_options": (),
-    "images": ([],),
-    "audios": ([],),
-    "videos": ([],),
+#: Fields of chat that no engine of this version can honour, unless they say nothing.
+_NOT_AVAILABLE_IN_CHAT: Final[Mapping[str, tuple[Any, ...]]] = {
+    **NEVER_AVAILABLE,
     "video_fps": (),
     "video_min_frames": (),
     "video_max_frames": (),
@@ -42,26 +48,14 @@ _NOT_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "image_min_pixels": (),
     "image_max_pixels": (),
 }
-#: The same of chat alone: a field of this name is the audio format of a speech body.
-_NOT_AVAILABLE_IN_CHAT: Final = {**_NOT_AVAILABLE, "response_format": ({"type": "text"},)}
-
-#: The fields of a body that are ``stage_sampling.talker``, and their names there.
-_TALKER_SAMPLING: Final = {
-    f"talker_{name}": name for name in ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens", "seed")
+#: And those of chat that make no sense where text is read aloud.
+_NOT_AVAILABLE_IN_SPEECH: Final[Mapping[str, tuple[Any, ...]]] = {
+    **_NOT_AVAILABLE_IN_CHAT,
+    "n": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    **dict.fromkeys(MEDIA_FIELDS, ([],)),
 }
-
-#: Values that say nothing; clients send them to engines that do not know the parameter.
-_NEUTRAL_SAMPLING: Final = {
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "repetition_penalty": 1,
-    "min_p": 0,
-    "top_k": -1,
-}
-
-
-class StreamOptions(Struct, frozen=True, kw_only=True):
-    include_usage: bool | None = None
 
 
 class AudioOptions(Struct, frozen=True, kw_only=True):
@@ -69,15 +63,7 @@ class AudioOptions(Struct, frozen=True, kw_only=True):
     format: str | None = None
 
 
-class _Common(Struct, frozen=True, kw_only=True):
-    stream: bool | None = None
-    model: str | None = None
-    request_id: Annotated[str, Meta(max_length=128)] | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
-
-
-class ChatBody(_Common, frozen=True, kw_only=True):
+class ChatBody(CommonBody, frozen=True, kw_only=True):
     """The fields of a chat body that are looked at one by one; the rest is that of ``session_config``."""
 
     messages: list[dict[str, Any]] | None = None
@@ -86,9 +72,15 @@ class ChatBody(_Common, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     usage_on_final_chunk: bool | None = None
     input_transcript: bool | None = None
+    n: Choices | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    response_format: ResponseFormatBody | None = None
+    parallel_tool_calls: bool | None = None
+    priority: Priority | None = None
 
 
-class SpeechBody(_Common, frozen=True, kw_only=True):
+class SpeechBody(CommonBody, frozen=True, kw_only=True):
     input: str | None = None
     voice: str | dict[str, Any] | None = None
     response_format: str | None = None
@@ -96,28 +88,18 @@ class SpeechBody(_Common, frozen=True, kw_only=True):
     stream_format: Literal["sse", "audio"] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigurationPatch:
-    """``fields`` are those of ``session_config``; ``names`` says what the body calls those that it calls otherwise."""
-
-    fields: dict[str, Any]
-    names: dict[str, str] = field(default_factory=dict)
-
-    def name_in_body(self, param: str | None) -> str | None:
-        """What an error's ``param`` is called in the body: ``sampling.stop[0]`` is ``stop[0]`` there."""
-        for ours, theirs in self.names.items():
-            if param is not None and (param == ours or param.startswith((f"{ours}.", f"{ours}["))):
-                return theirs + param.removeprefix(ours)
-        return param
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """``input`` holds the parts of the last user message, in order. ``stream`` is None where the body does not say."""
+    """``input`` holds what the last messages say, in order. ``stream`` is None where the body does not say.
+
+    ``tools_at`` is the first place in the messages that only makes sense to an engine that has tools.
+    """
 
     patch: ConfigurationPatch
+    answer: AnswerFields = field(default_factory=AnswerFields)
     history: tuple[HistoryMessage, ...] = ()
-    input: tuple[InputChunk, ...] = ()
+    input: tuple[InputChunk | MediaFile, ...] = ()
+    tools_at: str | None = None
     stream: bool | None = None
     request_id: str | None = None
     wants_text: bool = True
@@ -160,9 +142,9 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
 
     Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming the field.
     """
-    _refuse_unavailable(body, _NOT_AVAILABLE_IN_CHAT)
-    fields = _convert(body, ChatBody)
-    patch = _patch(body, fields)
+    refuse_unavailable(body, _NOT_AVAILABLE_IN_CHAT)
+    fields = convert_body(body, ChatBody)
+    patch = configuration_patch(body, fields)
     audio = fields.audio or AudioOptions()
     wants_audio = fields.modalities is not None and "audio" in fields.modalities
     if fields.modalities == []:
@@ -176,6 +158,8 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
         streamed = input_follows if fields.stream is None else fields.stream
         _set_output_format(patch, body, audio.format, param="audio.format", default="pcm" if streamed else "wav")
     messages = read_messages(fields.messages or [], input_follows=input_follows)
+    media = tuple(read_media(body))
+    _check_media_place(media, messages, input_follows=input_follows)
     if messages.system:
         own = patch.fields.get("instructions")
         if own is not None and not isinstance(own, str):
@@ -184,8 +168,10 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
     options = fields.stream_options or StreamOptions()
     return ChatRequest(
         patch=patch,
+        answer=_answer_fields(fields, wants_audio=wants_audio),
         history=messages.history,
-        input=messages.input,
+        input=(*media, *messages.input),
+        tools_at=messages.tools_at,
         stream=fields.stream,
         request_id=fields.request_id,
         wants_text=fields.modalities is None or "text" in fields.modalities,
@@ -196,10 +182,34 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
     )
 
 
+def _answer_fields(fields: ChatBody, *, wants_audio: bool) -> AnswerFields:
+    choices = fields.n or 1
+    if choices > 1 and wants_audio:
+        raise UnsupportedParameter("several answers at a time are answers in text", param="n")
+    return AnswerFields(
+        choices=choices,
+        logprobs=chat_logprobs(fields.logprobs, fields.top_logprobs),
+        form=answer_form(fields.response_format),
+        priority=fields.priority or 0,
+        parallel_tool_calls=fields.parallel_tool_calls is not False,
+    )
+
+
+def _check_media_place(media: tuple[InputChunk | MediaFile, ...], messages: Messages, *, input_follows: bool) -> None:
+    if not media:
+        return
+    first = media[0]
+    name = next(name for name, modality in MEDIA_FIELDS.items() if modality is first.modality)
+    if input_follows:
+        raise UnsupportedParameter(f"{name} of a streamed body come as chunks", param=name)
+    if any(chunk.tool_call_id is not None for chunk in messages.input):
+        raise InvalidValue(f"{name} belong to a message of the user", param=name)
+
+
 def read_speech(body: Mapping[str, Any], *, input_follows: bool) -> SpeechRequest:
     """A speech body; raises as ``read_chat`` does, and EmptyInput where there is nothing to say."""
-    _refuse_unavailable(body, _NOT_AVAILABLE)
-    fields = _convert(body, SpeechBody)
+    refuse_unavailable(body, _NOT_AVAILABLE_IN_SPEECH)
+    fields = convert_body(body, SpeechBody)
     if fields.speed not in (None, 1):
         raise UnsupportedParameter("this engine speaks at its own speed only", param="speed")
     if input_follows and fields.input:
@@ -210,7 +220,7 @@ def read_speech(body: Mapping[str, Any], *, input_follows: bool) -> SpeechReques
         raise EmptyInput("there is nothing to speak", param="input")
     dialect = _dialect(fields, input_follows=input_follows)
     default = "mp3" if dialect is SpeechDialect.WHOLE else "pcm"
-    patch = _patch(body, fields)
+    patch = configuration_patch(body, fields)
     patch.fields.update({"task": "speech", "modalities": ["audio"], "voice": fields.voice})
     if isinstance(fields.voice, dict):
         patch.fields["voice"] = fields.voice.get("id")
@@ -235,60 +245,13 @@ def _dialect(fields: SpeechBody, *, input_follows: bool) -> SpeechDialect:
     return SpeechDialect.RAW if input_follows and fields.stream is None else SpeechDialect.WHOLE
 
 
-def _convert(body: Mapping[str, Any], kind: type[Body]) -> Body:
-    try:
-        return msgspec.convert(body, kind)
-    except msgspec.ValidationError as error:
-        raise invalid_value(error) from None
-
-
-def _refuse_unavailable(body: Mapping[str, Any], unavailable: Mapping[str, tuple[Any, ...]]) -> None:
-    for name, harmless in unavailable.items():
-        value = body.get(name)
-        if value is not None and not any(value == one and type(value) is type(one) for one in harmless):
-            raise UnsupportedParameter(f"{name} is not available here", param=name)
-
-
-def _patch(body: Mapping[str, Any], fields: _Common) -> ConfigurationPatch:
-    """The ``session_config`` fields of a body, those that OpenAI keeps at the top level among them."""
-    patch = {name: body[name] for name in FIELDS if name in body}
-    patch.pop("max_lead_ms", None)  # answers over HTTP are never paced
-    names = {name: name for name in SamplingConfig.__struct_fields__ if body.get(name) is not None}
-    sampling = {name: body[name] for name in names}
-    # 0 means "not given" to the clients that send it.
-    limit = fields.max_completion_tokens or fields.max_tokens
-    sampling.pop("max_tokens", None)
-    if limit:
-        sampling["max_tokens"] = limit
-        names["max_tokens"] = "max_completion_tokens" if fields.max_completion_tokens else "max_tokens"
-    for name, neutral in _NEUTRAL_SAMPLING.items():
-        if sampling.get(name) == neutral and type(sampling[name]) in (int, float):
-            del sampling[name]
-    patch["sampling"] = {**_group(body, "sampling"), **sampling}
-    talker = {field: name for field, name in _TALKER_SAMPLING.items() if body.get(field) is not None}
-    if talker:
-        stages = _group(patch, "stage_sampling")
-        given = {name: body[field] for field, name in talker.items()}
-        patch["stage_sampling"] = {**stages, "talker": {**_group(stages, "talker"), **given}}
-    fields_of = {f"sampling.{ours}": theirs for ours, theirs in names.items()}
-    fields_of |= {f"stage_sampling.talker.{ours}": theirs for theirs, ours in talker.items()}
-    return ConfigurationPatch(patch, fields_of)
-
-
 def _set_output_format(
     patch: ConfigurationPatch, body: Mapping[str, Any], wanted: str | None, *, param: str, default: str
 ) -> str:
     """The format that the body names as OpenAI does, else that of its ``output_audio``, else ``default``."""
-    group = _group(body, "output_audio")
+    group = object_field(body, "output_audio")
     if wanted is not None:
         group = {**group, "format": audio_encoding(wanted, param).value}
         patch.names["output_audio.format"] = param
     patch.fields["output_audio"] = {"format": audio_encoding(default, param).value, **group}
     return wanted or group.get("format") or default
-
-
-def _group(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = body.get(name)
-    if value is not None and not isinstance(value, Mapping):
-        raise InvalidValue(f"{name} is an object", param=name)
-    return value or {}

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from omni_ws.core.image_type import sniff_image
 from omni_ws.errors import UnsupportedFormat
-from omni_ws.media.image import decode_image, describe_image, sniff_image
+from omni_ws.media.image import decode_image, describe_image
 
 FORMATS = {"image/png": "PNG", "image/jpeg": "JPEG", "image/webp": "WEBP", "image/gif": "GIF", "image/bmp": "BMP"}
 

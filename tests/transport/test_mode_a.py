@@ -186,7 +186,7 @@ async def test_one_json_body_at_the_end_where_no_stream_is_wanted() -> None:
         ({"start_policy": "soon"}, 400, "invalid_value", "start_policy"),
         ({"start_policy": {"type": "on_modality"}}, 400, "invalid_value", "start_policy.modality"),
         ({"input_audio": {"sample_rate": 1}}, 400, "invalid_value", "input_audio.sample_rate"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, 400, "unsupported_parameter", "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, 400, "invalid_value", "messages[0].tool_call_id"),
         ({"turn_detection": {"type": "server_vad"}}, 400, "unsupported_parameter", "turn_detection"),
     ],
 )
@@ -276,7 +276,8 @@ async def test_a_body_that_ends_inside_a_frame(size: int) -> None:
         (b'{"text":"a","sequence_id":1.5}', "invalid_value", "sequence_id"),
         (b'{"text":"a","timestamp_ms":-1}', "invalid_value", "timestamp_ms"),
         (b'{"text":"a","offset":1}', "unsupported_parameter", "offset"),
-        (b'{"text":"a","role":"tool"}', "unsupported_parameter", "role"),
+        (b'{"text":"a","role":"tool"}', "invalid_value", "tool_call_id"),
+        (b'{"text":"a","role":"tool","tool_call_id":"x"}', "unsupported_parameter", "role"),
         (b'{"type":"finish"}', "unknown_type", "type"),
         (b'{"type":5,"text":"a"}', "invalid_frame", "type"),
         (b"[" * 5000, "invalid_frame", None),

@@ -17,11 +17,10 @@ from omni_ws.wire.openai_answer import (
     ChatCompletion,
     ChatOptions,
     ChatStream,
-    SpeechChunks,
-    SpeechEvents,
     finished_well,
     usage_object,
 )
+from omni_ws.wire.openai_speech_answer import SpeechChunks, SpeechEvents
 
 USAGE = Usage(input_tokens=2, output_tokens=3, input_audio_ms=100, output_audio_ms=200, input_after_start_bytes=7)
 FINAL = FinalChunk(request_id="req_1", sequence_id=9, finish_reason=FinishReason.STOP, usage=USAGE)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.errors import EmptyInput, InvalidRequest, InvalidValue, UnsupportedFormat, UnsupportedParameter
+from omni_ws.wire.openai_fields import ConfigurationPatch
 from omni_ws.wire.openai_messages import HistoryMessage, read_messages
 from omni_ws.wire.openai_request import (
-    ConfigurationPatch,
     SpeechDialect,
     chat_wants_events,
     read_chat,
@@ -174,6 +174,7 @@ def test_parts_that_are_none(part: dict[str, Any], error: type[InvalidRequest], 
 
 @given(st.binary(max_size=50), st.sampled_from(["image/png", "IMAGE/PNG", "image/svg+xml;charset=utf-8"]))
 def test_data_urls(data: bytes, kind: str) -> None:
+    data = b"GIF89a" + data
     url = f"data:{kind};base64,{base64.b64encode(data).decode()}"
     (chunk,) = read_messages(
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}], input_follows=False

@@ -18,11 +18,11 @@ from omni_ws.audio.samples import Samples
 from omni_ws.audio.wav import wav_header
 from omni_ws.config.model import RemoteConfig
 from omni_ws.core.chunks import InputChunk, Modality, OutputModality
+from omni_ws.core.image_type import sniff_image
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import GenerationRequest
 from omni_ws.engine.decoding import AudioPart, decode_input
 from omni_ws.errors import EmptyInput, InvalidValue, PayloadTooLarge, UnsupportedFormat
-from omni_ws.media.image import sniff_image
 
 #: What the encoders of speech models take; whatever a client sends is brought to it here, once.
 AUDIO_SAMPLE_RATE: Final = 16_000

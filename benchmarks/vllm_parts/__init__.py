@@ -1,1 +1,0 @@
-"""What ``benchmarks.vllm`` measures, a module for each part: ``measure(report, size, models)``."""

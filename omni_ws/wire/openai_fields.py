@@ -1,0 +1,112 @@
+"""What the bodies of all OpenAI-compatible routes have in common: how their fields are read, refused and renamed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+
+from omni_ws.errors import InvalidValue, UnsupportedParameter
+from omni_ws.wire.session_config import FIELDS, SamplingConfig, invalid_value
+
+Body = TypeVar("Body", bound=Struct)
+
+#: Fields of OpenAI's bodies that no engine of this version can honour, unless they say nothing.
+NEVER_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {
+    "logit_bias": ({},),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "prediction": (),
+    "web_search_options": (),
+}
+
+#: The fields of a body that are ``stage_sampling.talker``, and their names there.
+_TALKER_SAMPLING: Final = {
+    f"talker_{name}": name for name in ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens", "seed")
+}
+
+#: Values that say nothing; clients send them to engines that do not know the parameter.
+_NEUTRAL_SAMPLING: Final = {
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "min_p": 0,
+    "top_k": -1,
+}
+
+
+class StreamOptions(Struct, frozen=True, kw_only=True):
+    include_usage: bool | None = None
+
+
+class CommonBody(Struct, frozen=True, kw_only=True):
+    stream: bool | None = None
+    model: str | None = None
+    request_id: Annotated[str, Meta(max_length=128)] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationPatch:
+    """``fields`` are those of ``session_config``; ``names`` says what the body calls those that it calls otherwise."""
+
+    fields: dict[str, Any]
+    names: dict[str, str] = field(default_factory=dict)
+
+    def name_in_body(self, param: str | None) -> str | None:
+        """What an error's ``param`` is called in the body: ``sampling.stop[0]`` is ``stop[0]`` there."""
+        for ours, theirs in self.names.items():
+            if param is not None and (param == ours or param.startswith((f"{ours}.", f"{ours}["))):
+                return theirs + param.removeprefix(ours)
+        return param
+
+
+def convert_body(body: Mapping[str, Any], kind: type[Body]) -> Body:
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        raise invalid_value(error) from None
+
+
+def refuse_unavailable(body: Mapping[str, Any], unavailable: Mapping[str, tuple[Any, ...]]) -> None:
+    for name, harmless in unavailable.items():
+        value = body.get(name)
+        if value is not None and not any(value == one and type(value) is type(one) for one in harmless):
+            raise UnsupportedParameter(f"{name} is not available here", param=name)
+
+
+def configuration_patch(body: Mapping[str, Any], fields: CommonBody) -> ConfigurationPatch:
+    """The ``session_config`` fields of a body, those that OpenAI keeps at the top level among them."""
+    patch = {name: body[name] for name in FIELDS if name in body}
+    patch.pop("max_lead_ms", None)  # answers over HTTP are never paced
+    names = {name: name for name in SamplingConfig.__struct_fields__ if body.get(name) is not None}
+    sampling = {name: body[name] for name in names}
+    # 0 means "not given" to the clients that send it.
+    limit = fields.max_completion_tokens or fields.max_tokens
+    sampling.pop("max_tokens", None)
+    if limit:
+        sampling["max_tokens"] = limit
+        names["max_tokens"] = "max_completion_tokens" if fields.max_completion_tokens else "max_tokens"
+    for name, neutral in _NEUTRAL_SAMPLING.items():
+        if sampling.get(name) == neutral and type(sampling[name]) in (int, float):
+            del sampling[name]
+    patch["sampling"] = {**object_field(body, "sampling"), **sampling}
+    talker = {field: name for field, name in _TALKER_SAMPLING.items() if body.get(field) is not None}
+    if talker:
+        stages = object_field(patch, "stage_sampling")
+        given = {name: body[field] for field, name in talker.items()}
+        patch["stage_sampling"] = {**stages, "talker": {**object_field(stages, "talker"), **given}}
+    fields_of = {f"sampling.{ours}": theirs for ours, theirs in names.items()}
+    fields_of |= {f"stage_sampling.talker.{ours}": theirs for theirs, ours in talker.items()}
+    return ConfigurationPatch(patch, fields_of)
+
+
+def object_field(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = body.get(name)
+    if value is not None and not isinstance(value, Mapping):
+        raise InvalidValue(f"{name} is an object", param=name)
+    return value or {}

@@ -1,0 +1,110 @@
+"""Audio, images and video in a JSON body: base64, ``data:`` URLs, and names of files that the server may read."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Final
+
+from omni_ws.core.audio_format import AudioEncoding
+from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.image_type import sniff_image
+from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
+
+#: The fields of a chat body that bring media beside the messages, in the order in which they stand before the text.
+MEDIA_FIELDS: Final = {"images": Modality.IMAGE, "audios": Modality.AUDIO, "videos": Modality.VIDEO}
+
+#: What OpenAI calls an audio format, and what it is here.
+_AUDIO_FORMATS: Final = {
+    "pcm": AudioEncoding.PCM16,
+    "g711_ulaw": AudioEncoding.PCMU,
+    "g711_alaw": AudioEncoding.PCMA,
+}
+#: Two letters at least: one would be a drive.
+_URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaFile:
+    """A file that the body names instead of sending it; ``place`` is the field that does."""
+
+    path: str
+    modality: Modality
+    place: str
+
+    def chunk(self, data: bytes) -> InputChunk:
+        """Its content as input. Raises UnsupportedFormat."""
+        if self.modality is Modality.AUDIO:
+            suffix = PurePath(self.path).suffix.removeprefix(".").lower()
+            return InputChunk(Modality.AUDIO, data, format=audio_encoding(suffix, self.place).value)
+        return _checked_image(InputChunk(self.modality, data), self.place)
+
+
+def read_media(body: Mapping[str, Any]) -> Iterator[InputChunk | MediaFile]:
+    """What ``images``, ``audios`` and ``videos`` bring. Raises an InvalidRequest that names the place."""
+    for name, modality in MEDIA_FIELDS.items():
+        value = body.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, list):
+            raise InvalidValue(f"{name} is a list of data: URLs or paths", param=name)
+        for index, item in enumerate(value):
+            place = f"{name}[{index}]"
+            if isinstance(item, str) and item and not _URL.match(item):
+                yield MediaFile(item, modality, place)
+            else:
+                yield data_url(item, modality, place)
+
+
+def audio_encoding(name: str, param: str) -> AudioEncoding:
+    """An audio format by OpenAI's name or ours. Raises UnsupportedFormat."""
+    try:
+        return _AUDIO_FORMATS.get(name) or AudioEncoding(name)
+    except ValueError:
+        raise UnsupportedFormat(f"audio in {name[:32]!r} is not served here", param=param) from None
+
+
+def audio_chunk(audio: Any, where: str) -> InputChunk:
+    """An ``input_audio`` part."""
+    if not isinstance(audio, Mapping):
+        raise InvalidValue("input_audio is an object", param=where)
+    kind, data = audio.get("format", "wav"), audio.get("data")
+    for name, value in (("format", kind), ("data", data)):
+        if not isinstance(value, str):
+            raise InvalidValue(f"{name} is a string", param=f"{where}.{name}")
+    encoding = audio_encoding(kind, f"{where}.format")
+    return InputChunk(Modality.AUDIO, _base64(str(data), f"{where}.data"), format=encoding.value)
+
+
+def data_url(url: Any, modality: Modality, where: str) -> InputChunk:
+    """Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming ``where``."""
+    if not isinstance(url, str):
+        raise InvalidValue("url is a string", param=where)
+    if url[:5].lower() != "data:":
+        raise UnsupportedParameter("nothing is fetched from elsewhere; send a data: URL", param=where)
+    head, comma, data = url[5:].partition(",")
+    mime, *attributes = head.lower().split(";")
+    if not comma or "base64" not in attributes:
+        raise InvalidValue("a data: URL in base64 is needed", param=where)
+    if not mime.startswith(f"{modality}/"):
+        raise UnsupportedFormat(f"{mime[:64]!r} is no {modality}", param=where)
+    if modality is Modality.AUDIO:  # its parameters tell the rate of bare samples
+        mime = ";".join([mime, *(one for one in attributes if one != "base64")])
+    return _checked_image(InputChunk(modality, _base64(data, where), format=mime), where)
+
+
+def _checked_image(chunk: InputChunk, where: str) -> InputChunk:
+    if chunk.modality is Modality.IMAGE and sniff_image(chunk.payload) is None:
+        raise UnsupportedFormat("not an image that can be read: png, jpeg, webp, gif and bmp are", param=where)
+    return chunk
+
+
+def _base64(data: str, where: str) -> bytes:
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidValue("not base64", param=where) from None

@@ -1,0 +1,95 @@
+"""What a body asks of the answer beside its text: several choices, log-probabilities, a form, an order of work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta, Struct
+
+from omni_ws.errors import InvalidValue
+from omni_ws.wire.session_config import MAX_DEPTH
+
+#: As in OpenAI's interface.
+MAX_CHOICES: Final = 128
+MAX_TOP_LOGPROBS: Final = 20
+MAX_COMPLETION_LOGPROBS: Final = 5
+
+Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
+Priority = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
+
+
+class JsonSchemaBody(Struct, frozen=True, kw_only=True):
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseFormatBody(Struct, frozen=True, kw_only=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaBody | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerForm:
+    """JSON of this JSON Schema; any JSON object where ``schema`` is None."""
+
+    schema: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFields:
+    """``logprobs``: how many of the likeliest tokens to name beside each sampled one; None = none at all."""
+
+    choices: int = 1
+    logprobs: int | None = None
+    form: AnswerForm | None = None
+    priority: int = 0
+    parallel_tool_calls: bool = True
+
+
+def chat_logprobs(wanted: bool | None, top: int | None) -> int | None:
+    """``logprobs`` and ``top_logprobs`` of a chat body. Raises InvalidValue."""
+    if top and not wanted:
+        raise InvalidValue("top_logprobs needs logprobs: true", param="top_logprobs")
+    return (top or 0) if wanted else None
+
+
+def completion_logprobs(wanted: bool | int | None) -> int | None:
+    """``logprobs`` of a completion body: true means 1, and 0 the sampled token alone. Raises InvalidValue."""
+    if wanted is None or wanted is False:
+        return None
+    if wanted is True:
+        return 1
+    if not 0 <= wanted <= MAX_COMPLETION_LOGPROBS:
+        raise InvalidValue(f"logprobs is a number from 0 to {MAX_COMPLETION_LOGPROBS}", param="logprobs")
+    return wanted
+
+
+def answer_form(wanted: ResponseFormatBody | None) -> AnswerForm | None:
+    """Raises InvalidValue, naming the place."""
+    if wanted is None or wanted.type == "text":
+        return None
+    if wanted.type == "json_object":
+        return AnswerForm()
+    if wanted.json_schema is None:
+        raise InvalidValue("json_schema says which form is wanted", param="response_format.json_schema")
+    check_depth(wanted.json_schema.schema, "response_format.json_schema.schema")
+    return AnswerForm(schema=wanted.json_schema.schema)
+
+
+def check_depth(value: Any, param: str) -> None:
+    """Raises InvalidValue for what is nested too deep: whoever walks through it later does so on a stack."""
+    level = [value]
+    for _ in range(2 * MAX_DEPTH):
+        level = [inner for outer in level for inner in _inside(outer)]
+        if not level:
+            return
+    raise InvalidValue(f"nested more than {2 * MAX_DEPTH} deep", param=param)
+
+
+def _inside(value: Any) -> list[Any]:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return value if isinstance(value, list) else []

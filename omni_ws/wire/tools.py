@@ -1,0 +1,76 @@
+"""Tools as OpenAI's chat bodies describe them, and the choice among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from omni_ws.errors import InvalidValue, UnsupportedParameter
+from omni_ws.wire.openai_options import check_depth
+from omni_ws.wire.session_config import invalid_value
+
+MAX_TOOLS = 128
+
+
+class FunctionBody(Struct, frozen=True, kw_only=True):
+    name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolBody(Struct, frozen=True, kw_only=True):
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class _NamedFunction(Struct, frozen=True, kw_only=True):
+    name: str
+
+
+class _NamedTool(Struct, frozen=True, kw_only=True):
+    type: Literal["function"]
+    function: _NamedFunction
+
+
+def check_tools(tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any] | None) -> None:
+    """Raises InvalidValue or UnsupportedParameter, naming the place."""
+    if len(tools) > MAX_TOOLS:
+        raise InvalidValue(f"there are at most {MAX_TOOLS} tools", param="tools")
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        place = f"tools[{index}]"
+        check_depth(tool, place)
+        name = _converted(tool, ToolBody, place).function.name
+        if name in names:
+            raise InvalidValue(f"there is more than one tool {name!r}", param=f"{place}.function.name")
+        names.add(name)
+    _check_choice(choice, names)
+
+
+def _check_choice(choice: str | Mapping[str, Any] | None, names: set[str]) -> None:
+    if choice in (None, "none", "auto"):
+        return
+    if choice == "required":
+        if not names:
+            raise InvalidValue("a tool is required, but there are no tools", param="tool_choice")
+        return
+    if not isinstance(choice, Mapping):
+        raise InvalidValue("tool_choice is none, auto, required, or a function", param="tool_choice")
+    if choice.get("type") in ("allowed_tools", "custom"):
+        raise UnsupportedParameter("tool_choice names one function here", param="tool_choice.type")
+    wanted = _converted(choice, _NamedTool, "tool_choice").function.name
+    if wanted not in names:
+        raise InvalidValue(f"there is no tool {wanted[:64]!r}", param="tool_choice.function.name")
+
+
+def _converted(value: Mapping[str, Any], kind: type[Struct], place: str) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        refused = invalid_value(error)
+        refused.param = place if refused.param is None else f"{place}.{refused.param}"
+        raise refused from None

@@ -1,0 +1,75 @@
+"""An engine that can do all that few engines can, and plays a script of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from omni_ws.core.chunks import FinishReason, InputChunk, TokenLogprob, ToolCallFragment, Usage
+from omni_ws.engine.base import (
+    EngineCapabilities,
+    EngineOutput,
+    Finished,
+    GenerationRequest,
+    TextOutput,
+    ToolCallOutput,
+)
+from omni_ws.engine.fake import CAPABILITIES, ScriptedEngine
+
+
+class CapableEngine(ScriptedEngine):
+    """A ScriptedEngine with every capability; ``inputs`` has what each request brought."""
+
+    def __init__(self, script: Sequence[Any] = ()) -> None:
+        super().__init__(script)
+        self.inputs: list[list[InputChunk]] = []
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return replace(
+            CAPABILITIES,
+            tools=True,
+            logprobs=True,
+            structured_output=True,
+            choices=True,
+            priority=True,
+            raw_prompts=True,
+        )
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        taken = [chunk async for chunk in request.input]
+        self.inputs.append(taken)
+        played = super().generate(replace(request, input=_NoInput()))
+        async with aclosing(played) as outputs:  # type: ignore[type-var]
+            async for output in outputs:
+                yield output
+
+
+class _NoInput:
+    async def __aiter__(self) -> AsyncIterator[InputChunk]:
+        nothing: tuple[InputChunk, ...] = ()
+        for chunk in nothing:
+            yield chunk
+
+
+def tool_call(name: str, *arguments: str, index: int = 0, choice: int = 0) -> list[ToolCallOutput]:
+    """A call as engines give it: its head, then its arguments in pieces."""
+    head = ToolCallFragment(index, id=f"call_{name}_{index}", name=name)
+    pieces = [ToolCallFragment(index, arguments=piece) for piece in arguments]
+    return [ToolCallOutput(one, choice=choice) for one in (head, *pieces)]
+
+
+def token(text: str, logprob: float = -0.5, *others: str) -> TokenLogprob:
+    """A token with itself and ``others`` as the likeliest."""
+    top = tuple(TokenLogprob(one, one.encode(), logprob - rank) for rank, one in enumerate((text, *others)))
+    return TokenLogprob(text, text.encode(), logprob, top if others else ())
+
+
+def said(text: str, *, choice: int = 0, logprobs: bool = False) -> TextOutput:
+    return TextOutput(text, logprobs=(token(text),) if logprobs else (), choice=choice)
+
+
+def finished(reason: FinishReason = FinishReason.STOP, *reasons: FinishReason) -> Finished:
+    return Finished(reason, Usage(input_tokens=3, output_tokens=5), reasons)

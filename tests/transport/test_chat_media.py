@@ -1,0 +1,156 @@
+"""``images``, ``audios`` and ``videos`` of a chat: data URLs, and files below the media root."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.capable_engine import CapableEngine, said
+from support.live_server import LiveServer, live_server
+from support.raw_http import RawResponse, post
+
+from omni_ws.audio.wav import wav_header
+from omni_ws.core.chunks import InputChunk, Modality
+
+PATH = "/v1/chat/completions"
+GIF = b"GIF89a" + bytes(20)
+WAV = wav_header(sample_rate=16_000, channels=1, data_bytes=320) + bytes(320)
+USER = {"role": "user", "content": "What is this?"}
+
+
+def data_url(kind: str, data: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A media root with files in it, beside a secret."""
+    folder = tmp_path / "media"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "a.gif").write_bytes(GIF)
+    (folder / "deep" / "b.wav").write_bytes(WAV)
+    (folder / "deep" / "c.mp4").write_bytes(b"mp4")
+    (folder / "not.png").write_bytes(b"text")
+    (folder / "sound.xyz").write_bytes(b"?")
+    (folder / "inner.gif").symlink_to(folder / "a.gif")
+    (tmp_path / "secret.gif").write_bytes(GIF)
+    (folder / "outer.gif").symlink_to(tmp_path / "secret.gif")
+    (folder / "loop").symlink_to(folder / "loop")
+    (tmp_path / "media2").mkdir()
+    (tmp_path / "media2" / "a.gif").write_bytes(GIF)
+    return folder
+
+
+async def ask(server: LiveServer, **body: Any) -> RawResponse:
+    return await post(server.port, PATH, {"messages": [USER], **body})
+
+
+async def test_data_urls_stand_before_the_text() -> None:
+    engine = CapableEngine([said("a thing")])
+    async with live_server(engine) as server:
+        answer = await ask(
+            server,
+            videos=[data_url("video/mp4", b"mp4")],
+            audios=[data_url("audio/pcm;rate=8000", bytes(320))],
+            images=[data_url("image/gif", GIF)],
+        )
+    assert answer.status == 200
+    assert engine.inputs == [
+        [
+            InputChunk(Modality.IMAGE, GIF, format="image/gif"),
+            InputChunk(Modality.AUDIO, bytes(320), format="audio/pcm;rate=8000"),
+            InputChunk(Modality.VIDEO, b"mp4", format="video/mp4"),
+            InputChunk(Modality.TEXT, b"What is this?"),
+        ]
+    ]
+
+
+async def test_files_below_the_root(root: Path) -> None:
+    engine = CapableEngine([said("a thing")])
+    async with live_server(engine, http={"media_root": root}) as server:
+        answer = await ask(
+            server,
+            images=["a.gif", str(root / "a.gif"), "deep/../inner.gif"],
+            audios=["deep/b.wav"],
+            videos=["deep/c.mp4"],
+        )
+    assert answer.status == 200, answer.body
+    assert [(chunk.modality, chunk.payload, chunk.format) for chunk in engine.inputs[0][:-1]] == [
+        *[(Modality.IMAGE, GIF, None)] * 3,
+        (Modality.AUDIO, WAV, "wav"),
+        (Modality.VIDEO, b"mp4", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "code", "param"),
+    [
+        ({"images": ["../secret.gif"]}, 400, "invalid_value", "images[0]"),
+        ({"images": ["a.gif", "deep/../../secret.gif"]}, 400, "invalid_value", "images[1]"),
+        ({"images": ["outer.gif"]}, 400, "invalid_value", "images[0]"),
+        ({"images": ["../media2/a.gif"]}, 400, "invalid_value", "images[0]"),
+        ({"images": ["/etc/passwd"]}, 400, "invalid_value", "images[0]"),
+        ({"images": ["~/a.gif"]}, 400, "invalid_value", "images[0]"),
+        ({"images": ["missing.gif"]}, 400, "invalid_value", "images[0]"),
+        ({"images": ["loop"]}, 400, "invalid_value", "images[0]"),
+        ({"images": ["deep"]}, 400, "invalid_value", "images[0]"),
+        ({"images": ["a\0.gif"]}, 400, "invalid_value", "images[0]"),
+        ({"images": ["a" * 5000]}, 400, "invalid_value", "images[0]"),
+        ({"images": ["not.png"]}, 415, "unsupported_format", "images[0]"),
+        ({"audios": ["sound.xyz"]}, 415, "unsupported_format", "audios[0]"),
+        ({"images": [""]}, 400, "unsupported_parameter", "images[0]"),
+        ({"images": "a.gif"}, 400, "invalid_value", "images"),
+        ({"images": [5]}, 400, "invalid_value", "images[0]"),
+        ({"images": ["file:///etc/passwd"]}, 400, "unsupported_parameter", "images[0]"),
+        ({"images": ["http://127.0.0.1/a.gif"]}, 400, "unsupported_parameter", "images[0]"),
+        ({"videos": ["https://example.org/a.mp4"]}, 400, "unsupported_parameter", "videos[0]"),
+    ],
+)
+async def test_what_is_no_file_of_ours(root: Path, fields: dict[str, Any], status: int, code: str, param: str) -> None:
+    engine = CapableEngine([])
+    async with live_server(engine, http={"media_root": root}) as server:
+        answer = await ask(server, **fields)
+    assert (answer.status, answer.error["code"], answer.error["param"]) == (status, code, param)
+    assert engine.requests == []
+
+
+async def test_what_lies_outside_is_answered_the_same_whether_it_exists_or_not(root: Path) -> None:
+    async with live_server(CapableEngine([]), http={"media_root": root}) as server:
+        there = await ask(server, images=["../secret.gif"])
+        nowhere = await ask(server, images=["../nothing.gif"])
+    assert there.body == nowhere.body
+
+
+async def test_without_a_root_no_file_is_read(root: Path) -> None:
+    async with live_server(CapableEngine([])) as server:
+        answer = await ask(server, images=[str(root / "a.gif")])
+    assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "unsupported_parameter", "images[0]")
+
+
+async def test_files_count_together_against_the_size_of_a_body(root: Path) -> None:
+    size = len(GIF)
+    async with live_server(CapableEngine([]), http={"media_root": root, "max_body_bytes": 2 * size + 100}) as server:
+        body = {"messages": [{"role": "user", "content": "a"}]}
+        assert (await post(server.port, PATH, {**body, "images": ["a.gif"]})).status == 200
+    async with live_server(CapableEngine([]), http={"media_root": root, "max_body_bytes": 128}) as server:
+        (root / "a.gif").write_bytes(b"GIF89a" + bytes(122))
+        assert (await post(server.port, PATH, {**body, "images": ["a.gif"]})).status == 200
+        (root / "a.gif").write_bytes(b"GIF89a" + bytes(123))
+        answer = await post(server.port, PATH, {**body, "images": ["a.gif"]})
+    assert (answer.status, answer.error["code"], answer.error["param"]) == (413, "payload_too_large", "images[0]")
+
+
+async def test_media_belong_to_the_users_message() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": ""}}
+    messages = [
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "done"},
+    ]
+    async with live_server(CapableEngine([])) as server:
+        answer = await ask(server, messages=messages, images=[data_url("image/gif", GIF)])
+        assert (answer.status, answer.error["param"]) == (400, "images")
+        line = b'{"images":["a.gif"]}\n{"text":"a"}\n'
+        answer = await post(server.port, PATH, line, "X-Streaming-Input: true")
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "unsupported_parameter", "images")
