@@ -25,6 +25,7 @@ from omni_ws.service.session_factory import SessionFactory
 from omni_ws.transport.application import HttpLimits, UpgradeDecision
 from omni_ws.transport.authentication import Authenticator
 from omni_ws.transport.connections import Connections
+from omni_ws.transport.demo import DemoRoutes
 from omni_ws.transport.front_door import front_door
 from omni_ws.transport.http1 import HttpExchange, HttpRequest
 from omni_ws.transport.openai import OpenAIRoutes
@@ -53,7 +54,9 @@ class App:
         router = Router()
         openai = OpenAIRoutes(self.sessions, self.authenticator)
         operations = OperationsRoutes(self.sessions, self.authenticator)
-        router.add("GET", "/", operations.index)
+        demo = DemoRoutes()
+        router.add("GET", "/", demo.page)
+        router.add("GET", "/browser/{name}", demo.file)
         router.add("GET", "/health", operations.health)
         router.add("GET", "/openapi.json", operations.openapi)
         router.add("GET", "/v1/models", operations.models)

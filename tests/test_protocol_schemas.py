@@ -24,6 +24,7 @@ PROTOCOL = Path(__file__).parents[1] / "protocol"
 SERVER_TYPES = frozenset(str(frame.__struct_config__.tag) for frame in SERVER_FRAMES)
 ROUTES = {
     "/": {"get"},
+    "/browser/{name}": {"get"},
     "/health": {"get"},
     "/openapi.json": {"get"},
     "/v1/models": {"get"},

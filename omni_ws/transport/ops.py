@@ -1,11 +1,11 @@
-"""What a server says of itself: its health, its models, its interface, and a page for people."""
+"""What a server says of itself: its health, its models, its interface."""
 
 from __future__ import annotations
 
 import time
 from functools import cache
 from importlib import resources
-from typing import Any, Final
+from typing import Any
 
 from omni_ws import __version__
 from omni_ws.engine.base import EngineState
@@ -14,11 +14,9 @@ from omni_ws.service.session_factory import SessionFactory
 from omni_ws.transport.authentication import Authenticator
 from omni_ws.transport.http1 import HttpExchange
 
-HTML: Final = "text/html; charset=utf-8"
-
 
 class OperationsRoutes:
-    """``/``, ``/health`` and ``/openapi.json`` need no key; ``/v1/models`` does where there are keys."""
+    """``/health`` and ``/openapi.json`` need no key; ``/v1/models`` does where there are keys."""
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
         self._sessions = sessions
@@ -55,9 +53,6 @@ class OperationsRoutes:
             error.param = "id"
             raise
         await exchange.respond_json(200, self._model(name))
-
-    async def index(self, exchange: HttpExchange) -> None:
-        await exchange.respond(200, [("Content-Type", HTML), ("Cache-Control", "no-cache")], _web("index.html"))
 
     async def openapi(self, exchange: HttpExchange) -> None:
         await exchange.respond(200, [("Content-Type", "application/json")], _web("openapi.json"))

@@ -1,0 +1,55 @@
+/* Hands: the talk button under a finger, the keyboard, and what each key does.
+
+   Space   talk: hold it, or tap it; with an open microphone it opens and closes it
+   Escape  stop the answer            M  mute            /  write */
+
+const TYPING = "input, textarea, select, [contenteditable]";
+const OTHER_CONTROLS = `${TYPING}, button:not(#talk), a, summary, label`;
+
+export function bindTalkButton(button, talk) {
+  button.addEventListener("pointerdown", (event) => {
+    if (event.button !== 0) return;
+    button.setPointerCapture(event.pointerId);
+    talk.press();
+  });
+  button.addEventListener("pointerup", () => talk.release());
+  button.addEventListener("pointercancel", () => talk.release());
+  button.addEventListener("contextmenu", (event) => event.preventDefault()); // a long press on a phone
+  // Keyboards and screen readers click without a pointer: each click is a tap.
+  button.addEventListener("click", (event) => {
+    if (event.detail !== 0) return;
+    talk.press();
+    talk.release();
+  });
+}
+
+export function bindKeyboard({ talk, stop, mute, write }) {
+  let held = false;
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    if (event.key === "Escape") return stop();
+    if (event.target.closest(event.code === "Space" ? OTHER_CONTROLS : TYPING)) return;
+    if (event.code === "Space") {
+      event.preventDefault();
+      if (event.repeat || held) return;
+      held = true;
+      talk.press();
+    } else if (event.key === "m" || event.key === "M") {
+      mute();
+    } else if (event.key === "/") {
+      event.preventDefault();
+      write();
+    }
+  });
+  document.addEventListener("keyup", (event) => {
+    if (event.code !== "Space" || !held) return;
+    event.preventDefault();
+    held = false;
+    talk.release();
+  });
+  window.addEventListener("blur", () => {
+    if (!held) return;
+    held = false;
+    talk.release();
+  });
+}

@@ -1,0 +1,101 @@
+/* The conversation on the page. Only what changed is touched, and what is read stays where it is: the view follows the
+   newest line only while the reader is at the end. */
+
+import { ofAnswer } from "./plain-words.js";
+
+const NEAR_END = 80;
+
+export class ConversationView {
+  #log;
+  #welcome;
+  #nodes = new Map();
+
+  constructor(log, welcome) {
+    this.#log = log;
+    this.#welcome = welcome;
+  }
+
+  show(turn) {
+    this.#welcome.hidden = true;
+    const followed = this.#log.scrollHeight - this.#log.scrollTop - this.#log.clientHeight < NEAR_END;
+    let nodes = this.#nodes.get(turn.number);
+    if (!nodes) {
+      nodes = makeTurn();
+      this.#nodes.set(turn.number, nodes);
+      this.#log.append(nodes.turn);
+    }
+    this.#showUser(nodes, turn);
+    this.#showAnswer(nodes, turn);
+    if (followed) this.#log.scrollTop = this.#log.scrollHeight;
+  }
+
+  #showUser({ you, settled, interim, images }, { user, answer }) {
+    setText(settled, user.text);
+    const rest = user.interim ? (user.text ? " " : "") + user.interim : "";
+    const silent = !user.text && !rest && !user.images.length;
+    setText(interim, rest || (silent ? (user.done && answer.state !== "thinking" ? "(nothing was heard)" : "…") : ""));
+    you.classList.toggle("open", !user.done);
+    if (images.childElementCount !== user.images.length) images.replaceChildren(...user.images.map(makeImage));
+  }
+
+  #showAnswer({ server, words, note }, turn) {
+    const { answer } = turn;
+    server.hidden = answer.state === "none";
+    server.dataset.state = answer.state;
+    setText(words, answer.text);
+    const said = [];
+    if (turn.firstSoundMs !== null) said.push(`first sound after ${Math.round(turn.firstSoundMs)} ms`);
+    if (answer.state === "stopped") said.push(turn.heardMs ? `stopped after ${seconds(turn.heardMs)}` : "stopped");
+    if (answer.finishReason === "length") said.push("cut off at the length limit");
+    if (answer.error) said.push(ofAnswer(answer.error));
+    else if (answer.state === "failed") said.push("no answer came");
+    setText(note, said.join(" · "));
+  }
+}
+
+function makeTurn() {
+  const turn = make("article", "turn");
+  const you = make("div", "said you");
+  const server = make("div", "said server");
+  const settled = make("span", "settled");
+  const interim = make("span", "interim");
+  const images = make("div", "images");
+  const words = make("p", "words");
+  const note = make("p", "note");
+  const line = make("p", "words");
+  line.append(settled, interim);
+  you.append(hiddenLabel("You: "), images, line);
+  const dots = make("span", "dots");
+  dots.setAttribute("aria-hidden", "true");
+  dots.append(make("i"), make("i"), make("i"));
+  server.append(hiddenLabel("Server: "), words, dots, note);
+  turn.append(you, server);
+  return { turn, you, server, settled, interim, images, words, note };
+}
+
+function makeImage(url) {
+  const image = make("img");
+  image.src = url;
+  image.alt = "a picture that was sent";
+  return image;
+}
+
+function hiddenLabel(text) {
+  const label = make("span", "for-readers");
+  label.textContent = text;
+  return label;
+}
+
+function make(tag, className = "") {
+  const node = document.createElement(tag);
+  node.className = className;
+  return node;
+}
+
+function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+function seconds(ms) {
+  return `${(ms / 1000).toFixed(1)} s`;
+}

@@ -1,0 +1,43 @@
+/* How fast it all is: two figures beside the conversation, the rest in the drawer. */
+
+import { element } from "./page.js";
+
+export class Figures {
+  /* What is saved with a conversation. */
+  told = { model: null, session_id: null, round_trip_ms: null, first_sound_ms: [], underruns: 0 };
+
+  server({ model, session_id: sessionId }) {
+    Object.assign(this.told, { model, session_id: sessionId });
+    show("figure-model", model);
+    show("figure-session", sessionId);
+  }
+
+  firstSound(ms) {
+    this.told.first_sound_ms.push(Math.round(ms));
+    show("first-sound", `${Math.round(ms)} ms`);
+    element("first-sound").parentElement.hidden = false;
+  }
+
+  network(ms) {
+    this.told.round_trip_ms = Math.round(ms * 10) / 10;
+    show("round-trip", ms < 10 ? `${ms.toFixed(1)} ms` : `${Math.round(ms)} ms`);
+    element("round-trip").parentElement.hidden = false;
+  }
+
+  playing({ queuedMs, underruns, targetMs }) {
+    this.told.underruns = underruns;
+    show("figure-queue", `${Math.round(queuedMs)} ms`);
+    show("figure-underruns", String(underruns));
+    show("figure-target", `${targetMs} ms`);
+  }
+
+  waiting(chunks, bytes) {
+    show("figure-unacknowledged", `${chunks} chunks`);
+    show("figure-buffered", `${Math.ceil(bytes / 1024)} KiB`);
+  }
+}
+
+function show(id, text) {
+  const node = element(id);
+  if (node.textContent !== text) node.textContent = text;
+}

@@ -1,0 +1,420 @@
+/* The page: joins the microphone, the session, the speaker and what is shown of them. */
+
+import { Attachments } from "./attachments.js";
+import { bindKeyboard, bindTalkButton } from "./controls.js";
+import { Conversation, isOwed } from "./conversation.js";
+import { ConversationView } from "./conversation-view.js";
+import { Figures } from "./figures.js";
+import { Microphone } from "./microphone.js";
+import { announce, element, Messages } from "./page.js";
+import * as plainWords from "./plain-words.js";
+import { download, soundOf, transcriptOf, wavFile } from "./recording.js";
+import { Session } from "./session.js";
+import { currentKey, loadSettings, saveSettings, sessionConfig, setKey } from "./settings.js";
+import { SettingsDrawer } from "./settings-drawer.js";
+import { Sound } from "./sound.js";
+import { Speaker } from "./speaker.js";
+import { Talk } from "./talk.js";
+import { WaveView } from "./wave-view.js";
+
+const ACKNOWLEDGE_MS = 250;
+
+const settings = loadSettings();
+const messages = new Messages(element("messages"));
+const sound = new Sound();
+const microphone = new Microphone();
+const speaker = new Speaker(sound);
+const conversation = new Conversation();
+const session = new Session(document.baseURI, currentKey);
+const talk = new Talk({ sound, microphone, session, conversation });
+const view = new ConversationView(element("log"), element("welcome"));
+const wave = new WaveView(element("wave"));
+const figures = new Figures();
+const drawer = new SettingsDrawer(settings, { changed: applySettings });
+const attachments = new Attachments({
+  place: element("pictures"),
+  video: element("camera-view"),
+  cameraButton: element("camera"),
+  imageButton: element("image"),
+  imageInput: element("image-file"),
+  dropArea: document.body,
+  send: (modality, payload) => session.sendChunk({ modality, payload, turn: pageTurn }),
+  complain: (text) => messages.show("picture", text, { seconds: 8 }),
+});
+
+let capabilities = null;
+let models = [];
+let heardTurn = null; // what the server hears someone say, with an open microphone
+let pageTurn = null; // the number of the turn that the page itself began, while it is being said
+
+// --- the session
+
+session.addEventListener("state", ({ detail }) => {
+  if (detail.state === "open") {
+    messages.hide("connection");
+    element("key-dialog").close();
+  } else if (detail.state === "waiting") {
+    const why = detail.notice?.error ? ` ${plainWords.ofServer(detail.notice.error)}` : "";
+    const lost = detail.again ? "The connection was lost." : "The server does not answer.";
+    const text = `${why.trim() || lost} Trying again; what you say until then is kept.`;
+    messages.show("connection", text, { kind: "busy", label: "Try now", action: () => session.hurry() });
+  } else if (detail.state === "refused") {
+    askForKey(detail.reason);
+  } else if (detail.state === "ended") {
+    const text = {
+      replaced: "This conversation goes on in another window.",
+      session_timeout: "The server closed the conversation, because nothing happened for long.",
+    }[detail.reason];
+    messages.show("connection", text, { kind: "plain", label: "Begin anew here", action: () => session.open() });
+  }
+  showState();
+});
+
+session.addEventListener("created", async ({ detail }) => {
+  capabilities = detail.capabilities;
+  speaker.flush();
+  talk.forgetPlaces();
+  heardTurn = null;
+  attachments.endTurn();
+  conversation.lose(detail.resent);
+  if (detail.lost) {
+    messages.show("new", "A new session began: the server does not remember what was said before.", { kind: "plain" });
+  }
+  attachments.allow(capabilities.input_modalities);
+  figures.server(detail);
+  setMode();
+  session.configure(sessionConfig(settings, capabilities, sound.rate));
+  models = await servedModels();
+  drawer.offer(capabilities, { models, speakerChoice: sound.canChooseOutput });
+});
+
+session.addEventListener("resumed", () => {
+  messages.show("new", "Connected again. Nothing was lost.", { kind: "plain", seconds: 5 });
+});
+
+session.addEventListener("rtt", ({ detail }) => figures.network(detail));
+
+session.addEventListener("frame", ({ detail: frame }) => {
+  if (frame.type === "speech_started") return speechStarted(frame);
+  if (frame.type === "speech_stopped") return speechStopped(frame);
+  if (frame.type === "error" && !frame.error.request_id) {
+    return messages.show("server", plainWords.ofServer(frame.error), { seconds: 12 });
+  }
+  if (frame.type === "session_closing" && frame.reason === "shutting_down") {
+    return messages.show("connection", "The server is going to restart.", { kind: "busy" });
+  }
+  const turn = conversation.apply(frame);
+  if (!turn) return;
+  if (frame.type === "audio" && !turn.unwanted) {
+    conversation.keepSound(turn, "server", frame.samples.slice());
+    speaker.play(turn.number, frame.samples);
+    if (sound.locked || sound.rate === null) showLocked();
+  }
+  if (frame.final) {
+    speaker.end(turn.number);
+    if (settings.answerWith === "text") announce(turn.answer.text);
+  }
+  if (frame.final || frame.type === "audio" || turn.answer.text) session.answered(turn.number);
+  showState();
+});
+
+async function servedModels() {
+  const key = currentKey();
+  try {
+    const headers = key ? { Authorization: `Bearer ${key}` } : {};
+    return (await (await fetch(session.modelsUrl, { headers })).json()).data.map(({ id }) => id);
+  } catch {
+    return []; // the choice is not offered
+  }
+}
+
+function askForKey(reason) {
+  const wrong = reason === "unsendable" ? "A browser cannot send a key with these characters." : "This key is not known here.";
+  element("key-problem").textContent = currentKey() ? wrong : "";
+  if (!element("key-dialog").open) element("key-dialog").showModal();
+}
+
+element("key-form").addEventListener("submit", () => {
+  setKey(element("key").value.trim());
+  session.open();
+});
+
+// --- turns
+
+/* With an open microphone the server says when someone begins to speak, and has stopped its answer by then. */
+function speechStarted({ audio_ms: audioMs }) {
+  silence();
+  heardTurn = conversation.begin("heard");
+  heardTurn.beganAtMs = audioMs;
+  heardTurn.user.images = attachments.beginTurn();
+  conversation.heard(heardTurn, {});
+  showState();
+}
+
+function speechStopped({ audio_ms: audioMs }) {
+  if (!heardTurn) return;
+  attachments.endTurn();
+  for (const samples of talk.samplesBetween(heardTurn.beganAtMs, audioMs)) conversation.keepSound(heardTurn, "user", samples);
+  conversation.endSpeech(heardTurn, talk.spokenAt(audioMs) ?? performance.now());
+  heardTurn = null;
+  showState();
+}
+
+talk.addEventListener("turn", ({ detail: { turn } }) => {
+  interrupt(turn);
+  pageTurn = turn.number;
+  turn.user.images = attachments.beginTurn();
+  conversation.heard(turn, {});
+});
+
+/* Silence at once, here. What of the answer was heard is told to the server. */
+function silence(exception = null) {
+  for (const turn of conversation.turns) {
+    if (turn === exception || !isOwed(turn)) continue;
+    session.answered(turn.number);
+    conversation.stop(turn);
+  }
+  speaker.flush();
+}
+
+/* Silence at once, here and there. */
+function interrupt(exception = null) {
+  const owed = conversation.turns.some((turn) => turn !== exception && isOwed(turn));
+  if (speaker.playing) session.acknowledge(speaker.playedMs);
+  if (owed) session.cancel();
+  silence(exception);
+  showState();
+}
+
+async function write(text) {
+  session.state === "ended" && session.open();
+  await sound.wake().catch(() => {}); // an answer that is not heard can still be read
+  interrupt();
+  const turn = conversation.begin("written", { text });
+  pageTurn = turn.number;
+  turn.user.images = attachments.beginTurn();
+  attachments.endTurn();
+  const payload = new TextEncoder().encode(text);
+  turn.speechEndedAt = performance.now();
+  if (!session.sendChunk({ modality: "text", payload, endOfInput: true, turn: turn.number })) {
+    messages.show("server", "Too much waits to be sent. Wait until the connection is back.");
+  }
+  pageTurn = null;
+  conversation.heard(turn, {});
+  showState();
+}
+
+// --- the speaker
+
+speaker.addEventListener("started", ({ detail: { id, heardAt } }) => {
+  const turn = conversation.turns[id];
+  const firstSoundMs = heardAt - turn.speechEndedAt;
+  if (turn.speechEndedAt !== null && firstSoundMs > 0) {
+    figures.firstSound(firstSoundMs);
+    conversation.heard(turn, { firstSoundMs });
+  }
+  showState();
+});
+speaker.addEventListener("ended", ({ detail: { id, playedMs } }) => {
+  session.acknowledge(playedMs);
+  conversation.heard(conversation.turns[id], { heardMs: playedMs });
+  showState();
+});
+speaker.addEventListener("flushed", ({ detail: { id, playedMs } }) => {
+  session.acknowledge(playedMs);
+  const turn = conversation.turns[id];
+  turn.answer.state = "stopped";
+  conversation.heard(turn, { heardMs: playedMs });
+  showState();
+});
+speaker.addEventListener("level", ({ detail }) => {
+  wave.add("server", detail.peak);
+  figures.playing(detail);
+});
+speaker.addEventListener("overflow", () => {
+  messages.show("server", "The server sends faster than anybody can listen; some of it is not played.");
+});
+setInterval(() => session.acknowledge(speaker.playedMs), ACKNOWLEDGE_MS);
+
+let configuredRate = null;
+sound.addEventListener("change", () => {
+  if (sound.locked) return speaker.playing && showLocked();
+  messages.hide("locked");
+  if (sound.rate === configuredRate) return;
+  configuredRate = sound.rate;
+  if (capabilities) session.configure(sessionConfig(settings, capabilities, sound.rate));
+  speaker.attach(sound.context);
+  sound.chooseOutput(settings.speaker).catch(() => {});
+});
+
+function showLocked() {
+  const text = "The browser keeps this page silent until you touch it.";
+  messages.show("locked", text, { kind: "plain", label: "Let it sound", action: () => sound.wake() });
+}
+
+// --- the microphone
+
+talk.addEventListener("level", ({ detail: { peak } }) => {
+  wave.add("you", peak);
+  element("talk").style.setProperty("--level", Math.min(1, Math.sqrt(peak)).toFixed(2));
+});
+talk.addEventListener("change", () => {
+  if (talk.phase !== "talking" && pageTurn !== null) {
+    pageTurn = null;
+    attachments.endTurn();
+  }
+  if (talk.phase !== "opening") messages.hide("microphone");
+  if (talk.phase === "listening") keepAwake();
+  else letSleep();
+  if (talk.phase === "off" && heardTurn) {
+    // The microphone was closed in the middle of a sentence: that is its end.
+    session.sendChunk({ modality: "audio", payload: new Uint8Array(0), endOfInput: true });
+    conversation.endSpeech(heardTurn, performance.now());
+    heardTurn = null;
+  }
+  showState();
+});
+talk.addEventListener("problem", ({ detail: { error } }) => {
+  messages.show("microphone", plainWords.ofMicrophone(error));
+});
+talk.addEventListener("network", ({ detail: { state } }) => {
+  if (state === "well") return messages.hide("network");
+  const text = {
+    slow: "The network is slow: what you say arrives late.",
+    paused: "The network does not keep up: what you say now is not sent.",
+  }[state];
+  messages.show("network", text, { kind: "busy" });
+});
+
+let wakeLock = null;
+async function keepAwake() {
+  wakeLock ??= await navigator.wakeLock?.request("screen").catch(() => null);
+}
+function letSleep() {
+  wakeLock?.release();
+  wakeLock = null;
+}
+
+// --- settings
+
+function applySettings(names) {
+  saveSettings(settings);
+  const { microphone: deviceId, echoCancellation, noiseSuppression, autoGainControl } = settings;
+  talk.devices = { deviceId, echoCancellation, noiseSuppression, autoGainControl };
+  if (names.some((name) => name in talk.devices || name === "microphone")) talk.reopen();
+  if (names.includes("speaker")) {
+    sound.chooseOutput(settings.speaker).catch(() => {
+      messages.show("speaker", "This speaker cannot be used; the system's own is.", { seconds: 8 });
+    });
+  }
+  if (names.includes("mode")) setMode();
+  if (capabilities) session.configure(sessionConfig(settings, capabilities, sound.rate));
+}
+
+/* Where the server cannot tell who speaks, the button is the only way. */
+function setMode() {
+  const canOpen = capabilities?.turn_detection ?? false;
+  const mode = canOpen ? settings.mode : "hold";
+  if (talk.mode !== mode && talk.phase !== "off") talk.stop();
+  talk.mode = mode;
+  element("mode-open").disabled = !canOpen;
+  element("mode-open").parentElement.title = canOpen ? "" : "This server does not detect turns";
+  element(`mode-${mode}`).checked = true;
+  showState();
+}
+
+for (const radio of document.querySelectorAll("input[name=mode]")) {
+  radio.addEventListener("change", () => {
+    settings.mode = radio.value;
+    applySettings(["mode"]);
+  });
+}
+
+// --- what is shown
+
+conversation.addEventListener("change", ({ detail: { turn } }) => {
+  view.show(turn);
+  element("save").disabled = false;
+});
+
+function stateNow() {
+  const words = { connecting: "Connecting", waiting: "Reconnecting", refused: "A key is needed", ended: "Closed" };
+  if (session.state !== "open") return ["away", words[session.state]];
+  if (talk.phase === "opening") return ["busy", "Opening the microphone"];
+  if (talk.phase === "talking") return ["hearing", "Hearing you"];
+  if (heardTurn) return ["hearing", "Hearing you"];
+  if (speaker.playing) return ["speaking", "Speaking"];
+  if (conversation.current) return ["busy", "Thinking"];
+  if (talk.phase === "listening") return talk.muted ? ["muted", "Muted"] : ["listening", "Listening"];
+  return ["ready", "Ready"];
+}
+
+function showState() {
+  const [state, words] = stateNow();
+  document.body.dataset.state = state;
+  if (element("status").textContent !== words) element("status").textContent = words;
+  const open = talk.mode === "open";
+  const active = talk.phase !== "off";
+  const label = open ? (active ? "Close the microphone" : "Open the microphone") : active ? "Send" : "Hold to talk";
+  element("talk").setAttribute("aria-pressed", String(active));
+  element("talk").setAttribute("aria-label", open || active ? label : "Talk: hold, or press once to begin and once to send");
+  element("talk-label").textContent = label;
+  element("stop").disabled = !speaker.playing && !conversation.current;
+  element("mute").disabled = !open;
+  element("mute").setAttribute("aria-pressed", String(talk.muted));
+}
+
+// --- hands
+
+/* Who wants to talk wants a session, too. */
+const hands = {
+  press() {
+    if (session.state === "ended") session.open();
+    else session.hurry();
+    talk.press();
+  },
+  release: () => talk.release(),
+};
+
+bindTalkButton(element("talk"), hands);
+bindKeyboard({
+  talk: hands,
+  stop: () => interrupt(),
+  mute: () => talk.mode === "open" && talk.mute(!talk.muted),
+  write: () => element("text").focus(),
+});
+
+element("stop").onclick = () => interrupt();
+element("mute").onclick = () => talk.mute(!talk.muted);
+element("write").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const text = element("text").value.trim();
+  if (!text) return;
+  element("text").value = "";
+  write(text);
+});
+for (const example of document.querySelectorAll("[data-say]")) example.onclick = () => write(example.dataset.say);
+
+element("save").onclick = () => {
+  const stamp = new Date().toISOString().slice(0, 19).replaceAll(":", "-");
+  download(transcriptOf(conversation.turns, figures.told), `conversation-${stamp}.json`);
+  const pieces = sound.rate === null ? [] : soundOf(conversation.turns, sound.rate);
+  if (pieces.length) download(wavFile(pieces, sound.rate), `conversation-${stamp}.wav`);
+};
+
+document.addEventListener("pointerdown", () => sound.revive());
+document.addEventListener("keydown", () => sound.revive());
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) {
+    if (talk.mode === "hold" && talk.phase === "off") microphone.close(); // nobody is going to speak
+    return;
+  }
+  sound.revive();
+  session.check();
+});
+window.addEventListener("online", () => session.hurry());
+
+setInterval(() => figures.waiting(session.unacknowledged, session.bufferedBytes), 1000);
+applySettings([]);
+showState();
+session.open();

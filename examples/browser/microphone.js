@@ -1,0 +1,61 @@
+/* The microphone: 20 ms of samples at a time. Events:
+
+   chunk   { samples (Int16Array), peak (0 to 1), capturedAt (performance.now() at its end) }
+   lost    the device went away, or another program took it */
+
+export class Microphone extends EventTarget {
+  #stream = null;
+  #nodes = [];
+
+  get isOpen() {
+    return this.#stream !== null;
+  }
+
+  /* What the browser really gave: deviceId, echoCancellation and so on. */
+  get settings() {
+    return this.#stream?.getAudioTracks()[0]?.getSettings() ?? {};
+  }
+
+  /* Raises the DOMException of getUserMedia, or an Error named InsecureContext where a page may not ask at all. */
+  async open(context, { deviceId = "", echoCancellation = true, noiseSuppression = true, autoGainControl = true }) {
+    this.close();
+    if (!navigator.mediaDevices?.getUserMedia) {
+      throw Object.assign(new Error("this page may not use a microphone"), { name: "InsecureContext" });
+    }
+    const wanted = { channelCount: 1, echoCancellation, noiseSuppression, autoGainControl };
+    // A device that is not there any more is no reason to stay silent: any other will do.
+    if (deviceId) wanted.deviceId = { ideal: deviceId };
+    const stream = await navigator.mediaDevices.getUserMedia({ audio: wanted });
+    this.#stream = stream;
+    const [track] = stream.getAudioTracks();
+    track.onended = () => {
+      this.close();
+      this.dispatchEvent(new Event("lost"));
+    };
+    const source = new MediaStreamAudioSourceNode(context, { mediaStream: stream });
+    const capture = new AudioWorkletNode(context, "capture", { numberOfInputs: 1, numberOfOutputs: 0 });
+    capture.port.onmessage = ({ data }) => {
+      this.dispatchEvent(new CustomEvent("chunk", { detail: { ...data, capturedAt: performance.now() } }));
+    };
+    source.connect(capture);
+    this.#nodes = [source, capture];
+  }
+
+  /* A muted microphone gives silence, so that the server's clock goes on. */
+  set muted(muted) {
+    for (const track of this.#stream?.getAudioTracks() ?? []) track.enabled = !muted;
+  }
+
+  close() {
+    for (const node of this.#nodes) {
+      node.disconnect();
+      if (node.port) node.port.onmessage = null;
+    }
+    for (const track of this.#stream?.getTracks() ?? []) {
+      track.onended = null;
+      track.stop();
+    }
+    this.#nodes = [];
+    this.#stream = null;
+  }
+}

@@ -1,0 +1,41 @@
+/* What went wrong, as one would say it, and what can be done about it. */
+
+const MICROPHONE = {
+  NotAllowedError:
+    "The browser does not let this page use the microphone. Allow it beside the address of the page and try again. " +
+    "Until then you can write.",
+  NotFoundError: "No microphone was found. Plug one in and try again, or write.",
+  NotReadableError: "The microphone could not be opened: another program may be using it.",
+  LostError: "The microphone went away. Plug it in again, or choose another one in the settings.",
+  InsecureContext:
+    "Browsers give the microphone only to pages that come over https, or from this very machine. " +
+    "Open this page over https (docs/browser.md tells how), or write.",
+};
+
+const SERVER = {
+  engine_overloaded: "The server is busy. Try again in a moment.",
+  rate_limited: "Too many requests or sessions with this key at once. Try again in a moment.",
+  shutting_down: "The server is being shut down.",
+  engine_failed: "The server could not work this out. Its log has the reason.",
+  empty_input: "Nothing was heard.",
+  context_length_exceeded: "The conversation has become too long for the model. Begin a new one.",
+  payload_too_large: "That was too much at once.",
+  model_not_found: "The server does not have this model.",
+  slow_consumer: "The network was too slow for what the server had to say.",
+  unsupported_modality: "The server cannot take this kind of input.",
+  unsupported_format: "The server cannot read this format.",
+};
+
+export function ofMicrophone(error) {
+  return MICROPHONE[error.name] ?? `The microphone could not be opened: ${error.message || error.name}.`;
+}
+
+export function ofServer({ code, message, param }) {
+  if (code === "unsupported_parameter") return `The server cannot do that: ${message}${param ? ` (${param})` : ""}.`;
+  return SERVER[code] ?? (message ? `The server says: ${message}` : code);
+}
+
+/* An answer's error is kept by its code. */
+export function ofAnswer(code) {
+  return SERVER[code] ?? code;
+}

@@ -1,0 +1,200 @@
+/* The loudspeaker's side of the audio thread: what has arrived, played without clicks and without holes where it can be.
+
+   Playing begins when enough is there (`target`); where sound runs out in the middle of an answer it fades out, the
+   target grows, and playing begins again when that much has gathered. A flush fades out within milliseconds. */
+
+const START_MS = 60;
+const STEP_MS = 40;
+const MAX_MS = 480;
+const FADE_MS = 4;
+/* So long without a hole, and the target shrinks by a step. */
+const CALM_SECONDS = 30;
+/* What is held at most; a server that sends more than it is heard in this time is told to be wrong by silence. */
+const MAX_SECONDS = 300;
+
+export class PlayoutBuffer {
+  #segments = [];
+  #waiting = true;
+  #gain = 0;
+  #tail = null;
+  #calm = 0;
+
+  /* `report` is called with { type: started | ended | flushed | underrun | overflow, id, played, offset }: `played`
+     samples of the answer `id` were given out, and it happened `offset` samples into the current pull. */
+  constructor(rate, report) {
+    this.rate = rate;
+    this.report = report;
+    this.fade = Math.max(8, Math.round((rate * FADE_MS) / 1000));
+    this.targetMs = START_MS;
+    this.underruns = 0;
+    this.queued = 0;
+  }
+
+  /* The answer that is being played, or null. */
+  get current() {
+    return this.#segments[0] ?? null;
+  }
+
+  push(id, samples) {
+    if (this.queued + samples.length > MAX_SECONDS * this.rate) {
+      this.report({ type: "overflow", id });
+      return;
+    }
+    let segment = this.#segments.find((one) => one.id === id);
+    if (!segment) {
+      segment = { id, chunks: [], place: 0, queued: 0, played: 0, ended: false, begun: false };
+      this.#segments.push(segment);
+    }
+    if (samples.length === 0) return;
+    segment.chunks.push(samples);
+    segment.queued += samples.length;
+    this.queued += samples.length;
+  }
+
+  /* Nothing more comes of this answer. */
+  end(id) {
+    const segment = this.#segments.find((one) => one.id === id);
+    if (segment) segment.ended = true;
+  }
+
+  /* Forget everything; what is sounding fades out. */
+  flush() {
+    const segment = this.current;
+    if (segment && !this.#waiting) this.#cutTail(segment);
+    for (const one of this.#segments) this.report({ type: "flushed", id: one.id, played: one.played, offset: 0 });
+    this.#segments = [];
+    this.queued = 0;
+    this.#waiting = true;
+  }
+
+  /* Fill `output` with the next samples. */
+  pull(output) {
+    let place = 0;
+    while (place < output.length) {
+      if (this.#tail) place = this.#playTail(output, place);
+      else if (this.#ready(place)) place = this.#play(output, place);
+      else break;
+    }
+    output.fill(0, place);
+  }
+
+  #ready(offset) {
+    const segment = this.current;
+    if (!segment) return false;
+    if (segment.queued === 0 && segment.ended) {
+      this.#segments.shift();
+      this.#waiting = true;
+      this.report({ type: "ended", id: segment.id, played: segment.played, offset });
+      return this.#ready(offset);
+    }
+    if (this.#waiting) {
+      if (!segment.ended && segment.queued < (this.targetMs / 1000) * this.rate) return false;
+      this.#waiting = false;
+      this.#gain = 0;
+      if (!segment.begun) this.report({ type: "started", id: segment.id, played: 0, offset });
+      segment.begun = true;
+    }
+    if (!segment.ended && segment.queued <= this.fade) {
+      this.#runOut(segment, offset);
+      return this.#tail !== null;
+    }
+    return true;
+  }
+
+  #runOut(segment, offset) {
+    this.#cutTail(segment);
+    this.#waiting = true;
+    this.#calm = 0;
+    this.underruns += 1;
+    this.targetMs = Math.min(MAX_MS, this.targetMs + STEP_MS);
+    this.report({ type: "underrun", id: segment.id, played: segment.played, offset });
+  }
+
+  /* Takes the next few samples out of a segment, with the slope down that ends them. */
+  #cutTail(segment) {
+    const length = Math.min(this.fade, segment.queued);
+    if (length === 0) return;
+    const tail = new Float32Array(length);
+    for (let index = 0; index < length; index++) {
+      tail[index] = this.#next(segment) * this.#gain * (1 - (index + 1) / length);
+    }
+    this.#tail = tail;
+  }
+
+  #playTail(output, place) {
+    const length = Math.min(this.#tail.length, output.length - place);
+    output.set(this.#tail.subarray(0, length), place);
+    this.#tail = length === this.#tail.length ? null : this.#tail.subarray(length);
+    return place + length;
+  }
+
+  #play(output, place) {
+    const segment = this.current;
+    const spare = segment.ended ? segment.queued : segment.queued - this.fade;
+    const end = Math.min(output.length, place + Math.max(1, spare));
+    const slope = 1 / this.fade;
+    this.#calm += end - place;
+    for (; place < end; place++) {
+      this.#gain = Math.min(1, this.#gain + slope);
+      output[place] = this.#next(segment) * this.#gain;
+    }
+    if (this.#calm > CALM_SECONDS * this.rate) {
+      this.#calm = 0;
+      this.targetMs = Math.max(START_MS, this.targetMs - STEP_MS);
+    }
+    return place;
+  }
+
+  #next(segment) {
+    const chunk = segment.chunks[0];
+    const sample = chunk[segment.place++] / 32768;
+    if (segment.place === chunk.length) {
+      segment.chunks.shift();
+      segment.place = 0;
+    }
+    segment.queued -= 1;
+    segment.played += 1;
+    this.queued -= 1;
+    return sample;
+  }
+}
+
+/* Every so many quanta the page hears how far playing is: about 20 ms at 48 kHz. */
+const REPORT_QUANTA = 8;
+
+if (globalThis.AudioWorkletProcessor) {
+  class Playback extends AudioWorkletProcessor {
+    #quanta = 0;
+    #peak = 0;
+    #buffer = new PlayoutBuffer(sampleRate, (event) => {
+      this.port.postMessage({ ...event, time: currentTime + (event.offset ?? 0) / sampleRate });
+    });
+
+    constructor() {
+      super();
+      this.port.onmessage = ({ data }) => {
+        if (data.type === "push") this.#buffer.push(data.id, data.samples);
+        else if (data.type === "end") this.#buffer.end(data.id);
+        else if (data.type === "flush") this.#buffer.flush();
+      };
+    }
+
+    process(_inputs, [[output]]) {
+      const buffer = this.#buffer;
+      const busy = buffer.current !== null;
+      buffer.pull(output);
+      for (const sample of output) this.#peak = Math.max(this.#peak, Math.abs(sample));
+      if (++this.#quanta >= REPORT_QUANTA) {
+        if (busy || this.#peak > 0) {
+          const { queued, underruns, targetMs, current } = buffer;
+          const played = current?.played ?? 0;
+          this.port.postMessage({ type: "level", peak: this.#peak, queued, underruns, targetMs, id: current?.id, played });
+        }
+        this.#quanta = 0;
+        this.#peak = 0;
+      }
+      return true;
+    }
+  }
+  registerProcessor("playback", Playback);
+}

@@ -1,0 +1,278 @@
+/* One conversation with the server over the native WebSocket. A connection that breaks is made again: the session is
+   resumed where the server still has it, and begun anew where not. Events, with their `detail`:
+
+   state     { state, ... }  connecting | open | waiting (`seconds` to the next try) | refused (a key is needed) | ended
+   created   the frame       a new session; `lost`: an earlier one was lost, `resent`: turns that were asked again
+   resumed   the frame       the session goes on as if nothing had happened
+   frame     the frame       everything that the conversation is made of; audio as { type: "audio", samples, startMs }
+   rtt       milliseconds    of a ping */
+
+import { decodeOutput, parseFrame, samplesOf } from "./frames.js";
+import { Outgoing } from "./outgoing.js";
+
+const PROTOCOLS = ["omni.v1+binary"];
+const KEY_ENTRY = "omni-api-key.";
+const RETRY_MS = [250, 500, 1000, 2000, 4000];
+const PING_MS = 4000;
+/* Silence behind a ping after which the connection is taken for dead; browsers notice only after minutes. */
+const DEAD_MS = 8000;
+const REPLACED = 4409;
+
+export class Session extends EventTarget {
+  #socket = null;
+  #outgoing = new Outgoing();
+  #identity = null; // { id, token } of a session that can be resumed
+  #hadSession = false;
+  #lastOutput = -1;
+  #toldOutput = "";
+  #ready = false; // the server has told which session this is
+  #attempt = 0;
+  #timer = null;
+  #pinger = null;
+  #heardAt = 0;
+  #configuration = {};
+  #refusedFields = new Set();
+  #lastNotice = null;
+
+  /* `base` is the address of the page; `key` gives the key of the moment, or "". */
+  constructor(base, key) {
+    super();
+    this.url = new URL("v1/streaming_input", base);
+    this.url.protocol = this.url.protocol === "https:" ? "wss:" : "ws:";
+    this.modelsUrl = new URL("v1/models", base);
+    this.key = key;
+    this.state = "ended";
+  }
+
+  get ready() {
+    return this.#ready;
+  }
+
+  /* Bytes that the browser could not hand to the network yet. */
+  get bufferedBytes() {
+    return this.#socket?.bufferedAmount ?? 0;
+  }
+
+  get unacknowledged() {
+    return this.#outgoing.unacknowledged;
+  }
+
+  open() {
+    clearTimeout(this.#timer);
+    this.#abandon();
+    this.#tell("connecting", { again: this.#hadSession });
+    const url = new URL(this.url);
+    if (this.#identity) {
+      url.searchParams.set("session_id", this.#identity.id);
+      url.searchParams.set("resume_token", this.#identity.token);
+      url.searchParams.set("last_output", String(this.#lastOutput));
+    }
+    const key = this.key();
+    let socket;
+    try {
+      socket = new WebSocket(url, key ? [...PROTOCOLS, KEY_ENTRY + key] : PROTOCOLS);
+    } catch {
+      this.#tell("refused", { reason: "unsendable" });
+      return;
+    }
+    socket.binaryType = "arraybuffer";
+    socket.onopen = () => (this.#attempt = 0);
+    socket.onmessage = ({ data }) => this.#read(data);
+    socket.onclose = ({ code }) => this.#closed(code);
+    this.#socket = socket;
+    this.#lastNotice = null;
+  }
+
+  /* Connect now rather than when the next try is due. */
+  hurry() {
+    if (this.state === "waiting") this.open();
+  }
+
+  /* Ask whether the connection still lives; one that does not answer in time is made again. */
+  check() {
+    if (this.state === "open") this.#ping();
+    else this.hurry();
+  }
+
+  /* The wanted configuration, whole; it is said again to every new session. */
+  configure(configuration) {
+    this.#configuration = configuration;
+    this.#refusedFields.clear();
+    if (this.#ready) this.#sendConfiguration();
+  }
+
+  /* Send a chunk, or keep it until there is a connection again. False where no more can be kept. */
+  sendChunk(chunk) {
+    if (!this.#outgoing.hasRoom(chunk.payload.byteLength)) return false;
+    const frame = this.#outgoing.add(chunk);
+    if (this.#ready) this.#socket.send(frame);
+    return true;
+  }
+
+  /* The answer to a turn began or is not wanted any more: it need not be asked again. */
+  answered(turn) {
+    this.#outgoing.answered(turn);
+  }
+
+  cancel() {
+    this.#send({ type: "cancel" });
+  }
+
+  /* All output so far was received; `playedMs` of the current answer were heard. */
+  acknowledge(playedMs) {
+    const told = `${this.#lastOutput} ${playedMs}`;
+    if (!this.#ready || this.#lastOutput < 0 || told === this.#toldOutput) return;
+    this.#toldOutput = told;
+    const heard = playedMs === undefined ? {} : { played_ms: playedMs };
+    this.#send({ type: "output_ack", sequence_id: this.#lastOutput, ...heard });
+  }
+
+  #send(frame) {
+    if (this.#ready) this.#socket.send(JSON.stringify(frame));
+  }
+
+  #sendConfiguration() {
+    const fields = Object.entries(this.#configuration).filter(([name]) => !this.#refusedFields.has(name));
+    this.#send({ type: "session_config", ...Object.fromEntries(fields) });
+  }
+
+  #read(data) {
+    this.#heardAt = performance.now();
+    if (data instanceof ArrayBuffer) {
+      const { sequenceId, modality, startMs, payload } = decodeOutput(data);
+      if (modality === "audio" && this.#isNew(sequenceId)) {
+        this.#emit("frame", { type: "audio", samples: samplesOf(payload), startMs });
+      }
+      return;
+    }
+    const frame = parseFrame(data);
+    switch (frame.type) {
+      case "session_created":
+        return this.#begin(frame);
+      case "session_resumed":
+        return this.#resume(frame);
+      case "input_ack":
+        return this.#outgoing.acknowledge(frame.next_sequence_id);
+      case "pong":
+        return this.#emit("rtt", performance.now() - frame.t);
+      case "error":
+        return this.#complain(frame);
+      case "session_closing":
+        this.#lastNotice = { closing: frame };
+        return this.#emit("frame", frame);
+      case "output_chunk":
+        return this.#isNew(frame.sequence_id) && this.#emit("frame", frame);
+      default:
+        return this.#emit("frame", frame);
+    }
+  }
+
+  /* Output that a resumed connection repeats is not told again. */
+  #isNew(sequenceId) {
+    if (sequenceId <= this.#lastOutput) return false;
+    this.#lastOutput = sequenceId;
+    return true;
+  }
+
+  #begin(frame) {
+    const lost = this.#hadSession;
+    this.#identity = frame.resume_token ? { id: frame.session_id, token: frame.resume_token } : null;
+    this.#hadSession = true;
+    this.#lastOutput = -1;
+    const { frames, turns } = this.#outgoing.restart();
+    this.#nowReady();
+    this.#emit("created", { ...frame, lost, resent: turns });
+    this.#sendConfiguration();
+    for (const kept of frames) this.#socket.send(kept);
+  }
+
+  #resume(frame) {
+    this.#identity = { id: frame.session_id, token: frame.resume_token };
+    const frames = this.#outgoing.resume(frame.next_sequence_id);
+    this.#nowReady();
+    this.#sendConfiguration(); // it may have been lost on the way
+    for (const kept of frames) this.#socket.send(kept);
+    this.#emit("resumed", frame);
+  }
+
+  #nowReady() {
+    this.#ready = true;
+    this.#tell("open");
+    clearInterval(this.#pinger);
+    this.#pinger = setInterval(() => document.hidden || this.#ping(), PING_MS);
+    this.#ping();
+  }
+
+  #ping() {
+    const asked = performance.now();
+    const socket = this.#socket;
+    this.#send({ type: "ping", t: asked });
+    setTimeout(() => {
+      if (socket === this.#socket && this.#ready && this.#heardAt < asked) this.#closed(1006);
+    }, DEAD_MS);
+  }
+
+  #complain(frame) {
+    const { code, param } = frame.error;
+    this.#lastNotice = { error: frame.error };
+    const field = param?.split(/[.[]/)[0];
+    if (field && field in this.#configuration && !this.#refusedFields.has(field) && !frame.error.request_id) {
+      // A patch applies as a whole or not at all: the rest of it shall not suffer from one field.
+      this.#refusedFields.add(field);
+      this.#sendConfiguration();
+    }
+    if (code === "session_not_found" || code === "resync_required") {
+      this.#identity = null; // a new session follows, here or on the next connection
+      return;
+    }
+    this.#emit("frame", frame);
+  }
+
+  async #closed(code) {
+    const wasReady = this.#ready;
+    const notice = this.#lastNotice;
+    this.#abandon();
+    if (code === REPLACED) {
+      this.#identity = null;
+      return this.#tell("ended", { reason: "replaced" });
+    }
+    if (notice?.closing?.reason === "session_timeout") {
+      this.#identity = null;
+      return this.#tell("ended", { reason: "session_timeout" });
+    }
+    if (!wasReady && !notice && (await this.#keyIsRefused())) return this.#tell("refused", { reason: "key" });
+    const delay = RETRY_MS[Math.min(this.#attempt++, RETRY_MS.length - 1)] * (0.75 + Math.random() / 2);
+    this.#tell("waiting", { seconds: delay / 1000, notice, again: this.#hadSession });
+    this.#timer = setTimeout(() => this.open(), delay);
+  }
+
+  /* A browser does not tell why a handshake was refused; an ordinary request with the same key does. */
+  async #keyIsRefused() {
+    const key = this.key();
+    try {
+      const headers = key ? { Authorization: `Bearer ${key}` } : {};
+      return (await fetch(this.modelsUrl, { headers, cache: "no-store" })).status === 401;
+    } catch {
+      return false;
+    }
+  }
+
+  #abandon() {
+    const socket = this.#socket;
+    this.#socket = null;
+    this.#ready = false;
+    clearInterval(this.#pinger);
+    if (!socket) return;
+    socket.onopen = socket.onmessage = socket.onclose = null;
+    socket.close();
+  }
+
+  #tell(state, more = {}) {
+    this.state = state;
+    this.#emit("state", { state, ...more });
+  }
+
+  #emit(name, detail) {
+    this.dispatchEvent(new CustomEvent(name, { detail }));
+  }
+}

@@ -1,0 +1,89 @@
+/* The drawer: everything that one sets once, and the figures of the connection. Each field of the form has the name of
+   its setting. */
+
+import { element } from "./page.js";
+
+export class SettingsDrawer {
+  #form = element("settings-form");
+
+  /* `changed(names)` is told which settings have another value now. */
+  constructor(settings, { changed }) {
+    this.settings = settings;
+    const dialog = element("settings");
+    element("open-settings").onclick = () => {
+      this.listDevices();
+      dialog.showModal();
+    };
+    element("close-settings").onclick = () => dialog.close();
+    dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+    this.#form.addEventListener("submit", (event) => event.preventDefault());
+    this.#form.addEventListener("change", ({ target }) => {
+      settings[target.name] = valueOf(target);
+      this.#showNumbers();
+      changed([target.name]);
+    });
+    navigator.mediaDevices?.addEventListener("devicechange", () => this.listDevices());
+    this.#fill();
+  }
+
+  /* What this server and its engine have to choose from. */
+  offer(capabilities, { models, speakerChoice }) {
+    const { voices, tasks, turn_detection: detects } = capabilities;
+    this.#choices("voice", [["", "The server's own"], ...voices.map((voice) => [voice, voice])]);
+    this.#choices("model", [["", "The server's own"], ...models.map((model) => [model, model])]);
+    const named = { chat: "Conversation", speech: "Read my text aloud", transcribe: "Write down what I say" };
+    this.#choices("task", tasks.map((task) => [task, named[task] ?? task]));
+    this.#row("voice", voices.length > 1);
+    this.#row("model", models.length > 1);
+    this.#row("task", tasks.length > 1);
+    this.#row("answerWith", capabilities.output_modalities.includes("audio"));
+    this.#row("threshold", detects);
+    this.#row("silenceMs", detects);
+    this.#row("speaker", speakerChoice);
+    this.#fill();
+  }
+
+  /* Names of devices are told only to pages that were let use them. */
+  async listDevices() {
+    const devices = (await navigator.mediaDevices?.enumerateDevices?.()) ?? [];
+    for (const [name, kind] of [["microphone", "audioinput"], ["speaker", "audiooutput"]]) {
+      const found = devices.filter((one) => one.kind === kind && one.deviceId && one.deviceId !== "default");
+      const options = found.map((one, place) => [one.deviceId, one.label || `Device ${place + 1}`]);
+      this.#choices(name, [["", "The system's own"], ...options]);
+      this.#form.elements[name].value = this.settings[name];
+      if (this.#form.elements[name].selectedIndex < 0) this.#form.elements[name].value = "";
+    }
+  }
+
+  #choices(name, options) {
+    const select = this.#form.elements[name];
+    select.replaceChildren(...options.map(([value, label]) => new Option(label, value)));
+  }
+
+  #row(name, shown) {
+    this.#form.elements[name].closest("label").hidden = !shown;
+  }
+
+  #fill() {
+    for (const [name, value] of Object.entries(this.settings)) {
+      const field = this.#form.elements[name];
+      if (!field) continue;
+      if (field.type === "checkbox") field.checked = value;
+      else field.value = value;
+      if (field.tagName === "SELECT" && field.selectedIndex < 0) field.selectedIndex = 0;
+    }
+    this.#showNumbers();
+  }
+
+  #showNumbers() {
+    for (const output of this.#form.querySelectorAll("output")) {
+      const field = this.#form.elements[output.htmlFor.value];
+      output.textContent = field.name === "silenceMs" ? `${field.value} ms` : field.value;
+    }
+  }
+}
+
+function valueOf(field) {
+  if (field.type === "checkbox") return field.checked;
+  return field.type === "range" ? Number(field.value) : field.value;
+}

@@ -1,0 +1,66 @@
+/* Pictures for engines that see: dropped, pasted or chosen ones, and frames of the camera. Everything is sent as JPEG,
+   no larger than it is useful. */
+
+const LONGEST_SIDE = 1280;
+const CAMERA_SIDE = 640;
+const QUALITY = 0.82;
+
+/* A file of a person: { payload, url }. Raises an Error where it is no picture that this browser can read. */
+export async function readImage(file) {
+  let bitmap;
+  try {
+    bitmap = await createImageBitmap(file);
+  } catch {
+    throw new Error(`${file.name || "This"} is no picture that the browser can read.`);
+  }
+  return toJpeg(bitmap, bitmap.width, bitmap.height, LONGEST_SIDE);
+}
+
+export class Camera {
+  #stream = null;
+  #video;
+
+  constructor(video) {
+    this.#video = video;
+  }
+
+  get isOn() {
+    return this.#stream !== null;
+  }
+
+  async open() {
+    if (!navigator.mediaDevices?.getUserMedia) throw new Error("Browsers give the camera only to pages over https.");
+    this.#stream = await navigator.mediaDevices.getUserMedia({ video: { facingMode: "environment", width: 1280 } });
+    this.#video.srcObject = this.#stream;
+    this.#video.hidden = false;
+    await this.#video.play();
+  }
+
+  close() {
+    for (const track of this.#stream?.getTracks() ?? []) track.stop();
+    this.#stream = null;
+    this.#video.srcObject = null;
+    this.#video.hidden = true;
+  }
+
+  /* What it sees now, as JPEG bytes. It is drawn at once, and dropped where its turn is over before it is encoded:
+     a picture that comes late would open a turn of its own. */
+  async frame(stillWanted) {
+    const { videoWidth, videoHeight } = this.#video;
+    if (videoWidth === 0) return null;
+    const { payload, url } = await toJpeg(this.#video, videoWidth, videoHeight, CAMERA_SIDE);
+    URL.revokeObjectURL(url);
+    return stillWanted() ? payload : null;
+  }
+}
+
+async function toJpeg(source, width, height, longest) {
+  const scale = Math.min(1, longest / Math.max(width, height, 1));
+  const canvas = new OffscreenCanvas(Math.max(1, Math.round(width * scale)), Math.max(1, Math.round(height * scale)));
+  const pen = canvas.getContext("2d");
+  pen.fillStyle = "#fff"; // JPEG has no transparency
+  pen.fillRect(0, 0, canvas.width, canvas.height);
+  pen.drawImage(source, 0, 0, canvas.width, canvas.height);
+  const blob = await canvas.convertToBlob({ type: "image/jpeg", quality: QUALITY });
+  return { payload: new Uint8Array(await blob.arrayBuffer()), url: URL.createObjectURL(blob) };
+}

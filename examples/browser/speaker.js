@@ -1,0 +1,86 @@
+/* Plays the answers, and knows to the sample what was heard of them. Events:
+
+   started  { id, heardAt }          the first sound of an answer, on the clock of performance.now()
+   ended    { id, playedMs }         its last
+   flushed  { id, playedMs }         an answer was cut short: so much of it was heard
+   level    { peak, queuedMs, underruns, targetMs }   every 20 ms or so while something sounds
+   overflow { id } */
+
+export class Speaker extends EventTarget {
+  #node = null;
+  #context = null;
+  #sound;
+  #early = [];
+  #id = null;
+  #played = 0;
+
+  constructor(sound) {
+    super();
+    this.#sound = sound;
+  }
+
+  /* Once the context is there; what came before is played now. */
+  attach(context) {
+    if (this.#node) return;
+    this.#context = context;
+    this.#node = new AudioWorkletNode(context, "playback", { numberOfInputs: 0, outputChannelCount: [1] });
+    this.#node.port.onmessage = ({ data }) => this.#heard(data);
+    this.#node.connect(context.destination);
+    for (const [message, transfer] of this.#early) this.#node.port.postMessage(message, transfer);
+    this.#early = [];
+  }
+
+  get playing() {
+    return this.#id !== null;
+  }
+
+  /* Milliseconds of the current answer that reached the ear; undefined where none plays. */
+  get playedMs() {
+    return this.#id === null ? undefined : this.#heardMs(this.#played);
+  }
+
+  /* `samples` (Int16Array) are given away. */
+  play(id, samples) {
+    this.#post({ type: "push", id, samples }, [samples.buffer]);
+  }
+
+  end(id) {
+    this.#post({ type: "end", id });
+  }
+
+  flush() {
+    this.#early = [];
+    this.#post({ type: "flush" });
+  }
+
+  #post(message, transfer = []) {
+    if (this.#node) this.#node.port.postMessage(message, transfer);
+    else if (message.type !== "flush") this.#early.push([message, transfer]);
+  }
+
+  #heard(data) {
+    const emit = (detail) => this.dispatchEvent(new CustomEvent(data.type, { detail }));
+    const { id, played } = data;
+    switch (data.type) {
+      case "started":
+        this.#id = id;
+        this.#played = 0;
+        return emit({ id, heardAt: this.#sound.heardAt(data.time) });
+      case "ended":
+        this.#id = null;
+        return emit({ id, playedMs: (played / this.#context.sampleRate) * 1000 });
+      case "flushed":
+        this.#id = null;
+        return emit({ id, playedMs: this.#heardMs(played) });
+      case "level":
+        if (id !== undefined && id === this.#id) this.#played = played;
+        return emit({ ...data, queuedMs: (data.queued / this.#context.sampleRate) * 1000 });
+      default:
+        return emit({ id });
+    }
+  }
+
+  #heardMs(samples) {
+    return (Math.max(0, samples - this.#sound.latencySamples) / this.#context.sampleRate) * 1000;
+  }
+}

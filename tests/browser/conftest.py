@@ -1,0 +1,20 @@
+"""What every test in a browser needs: a tap at the loudspeaker."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.chromium import TAP_PROCESSOR
+
+from omni_ws.transport import demo
+
+
+@pytest.fixture(autouse=True)
+def _tap_at_the_speaker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that runs on the page's audio thread gets a second processor, which keeps what is played."""
+    files = dict(demo._files())
+    worklet = files["playback-worklet.js"]
+    content = worklet.content + TAP_PROCESSOR.encode()
+    files["playback-worklet.js"] = replace(worklet, content=content, entity_tag='"tapped"')
+    monkeypatch.setattr(demo, "_files", lambda: files)

@@ -1,0 +1,144 @@
+"""A person talks with the page: the real browser, the real engine, a microphone that plays recorded speech."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.chromium import DemoPage, Played, chromium_path, demo_page, recording
+from support.live_server import LiveServer, live_server
+from support.speech_clips import WORDS, clip_bytes, silence
+
+from omni_ws.engine.embedded.config import EmbeddedConfig
+from omni_ws.engine.embedded.engine import EmbeddedEngine
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[LiveServer]:
+    chromium_path()
+    async with live_server(EmbeddedEngine(EmbeddedConfig()), still_answers=False) as running:
+        if not running.engine.capabilities.voices:
+            pytest.skip(f"no voice on this machine: {running.engine.describe()[0]}")
+        yield running
+
+
+@pytest.fixture
+def speech(tmp_path: Path) -> Path:
+    return recording(tmp_path / "speech.wav", silence(0.6), clip_bytes("goforward"), silence(2.5))
+
+
+def url(server: LiveServer) -> str:
+    return f"http://127.0.0.1:{server.port}/"
+
+
+async def say(demo: DemoPage, words: str) -> None:
+    """Hold the space bar until the words stand on the page, then wait for the whole answer."""
+    await demo.page.keyboard.down("Space")
+    await demo.heard(words)
+    await demo.page.keyboard.up("Space")
+    await demo.answered(words)
+    await demo.in_state("ready")
+
+
+async def test_two_spoken_turns(server: LiveServer, speech: Path, tmp_path: Path) -> None:
+    words = WORDS["goforward"]
+    async with demo_page(microphone=speech, settings={"mode": "hold"}) as demo:
+        await demo.open(url(server))
+        await say(demo, words)
+        first = await demo.played()
+        await say(demo, words)
+        assert await demo.page.locator(".turn").count() == 2
+        for turn in (0, 1):
+            # The recording goes on between the turns: the second may begin in the middle of it.
+            assert re.fullmatch(rf"You said: .*{words}\.", await demo.answered(turn=turn))
+            note = await demo.page.locator(".turn").nth(turn).locator(".note").inner_text()
+            found = re.fullmatch(r"first sound after (\d+) ms", note)
+            assert found, note
+            assert 0 < int(found[1]) < 10_000
+        async with saved_file(demo, ".wav") as sound, saved_file(demo, ".json") as text:
+            await demo.page.locator("#save").click()
+        saved = json.loads(await read_download(text, tmp_path / "saved.json"))
+        wav = await read_download(sound, tmp_path / "saved.wav")
+    assert all(words in turn["user"]["text"] for turn in saved["turns"])
+    check_sound(first, saved["turns"][0]["answer"]["usage"]["output_audio_ms"])
+    heard = sum(turn["heard_ms"] for turn in saved["turns"]) / 1000
+    assert wav[:4] == b"RIFF"
+    # Both sides, and a pause behind each: at least what was heard and the words themselves.
+    assert (len(wav) - 44) / 2 / first.rate > heard + 2 * 1.5
+
+
+def check_sound(played: Played, output_audio_ms: int) -> None:
+    assert played.seconds == pytest.approx(output_audio_ms / 1000, abs=0.25)
+    assert 0.01 < played.level < 0.5
+
+
+def saved_file(demo: DemoPage, ending: str) -> Any:
+    return demo.page.expect_event("download", lambda one: one.suggested_filename.endswith(ending))
+
+
+async def read_download(waiting: Any, path: Path) -> bytes:
+    await (await waiting.value).save_as(path)
+    return await asyncio.to_thread(path.read_bytes)
+
+
+async def test_an_answer_can_be_interrupted(server: LiveServer) -> None:
+    async with demo_page(settings={"mode": "hold"}) as demo:
+        await demo.open(url(server))
+        await demo.write("Count to twenty.")
+        await demo.in_state("speaking")
+        await demo.page.locator("body").click(position={"x": 5, "y": 300})
+        await demo.page.keyboard.press("Escape")
+        await demo.in_state("ready")
+        await demo.answered(state="stopped")
+        note = await demo.page.locator(".turn .note").inner_text()
+        assert re.search(r"stopped after \d\.\d s", note), note
+        before = await demo.played()
+        await server.until(lambda: server.engine.active_requests == 0, "the engine to stop")
+        # The next answer is whole, and nothing of the one before is in it.
+        await demo.write("What is three plus four?")
+        assert await demo.answered() == "That makes 7."
+        await demo.in_state("ready")
+        after = await demo.played()
+        assert after.seconds > before.seconds
+        tail = after.samples[len(before.samples) :]
+        assert float(np.abs(tail[: after.rate // 100]).max()) < 0.01, "it went on after it was stopped"
+
+
+async def test_speaking_interrupts(server: LiveServer, speech: Path) -> None:
+    async with demo_page(microphone=speech, settings={"mode": "hold"}) as demo:
+        await demo.open(url(server))
+        await demo.write("Count to twenty.")
+        await demo.in_state("speaking")
+        await demo.page.locator("#talk").press("Enter")  # a tap: the turn goes on until the next one
+        await demo.answered(turn=0, state="stopped")
+        await demo.heard(WORDS["goforward"])
+        await demo.page.locator("#talk").press("Enter")
+        await demo.answered(WORDS["goforward"])
+        await demo.in_state("ready")
+
+
+async def test_pictures_go_with_what_is_written(server: LiveServer, tmp_path: Path) -> None:
+    from PIL import Image
+
+    picture = tmp_path / "red.png"
+    Image.new("RGB", (640, 320), "red").save(picture)
+    async with demo_page("--use-fake-ui-for-media-stream") as demo:
+        await demo.open(url(server))
+        await demo.page.locator("#image-file").set_input_files(picture)
+        await demo.page.locator("#pictures img").wait_for()
+        await demo.write("What do you see?")
+        answer = await demo.answered()
+        assert "red" in answer.lower(), answer
+        assert await demo.page.locator(".you .images img").count() == 1
+        await demo.page.locator("#camera").click()
+        await demo.page.locator("#camera-view:not([hidden])").wait_for()
+        await demo.page.locator("#camera[aria-pressed=true]").click()
+        await demo.page.locator("#camera[aria-pressed=false]").wait_for()

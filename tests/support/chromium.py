@@ -1,0 +1,221 @@
+"""The distribution's Chromium with a microphone that plays a recording, for tests of the browser demo.
+
+Nothing is downloaded. Where there is no Chromium the tests are skipped and say so; under CI that is a failure.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import wave
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser, Page
+
+#: Where Chromium is, for machines on which it has no usual name.
+VARIABLE: Final = "OMNI_WS_CHROMIUM"
+_NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+#: What a page does is waited for so long; machines that test are busy.
+TIMEOUT_MS: Final = 30_000
+
+#: Keeps what goes to the loudspeaker, on the audio thread itself, so that a busy page cannot make holes in it.
+TAP_PROCESSOR: Final = """
+registerProcessor("tap", class extends AudioWorkletProcessor {
+  kept = [];
+  process([[input]]) {
+    if (input) this.kept.push(input.slice());
+    if (this.kept.length === 16) this.port.postMessage(this.kept.splice(0));
+    return true;
+  }
+});
+"""
+_TAP: Final = """
+window.tapped = { rate: 0, pieces: [] };
+const connect = AudioNode.prototype.connect;
+AudioNode.prototype.connect = function (target, ...rest) {
+  if (target instanceof AudioDestinationNode) {
+    const mono = { numberOfOutputs: 0, channelCount: 1, channelCountMode: "explicit" };
+    const tap = new AudioWorkletNode(this.context, "tap", mono);
+    tapped.rate = this.context.sampleRate;
+    tap.port.onmessage = ({ data }) => tapped.pieces.push(...data);
+    connect.call(this, tap);
+  }
+  return connect.call(this, target, ...rest);
+};
+"""
+_READ_TAP: Final = """() => {
+  const { rate, pieces } = window.tapped;
+  const whole = new Float32Array(pieces.reduce((sum, piece) => sum + piece.length, 0));
+  let place = 0;
+  for (const piece of pieces) { whole.set(piece, place); place += piece.length; }
+  let text = "";
+  const bytes = new Uint8Array(whole.buffer);
+  for (let start = 0; start < bytes.length; start += 32768) {
+    text += String.fromCharCode(...bytes.subarray(start, start + 32768));
+  }
+  return { rate, samples: btoa(text) };
+}"""
+#: Every AudioContext of the page at this rate, whatever the page wants.
+_FORCE_RATE: Final = """
+window.AudioContext = class extends AudioContext {
+  constructor(options) { super({ ...options, sampleRate: %d }); }
+};
+"""
+
+
+def chromium_path() -> str:
+    """Where Chromium is; skips the test, or fails it under CI, where there is none or playwright is missing."""
+    path = os.environ.get(VARIABLE) or next(filter(None, map(shutil.which, _NAMES)), None)
+    missing = "Chromium is not installed (on Debian: apt-get install chromium)" if path is None else ""
+    try:
+        import playwright.async_api  # noqa: F401
+    except ImportError:
+        missing = "the Python package playwright is not installed"
+    if missing and os.environ.get("CI"):
+        pytest.fail(f"{missing}, and under CI nothing is skipped")
+    if missing:
+        pytest.skip(missing)
+    assert path is not None
+    return path
+
+
+@dataclass(frozen=True)
+class Played:
+    """What went to the loudspeaker, from its first sound to its last."""
+
+    samples: NDArray[np.float32]
+    rate: int
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / self.rate
+
+    @property
+    def level(self) -> float:
+        """Root mean square."""
+        return float(np.sqrt(np.mean(self.samples**2))) if len(self.samples) else 0.0
+
+    @property
+    def longest_gap_ms(self) -> float:
+        """The longest run of silence inside."""
+        sounding = np.flatnonzero(np.abs(self.samples) > 1e-3)
+        return float(np.diff(sounding).max(initial=1) - 1) * 1000 / self.rate
+
+    @property
+    def frequency(self) -> float:
+        """The strongest one, in Hz."""
+        spectrum = np.abs(np.fft.rfft(self.samples * np.hanning(len(self.samples))))
+        return float(np.argmax(spectrum)) * self.rate / len(self.samples)
+
+    @property
+    def largest_step(self) -> float:
+        """Between two samples, relative to the greatest amplitude: a click is a large one."""
+        return float(np.abs(np.diff(self.samples)).max() / np.abs(self.samples).max())
+
+
+@dataclass
+class DemoPage:
+    """The demo in a browser. ``problems`` are its errors; every test looks at them at its end."""
+
+    page: Page
+    problems: list[str] = field(default_factory=list)
+
+    async def open(self, url: str, state: str = "ready") -> None:
+        await self.page.goto(url)
+        await self.in_state(state)
+
+    async def in_state(self, *states: str) -> None:
+        """Waits until the page shows one of ``states``."""
+        await self.page.locator(", ".join(f"body[data-state={state}]" for state in states)).wait_for(state="attached")
+
+    async def heard(self, words: str, turn: int = -1) -> None:
+        """Waits until the transcript of a turn has these words, settled or not."""
+        await self.page.locator(".turn").nth(turn).locator(".you", has_text=words).wait_for()
+
+    async def answered(self, words: str = "", turn: int = -1, state: str = "done") -> str:
+        """Waits for an answer with these words to end in ``state``, and returns all of it."""
+        answer = self.page.locator(".turn").nth(turn).locator(f".server[data-state={state}]", has_text=words)
+        await answer.wait_for()
+        return await answer.locator(".words").inner_text()
+
+    async def write(self, text: str) -> None:
+        await self.page.locator("#text").fill(text)
+        await self.page.locator("#text").press("Enter")
+
+    async def message(self, words: str) -> None:
+        await self.page.locator(".message", has_text=words).wait_for()
+
+    async def played(self) -> Played:
+        found = await self.page.evaluate(_READ_TAP)
+        samples = np.frombuffer(base64.b64decode(found["samples"]), "<f4")
+        sounding = np.flatnonzero(np.abs(samples) > 1e-4)
+        inside = samples[sounding[0] : sounding[-1] + 1] if len(sounding) else samples[:0]
+        return Played(inside, int(found["rate"]))
+
+
+@contextlib.asynccontextmanager
+async def chromium(*switches: str, microphone: Path | None = None) -> AsyncIterator[Browser]:
+    """A browser of its own. ``microphone`` is a WAV file that is played from the moment the microphone is opened, over
+    and over."""
+    path = chromium_path()
+    from playwright.async_api import async_playwright
+
+    arguments = ["--no-sandbox", "--disable-dev-shm-usage", "--use-fake-device-for-media-stream", *switches]
+    if microphone is not None:
+        arguments.append(f"--use-file-for-fake-audio-capture={microphone}")
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=path, args=arguments)
+        try:
+            yield browser
+        finally:
+            await browser.close()
+
+
+@contextlib.asynccontextmanager
+async def demo_page(
+    *switches: str,
+    microphone: Path | None = None,
+    allow: tuple[str, ...] = ("microphone", "camera"),
+    sample_rate: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    expect_problems: bool = False,
+    **context_options: Any,
+) -> AsyncIterator[DemoPage]:
+    """A tab for the demo: permissions in ``allow`` are given, others refused; ``settings`` are what the person chose
+    earlier. When the block was left without an exception the page must have had no error."""
+    async with chromium(*switches, microphone=microphone) as browser:
+        context = await browser.new_context(permissions=list(allow), **context_options)
+        context.set_default_timeout(TIMEOUT_MS)
+        if sample_rate is not None:
+            await context.add_init_script(_FORCE_RATE % sample_rate)
+        await context.add_init_script(_TAP)
+        if settings is not None:
+            stored = json.dumps(json.dumps(dict(settings)))
+            await context.add_init_script(f"localStorage.setItem('omni_ws.settings', {stored})")
+        demo = DemoPage(await context.new_page())
+        demo.page.on("pageerror", lambda error: demo.problems.append(str(error)))
+        demo.page.on("console", lambda message: demo.problems.append(message.text) if message.type == "error" else None)
+        yield demo
+        assert expect_problems or not demo.problems, demo.problems
+
+
+def recording(path: Path, *pieces: bytes, rate: int = 16_000) -> Path:
+    """A WAV file of pcm16 pieces, for the microphone."""
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        for piece in pieces:
+            file.writeframes(piece)
+    return path
