@@ -22,10 +22,10 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 VLLM_TINY_ENVIRONMENT := VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_NUM_THREADS=1 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 \
   VLLM_LOGGING_LEVEL=ERROR TORCH_CPP_LOG_LEVEL=ERROR TORCH_LOGS=-all PYTHONWARNINGS=ignore
 
-.PHONY: help serve serve-tiny chromium test test-fast test-vllm check bench fuzz documents venv clean distclean
+.PHONY: help serve serve-tiny chromium test test-fast test-vllm check bench fuzz documents stubs venv clean distclean
 
 help:
-	@echo 'make serve | serve-tiny | test | test-fast | test-vllm | check | bench | fuzz | documents | venv | clean | distclean'
+	@echo 'make serve | serve-tiny | test | test-fast | test-vllm | check | bench | fuzz | documents | stubs | venv | clean | distclean'
 
 serve: $(VENV)/.ready-to-serve
 	@exec $(BIN)/omni-ws serve $(ARGS)
@@ -68,6 +68,14 @@ fuzz: $(VENV)/.ready-to-fuzz
 
 documents: $(VENV)/.ready-to-serve
 	@$(BIN)/python -m omni_ws.tools.documents $(ARGS)
+
+# The oldest compiler whose code runs with every later runtime of gRPC.
+stubs: $(VENV)/.ready-to-test
+	@$(BIN)/python -m venv .cache/stubs
+	@.cache/stubs/bin/python -m pip --disable-pip-version-check --quiet install 'grpcio-tools==1.74.0' 'setuptools<80'
+	@.cache/stubs/bin/python -m grpc_tools.protoc -I protocol --python_out=omni_ws/generated --pyi_out=omni_ws/generated \
+	  --grpc_python_out=omni_ws/generated salience.proto
+	@sed -i 's/^import salience_pb2 as/from omni_ws.generated import salience_pb2 as/' omni_ws/generated/salience_pb2_grpc.py
 
 venv: $(VENV)/.ready-to-test
 

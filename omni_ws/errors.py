@@ -120,6 +120,10 @@ class OffsetMismatch(InvalidRequest):
     wire = WireMapping("offset_mismatch", None, None, "FAILED_PRECONDITION", note="salience")
 
 
+class ReadoutsOff(InvalidRequest):
+    wire = WireMapping("readouts_off", None, None, "FAILED_PRECONDITION", note="salience")
+
+
 class SessionBusy(InvalidRequest):
     wire = WireMapping("session_busy", None, None, "ABORTED", retryable=True, note="salience")
 

@@ -6,9 +6,10 @@ import asyncio
 import logging
 import signal
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from websockets.asyncio.server import Server
@@ -16,6 +17,7 @@ from websockets.asyncio.server import serve as serve_websockets
 
 from omni_ws import __version__
 from omni_ws.config import check_available, check_exposure, configured_keys
+from omni_ws.config.error import ConfigurationError
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.engine.base import Engine
@@ -33,11 +35,15 @@ from omni_ws.transport.ops import OperationsRoutes
 from omni_ws.transport.router import Router
 from omni_ws.transport.streaming_input import StreamingInput
 
+if TYPE_CHECKING:
+    from omni_ws.transport.grpc_salience.listener import GrpcListener
+
 logger = logging.getLogger(__name__)
 
 NATIVE_PATH: Final = "/v1/streaming_input"
 #: How long connections may take to close once everything that they waited for is done.
 CLOSE_TIMEOUT_SEC: Final = 5.0
+DEFAULT_GRPC_PORT: Final = 50051
 
 
 class App:
@@ -228,14 +234,58 @@ async def serve(config: ServerConfig) -> int:
         with _signals(lambda: (at_once if stop.is_set() else stop).set()):
             # The port answers while the engine starts: /health says so, with 503.
             async with listen(create_app(engine, config, keys)) as server:
-                if await _unless(stop, engine.start(), name="engine start"):
-                    _announce(server, engine)
+                if not await _unless(stop, engine.start(), name="engine start"):
+                    return 0
+                async with serve_tokens(server.app) as token_service:
+                    _announce(server, engine, token_service)
                     await stop.wait()
-                logger.info("shutting down")
-                await _unless(at_once, server.drain(config.drain_timeout_sec), name="drain")
+                    logger.info("shutting down")
+                    ends = [server.drain(config.drain_timeout_sec)]
+                    if token_service is not None:
+                        ends.append(token_service.drain(config.drain_timeout_sec))
+                    await _unless(at_once, _all(ends), name="drain")
     finally:
         await engine.stop()
     return 0
+
+
+@asynccontextmanager
+async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
+    """The gRPC service of an engine that has started, on its port, for as long as the block lasts.
+
+    There is none where the engine has no token sessions, or the packages for it are not installed; it is an error then
+    (ConfigurationError) to have named a port. Raises OSError for a taken port.
+    """
+    config = app.config
+    sessions = app.sessions.token_sessions()
+    if sessions is None or find_spec("grpc") is None or find_spec("grpc_health") is None:
+        if config.grpc.port is not None:
+            raise ConfigurationError([f"the {config.engine} engine has no token sessions; leave grpc.port out"])
+        yield None
+        return
+    from omni_ws.transport.grpc_salience import listener
+    from omni_ws.transport.grpc_salience.servicer import Salience
+
+    credentials = None
+    if config.ssl_certfile is not None:
+        credentials = listener.tls(config.ssl_certfile, config.ssl_keyfile)
+    try:
+        async with listener.listen(
+            Salience(sessions, app.authenticator, lambda: app.sessions.model),
+            host=config.host,
+            port=DEFAULT_GRPC_PORT if config.grpc.port is None else config.grpc.port,
+            max_message_bytes=config.grpc.max_message_bytes,
+            credentials=credentials,
+        ) as running:
+            yield running
+    finally:
+        sessions.close_all()
+
+
+async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for work in works:
+            group.create_task(work)
 
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None], *, name: str) -> bool:
@@ -267,10 +317,12 @@ def _signals(callback: Callable[[], None]) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def _announce(server: RunningServer, engine: Engine) -> None:
+def _announce(server: RunningServer, engine: Engine, token_service: GrpcListener | None) -> None:
     config = server.app.config
     scheme = "https" if config.ssl_certfile is not None else "http"
     host = f"[{config.host}]" if ":" in config.host else config.host
     logger.info("omni_ws %s listens on %s://%s:%d (engine %s)", __version__, scheme, host, server.port, engine.name)
+    if token_service is not None:
+        logger.info("salience.v1 (gRPC) listens on %s:%d", host, token_service.port)
     for line in engine.describe():
         logger.info("%s", line)

@@ -86,7 +86,7 @@ def test_print_config_shows_values_and_origins(tmp_path: Path, capsys: pytest.Ca
         (("--port", "x"), "port = 'x' (command line --port): "),
         (("--host", "0.0.0.0"), "refusing to listen on 0.0.0.0"),
         (("--engine", "vllm"), "the vllm engine needs "),
-        (("--grpc-port", "50051"), "the gRPC service is not available in this version"),
+        (("--grpc-port", "50051"), "the embedded engine has no token sessions"),
         (("--keys-file", "/nonexistent/keys.toml"), "cannot read /nonexistent/keys.toml"),
         (("--config", "/nonexistent/omni.toml"), "cannot read /nonexistent/omni.toml"),
     ],

@@ -328,13 +328,29 @@ def test_beyond_loopback_needs_a_key_or_a_word(host: str) -> None:
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        (ServerConfig(grpc=GrpcConfig(port=50051)), "the gRPC service"),
         (ServerConfig(record=Path("there")), "record"),
     ],
 )
 def test_what_is_not_there_yet_is_refused_by_name(config: ServerConfig, named: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{named}.* not available in this version"):
         check_available(config)
+
+
+@pytest.mark.parametrize(
+    ("grpc", "problem"),
+    [
+        (GrpcConfig(port=50051), "the fake engine has no token sessions"),
+        (GrpcConfig(readout_vectors=Path("v.safetensors")), "go together"),
+        (GrpcConfig(readout_manifest=Path("v.json")), "go together"),
+        (
+            GrpcConfig(readout_vectors=Path("v.safetensors"), readout_manifest=Path("v.json")),
+            "the fake engine has no readouts",
+        ),
+    ],
+)
+def test_grpc_settings_that_mean_nothing_are_refused(grpc: GrpcConfig, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
+        check_available(ServerConfig(engine=EngineName.FAKE, grpc=grpc))
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ FLOORS = {
     "omni_ws.service": 4,
     "omni_ws.transport": 5,
     "omni_ws.client": 5,
+    "omni_ws.generated": 5,
     "omni_ws.server": 6,
     "omni_ws.cli": 6,
     "omni_ws.logs": 6,
@@ -68,7 +69,10 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+#: What a compiler made is as it is.
+MODULES = {
+    module_name(path): path for path in sorted(PACKAGE.rglob("*.py")) if PACKAGE / "generated" not in path.parents
+}
 
 
 def is_within(module: str, package: str) -> bool:

@@ -246,6 +246,9 @@ class GrpcConfig(Section):
         default=None, description="Port of the service; unset: 50051 where the engine has token sessions, else none."
     )
     session_ttl_sec: Seconds = Field(default=1800, description="How long an unused token session is remembered.")
+    max_message_bytes: Size = Field(
+        default=64 * MIB, description="Largest message taken: images come in one with the tokens around them."
+    )
     readout_vectors: Path | None = Field(default=None, description="File of the readout vectors.")
     readout_manifest: Path | None = Field(default=None, description="Manifest that describes the readout vectors.")
 

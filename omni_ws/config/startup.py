@@ -9,7 +9,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from omni_ws.config.error import ConfigurationError
-from omni_ws.config.model import EngineName, GrpcConfig, RemoteConfig, ServerConfig, VllmConfig
+from omni_ws.config.model import EngineName, RemoteConfig, ServerConfig, VllmConfig
 
 _NOT_AVAILABLE: Final = "not available in this version"
 _REMOTE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -59,8 +59,14 @@ def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
         yield from _vllm_problems(config.vllm)
     if config.engine is EngineName.REMOTE:
         yield from _remote_problems(config.remote)
-    if config.grpc != GrpcConfig():
-        yield f"the gRPC service is {_NOT_AVAILABLE}; leave the grpc settings out"
+    if config.grpc.port is not None and any(find_spec(name) is None for name in ("grpc", "grpc_health")):
+        yield "the gRPC service needs its packages: pip install 'omni_ws[grpc]'"
+    if config.grpc.port is not None and config.engine is not EngineName.VLLM:
+        yield f"the {config.engine} engine has no token sessions; leave grpc.port out"
+    if (config.grpc.readout_vectors is None) != (config.grpc.readout_manifest is None):
+        yield "grpc.readout_vectors and grpc.readout_manifest go together"
+    if config.grpc.readout_vectors is not None and config.engine is not EngineName.VLLM:
+        yield f"the {config.engine} engine has no readouts; leave grpc.readout_vectors out"
     if config.record is not None:
         yield f"recording sessions (record) is {_NOT_AVAILABLE}"
 

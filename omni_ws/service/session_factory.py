@@ -6,18 +6,20 @@ import asyncio
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from omni_ws.config.model import ServerConfig
 from omni_ws.core.audio_format import AudioEncoding
 from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.base import Engine, EngineState
+from omni_ws.engine.tokens import TokenEngine
 from omni_ws.errors import EngineFailed, EngineOverloaded
 from omni_ws.service.admission import Admission
 from omni_ws.service.configuration import LOCAL_MODEL, Configuration, ConfigurationRules, ServedModel
 from omni_ws.service.conversation import Conversation, ConversationLimits
 from omni_ws.service.outbox import Outbox
+from omni_ws.service.token_sessions import TokenSessions
 
 #: Audio that can be cut anywhere, for sessions that play it as it comes.
 STREAM_FORMATS: Final = frozenset(
@@ -72,6 +74,18 @@ class SessionFactory:
                 raise EngineOverloaded("the engine is still starting", retry_after_ms=1000)
             case EngineState.UNHEALTHY:
                 raise EngineFailed("the engine is not available", fatal=True)
+
+    def token_sessions(self) -> TokenSessions | None:
+        """For the gRPC service, where the engine, which has started, works on token lists."""
+        if not self.engine.capabilities.token_sessions:
+            return None
+        return TokenSessions(
+            cast("TokenEngine", self.engine),
+            ttl_sec=self.config.grpc.session_ttl_sec,
+            budget=self.budget,
+            admission=self.admission,
+            check_ready=self.check_ready,
+        )
 
     def open(
         self,

@@ -23,10 +23,19 @@ class Authenticator:
 
     def authenticate(self, request: HttpRequest) -> ApiKey | None:
         """Raises Unauthenticated for a missing, malformed or unknown key."""
+        return self._find(_presented_key(request)) if self._keys else None
+
+    def authenticate_header(self, authorization: str | None) -> ApiKey | None:
+        """The same for protocols that have nothing but the ``Authorization`` field."""
         if not self._keys:
             return None
+        if authorization is None:
+            raise Unauthenticated("a key is needed: 'Authorization: Bearer KEY'")
+        return self._find(_bearer(authorization))
+
+    def _find(self, presented_key: str) -> ApiKey:
         # Header fields are bytes to HTTP and were read as Latin-1: these are the bytes that the client sent.
-        presented = hashlib.sha256(_presented_key(request).encode("latin-1")).digest()
+        presented = hashlib.sha256(presented_key.encode("latin-1")).digest()
         found: ApiKey | None = None
         for key in self._keys:
             # Every key is compared, so that the time tells nothing about which one came close.
@@ -40,12 +49,16 @@ class Authenticator:
 def _presented_key(request: HttpRequest) -> str:
     authorization = request.headers.get("authorization")
     if authorization is not None:
-        scheme, _, key = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
-            raise Unauthenticated("present the key as 'Authorization: Bearer KEY'")
-        return key.strip()
+        return _bearer(authorization)
     for entry in request.offered_subprotocols:
         for prefix in KEY_SUBPROTOCOLS:
             if entry.startswith(prefix):
                 return entry.removeprefix(prefix)
     raise Unauthenticated("a key is needed: 'Authorization: Bearer KEY'")
+
+
+def _bearer(authorization: str) -> str:
+    scheme, _, key = authorization.partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise Unauthenticated("present the key as 'Authorization: Bearer KEY'")
+    return key.strip()

@@ -1,0 +1,52 @@
+"""TokenRanges: positions of a token list, as a union of half-open ranges."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+
+from omni_ws.errors import InvalidValue
+
+
+class TokenRanges:
+    """Ranges may overlap and may be empty. Raises InvalidValue, naming ``param``, where one ends before it starts."""
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = (), *, param: str | None = None) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        given = list(ranges)
+        for index, (start, end) in enumerate(given):
+            if start > end:
+                raise InvalidValue(
+                    f"a range ends at {end} before it starts at {start}", param=param and f"{param}[{index}]"
+                )
+        for start, end in sorted(one for one in given if one[0] < one[1]):
+            if self._ends and start <= self._ends[-1]:
+                self._ends[-1] = max(self._ends[-1], end)
+            else:
+                self._starts.append(start)
+                self._ends.append(end)
+
+    def __bool__(self) -> bool:
+        return bool(self._starts)
+
+    def __contains__(self, position: int) -> bool:
+        place = bisect_right(self._starts, position) - 1
+        return place >= 0 and position < self._ends[place]
+
+    @property
+    def first(self) -> int | None:
+        return self._starts[0] if self._starts else None
+
+    def below(self, limit: int) -> Iterator[int]:
+        """The positions before ``limit``, each once, in order."""
+        for start, end in zip(self._starts, self._ends, strict=True):
+            if start >= limit:
+                return
+            yield from range(start, min(end, limit))
+
+    def reaches(self, limit: int) -> bool:
+        """Whether any position at or after ``limit`` is covered."""
+        return bool(self._ends) and self._ends[-1] > limit

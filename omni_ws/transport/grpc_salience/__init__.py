@@ -1,0 +1,1 @@
+"""salience.v1: token sessions over gRPC (protocol/salience.proto)."""

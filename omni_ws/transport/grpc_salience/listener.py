@@ -1,0 +1,78 @@
+"""The gRPC port: salience.v1, and the standard services for health and reflection."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from omni_ws.generated import salience_pb2, salience_pb2_grpc
+from omni_ws.transport.grpc_salience.servicer import Salience
+
+SERVICE: Final = salience_pb2.DESCRIPTOR.services_by_name["Salience"].full_name
+#: How long calls may take to end once the server has to close.
+CLOSE_TIMEOUT_SEC: Final = 1.0
+
+
+class GrpcListener:
+    """A port that is served. ``port`` is the real one where any free one was asked for."""
+
+    def __init__(self, server: grpc.aio.Server, port: int, health_servicer: Any) -> None:
+        self.port = port
+        self._server = server
+        self._health = health_servicer
+
+    async def drain(self, timeout: float) -> None:
+        """Take no new call and let what runs finish within ``timeout`` seconds."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(timeout)
+
+
+@asynccontextmanager
+async def listen(
+    servicer: Salience,
+    *,
+    host: str,
+    port: int,
+    max_message_bytes: int,
+    credentials: grpc.ServerCredentials | None = None,
+) -> AsyncIterator[GrpcListener]:
+    """Serve for as long as the block lasts. Raises OSError for a port that cannot be had."""
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_send_message_length", -1),
+            # A taken port is an error, and not shared.
+            ("grpc.so_reuseport", 0),
+        ]
+    )
+    salience_pb2_grpc.add_SalienceServicer_to_server(servicer, server)
+    health_servicer: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]  # unknown to its stubs
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        if credentials is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise OSError(f"gRPC cannot listen on {address}") from error
+    await server.start()
+    for service in (SERVICE, ""):
+        await health_servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
+    try:
+        yield GrpcListener(server, bound, health_servicer)
+    finally:
+        await server.stop(CLOSE_TIMEOUT_SEC)
+
+
+def tls(certificate: Path, key: Path | None) -> grpc.ServerCredentials:
+    """From PEM files; the certificate's may hold the key too."""
+    chain = certificate.read_bytes()
+    return grpc.ssl_server_credentials([(chain if key is None else key.read_bytes(), chain)])

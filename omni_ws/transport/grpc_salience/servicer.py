@@ -1,0 +1,196 @@
+"""The six calls of salience.v1: messages into what the token sessions understand, and what they say into messages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import aclosing
+from typing import Any, Final, NoReturn, TypeAlias, TypeVar
+
+import grpc
+
+from omni_ws.config.keys import ApiKey
+from omni_ws.core.token_ranges import TokenRanges
+from omni_ws.core.token_session import TokenImage
+from omni_ws.engine.tokens import MAX_TOP_LOGPROBS, TokenOutput, TokenSampling, TokenStop
+from omni_ws.errors import EngineFailed, InvalidValue, ModelNotFound, OmniError
+from omni_ws.generated import salience_pb2 as messages
+from omni_ws.generated.salience_pb2_grpc import SalienceServicer
+from omni_ws.service.configuration import ServedModel
+from omni_ws.service.failure import unexpected
+from omni_ws.service.token_sessions import TokenCall, TokensDone, TokenSessions
+from omni_ws.transport.authentication import Authenticator
+
+Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+Answer = TypeVar("Answer")
+
+#: Trailing metadata of a refusal: the code of the specification's error table, and when to come again.
+CODE_METADATA: Final = "omni-error-code"
+RETRY_METADATA: Final = "retry-after-ms"
+
+_REASONS: Final = {
+    None: messages.GenerateDone.FINISH_REASON_UNSPECIFIED,
+    TokenStop.EOS: messages.GenerateDone.FINISH_REASON_EOS,
+    TokenStop.LENGTH: messages.GenerateDone.FINISH_REASON_LENGTH,
+}
+
+
+class Salience(SalienceServicer):
+    """``model`` is asked for anew each time: an engine may learn its name late."""
+
+    def __init__(self, sessions: TokenSessions, authenticator: Authenticator, model: Callable[[], ServedModel]) -> None:
+        self._sessions = sessions
+        self._authenticator = authenticator
+        self._model = model
+
+    async def OpenSession(  # the names of the calls are those of the definition
+        self, request: messages.OpenSessionRequest, context: Context
+    ) -> messages.OpenSessionResponse:
+        async def open_session(key: ApiKey | None) -> messages.OpenSessionResponse:
+            if not request.model:
+                raise ModelNotFound("name the model that the session is for", param="model")
+            self._model().check(request.model)
+            session_id = self._sessions.open(key)
+            return messages.OpenSessionResponse(
+                session_id=session_id, max_model_len=self._sessions.engine.max_model_len
+            )
+
+        return await self._answer(context, open_session)
+
+    async def CloseSession(
+        self, request: messages.CloseSessionRequest, context: Context
+    ) -> messages.CloseSessionResponse:
+        async def close(key: ApiKey | None) -> messages.CloseSessionResponse:
+            self._sessions.close(request.session_id, key)
+            return messages.CloseSessionResponse()
+
+        return await self._answer(context, close)
+
+    async def ForkSession(self, request: messages.ForkSessionRequest, context: Context) -> messages.ForkSessionResponse:
+        async def fork(key: ApiKey | None) -> messages.ForkSessionResponse:
+            child = self._sessions.fork(request.session_id, key, at=request.at_position)
+            return messages.ForkSessionResponse(session_id=child)
+
+        return await self._answer(context, fork)
+
+    async def GetReadoutManifest(
+        self, request: messages.GetReadoutManifestRequest, context: Context
+    ) -> messages.ReadoutManifest:
+        async def manifest(key: ApiKey | None) -> messages.ReadoutManifest:
+            known = self._sessions.engine.readout_manifest
+            return messages.ReadoutManifest(
+                concepts=known.concepts, layers=known.layers, hidden_size=known.hidden_size, dtype=known.dtype
+            )
+
+        return await self._answer(context, manifest)
+
+    async def DumpSession(self, request: messages.DumpSessionRequest, context: Context) -> messages.DumpSessionResponse:
+        async def dump(key: ApiKey | None) -> messages.DumpSessionResponse:
+            return messages.DumpSessionResponse(tokens=self._sessions.dump(request.session_id, key))
+
+        return await self._answer(context, dump)
+
+    async def Generate(
+        self, request: messages.GenerateRequest, context: Context
+    ) -> AsyncIterator[messages.GenerateEvent]:
+        try:
+            key = self._key(context)
+            events = self._sessions.generate(request.session_id, key, token_call(request, self._sessions))
+            async with aclosing(events):
+                async for event in events:
+                    yield _done(event) if isinstance(event, TokensDone) else _token(event)
+        except OmniError as error:
+            await _refuse(context, error)
+        except Exception as error:
+            await _refuse(context, unexpected(error, where="a token session"))
+
+    def _key(self, context: Context) -> ApiKey | None:
+        metadata = {name: value for name, value in context.invocation_metadata() or ()}
+        authorization = metadata.get("authorization")
+        if isinstance(authorization, bytes):
+            authorization = authorization.decode("latin-1")
+        return self._authenticator.authenticate_header(authorization)
+
+    async def _answer(self, context: Context, call: Callable[[ApiKey | None], Awaitable[Answer]]) -> Answer:
+        try:
+            return await call(self._key(context))
+        except OmniError as error:
+            await _refuse(context, error)
+        except Exception as error:
+            await _refuse(context, unexpected(error, where="a token session"))
+
+
+async def _refuse(context: Context, error: OmniError) -> NoReturn:
+    name = error.wire.grpc_status or "INTERNAL"
+    if isinstance(error, EngineFailed) and error.fatal:
+        name = "UNAVAILABLE"  # the engine is gone and will be back; the session is not lost
+    message = f"{error.param}: {error.message}" if error.param else error.message
+    metadata = [(CODE_METADATA, error.code)]
+    if error.retry_after_ms is not None:
+        metadata.append((RETRY_METADATA, str(error.retry_after_ms)))
+    await context.abort(grpc.StatusCode[name], message, tuple(metadata))
+
+
+def token_call(request: messages.GenerateRequest, sessions: TokenSessions) -> TokenCall:
+    """Raises InvalidValue, naming the field, for what no session could take."""
+    if request.logprob_top_k > MAX_TOP_LOGPROBS:
+        raise InvalidValue(f"at most {MAX_TOP_LOGPROBS} tokens are named", param="logprob_top_k")
+    return TokenCall(
+        tokens=request.append_tokens,
+        offset=request.offset,
+        truncating=request.truncating,
+        images=tuple(_images(request.images)),
+        max_tokens=request.max_tokens,
+        sampling=_sampling(request, sessions.engine.vocabulary_size),
+        logprob_ranges=_ranges(request.logprobs_ranges, "logprobs_ranges"),
+        logprob_top_k=request.logprob_top_k,
+        readout_ranges=_ranges(request.readout_ranges, "readout_ranges"),
+        priority=request.priority,
+    )
+
+
+def _images(attachments: Iterable[messages.ImageAttachment]) -> Iterable[TokenImage]:
+    for index, one in enumerate(attachments):
+        if not one.mime.lower().startswith("image/"):
+            raise InvalidValue(f"{one.mime[:64]!r} is no image type", param=f"images[{index}].mime")
+        yield TokenImage(one.bytes, one.mime, one.pad_range_start, one.pad_range_end)
+
+
+def _ranges(ranges: Iterable[messages.PositionRange], param: str) -> TokenRanges:
+    return TokenRanges(((one.start, one.end) for one in ranges), param=param)
+
+
+def _sampling(request: messages.GenerateRequest, vocabulary: int) -> TokenSampling:
+    temperature = request.temperature or 1.0
+    top_p = request.top_p or 1.0
+    if not (math.isfinite(temperature) and temperature > 0):
+        raise InvalidValue("temperature is a positive number, or 0 for 1.0", param="temperature")
+    if not 0 < top_p <= 1:
+        raise InvalidValue("top_p is above 0 and at most 1, or 0 for 1.0", param="top_p")
+    stops = frozenset(request.stop_token_ids)
+    if stops and max(stops) >= vocabulary:
+        raise InvalidValue(f"token ids are below {vocabulary}", param="stop_token_ids")
+    return TokenSampling(temperature=temperature, top_p=top_p, top_k=request.top_k, stop_token_ids=stops)
+
+
+def _token(output: TokenOutput) -> messages.GenerateEvent:
+    token = messages.Token(id=output.id, position=output.position, is_prefill=output.is_prefill)
+    if len(output.readout):
+        token.readout.extend(output.readout)
+    for one, logprob in output.logprobs:
+        token.logprobs.add(id=one, logprob=logprob)
+    if output.logprob is not None:
+        token.sampled_logprob = output.logprob
+        token.has_sampled_logprob = True
+    return messages.GenerateEvent(token=token)
+
+
+def _done(event: TokensDone) -> messages.GenerateEvent:
+    return messages.GenerateEvent(
+        done=messages.GenerateDone(
+            prompt_tokens=event.prompt_tokens,
+            completion_tokens=event.completion_tokens,
+            total_tokens=event.prompt_tokens + event.completion_tokens,
+            finish_reason=_REASONS[event.reason],
+        )
+    )

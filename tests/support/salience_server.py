@@ -1,0 +1,90 @@
+"""The gRPC service on a free port, and a stub that talks to it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+
+from omni_ws.config.keys import ApiKey
+from omni_ws.config.model import GrpcConfig, ServerConfig
+from omni_ws.generated import salience_pb2 as messages
+from omni_ws.generated.salience_pb2_grpc import SalienceStub
+from omni_ws.server import App, create_app, serve_tokens
+
+
+@dataclass
+class SalienceServer:
+    app: App
+    port: int
+    channel: grpc.aio.Channel
+    stub: Any
+    metadata: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def held_bytes(self) -> int:
+        return self.app.sessions.budget.used
+
+    @property
+    def sessions(self) -> int:
+        return self.app.sessions.admission.sessions
+
+    async def open(self) -> str:
+        request = messages.OpenSessionRequest(model="local-model")
+        answer: messages.OpenSessionResponse = await self.stub.OpenSession(request, metadata=self.metadata)
+        return answer.session_id
+
+    def generate(self, session_id: str, tokens: Sequence[int] = (), offset: int = 0, **fields: Any) -> Any:
+        request = messages.GenerateRequest(session_id=session_id, append_tokens=tokens, offset=offset, **fields)
+        return self.stub.Generate(request, metadata=self.metadata)
+
+    async def events(
+        self, session_id: str, tokens: Sequence[int] = (), offset: int = 0, **fields: Any
+    ) -> tuple[list[messages.Token], messages.GenerateDone]:
+        events = [event async for event in self.generate(session_id, tokens, offset, **fields)]
+        assert [event.WhichOneof("event") for event in events] == ["token"] * (len(events) - 1) + ["done"]
+        return [event.token for event in events[:-1]], events[-1].done
+
+    async def dump(self, session_id: str) -> list[int]:
+        answer = await self.stub.DumpSession(messages.DumpSessionRequest(session_id=session_id), metadata=self.metadata)
+        return list(answer.tokens)
+
+    async def fork(self, session_id: str, at: int) -> str:
+        request = messages.ForkSessionRequest(session_id=session_id, at_position=at)
+        answer: messages.ForkSessionResponse = await self.stub.ForkSession(request, metadata=self.metadata)
+        return answer.session_id
+
+    async def close(self, session_id: str) -> None:
+        await self.stub.CloseSession(messages.CloseSessionRequest(session_id=session_id), metadata=self.metadata)
+
+
+@asynccontextmanager
+async def salience_server(
+    engine: Any, *, keys: tuple[ApiKey, ...] = (), config: ServerConfig | None = None, **settings: Any
+) -> AsyncIterator[SalienceServer]:
+    """``settings`` are those of the gRPC section."""
+    config = config or ServerConfig(grpc=GrpcConfig(port=0, **settings))
+    await engine.start()
+    app = create_app(engine, config, keys)
+    try:
+        async with serve_tokens(app) as listener:
+            assert listener is not None
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{listener.port}") as channel:
+                yield SalienceServer(app, listener.port, channel, SalienceStub(channel))
+        assert app.sessions.admission.sessions == 0
+        assert app.sessions.budget.used == 0
+        assert engine.active_requests == 0
+    finally:
+        await engine.stop()
+
+
+@asynccontextmanager
+async def refused(status: grpc.StatusCode, match: str = "") -> AsyncIterator[None]:
+    """The block is answered with this status, whose text contains ``match``."""
+    with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        yield
+    assert (refusal.value.code(), match in (refusal.value.details() or "")) == (status, True), refusal.value
