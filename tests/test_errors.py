@@ -32,6 +32,7 @@ TABLE: dict[str, tuple[int | None, int | None, str | None, bool]] = {
     "out_of_order": (None, 409, None, True),
     "resync_required": (None, None, None, False),
     "offset_mismatch": (None, None, "FAILED_PRECONDITION", False),
+    "readouts_off": (None, None, "FAILED_PRECONDITION", False),
     "session_busy": (None, None, "ABORTED", True),
     "not_found": (None, 404, None, False),
     "method_not_allowed": (None, 405, None, False),
