@@ -26,6 +26,7 @@ from omni_ws.logs import configure_logging
 from omni_ws.service.session_factory import SessionFactory
 from omni_ws.transport.application import HttpLimits, UpgradeDecision
 from omni_ws.transport.authentication import Authenticator
+from omni_ws.transport.completions import CompletionRoutes
 from omni_ws.transport.connections import Connections
 from omni_ws.transport.demo import DemoRoutes
 from omni_ws.transport.front_door import front_door
@@ -69,6 +70,8 @@ class App:
         router.add("GET", "/v1/models/{id:path}", operations.model)
         router.add("POST", "/v1/chat/completions", openai.chat_completions)
         router.add("POST", "/v1/audio/speech", openai.audio_speech)
+        completions = CompletionRoutes(self.sessions, self.authenticator)
+        router.add("POST", "/v1/completions", completions.completions)
         router.add("GET", NATIVE_PATH, self._needs_upgrade)
         return router
 

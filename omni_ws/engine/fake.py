@@ -44,6 +44,7 @@ CAPABILITIES: Final = EngineCapabilities(
     sampling=frozenset({"max_tokens", "stop"}),
     sampling_no_ops=frozenset({"temperature", "top_p", "seed"}),
     stage_params=frozenset({"fake.fail_after_chunks"}),
+    raw_prompts=True,
 )
 
 

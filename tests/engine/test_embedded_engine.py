@@ -447,6 +447,7 @@ async def test_what_it_says_about_itself(engine: EmbeddedEngine) -> None:
     assert capabilities.sampling == {"max_tokens", "stop"}
     assert capabilities.sampling_no_ops == {"temperature", "top_p", "seed"}
     assert (capabilities.tools, capabilities.logprobs, capabilities.structured_output) == (False, False, False)
+    assert capabilities.raw_prompts
     assert (OutputModality.AUDIO in capabilities.output_modalities) is bool(capabilities.voices)
     assert engine.state is EngineState.OK
     assert engine.describe_voice().startswith("voice: ")

@@ -79,6 +79,7 @@ class EmbeddedEngine:
             voices=self._voice.voices,
             sampling=frozenset({"max_tokens", "stop"}),
             sampling_no_ops=frozenset({"temperature", "top_p", "seed"}),
+            raw_prompts=True,  # there is no template that could stand around them
         )
 
     def describe(self) -> tuple[str, ...]:

@@ -1,0 +1,75 @@
+"""Several requests that are answered as one."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+from msgspec.structs import replace
+
+from omni_ws.core.chunks import FinishReason, Usage
+from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.service.outbox import Message
+from omni_ws.transport.answer_writers import Answering
+
+
+class SeveralSessions:
+    """Each session gives ``choices`` answers; theirs are numbered on, in the order of the sessions.
+
+    There is one final, when the last of them has come.
+    """
+
+    def __init__(self, sessions: Sequence[Answering], *, choices: int) -> None:
+        self._sessions = sessions
+        self._choices = choices
+        self._finals: dict[int, FinalChunk] = {}
+        #: What is waited for, of each session that has more to say.
+        self._receiving: dict[int, asyncio.Task[Message | None]] = {}
+
+    @asynccontextmanager
+    async def receiving(self) -> AsyncIterator[None]:
+        """``receive`` may be called while the block lasts."""
+        try:
+            yield
+        finally:
+            for task in self._receiving.values():
+                task.cancel()
+            await asyncio.gather(*self._receiving.values(), return_exceptions=True)
+
+    async def receive(self, *, idle_sec: float | None = None) -> Message | None:
+        """The next message of any of them; None when there is none for ``idle_sec`` seconds. Raises their errors."""
+        while True:
+            for index, session in enumerate(self._sessions):
+                if index not in self._finals and index not in self._receiving:
+                    self._receiving[index] = asyncio.create_task(session.receive(), name=f"prompt {index}")
+            done, _ = await asyncio.wait(
+                self._receiving.values(), timeout=idle_sec, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                return None
+            index = next(index for index, task in self._receiving.items() if task in done)
+            message = self._receiving.pop(index).result()
+            if isinstance(message, OutputChunk):
+                return replace(message, choice=index * self._choices + message.choice)
+            if not isinstance(message, FinalChunk):
+                return message
+            if message.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+                return message
+            self._finals[index] = message
+            if len(self._finals) == len(self._sessions):
+                return self._final(message)
+
+    def _final(self, last: FinalChunk) -> FinalChunk:
+        finals = [self._finals[index] for index in range(len(self._sessions))]
+        reasons = [reason for final in finals for reason in self._reasons(final)]
+        usage = Usage(
+            input_tokens=sum(final.usage.input_tokens for final in finals),
+            output_tokens=sum(final.usage.output_tokens for final in finals),
+        )
+        return dataclasses.replace(last, finish_reasons=tuple(reasons), usage=usage)
+
+    def _reasons(self, final: FinalChunk) -> Sequence[FinishReason]:
+        reasons = final.finish_reasons
+        return reasons if len(reasons) == self._choices else (final.finish_reason,) * self._choices

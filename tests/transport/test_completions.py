@@ -1,0 +1,297 @@
+"""POST /v1/completions on the real server over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.capable_engine import CapableEngine, finished, said, token
+from support.event_stream import DONE, Event, events_of
+from support.live_server import LiveServer, live_server
+from support.raw_http import RawResponse, post, raw_client, request
+from support.tone_engine import SnapshotEngine
+
+from omni_ws.core.chunks import FinishReason, TokenLogprob
+from omni_ws.engine.base import AnswerOptions, EngineCapabilities, Finished, TextOutput
+from omni_ws.engine.fake import EchoEngine, ScriptedEngine
+from omni_ws.errors import EngineFailed
+
+PATH = "/v1/completions"
+
+
+async def ask(server: LiveServer, *headers: str, **body: Any) -> RawResponse:
+    return await post(server.port, PATH, {"prompt": "Once upon a time", **body}, *headers)
+
+
+async def stream(server: LiveServer, **body: Any) -> list[dict[str, Any]]:
+    """The chunks of a stream that ended well."""
+    events = events_of(await ask(server, stream=True, **body))
+    assert events[-1] == DONE
+    assert all(event.name is None for event in events)
+    return [event.json() for event in events[:-1]]
+
+
+def said_by(chunks: list[dict[str, Any]]) -> list[Any]:
+    return [
+        (choice["index"], choice["text"], choice["finish_reason"]) for chunk in chunks for choice in chunk["choices"]
+    ]
+
+
+async def test_the_last_piece_of_text_brings_the_finish_reason() -> None:
+    async with live_server() as server:
+        chunks = await stream(server)
+    assert said_by(chunks) == [(0, "Once", None), (0, " upon", None), (0, " a", None), (0, " time", "stop")]
+    for chunk in chunks:
+        assert set(chunk) == {"id", "object", "created", "model", "choices"}
+        assert (chunk["object"], chunk["model"]) == ("text_completion", "fake")
+        assert set(chunk["choices"][0]) == {"index", "text", "logprobs", "finish_reason"}
+        assert chunk["choices"][0]["logprobs"] is None
+    assert len({(chunk["id"], chunk["created"]) for chunk in chunks}) == 1
+    assert chunks[0]["id"].startswith("cmpl-")
+
+
+async def test_a_whole_completion_says_the_same() -> None:
+    async with live_server() as server:
+        completion = (await ask(server, request_id="mine")).json()
+    assert (completion["id"], completion["object"]) == ("cmpl-mine", "text_completion")
+    assert completion["choices"] == [
+        {"index": 0, "text": "Once upon a time", "logprobs": None, "finish_reason": "stop"}
+    ]
+    assert completion["usage"]["total_tokens"] == 8
+
+
+async def test_an_answer_without_text_still_has_its_end() -> None:
+    async with live_server(CapableEngine([])) as server:
+        assert said_by(await stream(server)) == [(0, "", "stop")]
+        assert (await ask(server)).json()["choices"][0]["text"] == ""
+
+
+@pytest.mark.parametrize(
+    ("body", "where"),
+    [
+        ({}, None),
+        ({"stream_options": {"include_usage": True}}, "own"),
+        ({"usage_on_final_chunk": True, "stream_options": {"include_usage": True}}, "last"),
+    ],
+)
+async def test_usage(body: dict[str, Any], where: str | None) -> None:
+    async with live_server() as server:
+        chunks = await stream(server, **body)
+    assert [index for index, chunk in enumerate(chunks) if "usage" in chunk] == (
+        [] if where is None else [len(chunks) - 1]
+    )
+    if where is not None:
+        assert chunks[-1]["usage"]["completion_tokens"] == 4
+        assert bool(chunks[-1]["choices"]) is (where == "last")
+
+
+async def test_sixteen_tokens_where_nothing_is_said() -> None:
+    engine = CapableEngine([])
+    async with live_server(engine) as server:
+        for body in ({}, {"max_tokens": 3}, {"max_tokens": 0}, {"sampling": {"max_tokens": 5}}):
+            await ask(server, **body)
+    assert [one.sampling["max_tokens"] for one in engine.requests] == [16, 3, 16, 5]
+
+
+async def test_stop_strings_across_the_borders_of_pieces() -> None:
+    async with live_server() as server:
+        assert said_by(await stream(server, stop="pon a")) == [(0, "Once", None), (0, " u", "stop")]
+        assert (await ask(server, stop=["pon a"])).json()["choices"][0]["text"] == "Once u"
+
+
+async def test_the_prompt_reaches_the_engine_as_it_stands() -> None:
+    engine = CapableEngine([])
+    async with live_server(engine) as server:
+        await ask(server, prompt="<s> raw", priority=2, instructions="ignored", voice="nobody", tools="ignored")
+    (seen,) = engine.requests
+    assert seen.options == AnswerOptions(raw_prompt=True, priority=2)
+    assert (seen.instructions, seen.history) == ("", ())
+    assert seen.modalities == {"text"}
+    assert [chunk.payload for chunk in engine.inputs[0]] == [b"<s> raw"]
+
+
+async def test_an_engine_that_freezes_its_input_gets_the_whole_prompt() -> None:
+    async with live_server(SnapshotEngine(), streaming_input={"max_chunk_bytes": 1024}) as server:
+        prompt = "word " * 1000
+        answer = await ask(server, prompt=prompt, max_tokens=10_000)
+    assert answer.json()["choices"][0]["text"] == prompt
+
+
+# --- several prompts, several answers
+
+
+async def test_prompts_and_choices_are_numbered_through() -> None:
+    engine = CapableEngine(
+        [
+            said("a", choice=1),
+            said("b", choice=0),
+            finished(FinishReason.STOP, FinishReason.STOP, FinishReason.LENGTH),
+        ]
+    )
+    async with live_server(engine) as server:
+        completion = (await ask(server, prompt=["one", "two"], n=2)).json()
+        chunks = await stream(server, prompt=["one", "two"], n=2, stream_options={"include_usage": True})
+    expected = [(0, "b", "stop"), (1, "a", "length"), (2, "b", "stop"), (3, "a", "length")]
+    assert said_by([completion]) == expected
+    assert sorted(said_by(chunks)) == expected
+    assert completion["usage"]["total_tokens"] == chunks[-1]["usage"]["total_tokens"] == 16
+    assert sorted(chunk.payload for chunks in engine.inputs for chunk in chunks) == [b"one", b"one", b"two", b"two"]
+
+
+async def test_each_prompt_has_its_own_answer() -> None:
+    async with live_server() as server:
+        completion = (await ask(server, prompt=["a b", "c", "d e f"])).json()
+    assert [choice["text"] for choice in completion["choices"]] == ["a b", "c", "d e f"]
+    assert completion["usage"]["prompt_tokens"] == 6
+
+
+async def test_prompts_are_worked_on_at_the_same_time() -> None:
+    gate = asyncio.Event()
+    engine = CapableEngine([gate.wait, said("done")])
+    async with live_server(engine) as server:
+        asking = asyncio.create_task(ask(server, prompt=["one", "two", "three"]))
+        await server.until(lambda: engine.active_requests == 3)
+        gate.set()
+        assert len((await asking).json()["choices"]) == 3
+
+
+async def test_one_prompt_that_fails_fails_all() -> None:
+    class OneFails(CapableEngine):
+        async def generate(self, request: Any) -> Any:
+            self.script = (EngineFailed("broken"),) if self.requests else (said("fine "), said("so far"))
+            async for output in super().generate(request):
+                yield output
+
+    async with live_server(OneFails()) as server:
+        answer = await ask(server, prompt=["one", "two"])
+        assert (answer.status, answer.error["code"]) == (500, "engine_failed")
+
+
+async def test_a_client_that_leaves_ends_every_prompt() -> None:
+    gate = asyncio.Event()
+    engine = CapableEngine([said("a"), said("b"), gate.wait])
+    async with live_server(engine) as server:
+        async with raw_client(server.port) as client:
+            await client.send(request("POST", PATH, body=b'{"prompt":["one","two"],"stream":true}'))
+            await server.until(lambda: engine.active_requests == 2)
+            await client.head()
+        await server.until(lambda: engine.active_requests == 0)
+
+
+# --- log-probabilities
+
+
+@pytest.mark.parametrize(("wanted", "asked"), [(True, 1), (False, None), (0, 0), (5, 5), (None, None)])
+async def test_how_many_logprobs(wanted: Any, asked: int | None) -> None:
+    engine = CapableEngine([])
+    async with live_server(engine) as server:
+        assert (await ask(server, logprobs=wanted)).status == 200
+    assert engine.requests[0].options.logprobs == asked
+
+
+@pytest.mark.parametrize("wanted", [-1, 6, "1", 1.5])
+async def test_logprobs_out_of_range(wanted: Any) -> None:
+    async with live_server(CapableEngine([])) as server:
+        answer = await ask(server, logprobs=wanted)
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "invalid_value", "logprobs")
+
+
+LOGPROBS = [
+    TextOutput("Hi", logprobs=(token("Hi", -0.5, "Ho"),)),
+    # A character of two tokens: the text comes with the second.
+    TextOutput("", logprobs=(TokenLogprob("\\xc3", b"\xc3", -1.0),)),
+    TextOutput("é!", logprobs=(TokenLogprob("\\xa9", b"\xa9", -2.0), TokenLogprob("!", b"!", float("-inf")))),
+]
+
+
+async def test_logprobs_name_the_places_of_tokens() -> None:
+    async with live_server(CapableEngine(LOGPROBS)) as server:
+        (choice,) = (await ask(server, logprobs=2)).json()["choices"]
+        chunks = await stream(server, logprobs=2)
+    assert choice["logprobs"] == {
+        "tokens": ["Hi", "\\xc3", "\\xa9", "!"],
+        "token_logprobs": [-0.5, -1.0, -2.0, -9999.0],
+        "top_logprobs": [{"Hi": -0.5, "Ho": -1.5}, {"\\xc3": -1.0}, {"\\xa9": -2.0}, {"!": -9999.0}],
+        "text_offset": [0, 2, 2, 3],
+    }
+    assert said_by(chunks) == [(0, "Hi", None), (0, "é!", "stop")]
+    assert [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in chunks] == [[0, 2], [2, 3]]
+
+
+async def test_zero_logprobs_name_the_sampled_token_alone() -> None:
+    async with live_server(CapableEngine([TextOutput("a", logprobs=(token("a"),))])) as server:
+        (choice,) = (await ask(server, logprobs=0)).json()["choices"]
+    assert choice["logprobs"]["top_logprobs"] == [{"a": -0.5}]
+
+
+# --- what cannot be done
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        ({"prompt": None}, 400, "invalid_value", "prompt"),
+        ({"prompt": []}, 400, "invalid_value", "prompt"),
+        ({"prompt": 5}, 400, "invalid_value", "prompt"),
+        ({"prompt": ""}, 400, "empty_input", "prompt"),
+        ({"prompt": ["a", ""]}, 400, "empty_input", "prompt[1]"),
+        ({"prompt": [True]}, 400, "invalid_value", "prompt[0]"),
+        ({"prompt": [1, 2]}, 400, "unsupported_parameter", "prompt[0]"),
+        ({"prompt": [[1, 2]]}, 400, "unsupported_parameter", "prompt[0]"),
+        ({"prompt": ["a"] * 65, "n": 2}, 400, "invalid_value", "prompt"),
+        ({"n": 0}, 400, "invalid_value", "n"),
+        ({"echo": True}, 400, "unsupported_parameter", "echo"),
+        ({"suffix": "b"}, 400, "unsupported_parameter", "suffix"),
+        ({"best_of": 2}, 400, "unsupported_parameter", "best_of"),
+        ({"logit_bias": {"5": 1}}, 400, "unsupported_parameter", "logit_bias"),
+        ({"top_p": 2}, 400, "invalid_value", "top_p"),
+        ({"model": "gpt-9"}, 404, "model_not_found", "model"),
+    ],
+)
+async def test_refusals_are_the_same_in_every_form(body: dict[str, Any], status: int, code: str, param: str) -> None:
+    async with live_server(CapableEngine([])) as server:
+        whole = await ask(server, **body)
+        assert (whole.status, whole.error["code"], whole.error["param"]) == (status, code, param)
+        streamed = await ask(server, "Accept: application/json", stream=True, **body)
+        assert (streamed.status, streamed.error) == (status, whole.error)
+        (event,) = events_of(await ask(server, stream=True, **body))
+        assert (event.name, event.json()["error"]) == ("error", whole.error)
+
+
+async def test_harmless_values_and_unknown_fields_are_fine() -> None:
+    harmless = {"echo": False, "suffix": "", "best_of": 1, "logit_bias": {}, "user": "me", "ignore_eos": True}
+    async with live_server() as server:
+        assert (await ask(server, **harmless)).status == 200
+        assert (await ask(server, prompt=["a"] * 64, n=1)).status == 200
+
+
+async def test_engines_that_only_chat_say_so() -> None:
+    class Chats(EchoEngine):
+        @property
+        def capabilities(self) -> EngineCapabilities:
+            return replace(super().capabilities, raw_prompts=False)
+
+    async with live_server(Chats()) as server:
+        answer = await ask(server)
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "unsupported_parameter", "prompt")
+    async with live_server() as server:
+        for field, value in (("n", 2), ("logprobs", True), ("priority", 1)):
+            answer = await ask(server, **{field: value})
+            assert (answer.status, answer.error["param"]) == (400, field)
+
+
+async def test_an_engine_that_fails_midway_ends_the_stream_with_an_error() -> None:
+    engine = ScriptedEngine([TextOutput("a"), TextOutput("b"), EngineFailed("broken")])
+    async with live_server(engine) as server:
+        events: list[Event] = events_of(await ask(server, stream=True))
+    assert [event.name for event in events] == [None, "error"]
+    assert events[-1].json()["message"] == "broken"
+
+
+async def test_a_cut_answer_is_an_error() -> None:
+    engine = ScriptedEngine([TextOutput("a"), Finished(FinishReason.CANCELLED, finished().usage)])
+    async with live_server(engine) as server:
+        for prompt in ("one", ["one", "two"]):
+            assert (await ask(server, prompt=prompt)).status == 500
