@@ -7,6 +7,7 @@ opened no turn, and speech at 10 dB above noise was found.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -23,6 +24,11 @@ WINDOW_MS = 32
 #: Speech has begun when this many of the last ``START_SPAN`` windows are above the threshold.
 START_WINDOWS = 3
 START_SPAN = 4
+#: No bar looks further back.
+MAX_START_SPAN = 8
+
+#: A threshold that is raised is not raised beyond this, or the detector would never be so sure.
+HIGHEST_RAISED_THRESHOLD = 0.95
 
 #: A window counts as silence only this far below the threshold, so that a voice that sinks ends no turn.
 HYSTERESIS = 0.15
@@ -90,35 +96,46 @@ class SpeechStopped:
 TurnEvent: TypeAlias = SpeechStarted | SpeechStopped
 
 
+@dataclass(frozen=True, slots=True)
+class StartBar:
+    """What it takes to begin a turn: ``windows`` of the last ``span`` more than ``margin`` above the threshold."""
+
+    windows: int = START_WINDOWS
+    span: int = START_SPAN
+    margin: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.windows <= self.span <= MAX_START_SPAN:
+            raise ValueError(f"windows lies between 1 and span, and span is at most {MAX_START_SPAN}")
+
+
+ORDINARY_BAR = StartBar()
+#: While the server itself speaks: at least 192 ms of clear voice, so that its own echo, a cough or a click is none.
+BARGE_IN_BAR = StartBar(windows=6, span=8, margin=0.15)
+
+
 class TurnDetector:
     """Turns probabilities into starts and ends of speech. Pure: time is counted in windows.
 
-    ``start_windows`` of ``start_span`` windows above ``threshold`` begin a turn (a higher bar, such as 6 of 8, suits
-    the time while the server itself speaks); ``silence_duration_ms`` of windows clearly below it end the turn.
+    ``bar``, which may be changed at any time, says what begins a turn; ``silence_duration_ms`` of windows clearly
+    below ``threshold`` end it.
     """
 
     def __init__(
-        self,
-        threshold: float = 0.5,
-        silence_duration_ms: int = 480,
-        *,
-        start_windows: int = START_WINDOWS,
-        start_span: int = START_SPAN,
+        self, threshold: float = 0.5, silence_duration_ms: float = 480, *, bar: StartBar = ORDINARY_BAR
     ) -> None:
         if not 0 < threshold < 1:
             raise ValueError("threshold lies between 0 and 1")
-        if not 1 <= start_windows <= start_span:
-            raise ValueError("start_windows lies between 1 and start_span")
         self.threshold = threshold
+        self.bar = bar
         self.silence_threshold = max(LOWEST_SILENCE_THRESHOLD, threshold - HYSTERESIS)
-        self.silence_windows = max(1, -(-silence_duration_ms // WINDOW_MS))
+        self.silence_windows = max(1, math.ceil(silence_duration_ms / WINDOW_MS))
         self.speaking = False
         #: Windows of silence since the last window of speech, while speaking.
         self.silent_windows = 0
         #: Windows seen so far.
         self.windows = 0
-        self._start_windows = start_windows
-        self._recent: deque[bool] = deque(maxlen=start_span)
+        self._recent: deque[float] = deque(maxlen=MAX_START_SPAN)
 
     @property
     def audio_ms(self) -> int:
@@ -137,10 +154,15 @@ class TurnDetector:
         self._recent.clear()
 
     def _while_silent(self, probability: float) -> SpeechStarted | None:
-        self._recent.append(probability > self.threshold)
-        if sum(self._recent) < self._start_windows:
+        self._recent.append(probability)
+        bar = self.bar
+        level = max(self.threshold, min(HIGHEST_RAISED_THRESHOLD, self.threshold + bar.margin))
+        if probability <= level:
             return None
-        first = self.windows - len(self._recent) + self._recent.index(True)
+        above = [recent > level for recent in self._recent][-bar.span :]
+        if sum(above) < bar.windows:
+            return None
+        first = self.windows - len(above) + above.index(True)
         self.end_turn()
         self.speaking = True
         return SpeechStarted(first * WINDOW_MS, self.audio_ms)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
-from msgspec import Struct
-
-from omni_ws.core.chunks import InputChunk
+from omni_ws.core.chunks import InputChunk, StartTrigger
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Arrival, ReorderBuffer
-from omni_ws.core.session import InputSettings, SessionEvent, StreamingInputSession
+from omni_ws.core.session import InputSettings, StreamingInputSession
+from omni_ws.core.stream_events import Diverted, InputAck, RequestOpened, StreamEvent
 from omni_ws.errors import (
     InvalidValue,
     OutOfOrder,
@@ -44,28 +43,11 @@ class StreamLimits:
     max_held_bytes: int = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOpened:
-    """A chunk opened the next request; the events that follow belong to it until its InputEnded."""
-
-    session: StreamingInputSession
-
-
-class InputAck(Struct, frozen=True):
-    """Everything below ``next_sequence_id`` was accepted in order."""
-
-    next_sequence_id: int
-    buffered_chunks: int
-    received_bytes: int
-
-
 class _Consumed:
     """Stands in the reorder buffer for a chunk that was refused: its number is used up."""
 
 
 _CONSUMED: Final = _Consumed()
-
-StreamEvent: TypeAlias = RequestOpened | SessionEvent
 
 
 class InputStream:
@@ -88,6 +70,8 @@ class InputStream:
         #: Whether a chunk after the end of the first request is a conflict instead of a second request.
         self.single_request = single_request
         self.reject_out_of_order = False
+        #: Whether input, once in order, becomes Diverted events: somebody else finds out which request it belongs to.
+        self.diverting = False
         #: While an answer runs nothing is idle; whoever runs answers keeps this current, and calls ``touch`` at the
         #: end of an answer, so that the silence is counted from there.
         self.answering = False
@@ -159,6 +143,21 @@ class InputStream:
             self._ends_at = highest
             return []
         return self._finish()
+
+    def admit(self, chunk: InputChunk, *, by_speech: bool = False) -> list[StreamEvent]:
+        """A chunk whose bytes are held already joins the open request, or opens the next one."""
+        if not self._keeps_next:
+            self._release(len(chunk.payload))
+        return self._assign(chunk, by_speech=by_speech)
+
+    def end_input(self, trigger: StartTrigger, sequence_id: int | None) -> list[StreamEvent]:
+        """The input of the open request ends here, whatever is diverted; nothing happens where none is open."""
+        session, self.current = self.current, None
+        return [] if session is None else [*session.finish(sequence_id, trigger=trigger)]
+
+    def reweigh(self, difference: int) -> None:
+        """What is held without belonging to a request has become this much more, or less where it is negative."""
+        self._release(-difference)
 
     def cancel(self, *, now: float) -> None:
         """Close the input that is open, or is being swallowed: the next chunk opens a new request."""
@@ -329,32 +328,43 @@ class InputStream:
         return events
 
     def _deliver(self, chunk: InputChunk) -> list[StreamEvent]:
+        if self._over:
+            raise _ended(chunk.sequence_id)
         size = len(chunk.payload)
+        if size and (self.diverting or self._keeps_next):
+            self._hold(size)
+        self.received_bytes += size
+        self.opened = True
+        if chunk.end_of_input:
+            self._ack_now = True
+        return [Diverted(chunk)] if self.diverting else self._assign(chunk)
+
+    def _assign(self, chunk: InputChunk, *, by_speech: bool = False) -> list[StreamEvent]:
         events: list[StreamEvent] = []
         session = self.current
         if session is None:
-            if self._over:
-                raise _ended(chunk.sequence_id)
             session = StreamingInputSession(self._settings())
-            events.append(RequestOpened(session))
+            events.append(RequestOpened(session, by_speech))
         if session.input_open:
-            if size and session.keeps_input:
-                self._hold(size)
-                session.held_bytes += size
+            if session.keeps_input:
+                session.held_bytes += len(chunk.payload)
             events += session.receive_chunk(chunk)
-        self.received_bytes += size
-        self.opened = True
-        self.current = session
-        if chunk.end_of_input:
-            self.current = None
-            self._ack_now = True
+        self.current = None if chunk.end_of_input else session
         return events
+
+    @property
+    def _keeps_next(self) -> bool:
+        """Whether what comes now will be held for the engine."""
+        return self.current is None or (self.current.input_open and self.current.keeps_input)
 
     @property
     def _over(self) -> bool:
         return self.single_request and self.opened and self.current is None
 
     def _finish(self) -> list[StreamEvent]:
+        if self.diverting:
+            self._ack_now = True
+            return [Diverted(None)]
         session, self.current = self.current, None
         if session is None:
             return []

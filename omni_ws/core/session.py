@@ -117,8 +117,10 @@ class StreamingInputSession:
             events += self.finish(chunk.sequence_id)
         return events
 
-    def finish(self, sequence_id: int | None = None) -> list[SessionEvent]:
-        """The end of input. Idempotent."""
+    def finish(
+        self, sequence_id: int | None = None, *, trigger: StartTrigger = StartTrigger.END_OF_INPUT
+    ) -> list[SessionEvent]:
+        """The end of input, which ``trigger`` names where it starts the work. Idempotent."""
         if not self.input_open:
             return []
         events: list[SessionEvent] = []
@@ -126,7 +128,7 @@ class StreamingInputSession:
             if not self._accumulator.summary.chunks:
                 self._set_state(SessionState.FAILED)
                 return [InputEnded(EmptyInput("the request has no input"))]
-            events.append(self._start(StartTrigger.END_OF_INPUT, sequence_id))
+            events.append(self._start(trigger, sequence_id))
         self._set_state(SessionState.FINISHED)
         events.append(InputEnded())
         return events

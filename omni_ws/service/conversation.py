@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Usage
-from omni_ws.core.input_stream import InputStream, RequestOpened, StreamEvent, StreamLimits
+from omni_ws.core.input_stream import InputStream, StreamLimits
 from omni_ws.core.output import OutputSequencer
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings, StreamingInputSession
+from omni_ws.core.stream_events import RequestOpened, StreamEvent
 from omni_ws.engine.base import AnswerOptions, Engine, EngineState, Finished
 from omni_ws.errors import (
     EmptyInput,

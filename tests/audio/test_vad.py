@@ -8,12 +8,16 @@ from support.speech_clips import WORDS, clip_samples, noises
 
 from omni_ws.audio.samples import Samples
 from omni_ws.audio.vad import (
+    BARGE_IN_BAR,
+    MAX_START_SPAN,
+    ORDINARY_BAR,
     WINDOW_MS,
     WINDOW_SAMPLES,
     PrefixPadding,
     SpeechDetector,
     SpeechStarted,
     SpeechStopped,
+    StartBar,
     TurnDetector,
     TurnEvent,
 )
@@ -76,15 +80,41 @@ def test_a_turn_can_be_ended_from_outside() -> None:
 
 
 def test_a_higher_bar_to_start() -> None:
-    detector = TurnDetector(start_windows=6, start_span=8)
+    detector = TurnDetector(bar=StartBar(windows=6, span=8))
     assert events(detector, [0.9] * 5 + [0.1] * 3) == []
     assert len(events(detector, [0.9] * 6)) == 1
 
 
-@pytest.mark.parametrize("arguments", [{"threshold": 0.0}, {"threshold": 1.0}, {"start_windows": 5}])
-def test_settings_that_make_no_sense_are_refused(arguments: dict[str, float]) -> None:
+def test_the_bar_while_the_server_speaks_wants_a_clear_and_lasting_voice() -> None:
+    detector = TurnDetector(bar=BARGE_IN_BAR)
+    assert events(detector, [0.6] * 20) == []
+    assert events(detector, [0.9] * 5 + [0.2] * 8) == []
+    assert events(detector, [0.9] * 6) == [SpeechStarted(33 * WINDOW_MS, 39 * WINDOW_MS)]
+
+
+def test_a_raised_threshold_can_still_be_reached() -> None:
+    detector = TurnDetector(0.9, bar=BARGE_IN_BAR)
+    assert events(detector, [0.94] * 8) == []
+    assert len(events(detector, [0.96] * 6)) == 1
+
+
+def test_the_bar_may_be_lowered_in_the_middle_of_speech() -> None:
+    detector = TurnDetector(bar=BARGE_IN_BAR)
+    assert events(detector, [0.9] * 4) == []
+    detector.bar = ORDINARY_BAR
+    assert events(detector, [0.9]) == [SpeechStarted(1 * WINDOW_MS, 5 * WINDOW_MS)]
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.0])
+def test_a_threshold_that_makes_no_sense_is_refused(threshold: float) -> None:
     with pytest.raises(ValueError, match="lies between"):
-        TurnDetector(**arguments)  # type: ignore[arg-type]
+        TurnDetector(threshold)
+
+
+@pytest.mark.parametrize("bar", [(0, 4), (5, 4), (3, MAX_START_SPAN + 1)])
+def test_a_bar_that_makes_no_sense_is_refused(bar: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match="lies between"):
+        StartBar(*bar)
 
 
 @given(st.lists(st.floats(0, 1), max_size=300), st.integers(0, 1000))

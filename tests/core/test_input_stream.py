@@ -5,15 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
-from omni_ws.core.input_stream import (
-    ACK_DELAY_SEC,
-    ACK_EVERY_CHUNKS,
-    InputAck,
-    InputStream,
-    RequestOpened,
-    StreamEvent,
-    StreamLimits,
-)
+from omni_ws.core.input_stream import ACK_DELAY_SEC, ACK_EVERY_CHUNKS, InputStream, StreamLimits
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.session import (
     GenerationStarted,
@@ -24,6 +16,7 @@ from omni_ws.core.session import (
     StreamingInputSession,
 )
 from omni_ws.core.start_policy import OnEndOnly, OnFirstChunk, StartPolicy
+from omni_ws.core.stream_events import InputAck, RequestOpened, StreamEvent
 from omni_ws.errors import (
     EmptyInput,
     EngineOverloaded,

@@ -14,7 +14,8 @@ from omni_ws.audio.vad import SpeechDetector
 from omni_ws.engine.embedded import recogniser as recogniser_module
 from omni_ws.engine.embedded.ear import MAX_UTTERANCE_SAMPLES, Ear, EarEvent, Ended, Partial, Paused, Resumed
 from omni_ws.engine.embedded.recogniser import PRIMING_SAMPLES, Recogniser, to_pcm16
-from omni_ws.engine.embedded.recogniser_pool import LoanPool, Scribes, Seats
+from omni_ws.engine.embedded.recogniser_pool import Scribes, Seats
+from omni_ws.engine.loan_pool import LoanPool
 from omni_ws.errors import EngineFailed, EngineOverloaded
 
 #: On one clip of a reading; wrong words of 21.

@@ -11,18 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
-from omni_ws.core.input_stream import (
-    ACK_DELAY_SEC,
-    ACK_EVERY_CHUNKS,
-    InputAck,
-    InputStream,
-    RequestOpened,
-    StreamEvent,
-    StreamLimits,
-)
+from omni_ws.core.input_stream import ACK_DELAY_SEC, ACK_EVERY_CHUNKS, InputStream, StreamLimits
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings, StreamingInputSession
 from omni_ws.core.start_policy import OnMinLength
+from omni_ws.core.stream_events import InputAck, RequestOpened, StreamEvent
 from omni_ws.errors import (
     EngineOverloaded,
     InvalidValue,

@@ -25,7 +25,7 @@ from omni_ws.audio.vad import (
     TurnDetector,
 )
 from omni_ws.engine.embedded.recogniser import PRIMING_SAMPLES, SAMPLE_RATE, Recogniser, to_pcm16
-from omni_ws.engine.embedded.recogniser_pool import LoanPool
+from omni_ws.engine.loan_pool import LoanPool
 
 #: Audio kept from before the windows that showed the speech.
 PADDING_WINDOWS = 13 + START_SPAN

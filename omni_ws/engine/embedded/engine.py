@@ -21,10 +21,11 @@ from omni_ws.engine.embedded.config import TALKERS_PER_CORE, EmbeddedConfig
 from omni_ws.engine.embedded.intake import Intake
 from omni_ws.engine.embedded.listener import Hearing
 from omni_ws.engine.embedded.recogniser import SAMPLE_RATE, Recogniser
-from omni_ws.engine.embedded.recogniser_pool import LoanPool, Scribes, Seats
+from omni_ws.engine.embedded.recogniser_pool import Scribes, Seats
 from omni_ws.engine.embedded.reply import Reply
 from omni_ws.engine.embedded.tasks import chat, read_aloud, transcribe
 from omni_ws.engine.embedded.voice import Voice
+from omni_ws.engine.loan_pool import LoanPool
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedParameter
 

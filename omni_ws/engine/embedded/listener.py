@@ -16,7 +16,8 @@ from omni_ws.core.chunks import Word
 from omni_ws.engine.base import TranscriptOutput
 from omni_ws.engine.embedded.ear import Ear, Ended, Partial, Paused, Resumed
 from omni_ws.engine.embedded.recogniser import SAMPLE_RATE, RecognisedWord, Recogniser
-from omni_ws.engine.embedded.recogniser_pool import LoanPool, Scribes, Seats
+from omni_ws.engine.embedded.recogniser_pool import Scribes, Seats
+from omni_ws.engine.loan_pool import LoanPool
 from omni_ws.engine.threads import release_in_thread, run_in_thread
 
 #: Audio that is this far ahead of the clock comes from a file. More than the jitter of a network, less than it takes to

@@ -1,0 +1,41 @@
+"""What an InputStream tells of what came."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from omni_ws.core.chunks import InputChunk
+from omni_ws.core.session import SessionEvent, StreamingInputSession
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOpened:
+    """A chunk opened the next request; the events that follow belong to it until its InputEnded."""
+
+    session: StreamingInputSession
+    #: Whether it is audio in which speech was detected.
+    by_speech: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Diverted:
+    """A chunk, or with None a bare end of input, that is in order and that no request was given.
+
+    Its bytes are held until it is admitted or its bytes are released.
+    """
+
+    chunk: InputChunk | None
+
+
+class InputAck(Struct, frozen=True):
+    """Everything below ``next_sequence_id`` was accepted in order."""
+
+    next_sequence_id: int
+    buffered_chunks: int
+    received_bytes: int
+
+
+StreamEvent: TypeAlias = RequestOpened | Diverted | SessionEvent
