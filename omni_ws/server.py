@@ -149,6 +149,7 @@ class RunningServer:
             for connection in self._server.all_connections:
                 connection.transport.abort()
             await self._server.wait_closed()
+        self.app.sessions.speech_workers.close()
 
 
 @asynccontextmanager

@@ -65,6 +65,10 @@ class OutputSequencer:
         self.next_sequence_id += 1
         return number
 
+    def take_back(self, count: int) -> None:
+        """The last ``count`` numbers were not used after all."""
+        self.next_sequence_id -= count
+
     def finish(
         self,
         request_id: str,

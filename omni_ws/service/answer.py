@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Final
 
-from omni_ws.core.chunks import FinishReason, OutputModality, Usage
+from omni_ws.core.chunks import FinishReason, OutputModality, Usage, Word
 from omni_ws.core.output import OutputChunk, OutputSequencer
 from omni_ws.core.session import GenerationStarted
 from omni_ws.engine.base import AudioOutput, EngineOutput, Finished, TextOutput, ToolCallOutput, TranscriptOutput
@@ -15,16 +15,19 @@ from omni_ws.service.speech_output import EncodedAudio, SpeechOutput
 from omni_ws.service.turn import Turn
 from omni_ws.wire.server_frames import ResponseStarted
 
+#: Words of an answer that are kept to know, when it is interrupted, which were heard: an hour of speech.
+MAX_KEPT_WORDS: Final = 1 << 14
+
 
 class AnswerWriter:
     """Numbers the outputs of one turn and puts them into the outbox, waiting while that is full."""
 
-    def __init__(self, turn: Turn, outbox: Outbox, sequencer: OutputSequencer, *, now: Callable[[], float]) -> None:
+    def __init__(self, turn: Turn, outbox: Outbox, sequencer: OutputSequencer) -> None:
         self._turn = turn
         self._outbox = outbox
         self._sequencer = sequencer
         self._wanted = frozenset(turn.config.modalities)
-        self._speech = SpeechOutput(turn.output_format, max_lead_ms=turn.config.max_lead_ms, now=now)
+        self._speech = SpeechOutput(turn.output_format, turn.playback, max_lead_ms=turn.config.max_lead_ms)
 
     def start(self, event: GenerationStarted) -> None:
         turn = self._turn
@@ -74,19 +77,24 @@ class AnswerWriter:
             case _:
                 pass
 
-    async def _send_audio(self, encoded: EncodedAudio | None, **fields: Any) -> None:
-        self._turn.output_audio_ms = self._speech.sent_ms
+    async def _send_audio(self, encoded: EncodedAudio | None, words: tuple[Word, ...] = ()) -> None:
+        turn = self._turn
         if encoded is not None:
-            await self._send(
+            number = await self._send(
                 OutputModality.AUDIO,
                 payload=encoded.payload,
-                format=self._turn.output_format,
+                format=turn.output_format,
                 start_ms=encoded.start_ms,
-                **fields,
+                words=words,
             )
+            turn.playback.sending(number, encoded.start_ms, self._speech.made_ms)
+        if len(turn.spoken) < MAX_KEPT_WORDS:
+            turn.spoken += words
 
-    async def _send(self, modality: OutputModality, **fields: Any) -> None:
+    async def _send(self, modality: OutputModality, **fields: Any) -> int:
+        """Returns the number that it went out with."""
         await self._outbox.room()
         request_id = self._turn.request_id
         number = self._sequencer.take_number(request_id)
         self._outbox.put_nowait(OutputChunk(request_id=request_id, sequence_id=number, modality=modality, **fields))
+        return number

@@ -13,7 +13,16 @@ from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality
 from omni_ws.core.session import InputSettings
 from omni_ws.engine.base import AnswerOptions, EngineCapabilities
 from omni_ws.errors import InvalidValue, ModelNotFound, UnsupportedFormat, UnsupportedModality, UnsupportedParameter
-from omni_ws.wire.session_config import FIELDS, SamplingConfig, SessionConfig, effective, merge, start_policy
+from omni_ws.wire.session_config import (
+    DEFAULT_MAX_LEAD_MS,
+    FIELDS,
+    SamplingConfig,
+    SessionConfig,
+    TurnDetectionConfig,
+    effective,
+    merge,
+    start_policy,
+)
 from omni_ws.wire.tools import check_tools
 
 #: Names of voices that stock clients send; they mean the default voice here.
@@ -44,6 +53,14 @@ class ServedModel:
         raise ModelNotFound(f"the model {name[:128]!r} is not served here; {self.names[0]!r} is", param="model")
 
 
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """How audio in ``audio`` is listened to for turns; with ``turns`` None not at all."""
+
+    turns: TurnDetectionConfig | None
+    audio: AudioFormat
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigurationRules:
     """What is the same for all sessions of a server.
@@ -57,6 +74,8 @@ class ConfigurationRules:
     output_formats: frozenset[str]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     forced_start_policy: str | None = None
+    #: Whether this kind of session can be listened to for turns.
+    turn_detection: bool = False
 
 
 class Configuration:
@@ -89,6 +108,11 @@ class Configuration:
             audio=AudioFormat(audio.format, audio.sample_rate, audio.channels),
             alignment=config.alignment,
         )
+
+    @property
+    def listening(self) -> Listening:
+        audio = self.effective.input_audio
+        return Listening(self.effective.turn_detection, AudioFormat(audio.format, audio.sample_rate, audio.channels))
 
     def check_chunk(self, chunk: InputChunk) -> None:
         """Raises UnsupportedModality or UnsupportedFormat for what this engine cannot take."""
@@ -129,6 +153,8 @@ class Configuration:
             changes["start_policy"] = "on_end_only"
         if "modalities" not in wanted:
             changes["modalities"] = [name for name in ("text", "audio") if name in capabilities.output_modalities]
+        if config.turn_detection is not None:
+            changes |= _for_turns(config, rules, given=frozenset(rules.defaults) | frozenset(wanted))
         config = msgspec.structs.replace(config, **changes)
         _check(config, capabilities)
         if config.output_audio.format not in rules.output_formats:
@@ -150,6 +176,21 @@ def _voice(config: SessionConfig, capabilities: EngineCapabilities) -> str | Non
     return config.voice
 
 
+def _for_turns(config: SessionConfig, rules: ConfigurationRules, *, given: frozenset[str]) -> dict[str, Any]:
+    """Defaults that differ with turn detection. Raises UnsupportedParameter where there is none."""
+    if not rules.turn_detection:
+        raise UnsupportedParameter("turn detection is not available here", param="turn_detection")
+    if Modality.AUDIO not in rules.capabilities.input_modalities:
+        raise UnsupportedParameter("this engine takes no audio, so there are no turns in it", param="turn_detection")
+    assert config.turn_detection is not None
+    changes: dict[str, Any] = {}
+    if "overlap" not in given:
+        changes["overlap"] = "interrupt" if config.turn_detection.interrupt_response else "wait"
+    if "max_lead_ms" not in given:
+        changes["max_lead_ms"] = DEFAULT_MAX_LEAD_MS
+    return changes
+
+
 def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
     """Refuse by name what the engine, or this version, cannot do."""
     if not config.modalities:
@@ -161,8 +202,6 @@ def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
         raise UnsupportedParameter(f"this engine cannot do the task {config.task}", param="task")
     if config.after_start is InputMode.EXTEND and not capabilities.extend:
         raise UnsupportedParameter("this engine takes no input after the start", param="after_start")
-    if config.turn_detection is not None:
-        raise UnsupportedParameter("turn detection is not available in this version", param="turn_detection")
     if (config.tools or config.tool_choice not in (None, "none", "auto")) and not capabilities.tools:
         raise UnsupportedParameter("this engine has no tools", param="tools" if config.tools else "tool_choice")
     check_tools(config.tools, config.tool_choice)

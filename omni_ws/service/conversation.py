@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Usage
-from omni_ws.core.input_stream import InputStream, StreamLimits
+from omni_ws.core.input_stream import InputStream
 from omni_ws.core.output import OutputSequencer
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings, StreamingInputSession
-from omni_ws.core.stream_events import RequestOpened, StreamEvent
+from omni_ws.core.stream_events import Diverted, RequestOpened, StreamEvent
 from omni_ws.engine.base import AnswerOptions, Engine, EngineState, Finished
 from omni_ws.errors import (
     EmptyInput,
@@ -26,24 +26,19 @@ from omni_ws.errors import (
 )
 from omni_ws.service.answer import AnswerWriter
 from omni_ws.service.configuration import Configuration
-from omni_ws.service.failure import unexpected
+from omni_ws.service.conversation_limits import MAX_WAITING_CHUNKS, ConversationLimits
+from omni_ws.service.failure import being_cancelled, unexpected
 from omni_ws.service.history import History
 from omni_ws.service.identifiers import new_id
+from omni_ws.service.input_room import InputRoom
+from omni_ws.service.loudspeaker import Loudspeaker
 from omni_ws.service.outbox import Outbox
-from omni_ws.service.turn import INPUT_QUEUE_BYTES, Turn
+from omni_ws.service.playback import Playback
+from omni_ws.service.speech_workers import SpeechWorkers
+from omni_ws.service.turn import Turn
+from omni_ws.service.turn_listener import TurnListener
 from omni_ws.wire.server_frames import InputAckFrame
 from omni_ws.wire.session_config import SessionConfig
-
-#: Chunks of one request that may wait for the engine: 87 minutes of speech in pieces of 20 ms. The limit in bytes does
-#: not count what a chunk itself costs, and chunks may be tiny.
-MAX_WAITING_CHUNKS: Final = 1 << 18
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConversationLimits:
-    stream: StreamLimits
-    max_pending_requests: int = 4
-    max_history_tokens: int = 4096
 
 
 class Conversation:
@@ -66,6 +61,7 @@ class Conversation:
         single_request: bool = False,
         owner: str | None = None,
         admit: Callable[[], None] | None = None,
+        speech_workers: SpeechWorkers | None = None,
     ) -> None:
         """``admit`` is asked for each request as it opens, and raises what the request is refused with."""
         self.engine = engine
@@ -76,6 +72,19 @@ class Conversation:
             limits.stream, self._input_settings, budget=budget, now=now(), single_request=single_request
         )
         self.history = History(limits.max_history_tokens)
+        self.loudspeaker = Loudspeaker(self.history)
+        #: Where turns can be detected: finds out which request the audio belongs to.
+        self._listener: TurnListener | None = None
+        if speech_workers is not None:
+            self._listener = TurnListener(
+                self.stream,
+                speech_workers,
+                take_events=self._handle,
+                tell=outbox.put_nowait,
+                listened=lambda: self._room.offer(),
+                server_speaks=lambda: self.loudspeaker.playing,
+            )
+        self._room: InputRoom = InputRoom(self.stream, self._listener, offer=lambda: self.on_input_room())
         #: For the requests that open from now on; what may be asked is checked by ``configuration.check_options``.
         self.options = AnswerOptions()
         self._owner = owner
@@ -94,7 +103,6 @@ class Conversation:
         self._turns: deque[Turn] = deque()
         #: The request whose input is open.
         self._receiving: Turn | None = None
-        self._room_wanted = False
         self._draining = False
         self._closing = False
 
@@ -105,6 +113,8 @@ class Conversation:
         config = self.configuration.apply(patch)
         if self.stream.current is None:
             self._take_order()
+        if self._listener is not None:
+            self._listener.configure(self.configuration.listening)
         return config
 
     def receive_chunk(self, chunk: InputChunk) -> None:
@@ -137,6 +147,7 @@ class Conversation:
             self._stop_receiving()
         else:
             self.stream.drop_waiting(now=self._now())
+        self.loudspeaker.silence()
         if turn is not None:
             self._cancel(turn)
 
@@ -153,29 +164,11 @@ class Conversation:
 
     @property
     def input_full(self) -> bool:
-        """Whether the socket should rest until ``on_input_room``: the engine is behind with what it has."""
-        turn = self._receiving
-        if turn is None or turn.answer is None or not turn.input.full:
-            return False
-        self._room_wanted = True
-        return True
+        """Whether the socket should rest until ``on_input_room``: there is more than is worked on."""
+        return self._room.is_full(self._receiving)
 
     def take_ack(self) -> InputAckFrame:
-        ack = self.stream.take_ack()
-        limits = self.limits.stream
-        credit = limits.max_held_bytes - self.stream.held_bytes
-        turn = self._receiving
-        if turn is not None and turn.answer is not None:
-            # The chunk that makes the queue full still fits, whatever its size.
-            credit = min(credit, INPUT_QUEUE_BYTES + limits.max_chunk_bytes - int(turn.input.queued))
-            # A client that keeps to its credit may now wait for more.
-            self._room_wanted = self._room_wanted or turn.input.queued > INPUT_QUEUE_BYTES / 2
-        return InputAckFrame(
-            next_sequence_id=ack.next_sequence_id,
-            buffered_chunks=ack.buffered_chunks,
-            received_bytes=ack.received_bytes,
-            credit_bytes=max(0, credit),
-        )
+        return self._room.take_ack(self._receiving)
 
     def get_timer(self) -> float | None:
         stream, outbox = self.stream.get_timer(), self.outbox.get_timer()
@@ -216,6 +209,8 @@ class Conversation:
         """What is open is finished, and nothing is held any more. ``run`` does so too, if it ever ran. Idempotent."""
         for turn in tuple(self._turns):
             self._end(turn, self.finish_reason_at_end)
+        if self._listener is not None:
+            self._listener.close()
         self.stream.close()
 
     def close(self) -> None:
@@ -241,7 +236,8 @@ class Conversation:
             raise turn.error
 
     async def _answer(self, turn: Turn, started: GenerationStarted) -> None:
-        writer = AnswerWriter(turn, self.outbox, self._sequencer, now=self._now)
+        writer = AnswerWriter(turn, self.outbox, self._sequencer)
+        self.loudspeaker.answering(turn)
         writer.start(started)
         finished = Finished(FinishReason.STOP, Usage())
         try:
@@ -251,12 +247,10 @@ class Conversation:
                 await self._rest_of_input(turn)
         except OmniError as error:
             turn.error = error
-        except asyncio.CancelledError as error:
-            if (task := asyncio.current_task()) is None or task.cancelling():
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and being_cancelled():
                 raise
-            # Something inside the engine was cancelled, and not this request.
-            turn.error = unexpected(error, where=f"request {turn.request_id}")
-        except Exception as error:
+            # Something inside the engine was cancelled, and not this request, or failed.
             turn.error = unexpected(error, where=f"request {turn.request_id}")
         self._end(turn, finished.reason, finished)
 
@@ -292,7 +286,7 @@ class Conversation:
         if turn in self._turns:
             self._turns.remove(turn)
         self._update_answering()
-        self._offer_room()
+        self._room.offer()
         self._wake.set()
 
     def _report(self, turn: Turn, error: OmniError) -> None:
@@ -309,8 +303,10 @@ class Conversation:
             match event:
                 case InputAppended(chunk=chunk) if turn is not None:
                     turn.append(chunk)
+                case Diverted(chunk=chunk) if self._listener is not None:
+                    self._listener.put(chunk)
                 case RequestOpened(session=session):
-                    self._open(session)
+                    self._open(session, by_speech=event.by_speech)
                 case GenerationStarted() if turn is not None:
                     turn.start(event)
                     self._wake.set()
@@ -319,29 +315,34 @@ class Conversation:
                 case _:
                     pass  # of a request that was refused as it opened
 
-    def _open(self, session: StreamingInputSession) -> None:
+    def _open(self, session: StreamingInputSession, *, by_speech: bool) -> None:
         config = self.configuration.effective
-        turn = Turn(new_id("req_"), session, config, self._input_taken, options=self.options, owner=self._owner)
+        playback = Playback(self._now)
+        turn = Turn(
+            new_id("req_"), session, config, self._room.taken, playback, options=self.options, owner=self._owner
+        )
         self._sequencer.open(turn.request_id)
         self._receiving = turn
+        interrupts = turn.interrupts(by_speech=by_speech)
         try:
-            self._check_room(config)
+            self._check_room(waits=not interrupts)
         except OmniError as error:
             turn.error = error
             self._end(turn, FinishReason.ERROR)
             return
-        if config.overlap == "interrupt":
+        if interrupts:
+            self.loudspeaker.silence()
             for earlier in tuple(self._turns):
                 self._cancel(earlier)
         self._turns.append(turn)
         self._update_answering()
 
-    def _check_room(self, config: SessionConfig) -> None:
+    def _check_room(self, *, waits: bool) -> None:
         """Raises what a request is refused with that opens now: it changes nothing for the others."""
         if self._draining:
             raise ShuttingDown("the server is shutting down", retry_after_ms=1000)
         may_wait = self.limits.max_pending_requests
-        if config.overlap == "wait" and len(self._turns) > may_wait:
+        if waits and len(self._turns) > may_wait:
             raise EngineOverloaded(f"{may_wait} requests are waiting already", retry_after_ms=1000)
         self._admit()
 
@@ -355,7 +356,9 @@ class Conversation:
 
     def _input_settings(self) -> InputSettings:
         self._take_order()
-        return self.configuration.input_settings()
+        settings = self.configuration.input_settings()
+        audio = None if self._listener is None else self._listener.audio
+        return settings if audio is None else dataclasses.replace(settings, audio=audio)
 
     def _stop_receiving(self) -> None:
         self._receiving = None
@@ -364,16 +367,6 @@ class Conversation:
     def _take_order(self) -> None:
         """What comes ahead of a gap while no input is open is the next request's already."""
         self.stream.reject_out_of_order = self.configuration.effective.out_of_order == "reject"
-
-    def _input_taken(self, turn: Turn, size: int) -> None:
-        self.stream.taken(turn.session, size)
-        if self._room_wanted and turn.input.queued <= INPUT_QUEUE_BYTES / 2:
-            self._offer_room()
-
-    def _offer_room(self) -> None:
-        if self._room_wanted:
-            self._room_wanted = False
-            self.on_input_room()
 
     def _turn_to_cancel(self, request_id: str | None) -> Turn | None:
         if request_id is not None:
@@ -387,6 +380,12 @@ class Conversation:
         turn.session.cancel()
         if turn.answer is not None:
             turn.answer.cancel()
+            withdrawn = self.outbox.withdraw(turn.request_id)
+            self._sequencer.take_back(len(withdrawn))
+            turn.withdrawn(withdrawn)
+            turn.playback.stop()
+            # The client need not wait until the engine has wound up; the next answer does.
+            self._end(turn, FinishReason.CANCELLED)
         self._wake.set()
 
     def _update_answering(self) -> None:

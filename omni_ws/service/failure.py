@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 
 from omni_ws.errors import EngineFailed
@@ -15,3 +16,8 @@ def unexpected(exception: BaseException, *, where: str) -> EngineFailed:
     error_id = new_id("err_")
     logger.error("%s failed (%s)", where, error_id, exc_info=exception)
     return EngineFailed(f"The server failed to answer this request; error id {error_id}.")
+
+
+def being_cancelled() -> bool:
+    """Whether somebody cancels the task that runs; otherwise a cancellation in it is a failure of something inside."""
+    return (task := asyncio.current_task()) is None or task.cancelling() > 0

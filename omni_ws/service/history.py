@@ -30,6 +30,17 @@ class History:
         while self._messages and (self._tokens > self.max_tokens or self._messages[0].role == "tool"):
             self._tokens -= _count(self._messages.popleft())
 
+    def replace(self, message: Message, other: Message) -> None:
+        """What was said turned out to be something else; nothing happens where it is forgotten already."""
+        if message not in self._messages:
+            return
+        place = len(self._messages) - 1 - list(reversed(self._messages)).index(message)
+        self._tokens -= _count(message)
+        del self._messages[place]
+        if other.text or other.tool_calls:
+            self._messages.insert(place, other)
+            self._tokens += _count(other)
+
 
 def _count(message: Message) -> int:
     calls = sum(1 + count_words(call.arguments) for call in message.tool_calls)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections import deque
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
+import msgspec
+
+from omni_ws.core.chunks import OutputModality
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import OmniError, SlowConsumer
@@ -17,6 +21,8 @@ from omni_ws.wire.server_frames import (
     SessionClosing,
     SessionCreated,
     SessionUpdated,
+    SpeechStarted,
+    SpeechStopped,
     encode_frame,
 )
 
@@ -28,6 +34,8 @@ Message: TypeAlias = (
     | SessionCreated
     | SessionUpdated
     | InputAckFrame
+    | SpeechStarted
+    | SpeechStopped
     | SessionClosing
     | PongFrame
 )
@@ -118,6 +126,10 @@ class Outbox:
         if not self._messages:
             return None
         message, cost = self._messages.popleft()
+        self._give_back(cost)
+        return message
+
+    def _give_back(self, cost: int) -> None:
         self.queued -= cost
         if self._budget is not None:
             self._budget.give(cost)
@@ -128,7 +140,27 @@ class Outbox:
                 if not room.done():
                     room.set_result(None)
             self.on_room()
-        return message
+
+    def withdraw(self, request_id: str) -> list[OutputChunk]:
+        """Take back what waits of a request's answer, oldest first; what is numbered behind it moves up.
+
+        What was heard of the input stays: it is true however the answer ended.
+        """
+        withdrawn: list[OutputChunk] = []
+        waiting, self._messages = self._messages, deque()
+        freed = 0
+        for message, cost in waiting:
+            if (
+                isinstance(message, OutputChunk)
+                and message.request_id == request_id
+                and message.modality is not OutputModality.TRANSCRIPT
+            ):
+                withdrawn.append(message)
+                freed += cost
+                continue
+            self._messages.append((_renumbered(message, len(withdrawn)), cost))
+        self._give_back(freed)
+        return withdrawn
 
     def clear(self) -> None:
         """What nobody took is dropped."""
@@ -154,6 +186,14 @@ class Outbox:
             return True
         budget = self._budget
         return budget is not None and self.queued > FAIR_SHARE_BYTES and budget.used > budget.capacity // 2
+
+
+def _renumbered(message: Message, by: int) -> Message:
+    if by and isinstance(message, OutputChunk):
+        return msgspec.structs.replace(message, sequence_id=message.sequence_id - by)
+    if by and isinstance(message, FinalChunk):
+        return dataclasses.replace(message, sequence_id=message.sequence_id - by)
+    return message
 
 
 def _nothing() -> None:

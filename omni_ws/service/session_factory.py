@@ -17,8 +17,10 @@ from omni_ws.engine.tokens import TokenEngine
 from omni_ws.errors import EngineFailed, EngineOverloaded
 from omni_ws.service.admission import Admission
 from omni_ws.service.configuration import LOCAL_MODEL, Configuration, ConfigurationRules, ServedModel
-from omni_ws.service.conversation import Conversation, ConversationLimits
+from omni_ws.service.conversation import Conversation
+from omni_ws.service.conversation_limits import ConversationLimits
 from omni_ws.service.outbox import Outbox
+from omni_ws.service.speech_workers import SpeechWorkers
 from omni_ws.service.token_sessions import TokenSessions
 
 #: Audio that can be cut anywhere, for sessions that play it as it comes.
@@ -43,8 +45,9 @@ class NewSession:
 class SessionFactory:
     """``admission`` counts the sessions, ``budget`` the bytes that they hold together."""
 
-    def __init__(self, engine: Engine, config: ServerConfig) -> None:
+    def __init__(self, engine: Engine, config: ServerConfig, *, speech_workers: SpeechWorkers | None = None) -> None:
         self.engine = engine
+        self.speech_workers = speech_workers or SpeechWorkers()
         self.config = config
         self.admission = Admission(max_sessions=config.limits.max_sessions)
         self.budget = ByteBudget(config.limits.max_held_bytes)
@@ -98,6 +101,7 @@ class SessionFactory:
         """``owner`` is the name of the API key that the session belongs to; ``admit`` is asked for each request."""
         now = asyncio.get_running_loop().time
         streaming = self.config.streaming_input
+        listens = not single_request and self.speech_workers.available
         outbox = Outbox(
             streaming.max_output_bytes,
             write_timeout=streaming.write_timeout_sec,
@@ -110,6 +114,7 @@ class SessionFactory:
             output_formats=frozenset(output_formats),
             defaults=self._defaults(paced=not single_request),
             forced_start_policy=streaming.force_start_policy,
+            turn_detection=listens,
         )
         conversation = Conversation(
             self.engine,
@@ -122,6 +127,7 @@ class SessionFactory:
             single_request=single_request,
             owner=owner,
             admit=admit,
+            speech_workers=self.speech_workers if listens else None,
         )
         return NewSession(conversation, outbox)
 

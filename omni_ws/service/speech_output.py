@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,10 +10,13 @@ from omni_ws.audio.encoder import AudioEncoder
 from omni_ws.audio.samples import Samples
 from omni_ws.audio.wav import wav_header
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
+from omni_ws.service.playback import Playback
 
 #: Longer pieces, and everything that is compressed, are encoded in a worker thread; short raw pieces cost less than
 #: the hop would.
 _INLINE_SAMPLES: Final = 24_000
+#: What is ahead by less goes out: clocks round, and a timer may fire a little early.
+_LEAST_SLEEP_MS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +28,12 @@ class EncodedAudio:
 class SpeechOutput:
     """``max_lead_ms`` keeps the output at most so far ahead of its own playing; None sends as fast as it comes."""
 
-    def __init__(self, target: AudioFormat, *, max_lead_ms: float | None, now: Callable[[], float]) -> None:
-        self.sent_ms: float = 0
+    def __init__(self, target: AudioFormat, playback: Playback, *, max_lead_ms: float | None) -> None:
+        #: How long what was encoded is.
+        self.made_ms: float = 0
         self._target = target
+        self._playback = playback
         self._max_lead_ms = max_lead_ms
-        self._now = now
-        self._first_sent: float | None = None
         self._encoder: AudioEncoder | None = None
         self._source_rate = 0
         self._header_left = len(wav_header(sample_rate=target.sample_rate, channels=1, data_bytes=None))
@@ -60,25 +62,25 @@ class SpeechOutput:
         return await self._place(payload, 0)
 
     async def _place(self, payload: bytes, source_ms: float) -> EncodedAudio | None:
-        start_ms = self.sent_ms
+        start_ms = self.made_ms
         # Where they can, the bytes themselves say how long the audio is, delays of the resampler included.
         size = len(payload)
         if self._target.encoding is AudioEncoding.WAV:
             header = min(size, self._header_left)
             self._header_left -= header
-            self.sent_ms += self._target.duration_ms(size - header)
+            self.made_ms += self._target.duration_ms(size - header)
         else:
-            self.sent_ms += self._target.duration_ms(size) if self._target.is_raw else source_ms
+            self.made_ms += self._target.duration_ms(size) if self._target.is_raw else source_ms
         if not payload:
             return None
         await self._pace(start_ms)
         return EncodedAudio(payload, round(start_ms))
 
     async def _pace(self, start_ms: float) -> None:
-        if self._max_lead_ms is None:
-            return
-        if self._first_sent is None:
-            self._first_sent = self._now()
-        lead_ms = start_ms - (self._now() - self._first_sent) * 1000
-        if lead_ms > self._max_lead_ms:
-            await asyncio.sleep((lead_ms - self._max_lead_ms) / 1000)
+        # Again after the sleep: the client may have said meanwhile that it is not as far as it seemed.
+        while (ahead_ms := self._ahead_ms(start_ms)) >= _LEAST_SLEEP_MS:  # noqa: ASYNC110 - there is no event in time
+            await asyncio.sleep(ahead_ms / 1000)
+
+    def _ahead_ms(self, start_ms: float) -> float:
+        """How much too early it is for this part of the answer."""
+        return 0 if self._max_lead_ms is None else start_ms - self._playback.position_ms - self._max_lead_ms

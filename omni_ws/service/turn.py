@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, ToolCall, ToolCallFragment, Usage
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, ToolCall, ToolCallFragment, Usage, Word
+from omni_ws.core.output import OutputChunk
 from omni_ws.core.session import GenerationStarted, StreamingInputSession
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import AnswerOptions, GenerationRequest, Message
 from omni_ws.engine.channel import Channel
 from omni_ws.errors import OmniError
+from omni_ws.service.playback import Playback, heard_part
 from omni_ws.wire.session_config import SessionConfig
 
 #: Input that may wait between the socket and the engine; beyond it the socket is not read.
@@ -34,6 +36,12 @@ class KeptText:
             self._pieces.append(piece[: self._room])
             self._room = max(0, self._room - len(piece))
 
+    def take_back(self, length: int) -> None:
+        """The last pieces, of this length together, were not said after all."""
+        while self._pieces and length >= len(self._pieces[-1]):
+            length -= len(self._pieces[-1])
+            self._room += len(self._pieces.pop())
+
     def joined(self, separator: str = "") -> str:
         return separator.join(self._pieces)
 
@@ -46,6 +54,7 @@ class Turn:
     session: StreamingInputSession
     config: SessionConfig
     on_input_taken: Callable[[Turn, int], None]
+    playback: Playback
     options: AnswerOptions = field(default_factory=AnswerOptions)
     owner: str | None = None
     started: GenerationStarted | None = None
@@ -63,7 +72,10 @@ class Turn:
     #: Results of tools, by the id of the call.
     tool_results: dict[str, bytearray] = field(default_factory=dict)
     tool_calls: dict[int, ToolCall] = field(default_factory=dict)
-    output_audio_ms: float = 0
+    #: Words of the audio that went out, where the engine tells them.
+    spoken: list[Word] = field(default_factory=list)
+    #: Whether its answer was cut short while it was being played.
+    interrupted: bool = False
     input_ended: asyncio.Event = field(default_factory=asyncio.Event)
     #: Whether the engine is done, and only the final is missing.
     answered: bool = False
@@ -81,6 +93,12 @@ class Turn:
     def ready(self) -> bool:
         """Whether there is something to do for it: an answer to start, or an end to tell."""
         return self.started is not None or self.error is not None or self.cancelled
+
+    def interrupts(self, *, by_speech: bool) -> bool:
+        """Whether it ends the requests before it as it opens. Speech does so where turn detection says so, too."""
+        turns = self.config.turn_detection
+        spares = by_speech and turns is not None and not turns.interrupt_response
+        return self.config.overlap == "interrupt" and not spares
 
     def start(self, event: GenerationStarted) -> None:
         self.started = event
@@ -116,8 +134,19 @@ class Turn:
             Message("tool", text.decode("utf-8", "replace"), tool_call_id=call)
             for call, text in self.tool_results.items()
         )
-        said = Message("assistant", self.said.joined(), tool_calls=tuple(self.tool_calls.values()))
+        text = self.said.joined()
+        if self.cancelled or self.interrupted:
+            text = heard_part(text, self.spoken, self.playback)
+        said = Message("assistant", text, tool_calls=tuple(self.tool_calls.values()))
         return (*results, Message("user", self.user_text), said)
+
+    def withdrawn(self, chunks: Sequence[OutputChunk]) -> None:
+        """These did not go out."""
+        for chunk in reversed(chunks):
+            if chunk.modality is OutputModality.AUDIO and chunk.start_ms is not None:
+                self.playback.withdraw(chunk.start_ms)
+                self.spoken = [word for word in self.spoken if word.start_ms < chunk.start_ms]
+            self.said.take_back(len(chunk.text) if chunk.modality is OutputModality.TEXT else 0)
 
     @property
     def waiting_chunks(self) -> int:
@@ -170,13 +199,13 @@ class Turn:
                 input_tokens=count_words(self.user_text),
                 output_tokens=count_words(self.said.joined()),
                 input_audio_ms=round(self.session.received_audio_ms),
-                output_audio_ms=round(self.output_audio_ms),
+                output_audio_ms=round(self.playback.sent_ms),
                 input_after_start_bytes=after_start,
             )
         return Usage(
             input_tokens=reported.input_tokens,
             output_tokens=reported.output_tokens,
             input_audio_ms=reported.input_audio_ms,
-            output_audio_ms=round(self.output_audio_ms),
+            output_audio_ms=round(self.playback.sent_ms),
             input_after_start_bytes=after_start,
         )

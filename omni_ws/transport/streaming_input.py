@@ -10,6 +10,7 @@ from websockets.frames import CloseCode
 from websockets.protocol import State
 
 from omni_ws.config.keys import ApiKey
+from omni_ws.core.chunks import Modality
 from omni_ws.errors import NotFound, OmniError, SessionNotFound, websocket_close_code
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.session_factory import STREAM_FORMATS, SessionFactory
@@ -156,7 +157,8 @@ class StreamingInput:
                 tools=capabilities.tools,
                 logprobs=capabilities.logprobs,
                 structured_output=capabilities.structured_output,
-                turn_detection=False,
+                turn_detection=self._sessions.speech_workers.available
+                and Modality.AUDIO in capabilities.input_modalities,
                 resume=False,
             ),
             limits=SessionLimits(

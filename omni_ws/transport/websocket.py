@@ -252,8 +252,9 @@ class WebSocketSession:
                 self._outbox.put_nowait(SessionUpdated(**{f: getattr(config, f) for f in config.__struct_fields__}))
             case PingFrame(t=t):
                 self._outbox.put_nowait(PongFrame(t=t, server_time_ms=time.time_ns() // 1_000_000))
-            case OutputAckFrame():
-                pass  # nothing is kept for a resume in this version
+            case OutputAckFrame(sequence_id=sequence_id, played_ms=played_ms):
+                if played_ms is not None:
+                    conversation.loudspeaker.report(sequence_id, played_ms)
             case _:
                 raise AssertionError(f"unexpected {frame!r}")
         conversation.stream.touch(now=now)

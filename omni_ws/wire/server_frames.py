@@ -79,6 +79,18 @@ class ResponseStarted(_ServerFrame, frozen=True, kw_only=True, tag="response_sta
     input_mode: str
 
 
+class SpeechStarted(_ServerFrame, frozen=True, kw_only=True, tag="speech_started"):
+    """Speech began at ``audio_ms`` of the audio that was listened to; only with turn detection."""
+
+    audio_ms: int
+
+
+class SpeechStopped(_ServerFrame, frozen=True, kw_only=True, tag="speech_stopped"):
+    """Speech ended at ``audio_ms`` of the audio that was listened to; only with turn detection."""
+
+    audio_ms: int
+
+
 class WordTime(Struct, frozen=True):
     text: str
     start_ms: int
@@ -151,6 +163,8 @@ ServerFrame: TypeAlias = (
     | InputAckFrame
     | ResponseStarted
     | OutputChunkFrame
+    | SpeechStarted
+    | SpeechStopped
     | ErrorFrame
     | SessionClosing
     | PongFrame
@@ -161,6 +175,8 @@ SERVER_FRAMES: Final = (
     InputAckFrame,
     ResponseStarted,
     OutputChunkFrame,
+    SpeechStarted,
+    SpeechStopped,
     ErrorFrame,
     SessionClosing,
     PongFrame,

@@ -26,6 +26,11 @@ SampleRate: TypeAlias = Annotated[int, Meta(ge=MIN_SAMPLE_RATE, le=MAX_SAMPLE_RA
 Positive: TypeAlias = Annotated[int, Meta(ge=1)]
 NonNegative: TypeAlias = Annotated[float, Meta(ge=0)]
 
+#: So much audio from before a turn is held for as long as somebody listens.
+MAX_PREFIX_PADDING_MS = 2_000
+MAX_SILENCE_DURATION_MS = 10_000
+#: With turn detection, where nobody says otherwise.
+DEFAULT_MAX_LEAD_MS = 400
 #: Objects in a configuration; what is deeper only serves to exhaust the stack.
 MAX_DEPTH = 32
 
@@ -59,8 +64,8 @@ class StartPolicyConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class TurnDetectionConfig(Struct, frozen=True, kw_only=True):
     type: Literal["server_vad"]
     threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5
-    prefix_padding_ms: NonNegative = 300
-    silence_duration_ms: NonNegative = 500
+    prefix_padding_ms: Annotated[float, Meta(ge=0, le=MAX_PREFIX_PADDING_MS)] = 300
+    silence_duration_ms: Annotated[float, Meta(ge=0, le=MAX_SILENCE_DURATION_MS)] = 500
     interrupt_response: bool = True
 
 

@@ -43,3 +43,17 @@ def test_kept_text_is_bounded() -> None:
     words.append("one")
     words.append("two")
     assert words.joined(" ") == "one two"
+
+
+def test_what_was_said_can_turn_out_to_be_less() -> None:
+    history = History(100)
+    said = Message("assistant", "one two three")
+    history.add([said, Message("user", "again"), said])
+    history.replace(said, Message("assistant", "one"))
+    assert [message.text for message in history.messages] == ["one two three", "again", "one"]
+    history.replace(said, Message("assistant", ""))
+    assert [message.text for message in history.messages] == ["again", "one"]
+    history.replace(said, Message("assistant", "nothing"))
+    assert len(history.messages) == 2
+    history.add([Message("user", "x " * 98)])
+    assert [message.text for message in history.messages][:2] == ["again", "one"]

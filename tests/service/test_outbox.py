@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from omni_ws.core.chunks import OutputModality
-from omni_ws.core.output import OutputChunk
+from omni_ws.core.chunks import FinishReason, OutputModality, Usage
+from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidValue, SlowConsumer
 from omni_ws.service.outbox import FAIR_SHARE_BYTES, MESSAGE_OVERHEAD_BYTES, Outbox
@@ -186,3 +186,30 @@ def test_what_comes_after_the_end_counts_for_nothing() -> None:
     outbox.put_nowait(output(200))
     outbox.clear()
     assert budget.used == 0
+
+
+def piece(number: int, request_id: str, modality: OutputModality = OutputModality.TEXT) -> OutputChunk:
+    return OutputChunk(request_id=request_id, sequence_id=number, modality=modality, text="x" * 10)
+
+
+def test_what_is_withdrawn_leaves_no_gap_and_gives_back_its_bytes() -> None:
+    budget = ByteBudget(10_000)
+    outbox, _ = make(1000, budget=budget)
+    rooms: list[str] = []
+    outbox.on_room = lambda: rooms.append("room")
+    outbox.put_nowait(piece(5, "a", OutputModality.TRANSCRIPT))
+    for number in (6, 7, 8, 9, 10):
+        outbox.put_nowait(piece(number, "a"))
+    outbox.put_nowait(FinalChunk(request_id="b", sequence_id=11, finish_reason=FinishReason.ERROR, usage=Usage()))
+    outbox.put_nowait(piece(12, "c"))
+    outbox.put_nowait(PongFrame(t=1, server_time_ms=1))
+    assert outbox.full
+    assert [chunk.sequence_id for chunk in outbox.withdraw("a")] == [6, 7, 8, 9, 10]
+    assert rooms == ["room"]
+    assert outbox.withdraw("a") == []
+    left = []
+    while (message := outbox.take()) is not None:
+        left.append(message)
+    assert [message.sequence_id for message in left if isinstance(message, OutputChunk | FinalChunk)] == [5, 6, 7]
+    assert isinstance(left[-1], PongFrame)
+    assert (outbox.queued, budget.used) == (0, 0)

@@ -15,7 +15,7 @@ from omni_ws.core.input_stream import ACK_DELAY_SEC, ACK_EVERY_CHUNKS, InputStre
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings, StreamingInputSession
 from omni_ws.core.start_policy import OnMinLength
-from omni_ws.core.stream_events import InputAck, RequestOpened, StreamEvent
+from omni_ws.core.stream_events import Diverted, InputAck, RequestOpened, StreamEvent
 from omni_ws.errors import (
     EngineOverloaded,
     InvalidValue,
@@ -442,6 +442,8 @@ class CheckedInputStream:
                 return ("appended", len(self.sessions) - 1, chunk.payload)
             case InputEnded(error=error):
                 return ("ended", len(self.sessions) - 1, error is not None)
+            case Diverted():
+                raise AssertionError("nothing is diverted here")
 
     def _settings(self) -> InputSettings:
         return InputSettings(start_policy=OnMinLength(min_bytes=MIN_BYTES), mode=self.model.mode)

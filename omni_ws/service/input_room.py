@@ -1,0 +1,55 @@
+"""InputRoom: how much more input a conversation takes, and when it may come again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from omni_ws.core.input_stream import InputStream
+from omni_ws.service.turn import INPUT_QUEUE_BYTES, Turn
+from omni_ws.service.turn_listener import TurnListener
+from omni_ws.wire.server_frames import InputAckFrame
+
+
+class InputRoom:
+    """``offer`` is called when input that had to wait, or was told to, may come again."""
+
+    def __init__(self, stream: InputStream, listener: TurnListener | None, *, offer: Callable[[], None]) -> None:
+        self._stream = stream
+        self._listener = listener
+        self._offer = offer
+        self._wanted = False
+
+    def is_full(self, receiving: Turn | None) -> bool:
+        """Whether the engine is behind with the request that receives input, or the listener with what it has."""
+        behind = receiving is not None and receiving.answer is not None and receiving.input.full
+        if not behind and (self._listener is None or not self._listener.full):
+            return False
+        self._wanted = True
+        return True
+
+    def take_ack(self, receiving: Turn | None) -> InputAckFrame:
+        ack = self._stream.take_ack()
+        limits = self._stream.limits
+        credit = limits.max_held_bytes - self._stream.held_bytes
+        if receiving is not None and receiving.answer is not None:
+            # The chunk that makes the queue full still fits, whatever its size.
+            credit = min(credit, INPUT_QUEUE_BYTES + limits.max_chunk_bytes - int(receiving.input.queued))
+            # A client that keeps to its credit may now wait for more.
+            self._wanted = self._wanted or receiving.input.queued > INPUT_QUEUE_BYTES / 2
+        return InputAckFrame(
+            next_sequence_id=ack.next_sequence_id,
+            buffered_chunks=ack.buffered_chunks,
+            received_bytes=ack.received_bytes,
+            credit_bytes=max(0, credit),
+        )
+
+    def taken(self, turn: Turn, size: int) -> None:
+        """The engine took this much of a request."""
+        self._stream.taken(turn.session, size)
+        if self._wanted and turn.input.queued <= INPUT_QUEUE_BYTES / 2:
+            self.offer()
+
+    def offer(self) -> None:
+        if self._wanted:
+            self._wanted = False
+            self._offer()

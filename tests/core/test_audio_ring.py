@@ -1,0 +1,54 @@
+"""Audio that is held, cut at samples, whatever its chunks are."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from omni_ws.core.audio_format import AudioEncoding, AudioFormat
+from omni_ws.core.audio_ring import AudioRing
+from omni_ws.core.chunks import InputChunk, Modality
+
+STEREO = AudioFormat(AudioEncoding.PCM16, 8_000, 2)  # 32 bytes a millisecond
+
+
+def ring_of(payloads: list[bytes], *, start_ms: float = 0) -> AudioRing:
+    ring = AudioRing(STEREO, start_ms=start_ms)
+    for number, payload in enumerate(payloads):
+        ring.append(InputChunk(Modality.AUDIO, payload, number, timestamp_ms=1000))
+    return ring
+
+
+def joined(chunks: list[InputChunk]) -> bytes:
+    return b"".join(chunk.payload for chunk in chunks)
+
+
+@given(
+    st.lists(st.binary(max_size=100), max_size=10),
+    st.lists(st.floats(0, 30), max_size=6).map(sorted),
+    st.booleans(),
+)
+def test_whatever_the_cuts_nothing_is_lost_and_frames_stay_whole(
+    payloads: list[bytes], times: list[float], forget: bool
+) -> None:
+    stream = b"".join(payloads)
+    ring = ring_of(payloads, start_ms=5)
+    position = 0
+    for time_ms in times:
+        end = max(position, min(len(stream), int(max(0.0, time_ms - 5) * 8) * 4))
+        if forget:
+            assert ring.forget(time_ms) == end - position
+        else:
+            assert joined(ring.take(time_ms)) == stream[position:end]
+        position = end
+        assert ring.held_bytes == len(stream) - position
+    assert joined(ring.take()) == stream[position:]
+    assert ring.held_bytes == 0
+
+
+def test_the_second_part_of_a_chunk_has_its_own_time_and_the_same_number() -> None:
+    ring = ring_of([bytes(320)])
+    (first,) = ring.take(4)
+    (second,) = ring.take()
+    assert (len(first.payload), first.timestamp_ms, first.sequence_id) == (128, 1000, 0)
+    assert (len(second.payload), second.timestamp_ms, second.sequence_id) == (192, 1004, 0)
