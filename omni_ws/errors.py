@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +212,10 @@ class EngineOverloaded(Busy):
 
 class ShuttingDown(Busy):
     wire = WireMapping("shutting_down", 1012, 503, "UNAVAILABLE", retryable=True, note="orderly close")
+
+
+#: Orderly ends of a session, which its client hears of as such instead of as an error.
+ORDERLY_ENDS: Final = (SessionTimeout, ShuttingDown)
 
 
 class EngineError(OmniError):

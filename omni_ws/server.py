@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
-from websockets.asyncio.server import Server
+from websockets.asyncio.server import Server, ServerConnection
 from websockets.asyncio.server import serve as serve_websockets
 
 from omni_ws import __version__
@@ -23,14 +23,17 @@ from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.engine.base import Engine
 from omni_ws.errors import NotFound, ShuttingDown, UpgradeRequired
 from omni_ws.logs import configure_logging
+from omni_ws.service.registry import SessionRegistry
 from omni_ws.service.session_factory import SessionFactory
 from omni_ws.transport.application import HttpLimits, UpgradeDecision
+from omni_ws.transport.attached_output import AttachedConnection, Attachments
 from omni_ws.transport.authentication import Authenticator
 from omni_ws.transport.completions import CompletionRoutes
 from omni_ws.transport.connections import Connections
 from omni_ws.transport.demo import DemoRoutes
 from omni_ws.transport.front_door import front_door
 from omni_ws.transport.http1 import HttpExchange, HttpRequest
+from omni_ws.transport.mode_b import ModeBRoutes
 from omni_ws.transport.openai import OpenAIRoutes
 from omni_ws.transport.ops import OperationsRoutes
 from omni_ws.transport.router import Router
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NATIVE_PATH: Final = "/v1/streaming_input"
+SESSIONS_PATH: Final = f"{NATIVE_PATH}/sessions"
 #: How long connections may take to close once everything that they waited for is done.
 CLOSE_TIMEOUT_SEC: Final = 5.0
 DEFAULT_GRPC_PORT: Final = 50051
@@ -55,6 +59,8 @@ class App:
         self.sessions = SessionFactory(engine, config)
         self.authenticator = Authenticator(keys)
         self.native = StreamingInput(self.sessions, self.authenticator)
+        self.registry = SessionRegistry(self.sessions)
+        self._attachments = Attachments(config, self.authenticator, self.registry)
         self._router = self._routes()
 
     def _routes(self) -> Router:
@@ -73,7 +79,20 @@ class App:
         completions = CompletionRoutes(self.sessions, self.authenticator)
         router.add("POST", "/v1/completions", completions.completions)
         router.add("GET", NATIVE_PATH, self._needs_upgrade)
+        self._add_mode_b(router)
         return router
+
+    def _add_mode_b(self, router: Router) -> None:
+        mode_b = ModeBRoutes(self.sessions, self.authenticator, self.registry)
+        one = f"{SESSIONS_PATH}/{{id}}"
+        router.add("POST", SESSIONS_PATH, mode_b.create)
+        router.add("GET", one, mode_b.status)
+        router.add("PATCH", one, mode_b.append)
+        router.add("DELETE", one, mode_b.delete)
+        router.add("POST", f"{one}/chunks", mode_b.append)
+        router.add("POST", f"{one}/append", mode_b.append)
+        router.add("POST", f"{one}/finish", mode_b.finish)
+        router.add("GET", f"{one}/result", mode_b.result)
 
     async def handle(self, exchange: HttpExchange) -> None:
         await self._router.dispatch(exchange)
@@ -83,7 +102,16 @@ class App:
             # Raises NotFound for a path that is nothing, and says so for one that is something else.
             self._router.match("GET", request.segments)
             raise NotFound("there is no WebSocket at this path")
+        if self._attachments.is_meant(request):
+            return self._attachments.upgrade(request)
         return self.native.upgrade(request)
+
+    async def serve_websocket(self, connection: ServerConnection) -> None:
+        """A connection whose upgrade was accepted."""
+        if isinstance(connection, AttachedConnection):
+            await self._attachments.serve(connection)
+        else:
+            await self.native.serve(connection)
 
     def allows_origin(self, request: HttpRequest) -> bool:
         """Pages of the server's own host, and of the origins that the operator allows."""
@@ -124,6 +152,7 @@ class RunningServer:
         admission = self.app.sessions.admission
         admission.draining = True
         self.app.native.drain(timeout)
+        self.app.registry.drain(ShuttingDown("the server is shutting down"))
         self._connections.close_idle()
         try:
             async with asyncio.timeout(timeout):
@@ -139,11 +168,13 @@ class RunningServer:
         self.app.sessions.admission.draining = True
         self._server.close(close_connections=False)
         self.app.native.end_all(ShuttingDown("the server is shutting down"))
+        self.app.registry.end_all(ShuttingDown("the server is shutting down"))
         self._connections.close_idle()
         self._connections.abort_all()
         await self._connections.wait_idle(CLOSE_TIMEOUT_SEC)
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_SEC):
+                await self.app.registry.wait_over()
                 await self._server.wait_closed()
         except TimeoutError:
             for connection in self._server.all_connections:
@@ -167,7 +198,7 @@ async def listen(app: App) -> AsyncIterator[RunningServer]:
         write_timeout_sec=streaming.write_timeout_sec,
     )
     server = await serve_websockets(
-        app.native.serve,
+        app.serve_websocket,
         config.host,
         config.port,
         create_connection=front_door(app, connections=connections, limits=limits),

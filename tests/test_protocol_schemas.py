@@ -31,6 +31,12 @@ ROUTES = {
     "/v1/models/{id}": {"get"},
     "/v1/chat/completions": {"post"},
     "/v1/audio/speech": {"post"},
+    "/v1/streaming_input/sessions": {"post"},
+    "/v1/streaming_input/sessions/{id}": {"get", "patch", "delete"},
+    "/v1/streaming_input/sessions/{id}/chunks": {"post"},
+    "/v1/streaming_input/sessions/{id}/append": {"post"},
+    "/v1/streaming_input/sessions/{id}/finish": {"post"},
+    "/v1/streaming_input/sessions/{id}/result": {"get"},
 }
 
 Document = dict[str, Any]

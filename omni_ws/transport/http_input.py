@@ -67,10 +67,10 @@ class HttpInput:
         self.watch()
 
     def taken(self) -> None:
-        """The handler made room."""
-        if not self.body.ended:
+        """The handler made room. After the end, too, the socket is read: a paused one would not tell that it closed."""
+        if self.pipelined_bytes <= self._high_water_bytes:
             self.resume()
-            self.watch()
+        self.watch()
 
     def over(self) -> None:
         """The request was answered: nothing is owed any more."""

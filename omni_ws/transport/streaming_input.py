@@ -33,6 +33,23 @@ SUBPROTOCOL_JSON: Final = "omni.v1+json"
 SUBPROTOCOL_BINARY: Final = "omni.v1+binary"
 
 
+def chosen_subprotocol(request: HttpRequest) -> str | None:
+    """The first that the client offers of those that there are."""
+    return next((one for one in request.offered_subprotocols if one in (SUBPROTOCOL_BINARY, SUBPROTOCOL_JSON)), None)
+
+
+async def refuse(connection: StreamConnection, error: OmniError) -> None:
+    """There is no session for this connection, and its client is told why."""
+    connection.ignore_messages()
+    if connection.state is State.OPEN:
+        # Without waiting: what is sent is small, and the client may not read at all.
+        connection.protocol.send_text(encode_frame(error_frame(error)))
+        connection.send_data()
+    await connection.close_within(
+        CLOSE_TIMEOUT_SEC, websocket_close_code(error) or CloseCode.INTERNAL_ERROR, error.code
+    )
+
+
 class NativeConnection(StreamConnection):
     """A connection that knows what its handshake settled: the key, and the form of the audio output."""
 
@@ -64,11 +81,9 @@ class StreamingInput:
             raise NotFound("streaming input is turned off on this server")
         key = self._authenticator.authenticate(request)
         refusal: OmniError | None = None
-        if "session_id" in request.query:
+        if "resume_token" in request.query:
             refusal = SessionNotFound("sessions cannot be resumed in this version", param="session_id")
-        subprotocol = next(
-            (one for one in request.offered_subprotocols if one in (SUBPROTOCOL_BINARY, SUBPROTOCOL_JSON)), None
-        )
+        subprotocol = chosen_subprotocol(request)
         return UpgradeDecision(
             connection=partial(
                 NativeConnection,
@@ -92,17 +107,7 @@ class StreamingInput:
                 await self._run(connection)
         except OmniError as error:
             # A browser cannot read the status of a handshake, so what is not its own fault is said in a frame.
-            await self._refuse(connection, error)
-
-    async def _refuse(self, connection: NativeConnection, error: OmniError) -> None:
-        connection.ignore_messages()
-        if connection.state is State.OPEN:
-            # Without waiting: what is sent is small, and the client may not read at all.
-            connection.protocol.send_text(encode_frame(error_frame(error)))
-            connection.send_data()
-        await connection.close_within(
-            CLOSE_TIMEOUT_SEC, websocket_close_code(error) or CloseCode.INTERNAL_ERROR, error.code
-        )
+            await refuse(connection, error)
 
     async def _run(self, connection: NativeConnection) -> None:
         key = connection.key

@@ -14,9 +14,9 @@ from websockets.protocol import State
 from omni_ws.core.chunks import FinishReason, InputChunk
 from omni_ws.core.input_stream import ACK_DELAY_SEC
 from omni_ws.errors import (
+    ORDERLY_ENDS,
     InvalidRequest,
     OmniError,
-    SessionTimeout,
     ShuttingDown,
     SlowConsumer,
     websocket_close_code,
@@ -55,8 +55,6 @@ ACK_EARLY_SEC: Final = 0.025
 #: How long a client may take to take the last frames, and then to close; what is left of it after that is dropped.
 GOODBYE_TIMEOUT_SEC: Final = 5.0
 CLOSE_TIMEOUT_SEC: Final = 5.0
-#: Errors that are orderly ends: the client hears ``session_closing`` instead of ``error``.
-ORDERLY: Final = (SessionTimeout, ShuttingDown)
 MAX_CLOSE_REASON_BYTES: Final = 120
 
 
@@ -129,7 +127,7 @@ class WebSocketSession:
         if self._ending.done():
             return
         self._ending.set_result(error)
-        if error is not None and not isinstance(error, ORDERLY):
+        if error is not None and not isinstance(error, ORDERLY_ENDS):
             # Before the finals of the requests that end with the session.
             self._conversation.finish_reason_at_end = FinishReason.ERROR
             self._outbox.put_nowait(error)
@@ -159,7 +157,7 @@ class WebSocketSession:
         code = websocket_close_code(error) or CloseCode.INTERNAL_ERROR
         if isinstance(error, SlowConsumer):
             self._drop_output(error)
-        elif isinstance(error, ORDERLY):
+        elif isinstance(error, ORDERLY_ENDS):
             self._announce_closing(error, 0)
         self._emptied.clear()
         self._flush()

@@ -28,14 +28,16 @@ _NDJSON_TYPES: Final = frozenset(
     {"", "application/x-ndjson", "application/json", "application/x-www-form-urlencoded", CONTENT_TYPE}
 )
 #: Any of these makes the first object of a body a chunk instead of the request's parameters.
-_CHUNK_MARKS: Final = frozenset({"modality", "payload", "text", "end_of_input", "sequence_id"})
+CHUNK_MARKS: Final = frozenset({"modality", "payload", "text", "end_of_input", "sequence_id"})
 #: Query parameters that are texts, whatever they look like.
 _TEXTS: Final = frozenset({"model", "voice", "instructions", "request_id"})
 #: Base64 and the JSON around it, for a chunk of the largest size.
 _LINE_OVERHEAD_BYTES: Final = 64 * 1024
 
 
-class _LineChunk(ChunkFields, frozen=True, kw_only=True):
+class ChunkObject(ChunkFields, frozen=True, kw_only=True):
+    """An input chunk in a body, which says by itself what it is."""
+
     type: Literal["input_chunk"] | None = None
     sequence_id: SequenceId | None = None
 
@@ -143,7 +145,7 @@ class _Objects:
         try:
             if first:
                 fields = loads_object(data)
-                if not _CHUNK_MARKS & fields.keys() and fields.get("type") != "input_chunk":
+                if not CHUNK_MARKS & fields.keys() and fields.get("type") != "input_chunk":
                     return Parameters(fields)
             str(data, "utf-8")  # the parser skips fields that it does not know without looking at their bytes
             line = _line_decoder.decode(data)
@@ -166,7 +168,7 @@ class _Objects:
         return item
 
 
-_line_decoder: Final[msgspec.json.Decoder[_LineChunk]] = msgspec.json.Decoder(_LineChunk)
+_line_decoder: Final[msgspec.json.Decoder[ChunkObject]] = msgspec.json.Decoder(ChunkObject)
 
 
 def body_reader(content_type: str, *, max_chunk_bytes: int) -> BodyReader:

@@ -1,0 +1,41 @@
+"""InputProgress: how much of an input has arrived, also when the work on it is over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from omni_ws.errors import InvalidRequest, SessionConflict
+from omni_ws.wire.append_body import ChunkOrRefusal
+from omni_ws.wire.frames import RefusedChunk
+
+
+@dataclass(slots=True)
+class InputProgress:
+    """``closed`` says that nothing more is taken, whether the input ended or not."""
+
+    next_sequence_id: int = 0
+    buffered_chunks: int = 0
+    received_bytes: int = 0
+    duplicates: int = 0
+    ended: bool = False
+    closed: bool = False
+
+    def take_late(self, content: ChunkOrRefusal) -> None:
+        """A chunk that comes when the work is over.
+
+        A retry of what was taken is no error. Where the answer was complete before the input, what is left of the input
+        is counted, up to its end. For anything else raises SessionConflict.
+        """
+        if isinstance(content, InvalidRequest):
+            raise content
+        number = content.sequence_id
+        if number is not None and number < self.next_sequence_id:
+            self.duplicates += 1
+            return
+        if self.ended or self.closed:
+            raise SessionConflict("the session has ended already", param="sequence_id", sequence_id=number)
+        self.next_sequence_id = (self.next_sequence_id if number is None else number) + 1
+        if isinstance(content, RefusedChunk):
+            raise content.error
+        self.received_bytes += len(content.payload)
+        self.ended = content.end_of_input

@@ -1,0 +1,89 @@
+"""Bodies that bring chunks to a session over several requests: one chunk, or ``{"chunks": […]}``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from omni_ws.core.chunks import InputChunk
+from omni_ws.core.reorder import MAX_SEQUENCE_ID
+from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue, UnknownType
+from omni_ws.wire.frames import RefusedChunk, field_error, to_chunk
+from omni_ws.wire.streaming_body import CHUNK_MARKS, ChunkObject
+
+#: Chunks of one body; each costs more than its bytes.
+MAX_CHUNKS: Final = 1 << 16
+
+#: A chunk; or why it is none, with its number where that could be read.
+ChunkOrRefusal: TypeAlias = InputChunk | RefusedChunk | InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class BodyChunk:
+    """``place`` leads to it in its body: ``chunks[2]``; "" where the body is the chunk."""
+
+    place: str
+    content: ChunkOrRefusal
+
+    def name(self, param: str | None) -> str | None:
+        """What a field of the chunk is called in the body."""
+        return ".".join(filter(None, [self.place, param])) or None
+
+
+def read_append(body: Mapping[str, Any]) -> list[BodyChunk]:
+    """Raises InvalidFrame or InvalidValue for a body that holds no chunks at all."""
+    if "chunks" not in body:
+        if not CHUNK_MARKS & body.keys() and body.get("type") != "input_chunk":
+            raise InvalidFrame("the body is an input chunk, or has a list of them under chunks", param="chunks")
+        return [BodyChunk("", _read(body))]
+    if twice := sorted(CHUNK_MARKS & body.keys()):
+        raise InvalidValue("a body is one chunk or has a list of them, not both", param=twice[0])
+    return _read_list(body["chunks"])
+
+
+def read_create(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[BodyChunk]]:
+    """The parameters of a session that is opened, and its first chunks. Raises as ``read_append`` does."""
+    parameters = {name: value for name, value in body.items() if name not in ("chunk", "chunks")}
+    if misplaced := sorted((CHUNK_MARKS - {"modality"}) & body.keys()):
+        raise InvalidValue("the first chunk stands under chunk", param=misplaced[0])
+    chunk, chunks = body.get("chunk"), body.get("chunks")
+    if chunk is not None and chunks is not None:
+        raise InvalidValue("the first input is one chunk or a list of them, not both", param="chunk")
+    if chunks is not None:
+        return parameters, _read_list(chunks)
+    return parameters, [] if chunk is None else [BodyChunk("chunk", _read(chunk))]
+
+
+def _read_list(chunks: Any) -> list[BodyChunk]:
+    if not isinstance(chunks, list):
+        raise InvalidValue("chunks is a list of input chunks", param="chunks")
+    if len(chunks) > MAX_CHUNKS:
+        raise InvalidValue(f"a body brings at most {MAX_CHUNKS} chunks", param="chunks")
+    return [BodyChunk(f"chunks[{index}]", _read(chunk)) for index, chunk in enumerate(chunks)]
+
+
+def _read(value: Any) -> ChunkOrRefusal:
+    if not isinstance(value, dict):
+        return InvalidFrame("a chunk is a JSON object")
+    number = value.get("sequence_id")
+    try:
+        return _convert(value)
+    except InvalidRequest as error:
+        if type(number) is not int or not 0 <= number <= MAX_SEQUENCE_ID:
+            return error
+        error.sequence_id = number
+        return RefusedChunk(number, error)
+
+
+def _convert(value: dict[str, Any]) -> InputChunk:
+    kind = value.get("type")
+    if isinstance(kind, str) and kind != "input_chunk":
+        raise UnknownType("a body here brings input chunks alone", param="type")
+    try:
+        fields = msgspec.convert(value, ChunkObject)
+    except msgspec.ValidationError as error:
+        raise field_error(error) from None
+    return to_chunk(fields, fields.sequence_id)

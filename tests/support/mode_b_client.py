@@ -1,0 +1,150 @@
+"""A client of sessions over several requests: each call a request, and a connection, of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from support.live_server import LiveServer
+from support.native_client import Answer, native_client
+from support.raw_http import RawClient, RawResponse, raw_client, request
+
+SESSIONS = "/v1/streaming_input/sessions"
+EVENTS = "Accept: text/event-stream"
+JSON = "Accept: application/json"
+
+
+@dataclass(frozen=True)
+class NumberedEvent:
+    """An event of a stream that can be resumed: its id, and everything below the line of the id."""
+
+    id: int
+    block: str
+
+    @property
+    def data(self) -> Any:
+        return orjson.loads(self.block.split("data: ", 1)[1])
+
+
+def numbered_event(block: str) -> NumberedEvent:
+    id_line, _, rest = block.partition("\n")
+    assert id_line.startswith("id: "), block
+    return NumberedEvent(int(id_line.removeprefix("id: ")), rest)
+
+
+def numbered_events(answer: RawResponse) -> list[NumberedEvent]:
+    assert answer.status == 200, answer.body
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    text = answer.body.decode()
+    assert text.endswith("\n\n")
+    return [numbered_event(block) for block in text[:-2].split("\n\n") if not block.startswith(":")]
+
+
+async def arriving(client: RawClient) -> AsyncIterator[NumberedEvent]:
+    """The events of an answer as they come."""
+    pending = ""
+    async for chunk in client.chunks():
+        pending += chunk.decode()
+        *blocks, pending = pending.split("\n\n")
+        for block in blocks:
+            if not block.startswith(":"):
+                yield numbered_event(block)
+
+
+def text(word: str, number: int | None = None, **fields: Any) -> dict[str, Any]:
+    return {"text": word, **({} if number is None else {"sequence_id": number}), **fields}
+
+
+async def call(port: int, method: str, target: str, body: Any = None, *headers: str) -> RawResponse:
+    """``body`` is bytes, or what becomes JSON."""
+    data = body if isinstance(body, bytes) else b"" if body is None else orjson.dumps(body)
+    if data and not any(header.lower().startswith("content-type") for header in headers):
+        headers = ("Content-Type: application/json", *headers)
+    async with raw_client(port) as client:
+        await client.send(request(method, target, "Connection: close", *headers, body=data))
+        return await client.response()
+
+
+class ModeBSession:
+    def __init__(self, server: LiveServer, created: dict[str, Any], headers: tuple[str, ...] = ()) -> None:
+        self.server = server
+        self.created = created
+        self.id: str = created["session_id"]
+        self.path = f"{SESSIONS}/{self.id}"
+        self.headers = headers
+
+    async def call(self, method: str, below: str = "", body: Any = None, *headers: str) -> RawResponse:
+        return await call(self.server.port, method, self.path + below, body, *self.headers, *headers)
+
+    async def append(self, *chunks: dict[str, Any]) -> dict[str, Any]:
+        body = chunks[0] if len(chunks) == 1 else {"chunks": chunks}
+        answer = await self.call("POST", "/chunks", body)
+        assert answer.status == 202, answer.body
+        status: dict[str, Any] = answer.json()
+        return status
+
+    async def finish(self) -> dict[str, Any]:
+        answer = await self.call("POST", "/finish")
+        assert answer.status == 200, answer.body
+        status: dict[str, Any] = answer.json()
+        return status
+
+    async def status(self) -> dict[str, Any]:
+        answer = await self.call("GET")
+        assert answer.status == 200, answer.body
+        status: dict[str, Any] = answer.json()
+        return status
+
+    async def result(self, wait: float | None = 15) -> RawResponse:
+        return await self.call("GET", "/result" + ("" if wait is None else f"?wait={wait}"), None, JSON)
+
+    async def completion(self) -> dict[str, Any]:
+        answer = await self.result()
+        assert answer.status == 200, answer.body
+        completion: dict[str, Any] = answer.json()
+        return completion
+
+    async def content(self) -> str:
+        message: dict[str, Any] = (await self.completion())["choices"][0]["message"]
+        content: str = message["content"]
+        return content
+
+    async def events(self, last: int | None = None) -> list[NumberedEvent]:
+        resume = () if last is None else (f"Last-Event-ID: {last}",)
+        return numbered_events(await self.call("GET", "/result", None, EVENTS, *resume))
+
+    async def attached(self) -> tuple[Answer, int]:
+        """What a WebSocket reads, and the code that it is closed with."""
+        async with native_client(self.server, query=f"?session_id={self.id}", greeted=False) as client:
+            return await client.answer(), await client.closed()
+
+    async def delete(self) -> int:
+        return (await self.call("DELETE")).status
+
+    async def until(self, state: str) -> dict[str, Any]:
+        """The status, once the session is in this state."""
+        for _ in range(1000):
+            status = await self.status()
+            if status["state"] == state:
+                return status
+            await asyncio.sleep(0.005)
+        raise AssertionError(f"{state} did not come about: {status}")
+
+
+async def create(server: LiveServer, body: Any = None, *headers: str) -> ModeBSession:
+    answer = await call(server.port, "POST", SESSIONS, body, *headers)
+    assert answer.status == 201, answer.body
+    assert answer.headers["location"] == f"{SESSIONS}/{answer.json()['session_id']}"
+    return ModeBSession(server, answer.json(), headers)
+
+
+@asynccontextmanager
+async def mode_b(server: LiveServer, body: Any = None, *headers: str) -> AsyncIterator[ModeBSession]:
+    """A session that is deleted in the end, so that nothing of it is held."""
+    session = await create(server, body, *headers)
+    yield session
+    assert await session.delete() == 204
