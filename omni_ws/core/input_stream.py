@@ -94,8 +94,6 @@ class InputStream:
         self._closed = False
         self._last_activity = now
         self._gap_since: float | None = None
-        #: Whether a gap has all the time until an end is announced: for chunks whose requests may be late, or repeated.
-        self.gap_waits_for_end = False
         self._unacknowledged = 0
         self._unacknowledged_since: float | None = None
         self._ack_now = False
@@ -142,7 +140,6 @@ class InputStream:
         highest = self._reorder.highest
         if highest is not None:
             self._finish_after.add(highest)
-            self._end_announced(now)
             self._ends_at = highest
             return []
         return self._finish()
@@ -231,7 +228,7 @@ class InputStream:
     def get_timer(self) -> float | None:
         """When ``handle_timer`` has something to do at the earliest."""
         when = math.inf if self.answering else self._last_activity + self.limits.session_timeout
-        if self._gap_since is not None and not self.gap_waits_for_end:
+        if self._gap_since is not None:
             when = min(when, self._gap_since + self.limits.reorder_timeout)
         if self._unacknowledged_since is not None:
             when = min(when, self._unacknowledged_since + ACK_DELAY_SEC)
@@ -239,8 +236,7 @@ class InputStream:
 
     def handle_timer(self, *, now: float) -> None:
         """Raises SequenceGap or SessionTimeout when their time has come; otherwise an acknowledgement may be due."""
-        gap_since = None if self.gap_waits_for_end else self._gap_since
-        if gap_since is not None and now >= gap_since + self.limits.reorder_timeout:
+        if self._gap_since is not None and now >= self._gap_since + self.limits.reorder_timeout:
             raise self.gap_error()
         if not self.answering and now >= self._last_activity + self.limits.session_timeout:
             if self.current is not None and self.current.input_open:
@@ -290,7 +286,6 @@ class InputStream:
                 self._reorder.hold(sequence_id, item)
                 if isinstance(item, InputChunk) and item.end_of_input:
                     self._ends_at = sequence_id
-                    self._end_announced(now)
                 if self._gap_since is None:
                     self._gap_since = now
             case Arrival.BEYOND_WINDOW:  # pragma: no branch
@@ -356,11 +351,6 @@ class InputStream:
             events += session.receive_chunk(chunk)
         self.current = None if chunk.end_of_input else session
         return events
-
-    def _end_announced(self, now: float) -> None:
-        if self.gap_waits_for_end:
-            self.gap_waits_for_end = False
-            self._gap_since = now
 
     @property
     def _keeps_next(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -85,8 +86,10 @@ class RegisteredSession:
         self._readers = 0
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        #: Until when a gap may be open, once the end of the input was announced.
+        self._gap_deadline = math.inf
         self._room = asyncio.Event()
-        #: Calls of ``feed`` that wait for the engine.
+        #: Bodies that are on their way, or wait for the engine.
         self._held_up = 0
         self._place = ExitStack()
         self._on_end: Callable[[RegisteredSession], None] = _nothing
@@ -97,7 +100,9 @@ class RegisteredSession:
         conversation = self._conversation
         assert conversation is not None
         self._place, self._on_end = place, on_end
-        conversation.stream.gap_waits_for_end = True
+        stream = conversation.stream
+        # Chunks come in requests of their own, any of which may be late, or repeated: see _end_announced.
+        stream.limits = replace(stream.limits, reorder_timeout=math.inf)
         conversation.outbox.on_ready = partial(self._collect, conversation)
         conversation.on_input_room = self._room.set
         conversation.on_timer = self._arm
@@ -141,7 +146,7 @@ class RegisteredSession:
         """On the loop's clock; None while an answer is owed."""
         if self.live and self._conversation is not None:
             self._conversation.stream.take_ack()  # which would have a time of its own
-            return self._conversation.get_timer()
+            return self._get_timer(self._conversation)
         return self.kept_until
 
     def failure(self) -> OmniError:
@@ -197,12 +202,19 @@ class RegisteredSession:
         else:
             # Nothing at all came: a request with an end and no input says so by itself.
             conversation.receive_chunk(InputChunk.end())
+        self._end_announced(conversation)
         self._input_taken()
 
-    def touch(self) -> None:
-        """The client is there, though no whole chunk of it is yet."""
-        if self.live and self._conversation is not None:
-            self._conversation.stream.touch(now=self._loop.time())
+    @contextmanager
+    def incoming(self) -> Iterator[None]:
+        """While a body is on its way the client is not silent, however long that takes."""
+        self._held_up += 1
+        try:
+            yield
+        finally:
+            self._held_up -= 1
+            if self.live and self._conversation is not None:
+                self._conversation.stream.touch(now=self._loop.time())
 
     def _take(self, chunk: BodyChunk) -> None:
         conversation = self._conversation
@@ -221,8 +233,14 @@ class RegisteredSession:
                     raise
                 conversation.receive_chunk(content)
                 self._unnumbered = number is None
+                if content.end_of_input:
+                    self._end_announced(conversation)
             case error:
                 raise error
+
+    def _end_announced(self, conversation: Conversation) -> None:
+        if conversation.stream.has_gap and self._gap_deadline == math.inf:
+            self._gap_deadline = self._loop.time() + conversation.limits.stream.reorder_timeout
 
     def _use_up(self, conversation: Conversation, number: int | None) -> None:
         """The number of a chunk that was refused, unless chunks have none here, and so no gaps."""
@@ -346,12 +364,17 @@ class RegisteredSession:
 
     # time
 
+    def _get_timer(self, conversation: Conversation) -> float | None:
+        gap = self._gap_deadline if conversation.stream.has_gap else math.inf
+        when = min(gap, conversation.get_timer() or math.inf)
+        return None if when == math.inf else when
+
     def _arm(self) -> None:
         if not self.live or self._conversation is None:
             return
         if self._timer is not None:
             self._timer.cancel()
-        when = self._conversation.get_timer()
+        when = self._get_timer(self._conversation)
         self._timer = None if when is None else self._loop.call_at(when, self._on_timer, self._conversation, when)
 
     def _on_timer(self, conversation: Conversation, when: float) -> None:
@@ -360,6 +383,8 @@ class RegisteredSession:
         if self._held_up:
             conversation.stream.touch(now=now)  # the engine is behind, and not the client
         try:
+            if conversation.stream.has_gap and now >= self._gap_deadline:
+                raise conversation.stream.gap_error()
             conversation.handle_timer(now)
         except SessionTimeout as error:
             self._stop(SessionState.EXPIRED, error)

@@ -211,5 +211,8 @@ class AttachedOutput:
         if self._writing is not None:
             self._writing.cancel()
 
+    def pace_kept(self) -> None:
+        pass  # silence has no end here
+
     def resume_output(self) -> None:
         pass  # the library wakes who waits

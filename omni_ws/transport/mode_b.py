@@ -74,9 +74,9 @@ class ModeBRoutes:
     async def append(self, exchange: HttpExchange) -> None:
         session = self._session(exchange)
         exchange.input_pace = self._sessions.admission.input_pace(self._enter(exchange))
-        session.touch()
         try:
-            fields, size = await read_json_object(exchange, self._config.http.max_body_bytes)
+            with session.incoming():
+                fields, size = await read_json_object(exchange, self._config.http.max_body_bytes)
         except PayloadTooLarge as error:
             session.fail(error)
             raise

@@ -47,11 +47,7 @@ async def test_chunks_in_any_order_are_answered_alike_however_the_answer_is_read
         assert (created["expires_in"], created["state"], created["started"], created["next_sequence_id"]) == (
             *(300, "open", False, 0),
         )
-        early = [
-            asyncio.create_task(session.result()),
-            asyncio.create_task(session.events()),
-            asyncio.create_task(session.attached()),
-        ]
+        early = asyncio.gather(session.result(), session.events(), session.attached())
         assert (await session.append(text("the ", 2)))["buffered_chunks"] == 1
         # The same one from two connections at a time.
         repeated = await asyncio.gather(session.append(text("this ", 0)), session.append(text("this ", 0)))
@@ -72,7 +68,7 @@ async def test_chunks_in_any_order_are_answered_alike_however_the_answer_is_read
         assert answer.final["usage"]["total_tokens"] == completion["usage"]["total_tokens"] == 8
         polled = await session.result(wait=None)
         assert polled.json() == completion
-        whole, streamed, (watched, _) = await early[0], await early[1], await early[2]
+        whole, streamed, (watched, _) = await early
         assert whole.json() == completion
         assert streamed == events
         assert watched == answer
@@ -138,17 +134,18 @@ async def test_parameters_are_those_of_a_streamed_body() -> None:
 
 
 async def test_spoken_answers_are_pcm_unless_named_and_the_same_for_every_reader() -> None:
-    async with live_server(ToneEngine()) as server:
-        async with mode_b(
-            server, {"modalities": ["audio"], "chunk": text("do re mi", 0, end_of_input=True)}
-        ) as session:
-            completion = await session.completion()
-            answer, code = await session.attached()
-            assert code == 1000
-            message = completion["choices"][0]["message"]
-            assert message["content"] is None
-            assert base64.b64decode(message["audio"]["data"]) == answer.audio
-            assert len(answer.audio) == 3 * 24_000 * 2 * 20 // 1000
+    {"modalities": ["audio"], "chunk": text("do re mi", 0, end_of_input=True)}
+    async with (
+        live_server(ToneEngine()) as server,
+        mode_b(server, {"modalities": ["audio"], "chunk": text("do re mi", 0, end_of_input=True)}) as session,
+    ):
+        completion = await session.completion()
+        answer, code = await session.attached()
+        assert code == 1000
+        message = completion["choices"][0]["message"]
+        assert message["content"] is None
+        assert base64.b64decode(message["audio"]["data"]) == answer.audio
+        assert len(answer.audio) == 3 * 24_000 * 2 * 20 // 1000
 
 
 async def test_transcripts_belong_to_the_answer() -> None:
@@ -181,8 +178,8 @@ async def test_a_result_that_is_not_there_yet() -> None:
             answer = await session.result(wait=wait)
             assert (answer.status, answer.headers["retry-after"]) == (202, "1")
             assert answer.json()["state"] == "started"
-        for wait in ("soon", "-1", "nan", "inf", ""):
-            answer = await session.call("GET", f"/result?wait={wait}", None, JSON)
+        for bad in ("soon", "-1", "nan", "inf", ""):
+            answer = await session.call("GET", f"/result?wait={bad}", None, JSON)
             assert (answer.status, answer.error["param"]) == (400, "wait")
 
 
@@ -362,61 +359,67 @@ async def test_an_empty_input() -> None:
 
 async def test_an_engine_that_breaks() -> None:
     engine = ScriptedEngine([TextOutput("so far"), RuntimeError("secret")])
-    async with live_server(engine, expect_errors=True) as server:
-        async with mode_b(server, {"chunk": text("x", 0, end_of_input=True)}) as session:
-            answer = await session.result()
-            assert (answer.status, answer.error["code"]) == (500, "engine_failed")
-            assert b"secret" not in answer.body
-            status = await session.status()
-            assert (status["state"], status["error"]["code"]) == ("failed", "engine_failed")
-            events = await session.events()
-            assert events[1].data["choices"][0]["delta"]["content"] == "so far"
-            assert events[-1].block.startswith("event: error\n")
-            assert events[-1].data["code"] == "engine_failed"
-            # Cut before the error, it is told again; after it, there is nothing more to come back for.
-            assert await session.events(last=events[-2].id) == events[-1:]
-            gone = await session.call("GET", "/result", None, EVENTS, f"Last-Event-ID: {events[-1].id}")
-            assert gone.status == 204
-            watched, code = await session.attached()
-            assert (watched.text, watched.reason, watched.errors[0]["code"], code) == (
-                *("so far", "error", "engine_failed", 1000),
-            )
-            late = await session.call("POST", "/chunks", text("y", 1))
-            assert (late.status, late.error["code"]) == (500, "engine_failed")
+    async with (
+        live_server(engine, expect_errors=True) as server,
+        mode_b(server, {"chunk": text("x", 0, end_of_input=True)}) as session,
+    ):
+        answer = await session.result()
+        assert (answer.status, answer.error["code"]) == (500, "engine_failed")
+        assert b"secret" not in answer.body
+        status = await session.status()
+        assert (status["state"], status["error"]["code"]) == ("failed", "engine_failed")
+        events = await session.events()
+        assert events[1].data["choices"][0]["delta"]["content"] == "so far"
+        assert events[-1].block.startswith("event: error\n")
+        assert events[-1].data["code"] == "engine_failed"
+        # Cut before the error, it is told again; after it, there is nothing more to come back for.
+        assert await session.events(last=events[-2].id) == events[-1:]
+        gone = await session.call("GET", "/result", None, EVENTS, f"Last-Event-ID: {events[-1].id}")
+        assert gone.status == 204
+        watched, code = await session.attached()
+        assert (watched.text, watched.reason, watched.errors[0]["code"], code) == (
+            *("so far", "error", "engine_failed", 1000),
+        )
+        late = await session.call("POST", "/chunks", text("y", 1))
+        assert (late.status, late.error["code"]) == (500, "engine_failed")
 
 
 # limits
 
 
 async def test_a_chunk_of_the_largest_size_and_one_byte_more() -> None:
-    async with live_server(streaming_input={"max_chunk_bytes": 1000}) as server:
-        async with mode_b(server, {"start_policy": "on_end_only"}) as session:
-            assert (await session.append(text("x" * 1000, 0)))["received_bytes"] == 1000
-            assert server.held_bytes == 1000
-            answer = await session.call("POST", "/chunks", {"chunks": [text("x", 1), text("y" * 1001, 2)]})
-            assert (answer.status, answer.error["code"], answer.error["param"]) == (
-                *(413, "payload_too_large", "chunks[1].payload"),
-            )
-            await server.until(lambda: server.held_bytes == 0 and server.sessions == 0)
-            status = await session.status()
-            assert (status["state"], status["error"]["code"]) == ("failed", "payload_too_large")
-            for refused in (
-                await session.call("POST", "/chunks", text("z", 3)),
-                await session.result(),
-                await session.call("GET", "/result", None, EVENTS),
-            ):
-                assert (refused.status, refused.error["code"]) == (413, "payload_too_large")
-            assert (await session.finish())["state"] == "failed"
-            assert await session.delete() == 204
+    async with (
+        live_server(streaming_input={"max_chunk_bytes": 1000}) as server,
+        mode_b(server, {"start_policy": "on_end_only"}) as session,
+    ):
+        assert (await session.append(text("x" * 1000, 0)))["received_bytes"] == 1000
+        assert server.held_bytes == 1000
+        answer = await session.call("POST", "/chunks", {"chunks": [text("x", 1), text("y" * 1001, 2)]})
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (
+            *(413, "payload_too_large", "chunks[1].payload"),
+        )
+        await server.until(lambda: server.held_bytes == 0 and server.sessions == 0)
+        status = await session.status()
+        assert (status["state"], status["error"]["code"]) == ("failed", "payload_too_large")
+        for refused in (
+            await session.call("POST", "/chunks", text("z", 3)),
+            await session.result(),
+            await session.call("GET", "/result", None, EVENTS),
+        ):
+            assert (refused.status, refused.error["code"]) == (413, "payload_too_large")
+        assert (await session.finish())["state"] == "failed"
+        assert await session.delete() == 204
 
 
 async def test_a_payload_of_the_largest_size_and_one_byte_more() -> None:
     engine = CountingEngine(gate=asyncio.Event())
-    async with live_server(engine, streaming_input={"max_payload_per_session": 1000}) as server:
-        async with mode_b(server, {"start_policy": "on_end_only"}) as session:
-            await session.append(text("x" * 400, 1), text("y" * 600, 0))
-            assert (await session.call("POST", "/chunks", text("z", 2))).status == 413
-            await server.until(lambda: server.held_bytes == 0)
+    async with (
+        live_server(engine, streaming_input={"max_payload_per_session": 1000}) as server,
+        mode_b(server, {"start_policy": "on_end_only"}) as session,
+    ):
+        await session.append(text("x" * 400, 1), text("y" * 600, 0))
+        assert (await session.call("POST", "/chunks", text("z", 2))).status == 413
+        await server.until(lambda: server.held_bytes == 0)
 
 
 async def test_a_body_over_the_limit_closes_the_session() -> None:
@@ -439,22 +442,26 @@ async def test_a_chunk_inside_the_window_and_one_beyond() -> None:
 async def test_an_answer_that_is_too_long_to_keep() -> None:
     script = [TextOutput("x" * 100), TextOutput("y" * 100)]
     for limit, status in ((2 * (128 + 400) + 128, 200), (2 * (128 + 400) + 127, 413)):
-        async with live_server(ScriptedEngine(script), streaming_input={"max_payload_per_session": limit}) as server:
-            async with mode_b(server, {"chunk": text("x", 0, end_of_input=True)}) as session:
-                assert (await session.result()).status == status
+        async with (
+            live_server(ScriptedEngine(script), streaming_input={"max_payload_per_session": limit}) as server,
+            mode_b(server, {"chunk": text("x", 0, end_of_input=True)}) as session,
+        ):
+            assert (await session.result()).status == status
 
 
 async def test_a_server_that_holds_enough() -> None:
-    async with live_server(CountingEngine(), limits={"max_held_bytes": 4000}) as server:
-        async with mode_b(server, {"start_policy": "on_end_only"}) as session:
-            await session.append(text("x" * 4000, 0))
-            busy = await session.call("POST", "/chunks", text("y", 1))
-            assert (busy.status, busy.error["code"]) == (503, "engine_overloaded")
-            # It was not taken, and may come again.
-            assert (await session.status())["next_sequence_id"] == 1
-            assert server.held_bytes == 4000
-            await session.finish()
-            assert await session.content() == "4000"
+    async with (
+        live_server(CountingEngine(), limits={"max_held_bytes": 4000}) as server,
+        mode_b(server, {"start_policy": "on_end_only"}) as session,
+    ):
+        await session.append(text("x" * 4000, 0))
+        busy = await session.call("POST", "/chunks", text("y", 1))
+        assert (busy.status, busy.error["code"]) == (503, "engine_overloaded")
+        # It was not taken, and may come again.
+        assert (await session.status())["next_sequence_id"] == 1
+        assert server.held_bytes == 4000
+        await session.finish()
+        assert await session.content() == "4000"
 
 
 async def test_sessions_count_until_their_answer_is_complete() -> None:
@@ -539,16 +546,18 @@ async def test_delete_in_the_middle_frees_the_engine() -> None:
 async def test_a_slow_engine_slows_the_input_down_and_nothing_is_lost() -> None:
     gate = asyncio.Event()
     engine = CountingEngine(gate=gate)
-    async with live_server(engine, streaming_input={"max_payload_per_session": 4 << 20}) as server:
-        async with mode_b(server, {"chunk": text("x", 0)}) as session:
-            chunks = [text("y" * (1 << 20), number) for number in range(1, 9)]
-            feeding = asyncio.create_task(session.append(*chunks))
-            await server.until(lambda: server.held_bytes > 1 << 20)
-            assert not feeding.done()
-            gate.set()
-            assert (await feeding)["next_sequence_id"] == 9
-            await session.finish()
-            assert await session.content() == str(1 + 8 * (1 << 20))
+    async with (
+        live_server(engine, streaming_input={"max_payload_per_session": 4 << 20}) as server,
+        mode_b(server, {"chunk": text("x", 0)}) as session,
+    ):
+        chunks = [text("y" * (1 << 20), number) for number in range(1, 9)]
+        feeding = asyncio.create_task(session.append(*chunks))
+        await server.until(lambda: server.held_bytes > 1 << 20)
+        assert not feeding.done()
+        gate.set()
+        assert (await feeding)["next_sequence_id"] == 9
+        await session.finish()
+        assert await session.content() == str(1 + 8 * (1 << 20))
 
 
 async def test_a_session_that_is_deleted_lets_go_of_those_who_feed_it() -> None:
