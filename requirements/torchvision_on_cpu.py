@@ -2,7 +2,7 @@
 
 That torchvision is a CUDA build: its compiled part does not load, and its Python part then stumbles over two operators
 that nobody declared. What image processors use of it is pure PyTorch, so declaring the two is enough (they still cannot
-be called). `make test-vllm` puts this module into its environment, which imports it in every process.
+be called). `make test` puts this module into its environment, which imports it in every process.
 """
 
 from __future__ import annotations

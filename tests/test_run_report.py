@@ -7,7 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SUPPORT = Path(__file__).parent / "support"
+
+
+def pytest_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "report", "-p", "no:cacheprovider", "-ra", *arguments, "tests"],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(SUPPORT)}, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
 
 
 def test_report_counts_by_area_and_names_skips(tmp_path: Path) -> None:
@@ -22,11 +32,7 @@ def test_report_counts_by_area_and_names_skips(tmp_path: Path) -> None:
     (tmp_path / "tests" / "core" / "test_two.py").write_text(
         "import pytest\npytest.skip('no harp', allow_module_level=True)\n", encoding="utf-8"
     )
-    ended = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "report", "-p", "no:cacheprovider", "tests"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(SUPPORT)}, capture_output=True, text=True, timeout=60,
-        check=False,
-    )  # fmt: skip
+    ended = pytest_run(tmp_path)
     assert ended.returncode == 1
     lines = ended.stdout.splitlines()
     assert "cli   1 failed" in lines
@@ -34,3 +40,33 @@ def test_report_counts_by_area_and_names_skips(tmp_path: Path) -> None:
     assert "tests/core/test_one.py::test_c: no flute" in lines
     assert "tests/core/test_two.py: no harp" in lines
     assert "1 failed, 2 passed, 2 skipped" in lines[-1]
+
+
+def test_the_report_of_the_second_run_tells_of_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tests" / "core").mkdir(parents=True)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = far\n    near\n", encoding="utf-8")
+    (tmp_path / "tests" / "core" / "test_one.py").write_text(
+        "import pytest\ndef test_a(): pass\n"
+        "@pytest.mark.far\ndef test_b(): pass\n"
+        "@pytest.mark.far\ndef test_c(): assert 0\n"
+        "@pytest.mark.far\ndef test_d(): pytest.skip('no flute')\n"
+        "@pytest.mark.near\ndef test_e(): pass\n",
+        encoding="utf-8",
+    )
+    for name in ("two", "three"):
+        (tmp_path / "tests" / "core" / f"test_{name}.py").write_text(
+            f"import os, pytest\nif os.environ.get('HARP') != '{name}':\n"
+            "    pytest.skip('no harp', allow_module_level=True)\ndef test_f(): pass\n",
+            encoding="utf-8",
+        )
+    first = pytest_run(tmp_path, "-m", "far", "--keep-outcomes=kept/outcomes.json")
+    assert first.returncode == 1
+    assert "1 failed, 1 passed, 3 skipped, 2 deselected" in first.stdout.splitlines()[-1]
+    monkeypatch.setenv("HARP", "two")
+    second = pytest_run(tmp_path, "-m", "not far and not near", "--outcomes-before=kept/outcomes.json")
+    assert second.returncode == 0, "each run answers for its own"
+    lines = second.stdout.splitlines()
+    assert "core  3 passed, 1 failed, 2 skipped" in lines
+    assert "tests/core/test_one.py::test_d: no flute" in lines
+    assert "FAILED tests/core/test_one.py::test_c - assert 0" in lines
+    assert "1 failed, 3 passed, 2 skipped, 1 deselected" in lines[-1]

@@ -1,10 +1,15 @@
-"""A pytest plugin that ends a run with what passed in each area, and with every skipped test by its name."""
+"""A pytest plugin that ends a run with what passed in each area, and with every skipped test by its name.
+
+Where tests need two environments there are two runs: ``--keep-outcomes=FILE`` for the first and
+``--outcomes-before=FILE`` for the second make the end of the second, pytest's last line included, tell of both.
+"""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -35,8 +40,49 @@ def reason(report: pytest.TestReport | pytest.CollectReport) -> str:
     return text.removeprefix("Skipped: ")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("report", "one report over two runs")
+    group.addoption("--keep-outcomes", metavar="FILE", type=Path, help="for the run that tells of both")
+    group.addoption("--outcomes-before", metavar="FILE", type=Path, help="what the run before kept")
+
+
+def keep_outcomes(file: Path, terminalreporter: pytest.TerminalReporter) -> None:
+    config = terminalreporter.config
+    kept = {
+        outcome: [config.hook.pytest_report_to_serializable(config=config, report=report) for report in reports]
+        for outcome, reports in terminalreporter.stats.items()
+        if outcome in OUTCOMES
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(kept), encoding="utf-8")
+
+
+def add_outcomes(file: Path, terminalreporter: pytest.TerminalReporter) -> None:
+    """What the run before did counts as this one's, and what one of the two left to the other does not count."""
+    config, stats = terminalreporter.config, terminalreporter.stats
+    files_here = {report.nodeid.partition("::")[0] for outcome in OUTCOMES for report in stats.get(outcome, [])}
+    ran = set()
+    for outcome, reports in json.loads(file.read_text(encoding="utf-8")).items():
+        for data in reports:
+            report = config.hook.pytest_report_from_serializable(config=config, data=data)
+            if outcome == "skipped" and report.nodeid in files_here:
+                continue  # as a whole, for want of what is here
+            if isinstance(report.longrepr, list):  # JSON has no tuples, and pytest insists on one for a skip
+                report.longrepr = tuple(report.longrepr)
+            ran.add(report.nodeid)
+            stats.setdefault(outcome, []).append(report)
+    left_out = [item for item in stats.pop("deselected", []) if item.nodeid not in ran]
+    if left_out:
+        stats["deselected"] = left_out
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     stats = terminalreporter.stats
+    if (file := terminalreporter.config.getoption("--keep-outcomes")) is not None:
+        keep_outcomes(file, terminalreporter)
+    if (file := terminalreporter.config.getoption("--outcomes-before")) is not None:
+        add_outcomes(file, terminalreporter)
     lines = area_lines((report.nodeid, outcome) for outcome in OUTCOMES for report in stats.get(outcome, []))
     if lines:
         terminalreporter.section("by area")

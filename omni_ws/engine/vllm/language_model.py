@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import difflib
 import logging
+import math
 import os
 import signal
 import threading
@@ -204,13 +205,20 @@ class LanguageModel:
         return AsyncLLM.from_engine_args(args)
 
     async def _warm_up(self, llm: AsyncLLM) -> None:
-        """One token, so that the first client does not wait for what vLLM does on first use."""
+        """One token, so that the first client does not wait for what vLLM does on first use.
+
+        Weights that are damaged, or that overflow in this dtype, give no numbers; vLLM would answer with any token.
+        """
         from vllm import SamplingParams
 
-        params = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
+        params = SamplingParams(max_tokens=1, temperature=0, detokenize=False, logprobs=0)
         prompt = await self.render({"prompt_token_ids": [1]})
-        async for _ in llm.generate(prompt, params, f"warm-up-{uuid.uuid4().hex}"):
-            pass
+        async for output in llm.generate(prompt, params, f"warm-up-{uuid.uuid4().hex}"):
+            for chances in output.outputs[0].logprobs or ():
+                if any(math.isnan(chance.logprob) for chance in chances.values()):
+                    raise EngineFailed(
+                        f"the {self.role} did not start: its weights give no numbers (NaN) in this dtype", fatal=True
+                    )
 
     async def _release(self) -> None:
         """Ends the process, also when cancelled meanwhile."""

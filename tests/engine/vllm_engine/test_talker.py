@@ -205,6 +205,23 @@ async def test_what_is_refused(speaker: Speaker, options: dict[str, Any], param:
     assert caught.value.param == param
 
 
+async def test_a_talker_that_leaves_the_pattern_fails_the_answer_and_frees_its_slot(
+    speaker: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Talker._parameters
+
+    def without_pattern(talker: Talker, **limits: Any) -> SamplingParams:
+        parameters = kept(talker, **limits)
+        parameters.extra_args = None
+        return parameters
+
+    monkeypatch.setattr(Talker, "_parameters", without_pattern)
+    with pytest.raises(EngineFailed, match="left the pattern of its codec") as failure:
+        await speak(speaker, TEXT, "babble", sampling={"seed": 1})
+    assert not failure.value.fatal
+    assert active(speaker) == 0
+
+
 async def test_cancelling_frees_the_slots_of_the_engine(speaker: Speaker) -> None:
     # Greedy, this Talker speaks for as long as it may.
     long, sampling = "a word " * 40, {"temperature": 0}

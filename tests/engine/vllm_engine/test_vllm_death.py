@@ -107,3 +107,27 @@ async def health(server: LiveServer) -> tuple[int, str]:
         await client.send(http_request("GET", "/health", "Connection: close"))
         response = await client.response()
     return response.status, response.json()["status"]
+
+
+async def test_answers_that_are_no_numbers_end_where_vllm_was_asked_to_look(
+    tmp_path: Path, quick_restart: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model starts well, and one letter is its undoing."""
+    from safetensors.torch import load_file, save_file
+    from support.tiny_models import ENGINE_ARGS, build_text_model
+    from transformers import AutoTokenizer
+
+    folder = build_text_model(tmp_path / "model")
+    (letter,) = AutoTokenizer.from_pretrained(folder).encode("~", add_special_tokens=False)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][letter] = float("nan")
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    for name in ("VLLM_COMPUTE_NANS_IN_LOGITS", "VLLM_RAISE_ON_LOGIT_NANS"):
+        monkeypatch.setenv(name, "1")
+    async with running_engine(folder, ENGINE_ARGS) as engine:
+        before, _ = await answer(engine, Input("Hello"))
+        with pytest.raises(EngineFailed) as failure:
+            await answer(engine, Input("Hello ~"))
+        assert failure.value.fatal
+        await until_state(engine, EngineState.OK, 60)
+        assert (await answer(engine, Input("Hello")))[0] == before

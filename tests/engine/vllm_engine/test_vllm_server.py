@@ -121,6 +121,19 @@ async def test_a_prompt_over_the_context_is_400(server: LiveServer) -> None:
     assert (response.status, response.json()["error"]["code"]) == (400, "context_length_exceeded")
 
 
+async def test_a_picture_for_a_model_that_does_not_see_is_refused(server: LiveServer) -> None:
+    async with connect(server.websocket_url) as socket:
+        await socket.recv()
+        await socket.send(encode_input(InputChunk(Modality.IMAGE, b"a picture", 0, end_of_input=True)))
+        async with asyncio.timeout(10):
+            frame = json.loads(await socket.recv())
+    assert (frame["type"], frame["error"]["code"]) == ("error", "unsupported_modality")
+    url = "data:image/png;base64,AAAA"
+    picture = [{"type": "image_url", "image_url": {"url": url}}]
+    response = await chat(server, {"messages": [{"role": "user", "content": picture}]})
+    assert (response.status, response.json()["error"]["code"]) == (415, "unsupported_modality")
+
+
 async def test_audio_that_nobody_can_speak_is_refused(server: LiveServer) -> None:
     message = {"role": "user", "content": "Hello"}
     response = await chat(server, {"messages": [message], "modalities": ["text", "audio"], "audio": {"format": "wav"}})

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.until import until
 
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import VllmConfig
@@ -61,19 +63,53 @@ class TestWithVllm:
         error = await self.failure(folder, dict(ENGINE_ARGS))
         assert isinstance(error, EngineFailed)
 
+    async def test_weights_that_give_no_numbers(self, tmp_path: Path) -> None:
+        from safetensors.torch import load_file, save_file
+        from support.tiny_models import ENGINE_ARGS, build_text_model
+
+        folder = build_text_model(tmp_path / "model")
+        weights = load_file(folder / "model.safetensors")
+        weights["model.norm.weight"][0] = float("nan")
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        error = await self.failure(folder, dict(ENGINE_ARGS))
+        assert isinstance(error, EngineFailed)
+        assert "NaN" in error.message
+
     async def test_a_checkpoint_without_a_chat_template(self, tmp_path: Path) -> None:
         from support.tiny_models import ENGINE_ARGS, build_talker
 
         error = await self.failure(build_talker(tmp_path / "talker"), dict(ENGINE_ARGS))
         assert "chat" in str(error)
 
-    async def test_the_command_ends_with_status_1_and_says_why(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("weights", [None, b"no weights"], ids=["no model", "no weights"])
+    async def test_the_command_ends_with_status_1_and_says_why(self, tmp_path: Path, weights: bytes | None) -> None:
+        from support.tiny_models import ENGINE_ARGS, build_text_model
+
+        model = tmp_path / "model"
+        if weights is not None:
+            (build_text_model(model) / "model.safetensors").write_bytes(weights)
+        args = "".join(f"{name} = {json.dumps(value)}\n" for name, value in ENGINE_ARGS.items())
         configuration = tmp_path / "serve.toml"
-        configuration.write_text(f'engine = "vllm"\nport = 0\n[vllm]\nmodel = {json.dumps(str(tmp_path / "none"))}\n')
+        configuration.write_text(
+            f'engine = "vllm"\nport = 0\n[vllm]\nmodel = {json.dumps(str(model))}\n[vllm.args]\n{args}'
+        )
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "omni_ws", "serve", "--config", str(configuration)),
             stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
         )
         _, errors = await asyncio.wait_for(process.communicate(), 60)
         assert process.returncode == 1
-        assert b"the Thinker did not start" in errors
+        assert b"omni-ws serve: error: the Thinker did not start" in errors
+        assert b"listens on" not in errors
+        # Python's own tracker of resources ends when it sees that all others have.
+        await until(lambda: not is_there(process.pid), seconds=10)
+
+
+def is_there(group: int) -> bool:
+    """Whether a process of the group lives."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True

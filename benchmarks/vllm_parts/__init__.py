@@ -1,0 +1,1 @@
+"""What ``benchmarks.vllm`` measures, a module for each part: ``measure(report, size, models)``."""
