@@ -1,6 +1,7 @@
 """Talk to an omni_ws server: microphone, file, text or raw samples in; transcript, reply and sound out.
 
 python examples/mic_client.py                       talk: Enter starts and stops you
+python examples/mic_client.py --open-mic            talk hands-free; who speaks while the server does interrupts it
 python examples/mic_client.py --file question.wav   as fast as it was spoken; --fast: as fast as it goes
 python examples/mic_client.py --text "Hello!" --save reply.wav
 arecord -f S16_LE -r 16000 -t raw | python examples/mic_client.py --raw
@@ -34,6 +35,8 @@ from omni_ws.client.wav import Pcm16, UnreadableAudio, read_wav, write_wav
 from omni_ws.errors import OmniError, Unauthenticated
 
 FAILED, USAGE, NO_SOUND, NO_SERVER, NO_KEY, INTERRUPTED = 1, 2, 3, 4, 5, 130
+#: How often the server hears how much was played.
+REPORT_SEC = 0.2
 EXIT_STATUSES = """exit status: 0 answered, 1 the request failed, 2 wrong usage or unreadable file, 3 no sound device,
 4 the server is not there or went away, 5 the key was refused, 130 interrupted"""
 
@@ -69,8 +72,7 @@ def complain(problem: object, status: int) -> int:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description="Talk to an omni_ws server. Without --file, --text or --raw it takes the microphone, by "
-        "push-to-talk: Enter starts, Enter stops, q and Enter leaves (this version of the server does not detect by "
-        "itself where a turn ends).",
+        "push-to-talk: Enter starts, Enter stops, q and Enter leaves; or, with --open-mic, hands-free.",
         epilog=EXIT_STATUSES,
     )
     source = parser.add_mutually_exclusive_group()
@@ -78,6 +80,12 @@ def parse_arguments() -> argparse.Namespace:
     source.add_argument("--text", help="send a text")
     source.add_argument("--raw", action="store_true", help="send 16-bit mono samples from standard input, to its end")
     source.add_argument("--list-devices", action="store_true", help="show the sound devices, and end")
+    parser.add_argument(
+        "--open-mic",
+        action="store_true",
+        help="the microphone stays open, and the server finds out when you speak, also while it speaks itself (wear a "
+        "headset, or it will hear itself)",
+    )
     parser.add_argument("--fast", action="store_true", help="send the file as fast as it goes")
     parser.add_argument("--rate", type=int, default=16_000, metavar="HZ", help="sample rate of --raw [16000]")
     parser.add_argument(
@@ -104,6 +112,8 @@ def parse_arguments() -> argparse.Namespace:
     options.live = options.file is None and options.text is None and not options.raw
     if options.live and options.save:
         parser.error("--save goes with --file, --text or --raw")
+    if options.open_mic and not options.live:
+        parser.error("--open-mic goes with the microphone")
     try:
         options.settings = settings(options)
     except ValueError as error:
@@ -133,6 +143,8 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
         except json.JSONDecodeError:
             place[name] = value
     fields |= {name: value for name in ("voice", "task") if (value := getattr(options, name)) is not None}
+    if options.open_mic:
+        fields["turn_detection"] = {"type": "server_vad"} | fields.get("turn_detection", {})
     # Played and saved here, so its form is not the user's choice.
     fields["output_audio"] = {**fields.get("output_audio", {}), "format": "pcm16"}
     return fields
@@ -153,6 +165,9 @@ async def run(options: argparse.Namespace) -> int:
         listener = Listener(display, loudspeaker)
         display.show("session", session_id=session.session_id, model=session.created.model)
         try:
+            if microphone and options.open_mic:
+                await talk_freely(session, microphone, listener)
+                return 0
             if microphone:
                 await talk(session, microphone, listener)
                 return 0
@@ -260,6 +275,46 @@ async def talk(session: ClientSession, microphone: Microphone, listener: Listene
         await together(follow_keys, receive)
     except Leave:
         return
+
+
+async def talk_freely(session: ClientSession, microphone: Microphone, listener: Listener) -> None:
+    """With an open microphone, until q or the end of standard input. Whoever speaks interrupts."""
+    config = session.config
+    turns = config.turn_detection if config else None
+    listener.interruptible = bool(config and turns and turns.interrupt_response and config.overlap == "interrupt")
+
+    async def receive() -> None:
+        async for event in session.events():
+            listener.take(event)
+        raise ConnectionLost("the server has closed the session")
+
+    async def speak() -> None:
+        microphone.start()
+        async for piece in microphone.pieces():
+            listener.display.level(microphone.level)
+            await session.send_audio(piece)
+
+    async def report() -> None:
+        """The server paces its answers by what was played, and remembers of an interrupted one what was heard."""
+        while True:
+            await asyncio.sleep(REPORT_SEC)
+            if (played_ms := listener.played_ms) is not None:
+                await session.acknowledge_output(played_ms=played_ms)
+
+    async def follow_keys() -> None:
+        listener.display.show("note", message="speak; q and Enter: leave")
+        async with aclosing(read_ahead()) as lines:
+            async for line in lines:
+                if line.strip().lower() == b"q":
+                    break
+        raise Leave
+
+    try:
+        await together(follow_keys, receive, speak, report)
+    except Leave:
+        return
+    finally:
+        microphone.stop()
 
 
 class Leave(Exception):

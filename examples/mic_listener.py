@@ -14,10 +14,13 @@ from omni_ws.client import (
     Final,
     Reconnected,
     ResponseStarted,
+    SpeechStarted,
+    SpeechStopped,
     TextChunk,
     TranscriptChunk,
     TranscriptView,
 )
+from omni_ws.core.chunks import FinishReason
 from omni_ws.errors import OmniError
 
 
@@ -34,6 +37,10 @@ class Listener:
         self.answering: str | None = None
         self.silenced: str | None = None
         self.input_ended_at: float | None = None
+        #: Whether speech that the server detects ends an answer.
+        self.interruptible = False
+        #: What had been played, or was waiting to be, when the answer began.
+        self.played_before = 0
         self.first: dict[str, float] = {}
         self.error: OmniError | None = None
 
@@ -43,13 +50,30 @@ class Listener:
     def silence(self) -> None:
         """The user speaks: nothing more is heard of the answer under way."""
         self.silenced = self.answering
+        self.played_before = 0
         if self.loudspeaker:
             self.loudspeaker.buffer.clear()
+
+    @property
+    def played_ms(self) -> float | None:
+        """How much was heard of the answer that came last; None where there is nothing to report."""
+        if self.loudspeaker is None or self.loudspeaker.buffer.idle:
+            return None
+        bytes_per_ms = 2 * self.loudspeaker.sample_rate / 1000
+        return max(0, self.loudspeaker.buffer.played_bytes - self.played_before) / bytes_per_ms
 
     def take(self, event: Event) -> None:
         match event:
             case ResponseStarted(request_id=request_id):
                 self.answering = request_id
+                self.reply.clear()
+            case SpeechStarted(audio_ms=audio_ms):
+                if self.interruptible:
+                    self.silence()
+                self.display.show("speech_started", audio_ms=audio_ms)
+            case SpeechStopped(audio_ms=audio_ms):
+                self.input_ended()
+                self.display.show("speech_stopped", audio_ms=audio_ms)
             case TranscriptChunk(interim=interim):
                 self.transcript.add(event)
                 self.display.show("transcript", text=self.transcript.text, interim=interim)
@@ -68,9 +92,13 @@ class Listener:
                 self.take_final(event)
 
     def take_audio(self, event: AudioChunk) -> None:
-        self.first.setdefault("audio", time.perf_counter())
         if event.request_id == self.silenced:
             return
+        if "audio" not in self.first:
+            self.first["audio"] = time.perf_counter()
+            if self.loudspeaker:
+                buffer = self.loudspeaker.buffer
+                self.played_before = buffer.played_bytes + buffer.buffered_bytes
         self.reply += event.audio
         self.reply_rate = event.sample_rate
         self.display.show("audio", bytes=len(event.audio), start_ms=event.start_ms, sample_rate=event.sample_rate)
@@ -78,6 +106,8 @@ class Listener:
             self.loudspeaker.buffer.write(event.audio)
 
     def take_final(self, event: Final) -> None:
+        if event.finish_reason is FinishReason.CANCELLED:
+            self.silence()
         if self.loudspeaker:
             self.loudspeaker.buffer.end()
         usage = {name: getattr(event.usage, name) for name in event.usage.__slots__} if event.usage else None

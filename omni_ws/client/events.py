@@ -71,6 +71,20 @@ class Final:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeechStarted:
+    """With turn detection: the user speaks. Where speech may interrupt, whoever plays an answer stops now."""
+
+    audio_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechStopped:
+    """With turn detection: the turn of the user is over."""
+
+    audio_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class InputAck:
     """Everything below ``next_sequence_id`` was accepted in order; ``credit_bytes`` more may be sent now."""
 
@@ -119,7 +133,17 @@ class Reconnected:
 
 
 Event: TypeAlias = (
-    ResponseStarted | TextChunk | AudioChunk | TranscriptChunk | Final | InputAck | ErrorEvent | Closing | Reconnected
+    ResponseStarted
+    | TextChunk
+    | AudioChunk
+    | TranscriptChunk
+    | Final
+    | SpeechStarted
+    | SpeechStopped
+    | InputAck
+    | ErrorEvent
+    | Closing
+    | Reconnected
 )
 
 #: What an event costs in memory besides its content, about.

@@ -14,6 +14,8 @@ from omni_ws.client.events import (
     Final,
     InputAck,
     ResponseStarted,
+    SpeechStarted,
+    SpeechStopped,
     output_event,
 )
 from omni_ws.client.failures import error_from_fields
@@ -90,7 +92,12 @@ class IncomingFrames:
             case server_frames.InputAckFrame() as frame:
                 self._outgoing.acknowledge(frame.next_sequence_id, frame.credit_bytes)
                 return InputAck(frame.next_sequence_id, frame.buffered_chunks, frame.received_bytes, frame.credit_bytes)
+            case server_frames.SpeechStarted(audio_ms=audio_ms):
+                return SpeechStarted(audio_ms)
+            case server_frames.SpeechStopped(audio_ms=audio_ms):
+                return SpeechStopped(audio_ms)
             case server_frames.ResponseStarted() as frame:
+                self._answering = frame.request_id
                 self._outgoing.started(frame.request_id, frame.sequence_id)
                 event = ResponseStarted(frame.request_id, frame.trigger, frame.sequence_id, frame.input_mode)
                 return self._output(event)
@@ -134,6 +141,7 @@ class IncomingFrames:
 
     def _configured(self, updated: SessionUpdated) -> None:
         self.config = updated
+        self._outgoing.open_microphone = updated.turn_detection is not None
         reply = self._configurations.popleft() if self._configurations else None
         if reply is not None and not reply.done():
             reply.set_result(updated)

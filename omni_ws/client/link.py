@@ -82,6 +82,7 @@ class Link:
         self.websocket: ClientConnection = opened.websocket
         self.created = opened.created
         self.incoming = IncomingFrames(opened.created, opened.updated, self.outgoing)
+        self.outgoing.open_microphone = opened.updated is not None and opened.updated.turn_detection is not None
 
     # sending
 

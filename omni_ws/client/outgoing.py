@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from omni_ws.core.chunks import InputChunk
+from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.errors import EmptyInput
 from omni_ws.wire.session_config import OutputAudioConfig
 
@@ -57,6 +57,10 @@ class OutgoingInput:
         #: In the order of their opening, which is that of their answers.
         self.requests: deque[OutgoingRequest] = deque()
         self.receiving: OutgoingRequest | None = None
+        #: With turn detection audio opens no request here: the server finds out which it belongs to.
+        self.open_microphone = False
+        #: Requests that the server opened.
+        self._opened_there: set[str] = set()
         self._unacknowledged: deque[tuple[int, int]] = deque()
 
     # room
@@ -76,6 +80,10 @@ class OutgoingInput:
     def add(self, chunk: InputChunk, *, output_audio: OutputAudioConfig) -> InputChunk | None:
         """The chunk with its number; None where it belongs to a request that no server works on any more."""
         request = self.receiving
+        if request is None and self.open_microphone and chunk.modality is Modality.AUDIO:
+            numbered = replace(chunk, sequence_id=self.next_sequence_id)
+            self._count(len(chunk.payload))
+            return numbered
         if request is None:
             request = self.receiving = OutgoingRequest(self.next_sequence_id, output_audio)
             self.requests.append(request)
@@ -90,10 +98,7 @@ class OutgoingInput:
 
     def _place(self, request: OutgoingRequest, chunk: InputChunk) -> None:
         size = len(chunk.payload)
-        number = self.next_sequence_id
-        self.next_sequence_id += 1
-        self._unacknowledged.append((number, size))
-        self.unacknowledged_bytes += size
+        number = self._count(size)
         request.live_chunks += 1
         request.last_sequence_id = number
         request.end_sequence_id = number if chunk.end_of_input else None
@@ -102,6 +107,14 @@ class OutgoingInput:
             request.kept_bytes += size
             self._stay_within_bounds()
 
+    def _count(self, size: int) -> int:
+        """The number of the next chunk, which is on its way from here on."""
+        number = self.next_sequence_id
+        self.next_sequence_id += 1
+        self._unacknowledged.append((number, size))
+        self.unacknowledged_bytes += size
+        return number
+
     def _stay_within_bounds(self) -> None:
         """The longest request is the one that is given up."""
         while sum(request.kept_bytes for request in self.requests) > self.keep_bytes:
@@ -109,13 +122,13 @@ class OutgoingInput:
             longest.kept, longest.kept_bytes = None, 0
 
     def finish(self) -> bool:
-        """The input ends without another chunk. False where none is open that the server knows of.
+        """The input ends without another chunk. False where none is open that the server can know of.
 
         Raises EmptyInput where the server refused all there was: it will not answer.
         """
         request, self.receiving = self.receiving, None
         if request is None:
-            return False
+            return self.open_microphone
         request.input_open = False
         if request in self.requests and request.live_chunks == 0:
             self.requests.remove(request)
@@ -157,6 +170,7 @@ class OutgoingInput:
         if sequence_id is not None:
             unnamed = [request for request in unnamed if request.first_sequence_id <= sequence_id][-1:]
         if not unnamed:
+            self._opened_there.add(request_id)
             return None
         unnamed[0].request_id = request_id
         return unnamed[0]
@@ -167,7 +181,9 @@ class OutgoingInput:
     def final(self, request_id: str) -> OutgoingRequest | None:
         """A request is over. One that never started has no name: answers come in order."""
         request = self.find(request_id)
-        if request is None:
+        if request_id in self._opened_there:
+            self._opened_there.discard(request_id)
+        elif request is None:
             request = next((request for request in self.requests if request.request_id is None), None)
         if request is not None:
             request.finished = True
@@ -208,6 +224,7 @@ class OutgoingInput:
         self.next_sequence_id = self.acknowledged_sequence_id = self.unacknowledged_bytes = 0
         self.credit_bytes = None
         self._unacknowledged.clear()
+        self._opened_there.clear()
         if self.receiving is not None and self.receiving.finished:
             self.receiving.orphaned = True
         cancelled = [request for request in self.requests if request.cancelled]

@@ -122,7 +122,11 @@ class ClientSession:
         return updated
 
     async def send_audio(self, audio: bytes, *, end: bool = False, timestamp_ms: int | None = None) -> int:
-        """Audio in the session's input format; borders between chunks mean nothing. Returns its sequence_id."""
+        """Audio in the session's input format; borders between chunks mean nothing. Returns its sequence_id.
+
+        With ``turn_detection`` configured it opens no request: the server does, when it hears speech. Such audio is not
+        sent again after a Reconnected.
+        """
         return await self.send_chunk(InputChunk(Modality.AUDIO, audio, timestamp_ms=timestamp_ms, end_of_input=end))
 
     async def send_text(self, text: str, *, end: bool = False) -> int:

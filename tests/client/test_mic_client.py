@@ -202,6 +202,7 @@ async def test_a_reply_without_sound_cannot_be_saved(url: str, tmp_path: Path) -
         (["--text", "x", "--config", "voice=a", "--config", "voice.b=c"], "has a value already"),
         (["--text", "x", "--raw"], "not allowed with"),
         (["--save", "x.wav"], "--save goes with"),
+        (["--text", "x", "--open-mic"], "--open-mic goes with"),
     ],
 )
 async def test_wrong_usage(arguments: list[str], words: str) -> None:
@@ -218,8 +219,9 @@ async def test_no_sound_library(arguments: list[str], bare_python: dict[str, str
     assert "sounddevice is not installed" in ended.complaints
 
 
-async def test_help_says_that_turns_are_marked_by_hand() -> None:
+async def test_help_says_how_turns_are_marked() -> None:
     ended = await mic_client("--help")
     assert ended.status == 0
     assert "push-to-talk" in " ".join(ended.output.split())
+    assert "--open-mic" in ended.output
     assert "exit status" in ended.output

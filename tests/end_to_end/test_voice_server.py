@@ -22,7 +22,7 @@ from support.speech_clips import WORDS, clip_bytes, word_errors
 from websockets.asyncio.client import connect as connect_websocket
 
 from omni_ws.audio.resample import StreamResampler
-from omni_ws.client import AudioChunk, ErrorEvent, Final, TranscriptChunk, connect
+from omni_ws.client import AudioChunk, ErrorEvent, Final, SpeechStarted, SpeechStopped, TranscriptChunk, connect
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
@@ -103,6 +103,33 @@ async def test_partials_come_while_the_person_speaks(server: LiveServer) -> None
                     assert event.text.strip() == WORDS["goforward"]
         await speaking
     assert any(text.startswith("go") for text in interims)
+
+
+async def test_two_turns_with_an_open_microphone(server: LiveServer) -> None:
+    """Nobody says where a turn begins or ends, and the second begins while the first is still being answered."""
+    audio = [bytes(16_000), clip_bytes("goforward"), bytes(40_000), clip_bytes("cards_001"), bytes(40_000)]
+    config = {"turn_detection": {"type": "server_vad"}}
+    async with connect(server.websocket_url, config=config) as session:
+        speaking = asyncio.create_task(speak(session, b"".join(audio)))
+        heard: dict[str, str] = {}
+        finals: list[Final] = []
+        told: list[str] = []
+        async for event in session.events():
+            match event:
+                case TranscriptChunk(request_id=request_id, text=text, interim=False):
+                    heard[request_id] = heard.get(request_id, "") + text
+                case SpeechStarted() | SpeechStopped():
+                    told.append(type(event).__name__)
+                case Final():
+                    finals.append(event)
+                    if len(finals) == 2:
+                        break
+        await speaking
+    assert list(heard.values()) == [WORDS["goforward"], WORDS["cards_001"]]
+    assert [final.finish_reason for final in finals] == ["cancelled", "stop"] or all(
+        final.finish_reason == "stop" for final in finals
+    )
+    assert told == ["SpeechStarted", "SpeechStopped"] * 2
 
 
 async def speak(session: Any, audio: bytes) -> None:

@@ -1,0 +1,152 @@
+"""The microphone client hands-free: a sound library that plays a recording, and a server that talks for long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.live_server import live_server
+from support.speech_clips import clip_bytes, silence
+
+from omni_ws.client import Final, SpeechStarted, SpeechStopped, TextChunk, connect
+from omni_ws.core.chunks import FinishReason, Word
+from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput
+from omni_ws.engine.fake import ScriptedEngine
+
+ROOT = Path(__file__).parents[2]
+#: A sound card in real time: what it records comes from a file, what it plays is counted and dropped.
+SOUND_LIBRARY = """
+import os, threading, time
+
+class PortAudioError(Exception):
+    pass
+
+def query_devices(device=None, kind=None):
+    return {"default_samplerate": 16000.0}
+
+def check_input_settings(**settings):
+    pass
+
+check_output_settings = check_input_settings
+
+class _Stream:
+    latency = 0.01
+
+    def __init__(self, *, samplerate, device, channels, dtype, callback, blocksize=None):
+        self.size = 2 * (blocksize or samplerate // 50)
+        self.interval = self.size / 2 / samplerate
+        self.callback = callback
+        self.running = False
+
+    def start(self):
+        self.running = True
+        threading.Thread(target=self.run, daemon=True).start()
+
+    def run(self):
+        due = time.monotonic()
+        while self.running:
+            due += self.interval
+            time.sleep(max(0.0, due - time.monotonic()))
+            self.turn()
+
+    def stop(self):
+        self.running = False
+
+    close = stop
+
+class RawInputStream(_Stream):
+    recording = open(os.environ["RECORDING"], "rb").read()
+
+    def turn(self):
+        data, self.recording = self.recording[: self.size], self.recording[self.size :]
+        self.callback(data.ljust(self.size, b"\\0"), self.size // 2, None, None)
+
+class RawOutputStream(_Stream):
+    def turn(self):
+        self.callback(bytearray(self.size), self.size // 2, None, None)
+"""
+
+
+def long_answer() -> list[EngineOutput]:
+    script: list[EngineOutput] = [TextOutput(" ".join(f"word{number}" for number in range(200)))]
+    for number in range(200):
+        word = Word(f"word{number}", number * 100, number * 100 + 90)
+        script.append(AudioOutput(np.full(2400, 0.1, np.float32), 24_000, (word,)))
+    return script
+
+
+@pytest.mark.slow
+async def test_who_speaks_interrupts_and_the_server_knows_what_was_heard(tmp_path: Path) -> None:
+    (tmp_path / "sounddevice.py").write_text(SOUND_LIBRARY)
+    recording = tmp_path / "recording.raw"
+    recording.write_bytes(silence(0.5) + clip_bytes("cards_001") + silence(2) + clip_bytes("goforward"))
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
+        "RECORDING": str(recording),
+    }
+    engine = ScriptedEngine(long_answer())
+    async with live_server(engine) as server:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            str(ROOT / "examples" / "mic_client.py"),
+            *("--url", server.websocket_url, "--open-mic", "--json"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env=environment,
+        )
+        assert process.stdout is not None
+        seen: list[dict[str, Any]] = []
+        async with asyncio.timeout(60):
+            while [entry["type"] for entry in seen].count("speech_stopped") < 2:
+                seen.append(json.loads(await process.stdout.readline()))
+            await server.until(lambda: len(engine.requests) == 2)
+            await process.communicate(b"q\n")
+        assert process.returncode == 0
+        kinds = [entry["type"] for entry in seen if entry["type"] in ("speech_started", "speech_stopped", "final")]
+        assert kinds == ["speech_started", "speech_stopped", "speech_started", "final", "speech_stopped"]
+        (final,) = (entry for entry in seen if entry["type"] == "final")
+        assert final["finish_reason"] == "cancelled"
+        (said,) = (message.text for message in engine.requests[1].history if message.role == "assistant")
+        # It talked for about two seconds, a tenth of a second a word, and was paced.
+        assert 5 <= len(said.split()) <= 40
+        assert final["usage"]["output_audio_ms"] <= len(said.split()) * 100 + 1000
+
+
+async def test_the_library_with_an_open_microphone() -> None:
+    """Audio opens no request of the client's, and typed requests keep their own answers."""
+    async with live_server() as server:
+        config = {"turn_detection": {"type": "server_vad", "interrupt_response": False}, "max_lead_ms": 60_000}
+        async with connect(server.websocket_url, config=config) as session:
+            audio = silence(0.5) + clip_bytes("cards_001") + silence(1)
+            for start in range(0, len(audio), 640):
+                await session.send_audio(audio[start : start + 640])
+            events = []
+            async for event in session.events():
+                events.append(event)
+                if isinstance(event, Final):
+                    break
+            assert [type(event) for event in events if isinstance(event, SpeechStarted | SpeechStopped)] == [
+                SpeechStarted,
+                SpeechStopped,
+            ]
+            assert (await session.ask_text("hello")).text == "hello"
+            for start in range(0, len(audio), 640):
+                await session.send_audio(audio[start : start + 640])
+            await session.send_text("typed")
+            await session.finish()
+            finals, texts = [], ""
+            async for event in session.events():
+                if isinstance(event, TextChunk):
+                    texts += event.text
+                if isinstance(event, Final):
+                    finals.append(event.finish_reason)
+                if len(finals) == 2:
+                    break
+            assert (finals, texts) == ([FinishReason.STOP] * 2, "typed")
+            assert not session._link.outgoing.requests
