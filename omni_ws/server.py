@@ -38,6 +38,7 @@ from omni_ws.transport.openai import OpenAIRoutes
 from omni_ws.transport.ops import OperationsRoutes
 from omni_ws.transport.router import Router
 from omni_ws.transport.streaming_input import StreamingInput
+from omni_ws.transport.transcriptions import TranscriptionRoutes
 
 if TYPE_CHECKING:
     from omni_ws.transport.grpc_salience.listener import GrpcListener
@@ -78,6 +79,8 @@ class App:
         router.add("POST", "/v1/audio/speech", openai.audio_speech)
         completions = CompletionRoutes(self.sessions, self.authenticator)
         router.add("POST", "/v1/completions", completions.completions)
+        transcriptions = TranscriptionRoutes(self.sessions, self.authenticator)
+        router.add("POST", "/v1/audio/transcriptions", transcriptions.transcriptions)
         router.add("GET", NATIVE_PATH, self._needs_upgrade)
         self._add_mode_b(router)
         return router
@@ -93,6 +96,11 @@ class App:
         router.add("POST", f"{one}/append", mode_b.append)
         router.add("POST", f"{one}/finish", mode_b.finish)
         router.add("GET", f"{one}/result", mode_b.result)
+
+    @property
+    def routes(self) -> tuple[tuple[str, frozenset[str]], ...]:
+        """The template of every path that is answered, with its methods."""
+        return self._router.templates
 
     async def handle(self, exchange: HttpExchange) -> None:
         await self._router.dispatch(exchange)

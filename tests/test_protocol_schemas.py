@@ -11,12 +11,19 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from msgspec import Struct
 from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
+from omni_ws.config.model import ServerConfig
+from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import leaves
+from omni_ws.server import create_app
 from omni_ws.tools.schemas import frames_schema
 from omni_ws.wire.frames import CLIENT_FRAMES, CLIENT_TYPES
+from omni_ws.wire.openai_completion import CompletionBody
+from omni_ws.wire.openai_request import ChatBody, SpeechBody
+from omni_ws.wire.openai_transcription import TranscriptionBody
 from omni_ws.wire.server_frames import SERVER_FRAMES
 from omni_ws.wire.session_config import FIELDS
 
@@ -30,13 +37,24 @@ ROUTES = {
     "/v1/models": {"get"},
     "/v1/models/{id}": {"get"},
     "/v1/chat/completions": {"post"},
+    "/v1/completions": {"post"},
     "/v1/audio/speech": {"post"},
+    "/v1/audio/transcriptions": {"post"},
     "/v1/streaming_input/sessions": {"post"},
     "/v1/streaming_input/sessions/{id}": {"get", "patch", "delete"},
     "/v1/streaming_input/sessions/{id}/chunks": {"post"},
     "/v1/streaming_input/sessions/{id}/append": {"post"},
     "/v1/streaming_input/sessions/{id}/finish": {"post"},
     "/v1/streaming_input/sessions/{id}/result": {"get"},
+}
+
+#: Served on the same port, and described in asyncapi.yaml.
+NOT_HTTP = {"/v1/streaming_input": {"GET"}}
+BODIES: dict[str, type[Struct]] = {
+    "ChatRequest": ChatBody,
+    "CompletionRequest": CompletionBody,
+    "SpeechRequest": SpeechBody,
+    "TranscriptionRequest": TranscriptionBody,
 }
 
 Document = dict[str, Any]
@@ -208,6 +226,15 @@ def test_openapi_has_the_routes_of_this_version(openapi: Document) -> None:
     assert {path: set(item) for path, item in openapi["paths"].items()} == ROUTES
     for reference in references(openapi):
         resolve(openapi, reference.removeprefix("#"))
+
+
+def test_openapi_has_every_route_that_is_served_and_every_field_that_is_read(openapi: Document) -> None:
+    served = {path.replace(":path}", "}"): methods for path, methods in create_app(EchoEngine(), ServerConfig()).routes}
+    assert served == {path: {method.upper() for method in item} for path, item in openapi["paths"].items()} | NOT_HTTP
+    for name, body in BODIES.items():
+        described = openapi["components"]["schemas"][name]["properties"].keys()
+        read = {field.removesuffix("[]") for field in described}
+        assert [field for field in body.__struct_fields__ if field not in read] == [], name
 
 
 def test_openapi_operations_are_named_once_and_answer(openapi: Document) -> None:

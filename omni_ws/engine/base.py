@@ -52,6 +52,10 @@ class EngineCapabilities:
     #: Prompts that are taken as they stand, without a chat template.
     raw_prompts: bool = False
     token_sessions: bool = False
+    #: Languages of speech that it can be told to listen for (RFC 5646, primary subtags).
+    languages: frozenset[str] = frozenset()
+    #: Whether its transcripts have the times of their words.
+    word_times: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,19 +66,25 @@ class AnsweringRoutes:
     async def ordinary(
         self, exchange: HttpExchange, wants_events: Callable[[Mapping[str, Any]], bool]
     ) -> AsyncIterator[OrdinaryBody]:
-        """An ordinary body, and the form in which its client hears what goes wrong before the answer began.
+        """An ordinary body, and the form in which its client hears what goes wrong before the answer began."""
+        fields, size = await read_json_object(
+            exchange, self.config.http.max_body_bytes, otherwise="; a stream of input needs X-Streaming-Input: true"
+        )
+        async with self.errors_as_wanted(exchange, events=wants_events(fields)):
+            yield OrdinaryBody(fields, size)
+
+    @asynccontextmanager
+    async def errors_as_wanted(self, exchange: HttpExchange, *, events: bool) -> AsyncIterator[None]:
+        """``events``: the client asked for an answer in events.
 
         OpenAI's SDKs accept JSON even when they stream, and get a status; readers of events alone get the error as an
         event, without a role frame before it.
         """
-        fields, size = await read_json_object(
-            exchange, self.config.http.max_body_bytes, otherwise="; a stream of input needs X-Streaming-Input: true"
-        )
         try:
-            yield OrdinaryBody(fields, size)
+            yield
         except OmniError as error:
             accepted = ",".join(exchange.request.headers.get_all("accept")).lower()
-            if exchange.head_sent or not wants_events(fields) or "application/json" in accepted:
+            if exchange.head_sent or not events or "application/json" in accepted:
                 raise
             await write_error_event(exchange, error)
 

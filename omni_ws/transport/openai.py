@@ -119,7 +119,8 @@ class OpenAIRoutes(AnsweringRoutes):
                 case SpeechDialect.EVENTS:
                     await self.events(exchange, session, SpeechEvents(), head_at_start=streaming_input, done=False)
                 case SpeechDialect.CHUNKS:
-                    chunks = SpeechChunks(new_id("speech-"), request.response_format, kind, target.sample_rate)
+                    speech_id = "speech-" + (request.request_id or new_id(""))
+                    chunks = SpeechChunks(speech_id, request.response_format, kind, target.sample_rate)
                     await self.events(exchange, session, chunks, head_at_start=streaming_input)
 
 

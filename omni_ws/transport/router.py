@@ -76,6 +76,11 @@ class Router:
             self._routes.values(), key=lambda one: (one.catches_rest, [part.startswith("{") for part in one.parts])
         )
 
+    @property
+    def templates(self) -> tuple[tuple[str, frozenset[str]], ...]:
+        """Every template with its methods."""
+        return tuple((route.template, frozenset(route.methods)) for route in self._ordered)
+
     def match(self, method: str, segments: tuple[str, ...]) -> Match:
         """Raises NotFound, or MethodNotAllowed with what the path allows."""
         route, parameters = self._find(segments)

@@ -124,6 +124,7 @@ class SpeechRequest:
     text: str | None
     dialect: SpeechDialect
     response_format: str
+    request_id: str | None = None
 
 
 def chat_wants_events(body: Mapping[str, Any]) -> bool:
@@ -229,6 +230,7 @@ def read_speech(body: Mapping[str, Any], *, input_follows: bool) -> SpeechReques
         patch=patch,
         text=fields.input,
         dialect=dialect,
+        request_id=fields.request_id,
         response_format=_set_output_format(
             patch, body, fields.response_format, param="response_format", default=default
         ),

@@ -36,6 +36,8 @@ class CapableEngine(ScriptedEngine):
             choices=True,
             priority=True,
             raw_prompts=True,
+            languages=frozenset({"en", "de"}),
+            word_times=True,
         )
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:

@@ -81,6 +81,8 @@ class EmbeddedEngine:
             sampling=frozenset({"max_tokens", "stop"}),
             sampling_no_ops=frozenset({"temperature", "top_p", "seed"}),
             raw_prompts=True,  # there is no template that could stand around them
+            languages=frozenset({"en"}),
+            word_times=True,
         )
 
     def describe(self) -> tuple[str, ...]:

@@ -1,0 +1,124 @@
+"""What is asked of ``/v1/audio/transcriptions``: the fields of a form, or the parameters of a streamed body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from omni_ws.core.audio_format import AudioEncoding
+from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
+from omni_ws.wire.openai_fields import ConfigurationPatch, refuse_unavailable
+from omni_ws.wire.session_config import invalid_value
+
+ResponseFormat = Literal["json", "text", "verbose_json", "srt", "vtt"]
+Granularity = Literal["word", "segment"]
+
+#: Fields of OpenAI's interface that no engine of this version can honour, unless they say nothing.
+_NOT_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {
+    "prompt": ("",),
+    "include": ([],),
+    "chunking_strategy": ("auto",),
+    "known_speaker_names": ([],),
+    "known_speaker_references": ([],),
+}
+#: How files begin that are no bare samples.
+_BEGINNINGS: Final = (
+    (b"RIFF", AudioEncoding.WAV),
+    (b"fLaC", AudioEncoding.FLAC),
+    (b"OggS", AudioEncoding.OGG),
+    (b"\x1a\x45\xdf\xa3", AudioEncoding.WEBM),
+    (b"ID3", AudioEncoding.MP3),
+    (b"\xff\xfb", AudioEncoding.MP3),
+    (b"\xff\xf3", AudioEncoding.MP3),
+    (b"\xff\xf2", AudioEncoding.MP3),
+)
+#: Formats whose place is told by the times of words.
+TIMED_FORMATS: Final = frozenset({"verbose_json", "srt", "vtt"})
+
+
+class TranscriptionBody(Struct, frozen=True, kw_only=True):
+    model: str | None = None
+    language: str | None = None
+    response_format: ResponseFormat = "json"
+    temperature: float | None = None
+    timestamp_granularities: list[Granularity] | None = None
+    stream: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranscriptionRequest:
+    """``language`` is the primary subtag (RFC 5646) of what was asked for; ``stream`` is None where nothing is said."""
+
+    patch: ConfigurationPatch
+    language: str | None
+    response_format: ResponseFormat
+    granularities: frozenset[Granularity]
+    stream: bool | None
+
+
+def form_fields(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """The fields of a form as a body: names that end with ``[]`` are lists, of the others the last one counts."""
+    fields: dict[str, Any] = {}
+    for name, value in pairs:
+        if name.endswith("[]"):
+            fields.setdefault(name.removesuffix("[]"), []).append(value)
+        elif name == "timestamp_granularities":
+            fields.setdefault(name, []).append(value)
+        else:
+            fields[name] = value
+    return fields
+
+
+def read_transcription(body: Mapping[str, Any]) -> TranscriptionRequest:
+    """Raises InvalidValue or UnsupportedParameter, naming the field."""
+    refuse_unavailable(body, _NOT_AVAILABLE)
+    try:
+        # Forms have texts only.
+        fields = msgspec.convert(body, TranscriptionBody, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid_value(error) from None
+    granularities = frozenset(fields.timestamp_granularities or ())
+    if granularities and fields.response_format != "verbose_json":
+        raise InvalidValue("times come with response_format verbose_json", param="timestamp_granularities")
+    if fields.stream and fields.response_format not in ("json", "text"):
+        raise UnsupportedParameter("a stream has text alone", param="response_format")
+    patch: dict[str, Any] = {"task": "transcribe", "modalities": ["text"], "model": fields.model}
+    if fields.temperature is not None:
+        patch["sampling"] = {"temperature": fields.temperature}
+    if "input_audio" in body:
+        patch["input_audio"] = body["input_audio"]
+    return TranscriptionRequest(
+        patch=ConfigurationPatch(patch, {"sampling.temperature": "temperature"}),
+        language=None if fields.language is None else fields.language.lower().partition("-")[0],
+        response_format=fields.response_format,
+        granularities=granularities or frozenset({"segment"}),
+        stream=fields.stream,
+    )
+
+
+def audio_file(data: bytes, *, filename: str, content_type: str) -> InputChunk:
+    """A file that was sent: what it is, is told by how it begins, else by its type or its name.
+
+    Raises InvalidValue for an empty one, UnsupportedFormat.
+    """
+    if not data:
+        raise InvalidValue("the file is empty", param="file")
+    for beginning, encoding in _BEGINNINGS:
+        if data.startswith(beginning):
+            return InputChunk(Modality.AUDIO, data, format=encoding.value)
+    if content_type.lower().startswith("audio/"):
+        return InputChunk(Modality.AUDIO, data, format=content_type)
+    suffix = PurePath(filename).suffix.removeprefix(".").lower()
+    try:
+        encoding = {"pcm": AudioEncoding.PCM16, "raw": AudioEncoding.PCM16}.get(suffix) or AudioEncoding(suffix)
+    except ValueError:
+        raise UnsupportedFormat(
+            "not a sound that can be read: wav, mp3, flac, ogg, opus and webm are", param="file"
+        ) from None
+    return InputChunk(Modality.AUDIO, data, format=encoding.value)

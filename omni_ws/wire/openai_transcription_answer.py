@@ -1,0 +1,99 @@
+"""Answers of ``/v1/audio/transcriptions``: text, objects, subtitles, events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from omni_ws.core.chunks import OutputModality, Usage, Word
+from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.wire.openai_transcription import TranscriptionRequest
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    text: str
+    start_ms: int
+    end_ms: int
+
+
+class Transcription:
+    """Gathers what was heard. The text is the engine's answer; times are those of its words."""
+
+    def __init__(self, request: TranscriptionRequest, *, language: str | None) -> None:
+        self._request = request
+        self._language = language
+        self._text: list[str] = []
+        self._words: list[Word] = []
+        self._segments: list[_Segment] = []
+
+    def output(self, chunk: OutputChunk) -> None:
+        if chunk.modality is OutputModality.TEXT:
+            self._text.append(chunk.text)
+        elif chunk.modality is OutputModality.TRANSCRIPT and not chunk.interim and chunk.words:
+            self._words += chunk.words
+            self._segments.append(_Segment(chunk.text.strip(), chunk.words[0].start_ms, chunk.words[-1].end_ms))
+
+    def text(self) -> str:
+        return "".join(self._text).strip()
+
+    def json(self, final: FinalChunk) -> dict[str, Any]:
+        if self._request.response_format == "json":
+            return {"text": self.text(), "usage": duration_usage(final.usage)}
+        answer: dict[str, Any] = {"task": "transcribe"}
+        if self._language is not None:
+            answer["language"] = self._language
+        answer |= {"duration": final.usage.input_audio_ms / 1000, "text": self.text()}
+        if "segment" in self._request.granularities:
+            answer["segments"] = [
+                {"id": index, "start": one.start_ms / 1000, "end": one.end_ms / 1000, "text": one.text}
+                for index, one in enumerate(self._segments)
+            ]
+        if "word" in self._request.granularities:
+            answer["words"] = [
+                {"word": word.text, "start": word.start_ms / 1000, "end": word.end_ms / 1000} for word in self._words
+            ]
+        return {**answer, "usage": duration_usage(final.usage)}
+
+    def subtitles(self) -> str:
+        """SubRip or WebVTT, one cue a segment."""
+        vtt = self._request.response_format == "vtt"
+        lines = ["WEBVTT", ""] if vtt else []
+        for number, one in enumerate(self._segments, 1):
+            times = f"{_clock(one.start_ms, vtt)} --> {_clock(one.end_ms, vtt)}"
+            lines += [times, one.text, ""] if vtt else [str(number), times, one.text, ""]
+        return "".join(f"{line}\n" for line in lines)
+
+
+class TranscriptionEvents:
+    """``stream: true``: OpenAI's typed events, which end without [DONE]."""
+
+    def __init__(self) -> None:
+        self._text: list[str] = []
+
+    def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any]]:
+        if chunk.modality is OutputModality.TEXT:
+            # The first piece begins where the whole text does.
+            text = chunk.text if self._text else chunk.text.lstrip()
+            if text:
+                self._text.append(text)
+                yield {"type": "transcript.text.delta", "delta": text}
+
+    def final(self, chunk: FinalChunk) -> Iterator[dict[str, Any]]:
+        yield {
+            "type": "transcript.text.done",
+            "text": "".join(self._text),
+            "usage": duration_usage(chunk.usage),
+        }
+
+
+def duration_usage(usage: Usage) -> dict[str, Any]:
+    return {"type": "duration", "seconds": usage.input_audio_ms / 1000}
+
+
+def _clock(milliseconds: int, vtt: bool) -> str:
+    seconds, rest = divmod(milliseconds, 1000)
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours:02}:{minutes:02}:{seconds:02}{'.' if vtt else ','}{rest:03}"
