@@ -188,6 +188,7 @@ class RunningServer:
             for connection in self._server.all_connections:
                 connection.transport.abort()
             await self._server.wait_closed()
+        await self.app.native.wait_closed()
         self.app.sessions.speech_workers.close()
 
 

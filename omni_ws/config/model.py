@@ -87,7 +87,8 @@ class StreamingInputConfig(Section):
     )
     max_pending_requests: Count = Field(default=4, description="Requests of a session that may wait for an answer.")
     max_output_bytes: Size = Field(
-        default=8 * MIB, description="Output of a session held for a client that reads slowly, or for its resume."
+        default=8 * MIB,
+        description="Output of a session held for a client that reads slowly; and as much again for its resume.",
     )
     permessage_deflate: bool = Field(default=False, description="Offer WebSocket compression; audio gains nothing.")
     ping_interval_sec: SecondsOrOff = Field(default=20, description="Time between WebSocket pings; 0: none.")

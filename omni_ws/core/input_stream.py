@@ -186,7 +186,7 @@ class InputStream:
         self._last_activity = now
 
     def unheard(self, *, now: float) -> None:
-        """Until now the client was not read: neither its silence nor its gap is its own."""
+        """Until now the client was not read, or not there: neither its silence nor its gap counts."""
         self._last_activity = now
         if self._gap_since is not None:
             self._gap_since = now

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import EngineOverloaded, OmniError, PayloadTooLarge
-from omni_ws.service.outbox import message_cost
+from omni_ws.service.messages import message_cost
 from omni_ws.wire.server_frames import ResponseStarted
 
 AnswerMessage: TypeAlias = ResponseStarted | OutputChunk | FinalChunk | OmniError

@@ -104,7 +104,8 @@ class Conversation:
         #: The request whose input is open.
         self._receiving: Turn | None = None
         self._draining = False
-        self._closing = False
+        #: Whether no further input comes; see ``close``.
+        self.closing = False
 
     # input
 
@@ -190,7 +191,7 @@ class Conversation:
         Raises the error of a request that ends the session, after that request's final.
         """
         try:
-            while self._turns or not self._closing:
+            while self._turns or not self.closing:
                 await self._wake.wait()
                 self._wake.clear()
                 while self._turns and self._turns[0].ready:
@@ -215,7 +216,7 @@ class Conversation:
 
     def close(self) -> None:
         """No further input comes: ``run`` returns when the last answer is given."""
-        self._closing = True
+        self.closing = True
         self._wake.set()
 
     async def _serve(self, turn: Turn) -> None:

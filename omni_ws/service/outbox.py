@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 from collections import deque
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
@@ -14,51 +14,11 @@ from omni_ws.core.chunks import OutputModality
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import OmniError, SlowConsumer
-from omni_ws.wire.server_frames import (
-    InputAckFrame,
-    PongFrame,
-    ResponseStarted,
-    SessionClosing,
-    SessionCreated,
-    SessionUpdated,
-    SpeechStarted,
-    SpeechStopped,
-    encode_frame,
-)
+from omni_ws.service.journal import Journal
+from omni_ws.service.messages import OF_THE_MOMENT, OUTPUTS, Message, message_cost
 
-Message: TypeAlias = (
-    OutputChunk
-    | FinalChunk
-    | OmniError
-    | ResponseStarted
-    | SessionCreated
-    | SessionUpdated
-    | InputAckFrame
-    | SpeechStarted
-    | SpeechStopped
-    | SessionClosing
-    | PongFrame
-)
-
-#: What a message costs besides its content: the frame around it.
-MESSAGE_OVERHEAD_BYTES: Final = 128
-#: An exception weighs more.
-ERROR_OVERHEAD_BYTES: Final = 512
 #: What a session may hold even when the server as a whole holds too much.
 FAIR_SHARE_BYTES: Final = 64 * 1024
-
-
-def message_cost(message: Message) -> int:
-    """Bytes that a message counts for while it is held."""
-    match message:
-        case OutputChunk():
-            return MESSAGE_OVERHEAD_BYTES + len(message.payload) + 4 * len(message.text)
-        case OmniError():
-            return ERROR_OVERHEAD_BYTES + len(message.message)
-        case PongFrame() | SessionUpdated():
-            # These give back what the client sent, however much that was. They are rare.
-            return MESSAGE_OVERHEAD_BYTES + len(encode_frame(message))
-    return MESSAGE_OVERHEAD_BYTES
 
 
 class Outbox:
@@ -70,10 +30,19 @@ class Outbox:
 
     It is full at its own ``capacity``, or, with more than its fair share, while all sessions of the server together
     hold more than half of ``budget``: the other half is for input.
+
+    With a ``journal_capacity`` above 0 what was taken is kept, up to that many bytes more, to be sent again (see
+    ``rewind``) where it did not arrive.
     """
 
     def __init__(
-        self, capacity: int, *, write_timeout: float, now: Callable[[], float], budget: ByteBudget | None = None
+        self,
+        capacity: int,
+        *,
+        write_timeout: float,
+        now: Callable[[], float],
+        budget: ByteBudget | None = None,
+        journal_capacity: int = 0,
     ) -> None:
         self.capacity = capacity
         self.queued = 0
@@ -87,6 +56,9 @@ class Outbox:
         self._messages: deque[tuple[Message, int]] = deque()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._full_since: float | None = None
+        self._journal = (
+            Journal(journal_capacity, budget=budget, fair_share=FAIR_SHARE_BYTES) if journal_capacity else None
+        )
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -126,20 +98,21 @@ class Outbox:
         if not self._messages:
             return None
         message, cost = self._messages.popleft()
-        self._give_back(cost)
+        if self._journal is None or type(message) in OF_THE_MOMENT:
+            self._give_back(cost)
+            return message
+        self.queued -= cost
+        self._journal.record(message, cost)
+        if self._full_since is not None:
+            self._make_room()
         return message
 
     def _give_back(self, cost: int) -> None:
         self.queued -= cost
         if self._budget is not None:
             self._budget.give(cost)
-        if self._full_since is not None and not self._over_limit:
-            self._full_since = None
-            while self._waiting:
-                room = self._waiting.popleft()
-                if not room.done():
-                    room.set_result(None)
-            self.on_room()
+        if self._full_since is not None:
+            self._make_room()
 
     def withdraw(self, request_id: str) -> list[OutputChunk]:
         """Take back what waits of a request's answer, oldest first; what is numbered behind it moves up.
@@ -163,9 +136,47 @@ class Outbox:
         return withdrawn
 
     def clear(self) -> None:
-        """What nobody took is dropped."""
+        """What nobody took is dropped, and so is what was taken: nobody comes to hear it again."""
         while self.take() is not None:
             pass
+        if self._journal is not None:
+            self._journal.clear()
+
+    # what did not arrive
+
+    @property
+    def journaled(self) -> int:
+        """Bytes that were taken and are kept."""
+        return 0 if self._journal is None else self._journal.held
+
+    def acknowledge(self, last_output: int) -> None:
+        """The client has everything up to the output of this number."""
+        if self._journal is not None:
+            self._journal.acknowledge(last_output)
+
+    def can_rewind(self, last_output: int) -> bool:
+        return self._journal is not None and self._journal.reaches(last_output)
+
+    def rewind(self, last_output: int) -> int:
+        """What comes after this output is to be taken (again), but for what was meant for that moment only.
+
+        Returns how many outputs that are. The client's time to read begins anew.
+        """
+        assert self._journal is not None
+        self.drop_of_the_moment()
+        again = self._journal.take_after(last_output)
+        self._messages.extendleft((entry.message, entry.cost) for entry in reversed(again))
+        self.queued += sum(entry.cost for entry in again)
+        if self._full_since is not None or self._over_limit:
+            self._full_since = self._now()
+        return sum(type(message) in OUTPUTS for message, _ in self._messages)
+
+    def drop_of_the_moment(self) -> None:
+        """Nobody is there to hear what means nothing later."""
+        kept = [(message, cost) for message, cost in self._messages if type(message) not in OF_THE_MOMENT]
+        dropped = self.queued - sum(cost for _, cost in kept)
+        self._messages = deque(kept)
+        self._give_back(dropped)
 
     def close(self) -> None:
         """Nobody takes anything any more: what is here is dropped, and what a late writer leaves counts for nothing."""
@@ -179,6 +190,16 @@ class Outbox:
         """Raises SlowConsumer when the outbox has been full for too long."""
         if self._full_since is not None and now >= self._full_since + self._write_timeout:
             raise SlowConsumer(f"the client has not read for {self._write_timeout:g} seconds")
+
+    def _make_room(self) -> None:
+        if self._full_since is None or self._over_limit:
+            return
+        self._full_since = None
+        while self._waiting:
+            room = self._waiting.popleft()
+            if not room.done():
+                room.set_result(None)
+        self.on_room()
 
     @property
     def _over_limit(self) -> bool:

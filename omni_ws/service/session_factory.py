@@ -107,6 +107,7 @@ class SessionFactory:
             write_timeout=streaming.write_timeout_sec,
             now=now,
             budget=self.budget,
+            journal_capacity=0 if single_request or not streaming.resume_grace_sec else streaming.max_output_bytes,
         )
         rules = ConfigurationRules(
             capabilities=self.engine.capabilities,

@@ -10,7 +10,7 @@ from omni_ws.core.chunks import OutputModality
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import EngineFailed, OmniError
-from omni_ws.service.outbox import MESSAGE_OVERHEAD_BYTES, Message
+from omni_ws.service.messages import MESSAGE_OVERHEAD_BYTES, Message
 from omni_ws.transport.error_answer import error_object
 from omni_ws.transport.http1 import HttpExchange
 from omni_ws.wire import sse

@@ -214,5 +214,8 @@ class AttachedOutput:
     def pace_kept(self) -> None:
         pass  # silence has no end here
 
+    def receive_pong(self, data: bytes) -> None:
+        pass
+
     def resume_output(self) -> None:
         pass  # the library wakes who waits

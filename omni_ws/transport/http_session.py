@@ -10,7 +10,8 @@ from omni_ws.core.chunks import InputChunk
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation import Conversation
 from omni_ws.service.failure import unexpected
-from omni_ws.service.outbox import Message, Outbox
+from omni_ws.service.messages import Message
+from omni_ws.service.outbox import Outbox
 from omni_ws.transport.http1 import PeerGone
 
 

@@ -12,7 +12,7 @@ from omni_ws.core.audio_format import AudioEncoding
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidValue, OmniError
-from omni_ws.service.outbox import Message
+from omni_ws.service.messages import Message
 from omni_ws.service.registered_session import RegisteredSession
 from omni_ws.transport.answer_writers import SSE_HEADERS, held_answer, write_events
 from omni_ws.transport.http1 import HttpExchange

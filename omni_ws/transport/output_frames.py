@@ -7,7 +7,7 @@ from typing import Any
 from omni_ws.core.chunks import OutputModality, Usage, Word
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.errors import OmniError
-from omni_ws.service.outbox import Message
+from omni_ws.service.messages import Message
 from omni_ws.wire.binary import encode_output_audio
 from omni_ws.wire.server_frames import (
     OutputChunkFrame,

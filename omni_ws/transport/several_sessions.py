@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from omni_ws.core.chunks import FinishReason, Usage
 from omni_ws.core.output import FinalChunk, OutputChunk
-from omni_ws.service.outbox import Message
+from omni_ws.service.messages import Message
 from omni_ws.transport.answer_writers import Answering
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -11,9 +13,17 @@ from websockets.protocol import State
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.core.chunks import Modality
-from omni_ws.errors import NotFound, OmniError, SessionNotFound, websocket_close_code
-from omni_ws.service.identifiers import new_id
-from omni_ws.service.session_factory import STREAM_FORMATS, SessionFactory
+from omni_ws.errors import (
+    InvalidValue,
+    NotFound,
+    OmniError,
+    ResyncRequired,
+    SessionNotFound,
+    websocket_close_code,
+)
+from omni_ws.service.live_session import LiveSession
+from omni_ws.service.live_sessions import LiveSessions
+from omni_ws.service.session_factory import SessionFactory
 from omni_ws.transport.application import UpgradeDecision
 from omni_ws.transport.authentication import Authenticator
 from omni_ws.transport.http_request import HttpRequest
@@ -29,6 +39,8 @@ from omni_ws.wire.server_frames import (
 )
 from omni_ws.wire.streaming_body import max_line_bytes
 
+_WHOLE_NUMBER: Final = re.compile(r"-1|[0-9]{1,10}")
+
 SUBPROTOCOL_JSON: Final = "omni.v1+json"
 SUBPROTOCOL_BINARY: Final = "omni.v1+binary"
 
@@ -41,48 +53,63 @@ def chosen_subprotocol(request: HttpRequest) -> str | None:
 async def refuse(connection: StreamConnection, error: OmniError) -> None:
     """There is no session for this connection, and its client is told why."""
     connection.ignore_messages()
-    if connection.state is State.OPEN:
-        # Without waiting: what is sent is small, and the client may not read at all.
-        connection.protocol.send_text(encode_frame(error_frame(error)))
-        connection.send_data()
+    _say(connection, error)
     await connection.close_within(
         CLOSE_TIMEOUT_SEC, websocket_close_code(error) or CloseCode.INTERNAL_ERROR, error.code
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Return:
+    """A handshake that wants to go on with a session. ``last_output`` is the highest output that was received."""
+
+    session_id: str
+    resume_token: str = field(repr=False)
+    last_output: int
+
+
 class NativeConnection(StreamConnection):
-    """A connection that knows what its handshake settled: the key, and the form of the audio output."""
+    """A connection that knows what its handshake settled: the key, the form of the audio output, and what it is for."""
 
     def __init__(
-        self, *arguments: Any, key: ApiKey | None, binary_audio: bool, refusal: OmniError | None, **options: Any
+        self,
+        *arguments: Any,
+        key: ApiKey | None,
+        binary_audio: bool,
+        refusal: OmniError | None,
+        returning: Return | None,
+        **options: Any,
     ) -> None:
         super().__init__(*arguments, **options)
         self.key = key
         self.binary_audio = binary_audio
         #: Why there will be no session, told in a frame.
         self.refusal = refusal
+        #: The session to go on with; None for a fresh one.
+        self.returning = returning
 
 
 class StreamingInput:
-    """Accepts the handshakes and serves the sessions; knows those that are live."""
+    """Accepts the handshakes and brings connections and sessions together."""
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
         self._sessions = sessions
         self._authenticator = authenticator
-        self._live: set[WebSocketSession] = set()
+        self._live = LiveSessions(sessions)
         streaming = sessions.config.streaming_input
         self._keep_alive = KeepAliveSettings(
             ping_interval=streaming.ping_interval_sec or None, ping_timeout=streaming.ping_timeout_sec or None
         )
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
-        """Raises what is told by an HTTP status: 404, 401. Everything else is told by an error frame."""
+        """Raises what is told by an HTTP status: 404, 401, 400. Everything else is told by an error frame."""
         if not self._sessions.config.streaming_input.enabled:
             raise NotFound("streaming input is turned off on this server")
         key = self._authenticator.authenticate(request)
+        returning = _returning(request)
         refusal: OmniError | None = None
-        if "resume_token" in request.query:
-            refusal = SessionNotFound("sessions cannot be resumed in this version", param="session_id")
+        if returning is None and "resume_token" in request.query:
+            refusal = SessionNotFound("a token without its session", param="session_id")
         subprotocol = chosen_subprotocol(request)
         return UpgradeDecision(
             connection=partial(
@@ -91,60 +118,68 @@ class StreamingInput:
                 binary_audio=subprotocol == SUBPROTOCOL_BINARY,
                 refusal=refusal,
                 input_pace=self._sessions.admission.input_pace(key),
+                returning=returning,
             ),
             subprotocol=subprotocol,
             max_size=max_line_bytes(self._sessions.config.streaming_input.max_chunk_bytes),
         )
 
     async def serve(self, connection: ServerConnection) -> None:
-        """The life of one connection, from the end of its handshake."""
+        """One connection, from the end of its handshake to its close."""
         assert isinstance(connection, NativeConnection)
         try:
             if connection.refusal is not None:
                 raise connection.refusal
-            with self._sessions.admission.session(connection.key, many_requests=True):
-                self._sessions.check_ready()
-                await self._run(connection)
+            attachment = await self._resume(connection, connection.returning) if connection.returning else None
+            await (attachment or self._begin(connection)).run()
         except OmniError as error:
             # A browser cannot read the status of a handshake, so what is not its own fault is said in a frame.
             await refuse(connection, error)
 
-    async def _run(self, connection: NativeConnection) -> None:
-        key = connection.key
-        new = self._sessions.open(
-            output_formats=STREAM_FORMATS,
-            owner=None if key is None else key.name,
-            admit=partial(self._sessions.admission.request, key),
-        )
-        session = WebSocketSession(
-            connection,
-            new.conversation,
-            new.outbox,
-            binary_audio=connection.binary_audio,
-            keep_alive=self._keep_alive,
-        )
-        new.outbox.put_nowait(self._created(new.conversation.configuration.effective))
-        self._live.add(session)
-        try:
-            await session.run()
-        finally:
-            self._live.discard(session)
+    def _begin(self, connection: NativeConnection) -> WebSocketSession:
+        """Raises what stands in the way of a fresh session."""
+        session = self._live.open(connection.key)
+        session.outbox.put_nowait(self._created(session))
+        attachment = self._attachment(connection, session)
+        session.attach(attachment)
+        return attachment
+
+    async def _resume(self, connection: NativeConnection, returning: Return) -> WebSocketSession | None:
+        """None where the session is here but cannot tell all that the client has missed, which the client was told.
+
+        Raises SessionNotFound.
+        """
+        session = self._live.claim(returning.session_id, returning.resume_token, connection.key)
+        if not session.can_resume(returning.last_output):
+            message = f"what came after output {returning.last_output} is not kept any more"
+            _say(connection, ResyncRequired(message, param="last_output"))
+            await self._live.give_up(session)
+            return None
+        attachment = self._attachment(connection, session)
+        attachment.greet_again(*session.resume(attachment, returning.last_output))
+        return attachment
+
+    def _attachment(self, connection: NativeConnection, session: LiveSession) -> WebSocketSession:
+        return WebSocketSession(connection, session, binary_audio=connection.binary_audio, keep_alive=self._keep_alive)
 
     def drain(self, time_left: float) -> None:
         """Sessions end when their open requests are answered."""
-        for session in tuple(self._live):
-            session.drain(time_left)
+        self._live.drain(time_left)
 
     def end_all(self, error: OmniError) -> None:
-        for session in tuple(self._live):
-            session.end(error)
+        self._live.end_all(error)
 
-    def _created(self, config: Any) -> SessionCreated:
+    async def wait_closed(self) -> None:
+        """Waits until no session is left."""
+        await self._live.wait_closed()
+
+    def _created(self, session: LiveSession) -> SessionCreated:
+        config: Any = session.conversation.configuration.effective
         streaming = self._sessions.config.streaming_input
         capabilities = self._sessions.engine.capabilities
         return SessionCreated(
-            session_id=new_id("sess_"),
-            resume_token=None,
+            session_id=session.session_id,
+            resume_token=session.new_token(),
             expires_in=streaming.session_timeout_sec,
             model=config.model,
             input_audio=config.input_audio,
@@ -164,7 +199,7 @@ class StreamingInput:
                 structured_output=capabilities.structured_output,
                 turn_detection=self._sessions.speech_workers.available
                 and Modality.AUDIO in capabilities.input_modalities,
-                resume=False,
+                resume=session.resumable,
             ),
             limits=SessionLimits(
                 max_chunk_bytes=streaming.max_chunk_bytes,
@@ -174,3 +209,22 @@ class StreamingInput:
                 max_pending_requests=streaming.max_pending_requests,
             ),
         )
+
+
+def _returning(request: HttpRequest) -> Return | None:
+    """Raises InvalidValue for a ``last_output`` that is no number of an output, and not -1 either."""
+    query = request.query
+    session_id, token = query.get("session_id"), query.get("resume_token")
+    if session_id is None or token is None:
+        return None
+    last_output = query.get("last_output") or "-1"
+    if not _WHOLE_NUMBER.fullmatch(last_output):
+        raise InvalidValue("the number of the last output that was received, or -1", param="last_output")
+    return Return(session_id, token, int(last_output))
+
+
+def _say(connection: StreamConnection, error: OmniError) -> None:
+    if connection.state is State.OPEN:
+        # Without waiting: what is sent is small, and the client may not read at all.
+        connection.protocol.send_text(encode_frame(error_frame(error)))
+        connection.send_data()

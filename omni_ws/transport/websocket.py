@@ -1,4 +1,4 @@
-"""The native WebSocket: one connection, one conversation."""
+"""The native WebSocket: one connection, and the session that speaks through it."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import asyncio
 import contextlib
 import math
 import time
+from enum import Enum
 from typing import Final
 
 from websockets.frames import CloseCode
 from websockets.protocol import State
 
-from omni_ws.core.chunks import FinishReason, InputChunk
+from omni_ws.core.chunks import InputChunk
 from omni_ws.core.input_stream import ACK_DELAY_SEC
 from omni_ws.errors import (
     ORDERLY_ENDS,
     InvalidRequest,
     OmniError,
-    ShuttingDown,
     SlowConsumer,
     websocket_close_code,
 )
-from omni_ws.service.conversation import Conversation
 from omni_ws.service.failure import unexpected
-from omni_ws.service.outbox import Outbox
+from omni_ws.service.live_session import LiveSession
+from omni_ws.transport.farewell import ended_by_client
 from omni_ws.transport.keep_alive import KeepAlive, KeepAliveSettings, PeerState
 from omni_ws.transport.output_frames import encode_message
 from omni_ws.transport.websocket_connection import Pause, StreamConnection
@@ -39,8 +39,10 @@ from omni_ws.wire.frames import (
     decode_frame,
 )
 from omni_ws.wire.server_frames import (
+    InputAckFrame,
     PongFrame,
     SessionClosing,
+    SessionResumed,
     SessionUpdated,
     encode_frame,
 )
@@ -55,29 +57,37 @@ ACK_EARLY_SEC: Final = 0.025
 #: How long a client may take to take the last frames, and then to close; what is left of it after that is dropped.
 GOODBYE_TIMEOUT_SEC: Final = 5.0
 CLOSE_TIMEOUT_SEC: Final = 5.0
+REPLACED_CLOSE_CODE: Final = 4409
+RESUMED_PING: Final = b"resumed"
 MAX_CLOSE_REASON_BYTES: Final = 120
 
 
+class Parting(Enum):
+    """Why a connection and its session part while the session lives on."""
+
+    LOST = "the connection is gone"
+    REPLACED = "another connection has taken the session over"
+
+
 class WebSocketSession:
-    """Frames in, frames out, the clock; what they mean is the conversation's business."""
+    """Frames in, frames out, the clock of one connection; what they mean is the conversation's business."""
 
     def __init__(
-        self,
-        connection: StreamConnection,
-        conversation: Conversation,
-        outbox: Outbox,
-        *,
-        binary_audio: bool,
-        keep_alive: KeepAliveSettings,
+        self, connection: StreamConnection, session: LiveSession, *, binary_audio: bool, keep_alive: KeepAliveSettings
     ) -> None:
         self._connection = connection
-        self._conversation = conversation
-        self._outbox = outbox
+        self._session = session
+        self._ending = session.ending
+        self._conversation = session.conversation
+        self._outbox = session.outbox
         self._binary_audio = binary_audio
         self._loop = asyncio.get_running_loop()
         self._keep_alive = KeepAlive(keep_alive, now=self._loop.time())
-        #: Set when the session must end: with the reason to tell the client, None where there is nobody to tell.
-        self._ending: asyncio.Future[OmniError | None] = self._loop.create_future()
+        #: Set when the session needs this connection no more: with the reason to tell the client, None where there is
+        #: nobody to tell.
+        self._over: asyncio.Future[OmniError | Parting | None] = self._loop.create_future()
+        #: Whether what is in the outbox is for this connection.
+        self._speaking = True
         self._flush_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         #: Runs from a chunk that is not acknowledged until something is. A timer of its own, which is never moved: to
@@ -86,79 +96,79 @@ class WebSocketSession:
         #: From when on an acknowledgement goes with the chunk that comes: the next would come too late for it.
         self._ack_soon = math.inf
         self._reading_paused = False
-        self._announced_closing = False
         #: Set when there is nothing left to write, or nobody to write it to.
         self._emptied = asyncio.Event()
 
     # life
 
     async def run(self) -> None:
-        """Serve the connection until its session is over, and close it the way that end calls for."""
-        try:
-            error = await self._converse()
-            if error is not None:
-                await self._say_goodbye(error)
-        finally:
-            self._outbox.clear()
+        """Serve the connection until it or its session is over, and close it the way that end calls for.
 
-    async def _converse(self) -> OmniError | None:
-        """Until there is a reason to end, which is returned; see ``end``."""
-        self._outbox.on_ready = self._schedule_flush
-        self._outbox.on_room = self._resume_reading
-        self._conversation.on_input_room = self._input_room
-        self._conversation.on_timer = self._timer_changed
-        answers = asyncio.create_task(self._conversation.run(), name="conversation")
-        answers.add_done_callback(self._answers_ended)
+        The session must be attached to this.
+        """
         try:
             self._schedule_flush()
             self._connection.attach(self)
-            self._timer_changed()
-            return await self._ending
+            self.timer_changed()
+            match await self._over:
+                case OmniError() as error:
+                    await self._say_goodbye(error)
+                case Parting.REPLACED:
+                    await self._make_way()
         finally:
             for timer in (self._timer, self._ack_timer):
                 if timer is not None:
                     timer.cancel()
-            answers.cancel()
-            await asyncio.gather(answers, return_exceptions=True)
-            self._conversation.end()
+            self._session.detach(self)
 
-    def end(self, error: OmniError | None) -> None:
-        """End the session for this reason, at the next opportunity; None where there is nobody to tell it to."""
-        if self._ending.done():
-            return
-        self._ending.set_result(error)
-        if error is not None and not isinstance(error, ORDERLY_ENDS):
-            # Before the finals of the requests that end with the session.
-            self._conversation.finish_reason_at_end = FinishReason.ERROR
-            self._outbox.put_nowait(error)
+    def greet_again(self, resumed: SessionResumed, ack: InputAckFrame) -> None:
+        """Tell the client that it is back, before anything that is told again.
 
-    def drain(self, time_left: float) -> None:
-        """The server is going: requests that are open get their answers, then the connection is closed."""
-        if self._ending.done():
-            return
-        self._announce_closing(ShuttingDown("the server is shutting down"), time_left if self._conversation.busy else 0)
-        self._conversation.drain()
-        self._conversation.close()
+        Only when it answers the ping behind that is it known to have its new token: a connection may be lost again at
+        any moment.
+        """
+        connection = self._connection
+        if self._is_open():
+            connection.write_message(encode_frame(resumed), is_text=True)
+            connection.write_message(encode_frame(ack), is_text=True)
+            connection.protocol.send_ping(RESUMED_PING)
+            connection.send_data()
+
+    def session_over(self, error: OmniError | None) -> None:
+        if not self._over.done():
+            self._over.set_result(error)
+
+    def replaced(self) -> None:
+        self._speaking = False
+        if not self._over.done():
+            self._over.set_result(Parting.REPLACED)
 
     def connection_closing(self) -> None:
         self._emptied.set()
-        self.end(None)
-
-    def _answers_ended(self, answers: asyncio.Task[None]) -> None:
-        if answers.cancelled() or self._ending.done():
+        if self._over.done():
             return
-        failure = answers.exception()
-        if failure is None:
-            failure = ShuttingDown("the server is shutting down")
-        assert isinstance(failure, OmniError)
-        self._ending.set_result(failure)  # which the client has been told
+        if not self._session.resumable or ended_by_client(self._connection):
+            self._session.end(None)
+            return
+        self._speaking = False
+        self._over.set_result(Parting.LOST)
+        self._session.detach(self)
+
+    def receive_pong(self, data: bytes) -> None:
+        if data == RESUMED_PING and not self._over.done():
+            self._session.token_arrived()
+
+    @property
+    def _listening(self) -> bool:
+        """Whether input counts. It does not once the session is ending, or goes on elsewhere."""
+        return not (self._ending.done() or self._over.done())
 
     async def _say_goodbye(self, error: OmniError) -> None:
         code = websocket_close_code(error) or CloseCode.INTERNAL_ERROR
         if isinstance(error, SlowConsumer):
             self._drop_output(error)
         elif isinstance(error, ORDERLY_ENDS):
-            self._announce_closing(error, 0)
+            self._session.announce_closing(error, 0)
         self._emptied.clear()
         self._flush()
         if self._is_open():
@@ -168,6 +178,13 @@ class WebSocketSession:
         reason = error.message.encode()[:MAX_CLOSE_REASON_BYTES].decode("utf-8", "ignore")
         await self._connection.close_within(CLOSE_TIMEOUT_SEC, code, reason)
 
+    async def _make_way(self) -> None:
+        """The session goes on elsewhere; what of it was not written here is written there."""
+        if self._is_open():
+            closing = SessionClosing(reason="replaced", retryable=False, time_left_ms=0)
+            self._connection.write_message(encode_frame(closing), is_text=True)
+        await self._connection.close_within(CLOSE_TIMEOUT_SEC, REPLACED_CLOSE_CODE, "replaced")
+
     def _drop_output(self, error: OmniError) -> None:
         """What the client did not read is dropped: the error is the next thing that it gets, if it ever reads again."""
         self._outbox.clear()
@@ -176,18 +193,11 @@ class WebSocketSession:
             self._connection.protocol.send_text(data)
             self._connection.send_data()
 
-    def _announce_closing(self, error: OmniError, time_left: float) -> None:
-        if not self._announced_closing:
-            self._announced_closing = True
-            self._outbox.put_nowait(
-                SessionClosing(reason=error.code, retryable=error.wire.retryable, time_left_ms=round(time_left * 1000))
-            )
-
     # input
 
     def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
         """One whole message. Runs inside the socket's callback, so nothing may escape."""
-        if self._ending.done():
+        if self._ending.done() or self._over.done():
             return
         now = self._keep_alive.last_sign_of_life
         try:
@@ -200,13 +210,13 @@ class WebSocketSession:
             self._conversation.stream.touch(now=now)
             self._outbox.put_nowait(error)
         except OmniError as error:
-            self.end(error)
+            self._session.end(error)
             return
         except UnicodeDecodeError:
             self._fail_connection(CloseCode.INVALID_DATA, "a text frame is UTF-8")
             return
         except Exception as error:
-            self.end(unexpected(error, where="the input of a session"))
+            self._session.end(unexpected(error, where="the input of a session"))
             return
         conversation = self._conversation
         stream = conversation.stream
@@ -251,6 +261,7 @@ class WebSocketSession:
             case PingFrame(t=t):
                 self._outbox.put_nowait(PongFrame(t=t, server_time_ms=time.time_ns() // 1_000_000))
             case OutputAckFrame(sequence_id=sequence_id, played_ms=played_ms):
+                self._outbox.acknowledge(sequence_id)
                 if played_ms is not None:
                     conversation.loudspeaker.report(sequence_id, played_ms)
             case _:
@@ -264,7 +275,7 @@ class WebSocketSession:
             self._ack_timer = None
             self._ack_soon = math.inf
         stream = self._conversation.stream
-        if self._ending.done() or not (stream.ack_due or stream.unacknowledged):
+        if not self._listening or not (stream.ack_due or stream.unacknowledged):
             return
         ack = self._conversation.take_ack()
         if self._outbox or self._connection.paused or not self._is_open():
@@ -277,7 +288,7 @@ class WebSocketSession:
             self._reading_paused = True
             self._connection.pause_reading(Pause.SESSION)
 
-    def _resume_reading(self) -> None:
+    def room_made(self) -> None:
         if self._reading_paused and not self._outbox.full and not self._conversation.input_full:
             self._reading_paused = False
             self._silence_was_ours()
@@ -290,15 +301,17 @@ class WebSocketSession:
         now = self._keep_alive.last_sign_of_life = self._loop.time()
         self._conversation.stream.unheard(now=now)
 
-    def _input_room(self) -> None:
-        self._resume_reading()
-        if not self._ending.done():
+    def input_room(self) -> None:
+        self.room_made()
+        if self._listening:
             self._outbox.put_nowait(self._conversation.take_ack())  # tells the new credit
 
     # output
 
-    def resume_output(self) -> None:
+    def output_ready(self) -> None:
         self._schedule_flush()
+
+    resume_output = output_ready
 
     def _schedule_flush(self) -> None:
         if not self._flush_scheduled:
@@ -311,13 +324,13 @@ class WebSocketSession:
         try:
             self._write()
         except Exception as error:
-            self.end(unexpected(error, where="the output of a session"))
+            self._session.end(unexpected(error, where="the output of a session"))
         if not self._outbox:
             self._emptied.set()
 
     def _write(self) -> None:
         connection = self._connection
-        if connection.paused or not self._is_open():
+        if not self._speaking or connection.paused or not self._is_open():
             return
         size = 0
         for _ in range(WRITE_BATCH_MESSAGES):
@@ -334,8 +347,8 @@ class WebSocketSession:
 
     # time
 
-    def _timer_changed(self) -> None:
-        if not self._ending.done():
+    def timer_changed(self) -> None:
+        if self._listening:
             self._arm(self._loop.time())
 
     def _arm(self, now: float) -> None:
@@ -355,14 +368,14 @@ class WebSocketSession:
         # Loops round: a timer that fires a little early would be armed again and again until its time has come.
         now = max(self._loop.time(), self._timer.when())
         self._timer = None
-        if self._ending.done():
+        if not self._listening:
             return
         if self._connection.held_to_pace or (self._reading_paused and not self._outbox.full):
             self._conversation.stream.unheard(now=now)  # it is the server that does not read
         try:
             self._conversation.handle_timer(now)
         except OmniError as error:
-            self.end(error)
+            self._session.end(error)
             return
         if self._conversation.stream.unacknowledged:
             self._acknowledge()
@@ -382,4 +395,4 @@ class WebSocketSession:
         if self._is_open():
             self._connection.protocol.fail(code, reason)
             self._connection.send_data()
-        self.end(None)
+        self.connection_closing()

@@ -69,6 +69,8 @@ class FrameReceiver(Protocol):
     def connection_closing(self) -> None:
         """Nothing can be sent any more: the peer closed the connection, broke the protocol, or is gone."""
 
+    def receive_pong(self, data: bytes) -> None: ...
+
     def resume_output(self) -> None:
         """The socket takes bytes again."""
 
@@ -309,6 +311,8 @@ class StreamConnection(ServerConnection):
             return
         if event.opcode not in _DATA:
             super().process_event(event)
+            if event.opcode is Opcode.PONG and self._receiver is not None:
+                self._receiver.receive_pong(bytes(event.data))
         elif event.fin and event.opcode is not Opcode.CONT:
             self._hand_over(event.data, is_text=event.opcode is Opcode.TEXT)
         else:

@@ -61,6 +61,15 @@ class SessionCreated(_ServerFrame, frozen=True, kw_only=True, tag="session_creat
     limits: SessionLimits
 
 
+class SessionResumed(_ServerFrame, frozen=True, kw_only=True, tag="session_resumed"):
+    """The session goes on here, from input chunk ``next_sequence_id`` on; ``replayed`` outputs come again or late."""
+
+    session_id: str
+    resume_token: str
+    next_sequence_id: int
+    replayed: int
+
+
 class SessionUpdated(SessionConfig, frozen=True, kw_only=True, tag_field="type", tag="session_updated"):
     """The effective configuration, from the next request on."""
 
@@ -159,6 +168,7 @@ class PongFrame(_ServerFrame, frozen=True, kw_only=True, tag="pong"):
 
 ServerFrame: TypeAlias = (
     SessionCreated
+    | SessionResumed
     | SessionUpdated
     | InputAckFrame
     | ResponseStarted
@@ -171,6 +181,7 @@ ServerFrame: TypeAlias = (
 )
 SERVER_FRAMES: Final = (
     SessionCreated,
+    SessionResumed,
     SessionUpdated,
     InputAckFrame,
     ResponseStarted,

@@ -17,7 +17,8 @@ from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.service.configuration import Configuration, ConfigurationRules, ServedModel
 from omni_ws.service.conversation import Conversation
 from omni_ws.service.conversation_limits import ConversationLimits
-from omni_ws.service.outbox import Message, Outbox
+from omni_ws.service.messages import Message
+from omni_ws.service.outbox import Outbox
 from omni_ws.wire.server_frames import ResponseStarted
 
 

@@ -11,7 +11,8 @@ from omni_ws.core.chunks import FinishReason, OutputModality, Usage
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidValue, SlowConsumer
-from omni_ws.service.outbox import FAIR_SHARE_BYTES, MESSAGE_OVERHEAD_BYTES, Outbox
+from omni_ws.service.messages import MESSAGE_OVERHEAD_BYTES
+from omni_ws.service.outbox import FAIR_SHARE_BYTES, Outbox
 from omni_ws.wire.server_frames import PongFrame, SessionUpdated
 
 

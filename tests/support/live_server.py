@@ -127,8 +127,11 @@ async def live_server(
     When the block was left without an exception nothing may be left: no session, no engine request, no held byte, no
     task, and no error in the log (unless ``expect_errors``); and the server must still answer (unless not
     ``still_answers``, for tests that drain it or break its engine).
+
+    Sessions end with their connections, unless ``streaming_input`` says otherwise: that is what can be waited for.
     """
     engine = engine or EchoEngine()
+    fields["streaming_input"] = {"resume_grace_sec": 0, **fields.get("streaming_input", {})}
     config = ServerConfig(**{"host": "127.0.0.1", "port": 0, "engine": "fake", **fields})
     before = asyncio.all_tasks()
     with _listening_for_complaints() as complaints:

@@ -371,15 +371,6 @@ async def test_turned_off() -> None:
             assert (await client.response()).status == 404
 
 
-async def test_resuming_is_refused_by_name() -> None:
-    async with live_server() as server:
-        query = "?session_id=sess_x&resume_token=y&last_output=-1"
-        async with native_client(server, query=query, greeted=False) as client:
-            error = await client.error()
-            assert (error["code"], error["param"]) == ("session_not_found", "session_id")
-            assert await client.closed() == 4404
-
-
 async def test_compression_is_not_offered_unless_turned_on() -> None:
     async with live_server() as server, native_client(server, compression="deflate") as client:
         assert client.connection.protocol.extensions == []

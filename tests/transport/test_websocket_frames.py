@@ -96,6 +96,9 @@ class Recorder:
     def pace_kept(self) -> None:
         pass
 
+    def receive_pong(self, data: bytes) -> None:
+        pass
+
     def resume_output(self) -> None:
         pass
 

@@ -1,0 +1,56 @@
+"""Message: what a session can say, and what holding it costs."""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.errors import OmniError
+from omni_ws.wire.server_frames import (
+    InputAckFrame,
+    PongFrame,
+    ResponseStarted,
+    SessionClosing,
+    SessionCreated,
+    SessionUpdated,
+    SpeechStarted,
+    SpeechStopped,
+    encode_frame,
+)
+
+Message: TypeAlias = (
+    OutputChunk
+    | FinalChunk
+    | OmniError
+    | ResponseStarted
+    | SessionCreated
+    | SessionUpdated
+    | InputAckFrame
+    | SpeechStarted
+    | SpeechStopped
+    | SessionClosing
+    | PongFrame
+)
+
+#: What has a number of its own, by which a client says how far it has heard.
+OUTPUTS: Final = frozenset({OutputChunk, FinalChunk})
+#: What is said to one connection and means nothing to the next.
+OF_THE_MOMENT: Final = frozenset({InputAckFrame, PongFrame, SessionClosing, SessionCreated})
+
+#: What a message costs besides its content: the frame around it.
+MESSAGE_OVERHEAD_BYTES: Final = 128
+#: An exception weighs more.
+ERROR_OVERHEAD_BYTES: Final = 512
+
+
+def message_cost(message: Message) -> int:
+    """Bytes."""
+    match message:
+        case OutputChunk():
+            return MESSAGE_OVERHEAD_BYTES + len(message.payload) + 4 * len(message.text)
+        case OmniError():
+            return ERROR_OVERHEAD_BYTES + len(message.message)
+        case PongFrame() | SessionUpdated():
+            # These give back what the client sent, however much that was. They are rare.
+            return MESSAGE_OVERHEAD_BYTES + len(encode_frame(message))
+    return MESSAGE_OVERHEAD_BYTES
