@@ -295,11 +295,11 @@ def frame_bytes(opcode: Opcode, data: bytes = b"", *, fin: bool = True) -> bytes
 
 @contextlib.asynccontextmanager
 async def raw_websocket(
-    server: LiveServer, *headers: str, behind: bytes = b"", **options: Any
+    server: LiveServer, *headers: str, query: str = "", behind: bytes = b"", **options: Any
 ) -> AsyncIterator[RawWebSocket]:
     """A handshake with ``behind`` in the same packet."""
     async with raw_client(server.port, **options) as client:
-        await client.send(websocket_upgrade(NATIVE, *headers) + behind)
+        await client.send(websocket_upgrade(NATIVE + query, *headers) + behind)
         _, status, _ = await client.head()
         assert status == 101
         yield RawWebSocket(client)

@@ -1,0 +1,228 @@
+"""Mode B: everything that time does to a session, on a clock that jumps."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from support.live_server import live_server
+from support.mode_b_client import EVENTS, create, mode_b, text
+from support.native_client import native_client
+from support.raw_http import raw_client, request
+
+from omni_ws.engine.fake import EchoEngine, EchoSettings
+
+pytestmark = pytest.mark.virtual_clock
+
+#: Timers are armed in the virtual instant in which the client acts, or a few passes of the loop later.
+JUST = 0.2
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def test_a_silent_session_expires_is_remembered_and_is_forgotten() -> None:
+    async with live_server(streaming_input={"session_timeout_sec": 50}) as server:
+        session = await create(server, {"chunk": text("half a", 0), "start_policy": "on_end_only"})
+        assert (server.sessions, server.held_bytes) == (1, 6)
+        await asyncio.sleep(50 - JUST)
+        assert (await session.status())["expires_in"] == 1
+        await asyncio.sleep(2 * JUST)
+        assert (server.sessions, server.held_bytes) == (0, 0)
+        for method, below in (
+            *(("GET", ""), ("GET", "/result"), ("POST", "/finish"), ("DELETE", "")),
+            *(("POST", "/chunks"), ("POST", "/append"), ("PATCH", "")),
+        ):
+            answer = await session.call(method, below)
+            assert (answer.status, answer.error["code"]) == (410, "session_expired")
+        async with native_client(server, query=f"?session_id={session.id}", greeted=False) as client:
+            assert (await client.error())["code"] == "session_not_found"
+            assert await client.closed() == 4404
+        await asyncio.sleep(50 - 3 * JUST)
+        assert (await session.call("GET")).status == 410
+        await asyncio.sleep(3 * JUST)
+        answer = await session.call("GET")
+        assert (answer.status, answer.error["code"]) == (404, "session_not_found")
+        assert len(server.app.registry) == 0
+
+
+@pytest.mark.parametrize("sign", ["chunk", "duplicate", "finish", "refused"])
+async def test_what_ends_the_silence(sign: str) -> None:
+    async with live_server(streaming_input={"session_timeout_sec": 50, "reorder_timeout_sec": 1000}) as server:
+        session = await create(server, {"chunk": text("x", 1)})
+        for number in range(3):
+            await asyncio.sleep(49)
+            match sign:
+                case "chunk":
+                    await session.append(text("x", 2 + number))
+                case "duplicate":
+                    await session.append(text("x", 1))
+                case "finish":
+                    await session.finish()
+                case "refused":
+                    assert (await session.call("POST", "/chunks", {"text": 1})).status == 400
+        await asyncio.sleep(49)
+        assert (await session.status())["state"] == "open"
+        await asyncio.sleep(1 + JUST)
+        assert (await session.call("GET")).status == 410
+
+
+async def test_who_only_looks_is_silent() -> None:
+    async with live_server(streaming_input={"session_timeout_sec": 50}) as server:
+        session = await create(server)
+        for _ in range(3):
+            await asyncio.sleep(15)
+            await session.status()
+            assert (await session.result(wait=0)).status == 202
+        await asyncio.sleep(5 + JUST)
+        assert (await session.call("GET")).status == 410
+
+
+async def test_nothing_expires_while_an_answer_is_owed() -> None:
+    engine = EchoEngine(EchoSettings(first_chunk_delay_ms=500_000))
+    async with (
+        live_server(engine, streaming_input={"session_timeout_sec": 50}) as server,
+        mode_b(server, {"chunk": text("x", 0, end_of_input=True)}) as session,
+    ):
+        await asyncio.sleep(400)
+        status = await session.status()
+        assert (status["state"], status["expires_in"]) == ("started", 50)
+        await asyncio.sleep(100 + JUST)
+        assert (await session.status())["state"] == "finished"
+
+
+async def test_a_body_on_its_way_keeps_a_session() -> None:
+    settings = {"session_timeout_sec": 50}
+    async with live_server(streaming_input=settings) as server, mode_b(server) as session, raw_client(server.port) as c:
+        body = b'{"text":"slow","sequence_id":0,"end_of_input":true}'
+        await c.send(request("POST", session.path + "/chunks", f"Content-Length: {len(body)}"))
+        for position in range(0, len(body), 8):
+            await asyncio.sleep(25)
+            await c.send(body[position : position + 8])
+        assert (await c.response()).status == 202
+        assert now() > 150
+        assert await session.content() == "slow"
+
+
+@pytest.mark.parametrize("ended_by", ["finished", "failed", "cancelled"])
+async def test_what_has_ended_is_kept_as_long_again(ended_by: str) -> None:
+    async with live_server(streaming_input={"session_timeout_sec": 50}) as server:
+        session = await create(server)
+        if ended_by == "cancelled":
+            await session.append(text("answer", 0))
+            assert await session.delete() == 204
+        else:
+            if ended_by == "finished":
+                await session.append(text("answer", 0))
+            await session.finish()
+        await session.until(ended_by)
+        ended = now()
+        await asyncio.sleep(50 - JUST)
+        assert (await session.status())["state"] == ended_by
+        if ended_by == "finished":
+            assert await session.content() == "answer"
+            assert server.held_bytes > 0
+        await asyncio.sleep(2 * JUST)
+        assert server.held_bytes == 0
+        assert (await session.call("GET")).status == 410
+        await asyncio.sleep(ended + 100 - now() - JUST)
+        assert (await session.call("GET", "/result")).status == 410
+        await asyncio.sleep(2 * JUST)
+        assert (await session.call("GET")).status == 404
+
+
+async def test_delete_begins_the_time_anew() -> None:
+    async with live_server(streaming_input={"session_timeout_sec": 50}) as server:
+        session = await create(server, {"chunk": text("x", 0, end_of_input=True)})
+        await session.until("finished")
+        await asyncio.sleep(40)
+        assert await session.delete() == 204
+        await asyncio.sleep(49)
+        assert (await session.status())["state"] == "cancelled"
+        await asyncio.sleep(1 + JUST)
+        assert (await session.call("GET")).status == 410
+
+
+# gaps
+
+
+@pytest.mark.parametrize("end", ["finish", "chunk"])
+async def test_a_gap_has_its_time_from_the_end_of_the_input(end: str) -> None:
+    async with live_server() as server, mode_b(server, {"chunk": text("a ", 0)}) as session:
+        await session.append(text("c", 2))
+        await asyncio.sleep(200)
+        assert (await session.status())["state"] == "started"
+        if end == "finish":
+            await session.finish()
+        else:
+            await session.append(text("d", 3, end_of_input=True))
+        begin = now()
+        await asyncio.sleep(5)
+        # Saying it again gives no more time.
+        assert (await session.finish())["expires_in"] == 5
+        answer = await session.result()
+        assert (answer.status, answer.error["code"]) == (408, "sequence_gap")
+        assert now() - begin == pytest.approx(10, abs=JUST)
+        assert "chunk 1" in answer.error["message"]
+        status = await session.status()
+        assert (status["state"], status["buffered_chunks"]) == ("failed", 0)
+
+
+async def test_a_gap_that_is_filled_in_time() -> None:
+    async with live_server() as server, mode_b(server, {"chunk": text("c", 2)}) as session:
+        await session.finish()
+        await asyncio.sleep(5)
+        await session.append(text("b", 1))
+        await asyncio.sleep(4)
+        await session.append(text("a", 0))
+        assert await session.content() == "abc"
+        await asyncio.sleep(20)
+        assert (await session.status())["state"] == "finished"
+
+
+# readers
+
+
+async def test_readers_of_a_session_that_expires() -> None:
+    async with live_server(streaming_input={"session_timeout_sec": 50}) as server:
+        session = await create(server)
+        early = asyncio.create_task(session.call("GET", "/result", None, EVENTS))
+        await asyncio.sleep(1)
+        await session.append(text("half", 0))
+        async with native_client(server, query=f"?session_id={session.id}", greeted=False) as client:
+            polling = asyncio.create_task(session.result(wait=60))
+            answer = await client.answer()
+            assert (answer.text, answer.reason) == ("half", "cancelled")
+            closing = await client.until("session_closing")
+            assert closing["reason"] == "session_timeout"
+            assert await client.closed() == 4408
+        assert now() == pytest.approx(51, abs=JUST)
+        assert (await polling).status == 408
+        body = (await early).body
+        assert b"half" in body
+        assert b'event: error\ndata: {"message":"nothing came for 50 seconds"' in body
+
+
+async def test_heartbeats_have_no_ids() -> None:
+    async with live_server() as server, mode_b(server) as session:
+        reading = asyncio.create_task(session.call("GET", "/result", None, EVENTS))
+        await asyncio.sleep(40)  # nothing is said before work starts, since the status could still change
+        await session.append(text("a ", 0))
+        await asyncio.sleep(40)
+        await session.append(text("b", 1, end_of_input=True))
+        blocks = (await reading).body.decode().split("\n\n")
+        assert blocks.count(": keep-alive") == 2
+        assert [b.split("\n")[0] for b in blocks if b.startswith("id")] == [f"id: {n}" for n in range(1, 6)]
+
+
+async def test_an_attached_client_is_pinged_and_its_silence_ends_nothing() -> None:
+    async with (
+        live_server(streaming_input={"session_timeout_sec": 500}) as server,
+        mode_b(server) as session,
+        native_client(server, query=f"?session_id={session.id}", greeted=False) as client,
+    ):
+        await asyncio.sleep(400)
+        await session.append(text("late", 0, end_of_input=True))
+        assert (await client.answer()).text == "late"
+        assert await client.closed() == 1000
