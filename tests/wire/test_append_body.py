@@ -75,7 +75,9 @@ def test_names_of_fields() -> None:
     assert BodyChunk("chunk", HELLO_CHUNK).name(None) == "chunk"
 
 
-json = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8) | st.just([{}])
+json: st.SearchStrategy[Any] = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8) | st.just([{}])
+)
 fields = st.sampled_from(["type", "sequence_id", "modality", "payload", "text", "format", "timestamp_ms", "chunks"])
 
 
