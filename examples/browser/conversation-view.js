@@ -46,6 +46,7 @@ export class ConversationView {
     const said = [];
     if (turn.firstSoundMs !== null) said.push(`first sound after ${Math.round(turn.firstSoundMs)} ms`);
     if (answer.state === "stopped") said.push(turn.heardMs ? `stopped after ${seconds(turn.heardMs)}` : "stopped");
+    if (answer.state === "done" && !answer.text) said.push(turn.sound.server.length ? "sound without words" : "no answer");
     if (answer.finishReason === "length") said.push("cut off at the length limit");
     if (answer.error) said.push(ofAnswer(answer.error));
     else if (answer.state === "failed") said.push("no answer came");

@@ -44,6 +44,7 @@ const attachments = new Attachments({
 
 let capabilities = null;
 let models = [];
+let lastSpeechMs = -1;
 let heardTurn = null; // what the server hears someone say, with an open microphone
 let pageTurn = null; // the number of the turn that the page itself began, while it is being said
 
@@ -75,6 +76,7 @@ session.addEventListener("created", async ({ detail }) => {
   speaker.flush();
   talk.forgetPlaces();
   heardTurn = null;
+  lastSpeechMs = -1;
   attachments.endTurn();
   conversation.lose(detail.resent);
   if (detail.lost) {
@@ -89,6 +91,10 @@ session.addEventListener("created", async ({ detail }) => {
 });
 
 session.addEventListener("resumed", () => {
+  // What was stopped meanwhile could not be said.
+  for (const { unwanted, requestId, answer } of conversation.turns) {
+    if (unwanted && requestId && answer.finishReason === null) session.cancel(requestId);
+  }
   messages.show("new", "Connected again. Nothing was lost.", { kind: "plain", seconds: 5 });
 });
 
@@ -134,7 +140,8 @@ function askForKey(reason) {
   if (!element("key-dialog").open) element("key-dialog").showModal();
 }
 
-element("key-form").addEventListener("submit", () => {
+element("key-form").addEventListener("submit", (event) => {
+  event.preventDefault(); // it stays until the key is found to be good
   setKey(element("key").value.trim());
   session.open();
 });
@@ -143,6 +150,8 @@ element("key-form").addEventListener("submit", () => {
 
 /* With an open microphone the server says when someone begins to speak, and has stopped its answer by then. */
 function speechStarted({ audio_ms: audioMs }) {
+  if (audioMs <= lastSpeechMs) return; // a resumed connection repeats what it is not sure of
+  lastSpeechMs = audioMs;
   silence();
   heardTurn = conversation.begin("heard");
   heardTurn.beganAtMs = audioMs;
@@ -181,7 +190,8 @@ function silence(exception = null) {
 function interrupt(exception = null) {
   const owed = conversation.turns.some((turn) => turn !== exception && isOwed(turn));
   if (speaker.playing) session.acknowledge(speaker.playedMs);
-  if (owed) session.cancel();
+  // Also where all of it has come and is being played: the server keeps in mind what was heard of it.
+  if (owed || speaker.playing) session.cancel();
   silence(exception);
   showState();
 }
@@ -238,13 +248,15 @@ setInterval(() => session.acknowledge(speaker.playedMs), ACKNOWLEDGE_MS);
 
 let configuredRate = null;
 sound.addEventListener("change", () => {
-  if (sound.locked) return speaker.playing && showLocked();
-  messages.hide("locked");
-  if (sound.rate === configuredRate) return;
-  configuredRate = sound.rate;
-  if (capabilities) session.configure(sessionConfig(settings, capabilities, sound.rate));
-  speaker.attach(sound.context);
-  sound.chooseOutput(settings.speaker).catch(() => {});
+  if (sound.rate !== configuredRate) {
+    // Also while it is locked: what comes meanwhile is kept, and shall have the right rate.
+    configuredRate = sound.rate;
+    if (capabilities) session.configure(sessionConfig(settings, capabilities, sound.rate));
+    speaker.attach(sound.context);
+    sound.chooseOutput(settings.speaker).catch(() => {});
+  }
+  if (!sound.locked) messages.hide("locked");
+  else if (speaker.playing) showLocked();
 });
 
 function showLocked() {

@@ -14,8 +14,9 @@ export class Messages {
   show(name, text, { kind = "bad", label = "", action = null, seconds = 0 } = {}) {
     let shown = this.#shown.get(name);
     if (!shown) {
-      shown = { box: make("div", "message"), words: make("p") };
-      shown.box.append(shown.words);
+      shown = { box: make("div", "message"), words: make("p"), button: make("button", "quiet") };
+      shown.button.type = "button";
+      shown.box.append(shown.words, shown.button);
       this.#shown.set(name, shown);
       this.place.append(shown.box);
     }
@@ -23,9 +24,13 @@ export class Messages {
     shown.box.dataset.kind = kind;
     shown.box.dataset.name = name;
     if (shown.words.textContent !== text) shown.words.textContent = text;
-    shown.box.querySelectorAll("button").forEach((button) => button.remove());
-    if (action) shown.box.append(makeButton(label, action));
-    else shown.box.append(makeButton("×", () => this.hide(name), "Dismiss"));
+    // The button stays the same one: it may be under a finger.
+    const { button } = shown;
+    const [face, spoken] = action ? [label, ""] : ["×", "Dismiss"];
+    if (button.textContent !== face) button.textContent = face;
+    if (spoken) button.setAttribute("aria-label", spoken);
+    else button.removeAttribute("aria-label");
+    button.onclick = action ?? (() => this.hide(name));
     if (seconds) shown.timer = setTimeout(() => this.hide(name), seconds * 1000);
   }
 
@@ -45,13 +50,4 @@ function make(tag, className = "") {
   const node = document.createElement(tag);
   node.className = className;
   return node;
-}
-
-function makeButton(label, action, name = "") {
-  const button = make("button", "quiet");
-  button.type = "button";
-  button.textContent = label;
-  if (name) button.setAttribute("aria-label", name);
-  button.onclick = action;
-  return button;
 }

@@ -71,9 +71,9 @@ export class PlayoutBuffer {
   pull(output) {
     let place = 0;
     while (place < output.length) {
-      if (this.#tail) place = this.#playTail(output, place);
-      else if (this.#ready(place)) place = this.#play(output, place);
-      else break;
+      if (this.#tail === null && !this.#ready(place)) break;
+      // What is ready may be no more than the end of what there was.
+      place = this.#tail === null ? this.#play(output, place) : this.#playTail(output, place);
     }
     output.fill(0, place);
   }

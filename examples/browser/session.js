@@ -17,6 +17,8 @@ const PING_MS = 4000;
 /* Silence behind a ping after which the connection is taken for dead; browsers notice only after minutes. */
 const DEAD_MS = 8000;
 const REPLACED = 4409;
+/* A close by the page that is no end of the session: it is coming back. */
+const COMING_BACK = 4000;
 
 export class Session extends EventTarget {
   #socket = null;
@@ -114,8 +116,9 @@ export class Session extends EventTarget {
     this.#outgoing.answered(turn);
   }
 
-  cancel() {
-    this.#send({ type: "cancel" });
+  /* Stop the answer of the moment, or that of one request. */
+  cancel(requestId) {
+    this.#send({ type: "cancel", request_id: requestId });
   }
 
   /* All output so far was received; `playedMs` of the current answer were heard. */
@@ -264,7 +267,7 @@ export class Session extends EventTarget {
     clearInterval(this.#pinger);
     if (!socket) return;
     socket.onopen = socket.onmessage = socket.onclose = null;
-    socket.close();
+    socket.close(COMING_BACK);
   }
 
   #tell(state, more = {}) {

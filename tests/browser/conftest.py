@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,11 +11,13 @@ from support.chromium import TAP_PROCESSOR
 from omni_ws.transport import demo
 
 
-@pytest.fixture(autouse=True)
-def _tap_at_the_speaker(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="package")
+def _tap_at_the_speaker() -> Iterator[None]:
     """The file that runs on the page's audio thread gets a second processor, which keeps what is played."""
     files = dict(demo._files())
     worklet = files["playback-worklet.js"]
     content = worklet.content + TAP_PROCESSOR.encode()
     files["playback-worklet.js"] = replace(worklet, content=content, entity_tag='"tapped"')
-    monkeypatch.setattr(demo, "_files", lambda: files)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "_files", lambda: files)
+        yield

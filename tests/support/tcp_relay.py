@@ -55,7 +55,7 @@ class TcpRelay:
                 one.transport.abort()
 
     async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError):
             while data := await source.read(4096):
                 await self._flowing.wait()
                 target.write(data)

@@ -1,0 +1,144 @@
+"""How the page looks and reads: small screens, both colour schemes, names for screen readers, keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.chromium import DemoPage, chromium_path, demo_page
+from support.live_server import live_server
+
+from omni_ws.engine.base import TextOutput, TranscriptOutput
+from omni_ws.engine.fake import ScriptedEngine
+
+pytestmark = pytest.mark.slow
+
+LONG = "Donaudampfschifffahrtsgesellschaft" * 4 + " and some shorter words behind it"
+
+#: WCAG's contrast of each text on the page against the first background behind it.
+_CONTRASTS = """() => {
+  const luminance = (colour) => {
+    const canvas = new OffscreenCanvas(1, 1).getContext("2d");
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    const [red, green, blue] = [...canvas.getImageData(0, 0, 1, 1).data].map((byte) => {
+      const part = byte / 255;
+      return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+    });
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+  };
+  const behind = (node) => {
+    for (; node; node = node.parentElement) {
+      const { backgroundColor } = getComputedStyle(node);
+      if (backgroundColor !== "rgba(0, 0, 0, 0)") return backgroundColor;
+    }
+    return "white";
+  };
+  const found = {};
+  for (const node of document.querySelectorAll("h1, h2, p, span, b, kbd, button")) {
+    const own = [...node.childNodes].filter((child) => child.nodeType === 3 && child.data.trim());
+    if (!own.length || !node.checkVisibility() || node.matches(":disabled, :disabled + span, .for-readers")) continue;
+    const [light, dark] = [luminance(getComputedStyle(node).color), luminance(behind(node))].sort((a, b) => b - a);
+    found[own[0].data.trim()] = (light + 0.05) / (dark + 0.05);
+  }
+  return found;
+}"""
+
+
+@pytest.fixture(autouse=True)
+def _browser() -> None:
+    chromium_path()
+
+
+async def conversation(demo: DemoPage, port: int) -> None:
+    await demo.open(f"http://127.0.0.1:{port}/")
+    await demo.write(LONG)
+    await demo.answered("shorter")
+
+
+async def test_a_narrow_screen_needs_no_scrolling_sideways() -> None:
+    async with live_server() as server, demo_page(viewport={"width": 360, "height": 640}) as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        for step in (lambda: demo.page.locator("#open-settings").click(), lambda: conversation(demo, server.port)):
+            wide = await demo.page.evaluate("[...document.querySelectorAll('*')].map((one) => one.scrollWidth)")
+            assert max(wide) <= 360
+            await step()
+        for place in ("#talk", "#text", "#stop", "#mute", "#open-settings", "#save"):
+            box = await demo.page.locator(place).bounding_box()
+            assert box is not None
+            assert box["x"] >= 0
+            assert box["x"] + box["width"] <= 360
+            assert box["y"] + box["height"] <= 640
+            assert min(box["width"], box["height"]) >= 44, f"{place} is too small for a finger"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_all_text_can_be_read(scheme: Any) -> None:
+    async with live_server() as server, demo_page(color_scheme=scheme) as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        found = await demo.page.evaluate(_CONTRASTS)
+        await conversation(demo, server.port)
+        found |= await demo.page.evaluate(_CONTRASTS)
+        assert len(found) > 8
+        poor = {text: round(ratio, 2) for text, ratio in found.items() if ratio < 4.5}
+        assert not poor
+        paper = await demo.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, paper[4:-1].split(","))) < 3 * 128) == (scheme == "dark")
+
+
+async def test_every_control_has_a_name() -> None:
+    async with live_server() as server, demo_page() as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.page.locator("#open-settings").click()
+        nameless = await demo.page.evaluate(
+            """[...document.querySelectorAll("button, input:not([hidden]), select, textarea, canvas, video")]
+              .filter((one) => !one.getAttribute("aria-label") && !one.textContent.trim())
+              .filter((one) => !one.labels?.[0]?.textContent.trim())
+              .map((one) => one.outerHTML)"""
+        )
+        assert nameless == []
+
+
+async def test_what_is_said_to_screen_readers() -> None:
+    engine = ScriptedEngine([TranscriptOutput("hello"), TextOutput("Good morning.")])
+    async with live_server(engine) as server, demo_page(settings={"answerWith": "text"}) as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        assert await demo.page.get_by_role("status").first.inner_text() == "Ready"
+        await demo.write("hello")
+        await demo.page.locator("#announcement", has_text="Good morning.").wait_for(state="attached")
+        names = await demo.page.locator(".turn").aria_snapshot()
+        assert "You:" in names
+        assert "Server:" in names
+
+
+async def test_keys() -> None:
+    async with live_server() as server, demo_page(settings={"mode": "hold"}) as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.page.keyboard.press("/")
+        await demo.page.keyboard.type("a b /m")  # in a text these are letters
+        assert await demo.page.locator("#text").input_value() == "a b /m"
+        assert await demo.page.locator(".turn").count() == 0
+        await demo.page.locator("#text").blur()
+        await demo.page.keyboard.press("Space")  # a tap begins a turn, the next one ends it
+        await demo.in_state("hearing")
+        await demo.page.keyboard.press("Space")
+        await demo.answered()
+        await demo.page.locator("#open-settings").click()
+        await demo.page.keyboard.press("Escape")
+        assert not await demo.page.locator("#settings").is_visible()
+
+
+async def test_settings_are_remembered_and_told() -> None:
+    engine = ScriptedEngine([TextOutput("yes")])
+    async with live_server(engine) as server, demo_page() as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.page.locator("#open-settings").click()
+        await demo.page.locator("select[name=task]").select_option("speech")
+        await demo.page.locator("textarea[name=instructions]").fill("Be brief.")
+        await demo.page.locator("#close-settings").click()
+        await demo.page.reload()
+        await demo.in_state("ready")
+        await demo.write("do you know")
+        await demo.answered("yes")
+        (asked,) = engine.requests
+        assert (asked.task, asked.instructions) == ("speech", "Be brief.")

@@ -1,0 +1,240 @@
+"""The parts of the page that touch no page, run in the browser: the wire against the golden vectors, what is kept to be
+sent again, and the jitter buffer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from support.chromium import DemoPage, chromium_path, demo_page
+from support.live_server import live_server
+
+# One page for all: nothing here leaves a trace in it.
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+VECTORS = Path(__file__).parents[2] / "protocol" / "vectors"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def demo() -> AsyncIterator[DemoPage]:
+    chromium_path()
+    async with live_server() as server, demo_page() as page:
+        await page.open(f"http://127.0.0.1:{server.port}/")
+        yield page
+
+
+def vectors(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (VECTORS / f"{name}.jsonl").read_text().splitlines()]
+
+
+async def test_binary_frames(demo: DemoPage) -> None:
+    found = await demo.page.evaluate(
+        """async (vectors) => {
+          const { decodeOutput, encodeInput } = await import("/browser/frames.js");
+          const bytes = (hex) => Uint8Array.from(hex.match(/../g) ?? [], (pair) => parseInt(pair, 16));
+          const hex = (array) => Array.from(array, (byte) => byte.toString(16).padStart(2, "0")).join("");
+          const tryTo = (action) => { try { return action(); } catch (error) { return { error: error.code }; } };
+          return vectors.map(({ direction, hex: given, expect }) => direction === "output"
+            ? tryTo(() => {
+                const { sequenceId, modality, startMs, payload } = decodeOutput(bytes(given).buffer);
+                return { sequence_id: sequenceId, modality, start_ms: startMs, payload_hex: hex(payload) };
+              })
+            : expect.payload_hex === undefined ? null : hex(encodeInput({
+                sequenceId: expect.sequence_id, modality: expect.modality, payload: bytes(expect.payload_hex),
+                endOfInput: expect.end_of_input, timestampMs: expect.timestamp_ms,
+              })));
+        }""",
+        vectors("binary_frames"),
+    )
+    checked = {"input": 0, "output": 0}
+    for vector, got in zip(vectors("binary_frames"), found, strict=True):
+        if vector["direction"] == "input":
+            if got is None or vector.get("canonical") is False:
+                continue  # a refusal: the page never writes such a frame
+            assert got == vector["hex"], vector["name"]
+        elif "error" in vector["expect"]:
+            assert got == {"error": vector["expect"]["error"]}, vector["name"]
+        else:
+            assert got.pop("modality") == vector["expect"].get("modality", "audio")
+            wanted = {name: vector["expect"][name] for name in ("sequence_id", "start_ms", "payload_hex")}
+            assert got == wanted, vector["name"]
+        checked[vector["direction"]] += 1
+    assert checked["input"] > 5
+    assert checked["output"] > 1
+
+
+async def test_text_frames(demo: DemoPage) -> None:
+    """All that a server may say can be read, and what is no frame is refused."""
+    frames = [vector["frame"] for vector in vectors("server_frames")]
+    read = await demo.page.evaluate(
+        "async (frames) => frames.map((await import('/browser/frames.js')).parseFrame)",
+        frames,
+    )
+    assert read == [json.loads(frame) for frame in frames]
+    codes = await demo.page.evaluate(
+        """async (texts) => {
+          const { parseFrame } = await import("/browser/frames.js");
+          return texts.map((text) => { try { return parseFrame(text); } catch (error) { return error.code; } });
+        }""",
+        ["", "{", "null", "[]", "1", "{}", '{"type": 1}'],
+    )
+    assert codes == ["invalid_frame"] * 7
+
+
+async def test_samples_are_little_endian_everywhere(demo: DemoPage) -> None:
+    found = await demo.page.evaluate(
+        """async () => {
+          const { bytesOf, samplesOf } = await import("/browser/frames.js");
+          const odd = samplesOf(new Uint8Array([1, 2, 3, 128, 9]).subarray(0));
+          return [[...bytesOf(Int16Array.of(1, -2, 258))], [...odd]];
+        }"""
+    )
+    assert found == [[1, 0, 254, 255, 2, 1], [0x0201, -32765]]
+
+
+async def test_what_is_kept_to_be_sent_again(demo: DemoPage) -> None:
+    found = await demo.page.evaluate(
+        """async () => {
+          const { Outgoing } = await import("/browser/outgoing.js");
+          const number = (frame) => new DataView(frame.buffer).getUint32(4);
+          const chunk = (turn, bytes = 10) => ({ modality: "audio", payload: new Uint8Array(bytes), turn });
+          const steps = {};
+          const one = new Outgoing(100);
+          [null, null, 7, 7, 8].forEach((turn) => one.add(chunk(turn)));
+          one.acknowledge(3);
+          steps.keptBytes = one.keptBytes; // 2 (of turn 7, not answered), 3 and 4
+          steps.unacknowledged = one.unacknowledged;
+          steps.late = [one.acknowledge(1), one.unacknowledged][1];
+          steps.resumed = one.resume(3).map(number);
+          steps.room = [one.hasRoom(70), one.hasRoom(71)];
+          one.answered(7);
+          steps.afterAnswer = one.keptBytes;
+          const { frames, turns } = one.restart();
+          steps.restarted = [frames.map(number), [...turns], one.keptBytes];
+          steps.next = number(one.add(chunk(9)));
+          return steps;
+        }"""
+    )
+    assert found == {
+        "keptBytes": 30,
+        "unacknowledged": 2,
+        "late": 2,
+        "resumed": [3, 4],
+        "room": [True, False],
+        "afterAnswer": 20,
+        "restarted": [[0], [8], 10],
+        "next": 1,
+    }
+
+
+#: Plays what `script` pushes at certain quanta, and returns the samples and what was reported.
+_PLAY = """async ({ rate, quanta, script }) => {
+  const { PlayoutBuffer } = await import("/browser/playback-worklet.js");
+  const events = [];
+  let quantum = 0;
+  const buffer = new PlayoutBuffer(rate, ({ type, id, played, offset }) => {
+    events.push({ type, id, played, at: quantum * 128 + (offset ?? 0) });
+  });
+  const out = [];
+  for (; quantum < quanta; quantum++) {
+    for (const [when, what, id, samples] of script) {
+      if (when !== quantum) continue;
+      if (what === "push") buffer.push(id, new Int16Array(samples).fill(16384));
+      else buffer[what](id);
+    }
+    const output = new Float32Array(128);
+    buffer.pull(output);
+    out.push(...output);
+  }
+  const { underruns, targetMs, queued, fade } = buffer;
+  return { out, events, underruns, targetMs, queued, fade };
+}"""
+
+
+async def play(demo: DemoPage, quanta: int, *script: tuple[Any, ...], rate: int = 16_000) -> dict[str, Any]:
+    found: dict[str, Any] = await demo.page.evaluate(_PLAY, {"rate": rate, "quanta": quanta, "script": script})
+    found["out"] = np.array(found["out"])
+    return found
+
+
+def kinds(found: dict[str, Any]) -> list[tuple[str, int, int]]:
+    return [(event["type"], event["id"], event["played"]) for event in found["events"]]
+
+
+async def test_playing_waits_until_enough_is_there(demo: DemoPage) -> None:
+    found = await play(demo, 20, (0, "push", 1, 900), (5, "push", 1, 100))  # 60 ms are 960 samples
+    assert not found["out"][: 5 * 128].any()
+    assert kinds(found)[0] == ("started", 1, 0)
+    assert found["events"][0]["at"] == 5 * 128
+
+
+async def test_a_short_answer_is_played_at_its_end_and_whole(demo: DemoPage) -> None:
+    found = await play(demo, 10, (0, "push", 1, 300), (2, "end", 1))
+    assert kinds(found) == [("started", 1, 0), ("ended", 1, 300)]
+    sounding = np.flatnonzero(found["out"])
+    assert (sounding[0], sounding[-1]) == (2 * 128, 2 * 128 + 299)
+    assert found["underruns"] == 0
+
+
+async def test_sound_that_runs_out_fades_and_waits_for_more(demo: DemoPage) -> None:
+    found = await play(demo, 60, (0, "push", 1, 1600), (20, "push", 1, 1600), (20, "end", 1))
+    assert kinds(found) == [("started", 1, 0), ("underrun", 1, 1600), ("ended", 1, 3200)]
+    assert (found["underruns"], found["targetMs"]) == (1, 100)
+    assert np.count_nonzero(found["out"]) >= 3200 - 2
+    # Nowhere a click: no two samples differ by more than the slope of a fade.
+    slope = 0.5 / found["fade"]
+    assert np.abs(np.diff(found["out"][: 20 * 128 + 1600])).max() <= slope * 1.01
+
+
+async def test_the_target_has_a_bound(demo: DemoPage) -> None:
+    script = [(quantum, "push", 1, 9000) for quantum in range(0, 2000, 100)]
+    found = await play(demo, 2000, *script)
+    assert found["underruns"] > 12
+    assert found["targetMs"] == 480
+
+
+async def test_a_flush_is_silent_within_milliseconds(demo: DemoPage) -> None:
+    found = await play(
+        demo, 40, (0, "push", 1, 4000), (0, "push", 2, 4000), (10, "flush"), (10, "push", 3, 200), (11, "end", 3)
+    )
+    fade = found["fade"]
+    assert kinds(found) == [
+        ("started", 1, 0),
+        ("flushed", 1, 1280 + fade),
+        ("flushed", 2, 0),
+        ("started", 3, 0),
+        ("ended", 3, 200),
+    ]
+    flushed = found["out"][1280:]
+    assert np.flatnonzero(flushed[:128])[-1] < fade
+    assert np.abs(np.diff(flushed[:100])).max() <= 0.5 / fade * 1.01
+    assert found["queued"] == 0
+
+
+async def test_more_than_minutes_are_not_held(demo: DemoPage) -> None:
+    script = [(0, "push", 1, 16_000 * 60) for _ in range(6)]
+    found = await play(demo, 1, *script)
+    assert ("overflow", 1, None) in [(event["type"], event["id"], event.get("played")) for event in found["events"]]
+    assert found["queued"] <= 16_000 * 300
+
+
+async def test_the_saved_sound_is_a_wav_file(demo: DemoPage) -> None:
+    found = await demo.page.evaluate(
+        """async () => {
+          const { soundOf, wavFile } = await import("/browser/recording.js");
+          const sound = { user: [Int16Array.of(1, 2)], server: [new Int16Array(8000).fill(7)] };
+          const pieces = soundOf([{ heardMs: 100, sound }], 8000);
+          return [...new Uint8Array(await wavFile(pieces, 8000).arrayBuffer())];
+        }"""
+    )
+    whole = bytes(found)
+    samples = np.frombuffer(whole[44:], "<i2")
+    assert whole[:4] == b"RIFF"
+    assert int.from_bytes(whole[40:44], "little") == len(samples) * 2
+    assert list(samples[:2]) == [1, 2]
+    assert np.count_nonzero(samples == 7) == 800  # as much as was heard

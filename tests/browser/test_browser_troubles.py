@@ -1,0 +1,245 @@
+"""What goes wrong, and what the page says and does about it."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from support.chromium import chromium_path, demo_page, recording
+from support.live_server import live_server
+from support.tcp_relay import tcp_relay
+from support.tone_engine import TextOnlyEngine
+
+from omni_ws.config.keys import ApiKey, digest
+from omni_ws.engine.base import AudioOutput, TextOutput
+from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
+from omni_ws.errors import EngineFailed
+
+pytestmark = pytest.mark.slow
+
+HOLD = {"mode": "hold"}
+
+
+@pytest.fixture(autouse=True)
+def _browser() -> None:
+    chromium_path()
+
+
+def url(port: int) -> str:
+    return f"http://127.0.0.1:{port}/"
+
+
+# --- microphone and speaker
+
+
+async def test_the_microphone_is_refused() -> None:
+    async with live_server() as server, demo_page("--deny-permission-prompts", allow=()) as demo:
+        await demo.open(url(server.port))
+        await demo.page.locator("#talk").press("Enter")
+        await demo.message("does not let this page use the microphone")
+        await demo.in_state("ready")
+        await demo.write("still here")
+        assert await demo.answered() == "still here"
+
+
+async def test_there_is_no_microphone() -> None:
+    refuse = "navigator.mediaDevices.getUserMedia = async () => { throw new DOMException('none', 'NotFoundError'); }"
+    async with live_server() as server, demo_page() as demo:
+        await demo.page.add_init_script(refuse)
+        await demo.open(url(server.port))
+        await demo.page.locator("#talk").press("Enter")
+        await demo.message("No microphone was found")
+
+
+async def test_the_microphone_is_pulled_out() -> None:
+    async with live_server() as server, demo_page(settings=HOLD) as demo:
+        await demo.page.add_init_script(
+            """const ask = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+            navigator.mediaDevices.getUserMedia = async (wanted) => {
+              const stream = await ask(wanted);
+              window.pullOut = () => stream.getAudioTracks()[0].onended();
+              return stream;
+            };"""
+        )
+        await demo.open(url(server.port))
+        await demo.page.locator("#talk").press("Enter")
+        await demo.in_state("hearing")
+        await demo.page.evaluate("pullOut()")
+        await demo.message("The microphone went away")
+        await demo.answered()  # what was said until then is a turn
+
+
+async def test_a_page_that_browsers_give_no_microphone() -> None:
+    """As over plain http from another machine: there is no navigator.mediaDevices at all."""
+    hide = "Object.defineProperty(Navigator.prototype, 'mediaDevices', { value: undefined });"
+    async with live_server() as server, demo_page() as demo:
+        await demo.page.add_init_script(hide)
+        await demo.open(url(server.port))
+        await demo.page.locator("#talk").press("Enter")
+        await demo.message("over https")
+
+
+async def test_sound_that_the_browser_locks() -> None:
+    """Until somebody touches the page: nothing is lost meanwhile."""
+    lock = """const resume = AudioContext.prototype.resume;
+    window.unlocked = false;
+    AudioContext.prototype.resume = function () { return unlocked ? resume.call(this) : new Promise(() => {}); };
+    const Context = AudioContext;
+    window.AudioContext = class extends Context { constructor(options) { super(options); this.suspend(); } };"""
+    import numpy as np
+
+    tone = (0.3 * np.sin(2 * np.pi * 300 * np.arange(24_000) / 24_000)).astype(np.float32)
+    engine = ScriptedEngine([TextOutput("listen"), AudioOutput(tone, 24_000)])
+    async with live_server(engine) as server, demo_page() as demo:
+        await demo.page.add_init_script(lock)
+        await demo.open(url(server.port))
+        await demo.write("sing")
+        await demo.message("silent until you touch it")
+        await demo.answered("listen")
+        assert (await demo.played()).seconds == 0
+        await demo.page.evaluate("unlocked = true")
+        await demo.page.get_by_role("button", name="Let it sound").click()
+        await demo.page.locator(".message").wait_for(state="detached")
+        await demo.in_state("speaking")
+        await demo.in_state("ready")
+        assert (await demo.played()).seconds == pytest.approx(1.0, abs=0.05)
+
+
+# --- the server
+
+
+async def test_a_key_is_asked_for() -> None:
+    keys = (ApiKey(name="one", key_sha256=digest("secret")),)
+    async with live_server(keys=keys) as server, demo_page(expect_problems=True) as demo:
+        await demo.open(url(server.port), state="away")
+        key = demo.page.locator("#key")
+        await key.wait_for()
+        await key.fill("wrong")
+        await key.press("Enter")
+        await demo.page.locator("#key-problem", has_text="not known").wait_for()
+        await key.fill("not a token (")
+        await key.press("Enter")
+        await demo.page.locator("#key-problem", has_text="cannot send").wait_for()
+        await key.fill("secret")
+        await key.press("Enter")
+        await demo.in_state("ready")
+        await demo.write("let me in")
+        assert await demo.answered() == "let me in"
+        await demo.page.reload()
+        await demo.in_state("ready")  # the key is kept for this tab
+
+
+async def test_the_engine_fails() -> None:
+    async with live_server(ScriptedEngine([EngineFailed("secret")]), expect_errors=True) as server, demo_page() as demo:
+        await demo.open(url(server.port))
+        await demo.write("hello")
+        await demo.page.locator(".server[data-state=failed]", has_text="could not work this out").wait_for()
+        await demo.in_state("ready")
+
+
+async def test_what_an_engine_cannot_take_is_not_offered() -> None:
+    async with live_server(TextOnlyEngine([TextOutput("fine")])) as server, demo_page() as demo:
+        await demo.open(url(server.port))
+        await demo.write("how are you")
+        assert await demo.answered() == "fine"
+        assert not await demo.page.locator("#image").is_visible()
+        assert not await demo.page.locator("#camera").is_visible()
+        await demo.page.locator("#open-settings").click()
+        assert not await demo.page.locator("select[name=voice]").is_visible()
+
+
+async def test_a_server_that_was_restarted_is_asked_again() -> None:
+    """It knows nothing any more; the turn that it did not answer is sent to it from its first word."""
+    gate = asyncio.Event()
+    async with (
+        live_server() as second,
+        live_server(ScriptedEngine([gate.wait])) as first,
+        tcp_relay(first.port) as relay,
+        demo_page(expect_problems=True) as demo,
+    ):
+        await demo.open(url(relay.port))
+        await demo.write("are you there")
+        await first.until(lambda: first.engine.active_requests == 1)
+        relay.target_port = second.port
+        relay.cut()
+        await demo.message("does not remember what was said before")
+        assert await demo.answered() == "are you there"
+        await demo.in_state("ready")
+        gate.set()
+
+
+async def test_no_server_for_a_while() -> None:
+    async with live_server() as server, tcp_relay(server.port) as relay, demo_page(expect_problems=True) as demo:
+        await demo.open(url(relay.port))
+        await demo.page.clock.install()
+        relay.refusing = True
+        relay.cut()
+        await demo.message("Trying again")
+        await demo.in_state("away")
+        await demo.write("kept until then")
+        # The clock of the page stands still: nothing but the button makes it try again.
+        await demo.page.clock.pause_at(datetime.now(UTC) + timedelta(minutes=1))
+        relay.refusing = False
+        await demo.page.get_by_role("button", name="Try now").click()
+        assert await demo.answered() == "kept until then"
+
+
+async def test_a_connection_that_is_dead_is_made_again() -> None:
+    """A network that says nothing: what a tab finds that was asleep, and a phone that changed its network."""
+    async with live_server() as server, tcp_relay(server.port) as relay, demo_page(expect_problems=True) as demo:
+        await demo.page.clock.install()
+        await demo.open(url(relay.port))
+        relay.hold()
+        await demo.page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        await demo.page.clock.run_for(60_000)
+        await demo.in_state("away")
+        relay.cut()
+        relay.let_go()
+        await demo.page.clock.run_for(60_000)
+        await demo.in_state("ready")
+        await demo.write("awake again")
+        assert await demo.answered() == "awake again"
+
+
+async def test_a_slow_network_is_told(tmp_path: Path) -> None:
+    """Nothing gets through while someone talks: first that is said, then nothing more is recorded."""
+    slow = """Object.defineProperty(WebSocket.prototype, "bufferedAmount", { get: () => window.behind ?? 0 });"""
+    speech = recording(tmp_path / "speech.wav", bytes(64_000))
+    async with live_server() as server, demo_page(microphone=speech, settings=HOLD) as demo:
+        await demo.page.add_init_script(slow)
+        await demo.open(url(server.port))
+        await demo.page.locator("#talk").press("Enter")
+        await demo.in_state("hearing")
+        second = 2 * 48_000
+        await demo.page.evaluate(f"window.behind = {4 * second}")
+        await demo.message("arrives late")
+        await demo.page.evaluate(f"window.behind = {40 * second}")
+        await demo.message("is not sent")
+        await demo.answered()  # the turn ended there
+        await demo.page.evaluate("window.behind = 0")
+        await demo.page.locator("#talk").press("Enter")
+        await demo.page.locator(".message[data-name=network]").wait_for(state="detached")
+        await demo.page.locator("#talk").press("Enter")
+
+
+async def test_a_field_that_the_server_refuses_harms_no_other() -> None:
+    """Settings of another server, remembered by the browser."""
+    settings = {"model": "gone", "instructions": "Be brief."}
+    async with live_server() as server, demo_page(settings=settings) as demo:
+        await demo.open(url(server.port))
+        await demo.message("does not have this model")
+        await demo.write("all the same")
+        assert await demo.answered() == "all the same"
+
+
+async def test_an_answer_that_never_comes_is_stopped_by_the_person() -> None:
+    engine = EchoEngine(EchoSettings(first_chunk_delay_ms=60_000))
+    async with live_server(engine) as server, demo_page() as demo:
+        await demo.open(url(server.port))
+        await demo.write("hello")
+        await demo.in_state("busy")
+        await demo.page.locator("#stop").click()
+        await demo.page.locator(".server[data-state=stopped]").wait_for()
+        await demo.in_state("ready")
