@@ -9,7 +9,7 @@ from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import EngineOverloaded, PayloadTooLarge
 from omni_ws.service.answer_journal import AnswerBudget, AnswerJournal
-from omni_ws.service.outbox import MESSAGE_OVERHEAD_BYTES
+from omni_ws.service.messages import MESSAGE_OVERHEAD_BYTES
 
 FINAL = FinalChunk(request_id="req_1", sequence_id=9, finish_reason=FinishReason.STOP, usage=Usage())
 #: What ``audio(0)`` counts for.
