@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -12,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import FinishReason, InputChunk
+from omni_ws.core.chunks import FinishReason
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.session import SessionState
 from omni_ws.errors import (
@@ -27,10 +26,10 @@ from omni_ws.errors import (
     SessionTimeout,
 )
 from omni_ws.service.answer_journal import AnswerJournal
+from omni_ws.service.chunk_intake import ChunkIntake
 from omni_ws.service.conversation import Conversation
 from omni_ws.service.input_progress import InputProgress
 from omni_ws.wire.append_body import BodyChunk
-from omni_ws.wire.frames import RefusedChunk
 from omni_ws.wire.openai_answer import ChatOptions, finished_well
 from omni_ws.wire.server_frames import ResponseStarted
 
@@ -78,16 +77,13 @@ class RegisteredSession:
         self.ended = asyncio.Event()
         #: Until when what is left of it is kept, on the loop's clock; set by the registry.
         self.kept_until: float | None = None
-        #: None when the work is over.
+        #: Both let go of when the work is over, with all that they hold; of no use from the session's end on.
         self._conversation: Conversation | None = conversation
+        self._intake = ChunkIntake(conversation, now=asyncio.get_running_loop().time)
         self._progress = InputProgress()
-        #: Whether the chunks come without numbers.
-        self._unnumbered = False
         self._readers = 0
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        #: Until when a gap may be open, once the end of the input was announced.
-        self._gap_deadline = math.inf
         self._room = asyncio.Event()
         #: Bodies that are on their way, or wait for the engine.
         self._held_up = 0
@@ -100,9 +96,6 @@ class RegisteredSession:
         conversation = self._conversation
         assert conversation is not None
         self._place, self._on_end = place, on_end
-        stream = conversation.stream
-        # Chunks come in requests of their own, any of which may be late, or repeated: see _end_announced.
-        stream.limits = replace(stream.limits, reorder_timeout=math.inf)
         conversation.outbox.on_ready = partial(self._collect, conversation)
         conversation.on_input_room = self._room.set
         conversation.on_timer = self._arm
@@ -128,26 +121,12 @@ class RegisteredSession:
 
     @property
     def progress(self) -> InputProgress:
-        conversation = self._conversation
-        if not self.live or conversation is None:
-            return self._progress
-        stream = conversation.stream
-        ack = stream.take_ack()  # which HTTP has no other words for
-        return InputProgress(
-            next_sequence_id=ack.next_sequence_id,
-            buffered_chunks=ack.buffered_chunks,
-            received_bytes=ack.received_bytes,
-            duplicates=stream.duplicates,
-            ended=stream.opened and stream.current is None,
-        )
+        return self._intake.progress if self.live else self._progress
 
     @property
     def expires_at(self) -> float | None:
         """On the loop's clock; None while an answer is owed."""
-        if self.live and self._conversation is not None:
-            self._conversation.stream.take_ack()  # which would have a time of its own
-            return self._get_timer(self._conversation)
-        return self.kept_until
+        return self._intake.get_timer() if self.live else self.kept_until
 
     def failure(self) -> OmniError:
         """Why there is no whole answer. A copy, since whoever raises an exception changes it."""
@@ -176,7 +155,10 @@ class RegisteredSession:
             if self.error is not None and not self.live:
                 raise self.failure()
             try:
-                self._take(chunk)
+                if self.live:
+                    self._intake.take(chunk.content)
+                else:
+                    self._progress.take_late(chunk.content)
             except OmniError as error:
                 error.param = chunk.name(error.param)
                 if isinstance(error, PayloadTooLarge | ReorderWindowExceeded):
@@ -193,17 +175,11 @@ class RegisteredSession:
 
     def finish(self) -> None:
         """The end of the input; where a gap is open, behind it. Idempotent, also when everything is over."""
-        conversation = self._conversation
-        if not self.live or conversation is None:
-            self._progress.ended = True
-            return
-        if conversation.stream.opened or conversation.stream.has_gap:
-            conversation.finish()
+        if self.live:
+            self._intake.finish()
+            self._input_taken()
         else:
-            # Nothing at all came: a request with an end and no input says so by itself.
-            conversation.receive_chunk(InputChunk.end())
-        self._end_announced(conversation)
-        self._input_taken()
+            self._progress.ended = True
 
     @contextmanager
     def incoming(self) -> Iterator[None]:
@@ -213,55 +189,19 @@ class RegisteredSession:
             yield
         finally:
             self._held_up -= 1
-            if self.live and self._conversation is not None:
-                self._conversation.stream.touch(now=self._loop.time())
-
-    def _take(self, chunk: BodyChunk) -> None:
-        conversation = self._conversation
-        if not self.live or conversation is None:
-            self._progress.take_late(chunk.content)
-            return
-        match chunk.content:
-            case RefusedChunk(sequence_id=sequence_id, error=error):
-                self._use_up(conversation, sequence_id)
-                raise error
-            case InputChunk(sequence_id=number) as content:
-                try:
-                    conversation.configuration.check_chunk(content)
-                except InvalidRequest:
-                    self._use_up(conversation, number)
-                    raise
-                conversation.receive_chunk(content)
-                self._unnumbered = number is None
-                if content.end_of_input:
-                    self._end_announced(conversation)
-            case error:
-                raise error
-
-    def _end_announced(self, conversation: Conversation) -> None:
-        if conversation.stream.has_gap and self._gap_deadline == math.inf:
-            self._gap_deadline = self._loop.time() + conversation.limits.stream.reorder_timeout
-
-    def _use_up(self, conversation: Conversation, number: int | None) -> None:
-        """The number of a chunk that was refused, unless chunks have none here, and so no gaps."""
-        if number is not None and not self._unnumbered:
-            conversation.refuse_chunk(number)
+            if self.live:
+                self._intake.touch()
 
     def _input_taken(self) -> None:
-        if not self.live or self._conversation is None:
-            return
-        stream = self._conversation.stream
-        current = stream.current
-        # Told at once, before the engine has said anything; the end of an input starts what has not started.
-        if stream.received_bytes if current is None else current.state is SessionState.STARTED:
-            self._start()
-        stream.take_ack()
-        self._arm()
+        if self.live:
+            if self._intake.started:
+                self._start()
+            self._arm()
 
     async def _input_room(self) -> None:
         self._held_up += 1
         try:
-            while self.live and self._conversation is not None and self._conversation.input_full:
+            while self.live and self._intake.full:
                 self._room.clear()
                 await self._room.wait()
         finally:
@@ -327,6 +267,8 @@ class RegisteredSession:
         if self._timer is not None:
             self._timer.cancel()
         self._conversation = None
+        del self._intake
+        self._task = None  # a task that was cancelled keeps its traceback
         self.answer.close()
         self._place.close()
 
@@ -364,34 +306,25 @@ class RegisteredSession:
 
     # time
 
-    def _get_timer(self, conversation: Conversation) -> float | None:
-        gap = self._gap_deadline if conversation.stream.has_gap else math.inf
-        when = min(gap, conversation.get_timer() or math.inf)
-        return None if when == math.inf else when
-
     def _arm(self) -> None:
-        if not self.live or self._conversation is None:
+        if not self.live:
             return
         if self._timer is not None:
             self._timer.cancel()
-        when = self._get_timer(self._conversation)
-        self._timer = None if when is None else self._loop.call_at(when, self._on_timer, self._conversation, when)
+        when = self._intake.get_timer()
+        self._timer = None if when is None else self._loop.call_at(when, self._on_timer, when)
 
-    def _on_timer(self, conversation: Conversation, when: float) -> None:
-        # Loops round: a timer that fires a little early would be armed again and again until its time has come.
-        now = max(self._loop.time(), when)
+    def _on_timer(self, when: float) -> None:
         if self._held_up:
-            conversation.stream.touch(now=now)  # the engine is behind, and not the client
+            self._intake.touch()  # it is not the client that is silent
         try:
-            if conversation.stream.has_gap and now >= self._gap_deadline:
-                raise conversation.stream.gap_error()
-            conversation.handle_timer(now)
+            # Loops round: a timer that fires a little early would be armed again and again until its time has come.
+            self._intake.handle_timer(max(self._loop.time(), when))
         except SessionTimeout as error:
             self._stop(SessionState.EXPIRED, error)
         except OmniError as error:
             self.fail(error)
         else:
-            conversation.stream.take_ack()
             self._arm()
 
 

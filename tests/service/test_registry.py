@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -106,6 +108,32 @@ async def test_a_session_that_is_cancelled_before_its_task_ran_gives_its_place_b
     assert isinstance(session.failure(), SessionConflict)
     registry.end_all(GOING)
     await registry.wait_over()
+
+
+@pytest.mark.parametrize("ending", ["finish", "cancel", "fail"])
+async def test_what_has_ended_lets_go_of_its_conversation(ending: str) -> None:
+    sessions = factory()
+    registry = SessionRegistry(sessions)
+    conversation = sessions.open(output_formats=FILE_FORMATS, single_request=True).conversation
+    session = registry.add(conversation, FORM, key=None, place=ExitStack())
+    reference = weakref.ref(conversation)
+    del conversation
+    await session.feed([chunk("a"), chunk("c", 2)])
+    match ending:
+        case "finish":
+            await session.feed([chunk("b", 1)])
+            session.finish()
+            await session.ended.wait()
+        case "cancel":
+            session.cancel()
+        case "fail":
+            session.fail(GOING)
+    await session.over()
+    gc.collect()
+    assert reference() is None
+    assert session.progress.next_sequence_id == (3 if ending == "finish" else 1)
+    assert session.progress.buffered_chunks == 0
+    registry.end_all(GOING)
 
 
 async def test_ids_are_for_their_own_key() -> None:
