@@ -7,10 +7,11 @@ import asyncio
 import pytest
 from support.live_server import live_server
 from support.mode_b_client import EVENTS, create, mode_b, text
-from support.native_client import native_client
+from support.native_client import native_client, raw_websocket
 from support.raw_http import raw_client, request
 
-from omni_ws.engine.fake import EchoEngine, EchoSettings
+from omni_ws.engine.base import TextOutput
+from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 
 pytestmark = pytest.mark.virtual_clock
 
@@ -226,3 +227,19 @@ async def test_an_attached_client_is_pinged_and_its_silence_ends_nothing() -> No
         await session.append(text("late", 0, end_of_input=True))
         assert (await client.answer()).text == "late"
         assert await client.closed() == 1000
+
+
+async def test_a_reader_that_does_not_read_is_dropped_and_the_others_are_not() -> None:
+    script = [TextOutput("x" * 100_000)] * 120
+    async with (
+        live_server(ScriptedEngine(script)) as server,
+        mode_b(server, {"chunk": text("go", 0)}) as session,
+        raw_websocket(server, query=f"?session_id={session.id}"),
+    ):
+        await session.finish()
+        known = server.app.registry.get(session.id, None)
+        await server.until(lambda: known._readers == 1)
+        assert len(await session.content()) == 12_000_000
+        # The time to write, and the time to close.
+        await asyncio.sleep(30 + 5 + JUST)
+        assert known._readers == 0

@@ -236,20 +236,6 @@ async def test_how_a_session_ends_is_how_its_reader_is_left(failure: str, code: 
         assert await client.closed() == code
 
 
-async def test_a_reader_that_does_not_read_is_dropped_and_the_others_are_not() -> None:
-    script = [TextOutput("x" * 100_000)] * 120
-    async with (
-        live_server(ScriptedEngine(script), streaming_input={"write_timeout_sec": 0.3}) as server,
-        mode_b(server, {"chunk": text("go", 0)}) as session,
-        raw_websocket(server, query=f"?session_id={session.id}"),
-    ):
-        await session.finish()
-        known = server.app.registry.get(session.id, None)
-        await server.until(lambda: known._readers == 1)
-        assert len(await session.content()) == 12_000_000
-        await server.until(lambda: known._readers == 0)
-
-
 async def test_who_may_attach() -> None:
     keys = tuple(ApiKey(name=name, key_sha256=digest(name)) for name in ("one", "two"))
     async with live_server(keys=keys) as server, mode_b(server, None, "Authorization: Bearer one") as session:
