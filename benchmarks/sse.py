@@ -1,0 +1,137 @@
+"""Event streams: CPU time that a token costs the server process, and how soon the first byte follows the first token.
+
+Beside the usual FastAPI handler, in turn with it (A B A B …), so that what disturbs the machine disturbs both; compared
+within each round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from benchmarks.server_process import free_port, running
+from benchmarks.sse_load import Load, Outcome
+
+OURS: Final = "omni_ws"
+PEER: Final = "fastapi"
+MAX_CPU_RATIO: Final = 0.5
+MAX_FIRST_BYTE_MS: Final = 2.0
+#: A run is counted when so much of what the engines make in that time has come: tokens that are late come in bunches,
+#: which cost less.
+MIN_SHARE: Final = 0.9
+MAX_ATTEMPTS: Final = 20
+FIRST_MS: Final = 50
+
+
+def _command(server: str, *, interval_ms: int, stamp: bool) -> tuple[str, list[str]]:
+    pace = ["--interval-ms", str(interval_ms), "--first-ms", str(FIRST_MS)]
+    if server == PEER:
+        return "benchmarks.peers.fastapi_sse", [*pace, *(["--stamp"] if stamp else [])]
+    if stamp:
+        return "benchmarks.stamped_server", pace
+    fake = ["--fake.chunk-interval-ms", str(interval_ms), "--fake.first-chunk-delay-ms", str(FIRST_MS)]
+    return "omni_ws", ["serve", "--engine", "fake", *fake, "--log-level", "warning"]
+
+
+def measure(server: str, *, streams: int, words: int, interval_ms: int, stamp: bool, seconds: float) -> Outcome:
+    port = free_port()
+    module, arguments = _command(server, interval_ms=interval_ms, stamp=stamp)
+    with running(module, *arguments, port=port) as process:
+        load = Load(port=port, pid=process.pid, streams=streams, words=words, warm_up=2, seconds=seconds)
+        command = [sys.executable, "-m", "benchmarks.sse_load", json.dumps(dataclasses.asdict(load))]
+        printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=seconds + 60).stdout
+    return Outcome(**json.loads(printed))
+
+
+def measure_in_peace(server: str, options: argparse.Namespace) -> Outcome:
+    expected = options.streams * options.seconds * 1000 / options.interval_ms
+    for _ in range(MAX_ATTEMPTS):
+        outcome = measure(
+            server,
+            streams=options.streams,
+            words=round(10_000 / options.interval_ms),
+            interval_ms=options.interval_ms,
+            stamp=False,
+            seconds=options.seconds,
+        )
+        paced = outcome.tokens >= MIN_SHARE * expected
+        print(
+            f"  {server}: {outcome.microseconds_per_token:.1f} µs a token, {outcome.tokens} tokens"
+            f"{'' if paced else ': not counted'}",
+            file=sys.stderr,
+            flush=True,
+        )
+        if paced:
+            return outcome
+    raise RuntimeError("this machine is too busy to pace the streams")
+
+
+def cost_of_a_token(options: argparse.Namespace) -> bool:
+    figures: dict[str, list[float]] = {OURS: [], PEER: []}
+    for number in range(options.runs):
+        print(f"round {number + 1} of {options.runs}", file=sys.stderr)
+        for server, runs in figures.items():
+            runs.append(measure_in_peace(server, options).microseconds_per_token)
+    print(f"### {options.streams} event streams, a token each {options.interval_ms} ms: CPU time of the server a token\n")
+    print("| server | median µs a token | lowest | highest |")
+    print("|---|---|---|---|")
+    for server, runs in figures.items():
+        print(f"| {server} | {statistics.median(runs):.1f} | {min(runs):.1f} | {max(runs):.1f} |")
+    ratios = [mine / theirs for mine, theirs in zip(figures[OURS], figures[PEER], strict=True)]
+    ratio = statistics.median(ratios)
+    met = ratio <= MAX_CPU_RATIO
+    print(
+        f"\nOurs ÷ theirs, median of the rounds: {ratio:.2f} ({min(ratios):.2f} to {max(ratios):.2f}); "
+        f"target ≤ {MAX_CPU_RATIO:g}: {'met' if met else 'MISSED'}"
+    )
+    return met
+
+
+def time_to_first_byte(options: argparse.Namespace) -> bool:
+    late: dict[str, list[float]] = {OURS: [], PEER: []}
+    for _ in range(options.runs):
+        for server, found in late.items():
+            outcome = measure(
+                server,
+                streams=options.latency_streams,
+                words=round(1000 / options.interval_ms),
+                interval_ms=options.interval_ms,
+                stamp=True,
+                seconds=options.seconds,
+            )
+            found += outcome.first_byte_ms
+    print(f"\n### {options.latency_streams} event streams: from the engine's first token to the first byte\n")
+    print("| server | answers | median ms | p90 | p99 |")
+    print("|---|---|---|---|---|")
+    for server, found in late.items():
+        centiles = statistics.quantiles(found, n=100)
+        print(f"| {server} | {len(found)} | {centiles[49]:.2f} | {centiles[89]:.2f} | {centiles[98]:.2f} |")
+    median = statistics.median(late[OURS])
+    met = median <= MAX_FIRST_BYTE_MS
+    print(f"\nTarget for the median ≤ {MAX_FIRST_BYTE_MS:g} ms: {'met' if met else 'MISSED'}")
+    return met
+
+
+def main(arguments: Sequence[str] = ()) -> bool:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks sse", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one short round")
+    parser.add_argument("--streams", type=int, default=200)
+    parser.add_argument("--latency-streams", type=int, default=50)
+    parser.add_argument("--interval-ms", type=int, default=40, help="between two tokens of a stream")
+    parser.add_argument("--seconds", type=float, default=5)
+    parser.add_argument("--runs", type=int, default=5, help="rounds")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.runs, options.seconds = 1, 3.0
+    met = cost_of_a_token(options)
+    return time_to_first_byte(options) and met
+
+
+if __name__ == "__main__":
+    sys.exit(not main(sys.argv[1:]))
