@@ -39,7 +39,7 @@ class Load:
 class Outcome:
     tokens: int
     server_cpu_sec: float
-    #: Milliseconds from the making of a first token to the first byte of its answer.
+    #: Milliseconds from the making of a first token to its arrival; peers send the head of an answer long before.
     first_byte_ms: list[float]
 
     @property
@@ -57,14 +57,14 @@ class Stream:
             b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
         )
         self._tail = b""
-        self._first_byte_ns = 0
+        self._began = False
         self._waiting = True
         self.tokens = 0
         self.first_byte_ms: list[float] = []
 
     def ask(self) -> None:
         self._waiting = True
-        self._first_byte_ns = 0
+        self._began = False
         self.socket.sendall(self._request)
 
     def receive(self) -> None:
@@ -72,8 +72,8 @@ class Stream:
         data = self.socket.recv(1 << 16)
         if not data:
             raise RuntimeError("the server closed a connection")
-        if not self._first_byte_ns:
-            self._first_byte_ns = now
+        if not self._began:
+            self._began = True
             if not data.startswith(b"HTTP/1.1 200"):
                 raise RuntimeError(f"no stream came: {data[:300]!r}")
         data = self._tail + data
@@ -81,8 +81,8 @@ class Stream:
         self.tokens += data.count(_CONTENT) - self._tail.count(_CONTENT)
         if self._waiting and (stamp := _STAMP.search(data)):
             self._waiting = False
-            self.first_byte_ms.append((self._first_byte_ns - int(stamp[1])) / 1e6)
-        if _END in data:
+            self.first_byte_ms.append((now - int(stamp[1])) / 1e6)
+        if _END in data and data.endswith(b"0\r\n\r\n"):
             self._tail = b""
             self.ask()
         else:

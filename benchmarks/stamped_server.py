@@ -35,9 +35,7 @@ async def main() -> None:
     parser.add_argument("--interval-ms", type=int, required=True)
     parser.add_argument("--first-ms", type=int, required=True)
     options = parser.parse_args()
-    engine = StampingEngine(
-        EchoSettings(first_chunk_delay_ms=options.first_ms, chunk_interval_ms=options.interval_ms)
-    )
+    engine = StampingEngine(EchoSettings(first_chunk_delay_ms=options.first_ms, chunk_interval_ms=options.interval_ms))
     await engine.start()
     async with listen(create_app(engine, ServerConfig(port=options.port, engine=EngineName.FAKE))):
         await asyncio.Event().wait()

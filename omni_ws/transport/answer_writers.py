@@ -24,6 +24,9 @@ SSE_HEADERS: Final = (
     ("X-Accel-Buffering", "no"),
 )
 
+#: Events are written at the latest when they have come to so much.
+WRITE_BATCH_BYTES: Final = 16 * 1024
+
 
 class EventEncoder(Protocol):
     """Makes the JSON objects of a stream out of outputs."""
@@ -35,6 +38,11 @@ class EventEncoder(Protocol):
 
 class Answering(Protocol):
     """Who has something to say; see ``HttpSession.receive``."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether ``receive`` has something at once."""
+        ...
 
     async def receive(self, *, idle_sec: float | None = None) -> Message | None: ...
 
@@ -66,11 +74,14 @@ async def write_events(
     ``head_at_start`` sends the 200 when work starts, for input that is still on its way; otherwise it waits for the
     first output, so that whatever fails before is told by its status. An error after the head becomes an
     ``event: error``, and the stream ends there, without [DONE]. A comment goes out after ``heartbeat_sec`` without an
-    event, once the head is out; 0 means never.
+    event, once the head is out; 0 means never. Events that are there together are written together.
     """
+    events = bytearray()
     try:
         final = False
         while not final:
+            if events and (len(events) >= WRITE_BATCH_BYTES or not session.waiting):
+                await _write(exchange, events)
             message = await session.receive(idle_sec=heartbeat_sec or None)
             match message:
                 case None if exchange.head_sent:
@@ -78,24 +89,29 @@ async def write_events(
                 case ResponseStarted() if head_at_start:
                     await _start(exchange)
                 case OutputChunk():
-                    await _write_all(exchange, encoder.output(message))
+                    for event in encoder.output(message):
+                        events += sse.event(event)
                 case FinalChunk():
+                    for event in encoder.final(_checked(message)):
+                        events += sse.event(event)
                     final = True
-                    await _write_all(exchange, encoder.final(_checked(message)))
         if done:
-            await exchange.write(sse.DONE)
+            events += sse.DONE
     except OmniError as error:
-        if not exchange.head_sent:
+        if not exchange.head_sent and not events:
             raise
-        await exchange.write(error_event(error))
+        events += error_event(error)
+    await _write(exchange, events)
     await exchange.end()
 
 
-async def _write_all(exchange: EventSink, events: Iterator[dict[str, Any]]) -> None:
-    for event in events:
-        if not exchange.head_sent:
-            await _start(exchange)
-        await exchange.write(sse.event(event))
+async def _write(exchange: EventSink, events: bytearray) -> None:
+    """Write what has gathered, and begin to gather anew."""
+    if not exchange.head_sent:
+        await _start(exchange)
+    data = bytes(events)
+    events.clear()
+    await exchange.write(data)
 
 
 async def _start(exchange: EventSink) -> None:

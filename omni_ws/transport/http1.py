@@ -105,6 +105,9 @@ class HttpCarrier(Protocol):
         """Raises PeerGone."""
         ...
 
+    def send_chunk(self, data: bytes) -> None:
+        """Content of an answer that was begun and is sent in chunks. Raises PeerGone."""
+
     def set_filler(self, data: bytes) -> None:
         """What may be sent at any moment of the answer to find out whether the peer is there."""
 
@@ -140,6 +143,7 @@ class HttpExchange:
         #: Whether the body waits because it came faster than it may.
         self.input_held_to_pace = False
         self._head_sent = False
+        self._chunked = False
         self._ended = False
 
     # The request's body.
@@ -248,13 +252,18 @@ class HttpExchange:
             fields.append(("Connection", "close"))
         self._carrier.send(self._head(status, fields))
         self._head_sent = True
+        # What h11 makes of a head that says nothing of its length.
+        sized = any(name.lower() == "content-length" for name, _ in fields)
+        self._chunked = self.request.http_version == "1.1" and self._sends_content(status) and not sized
         if filler and self.request.method != "HEAD":
             self._carrier.set_filler(filler)
         await self._carrier.drain()
 
     async def write(self, data: bytes) -> None:
         """Send a part of a started answer, and wait while the peer is behind. Raises PeerGone."""
-        if data and self.request.method != "HEAD":
+        if data and self._chunked and not self._ended:
+            self._carrier.send_chunk(data)
+        elif data and self.request.method != "HEAD":
             self._carrier.send(h11.Data(data=data))
         await self._carrier.drain()
 

@@ -187,6 +187,9 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
     def send(self, *events: h11.Event) -> None:
         self._output.send(*events)
 
+    def send_chunk(self, data: bytes) -> None:
+        self._output.send_chunk(data)
+
     def set_filler(self, data: bytes) -> None:
         self._filler = data
 

@@ -37,7 +37,19 @@ class HttpOutput:
         if self._transport.is_closing():
             # The output of a dead transport never fills, so waiting for room would not stop a writer.
             raise PeerGone("the client closed the connection")
-        data = b"".join([self._http.send(event) or b"" for event in events])
+        self._write(b"".join([self._http.send(event) or b"" for event in events]))
+
+    def send_chunk(self, data: bytes) -> None:
+        """``data``, which is not empty, as one chunk of a chunked answer. Raises PeerGone.
+
+        Past h11: between the head and the end of such an answer there is no state for it to keep, and a token is small
+        beside what it costs there.
+        """
+        if self._transport.is_closing():
+            raise PeerGone("the client closed the connection")
+        self._write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def _write(self, data: bytes) -> None:
         if data:
             self._unshared_bytes += len(data)
             self._transport.write(data)

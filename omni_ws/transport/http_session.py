@@ -12,6 +12,7 @@ from omni_ws.service.conversation import Conversation
 from omni_ws.service.failure import unexpected
 from omni_ws.service.messages import Message
 from omni_ws.service.outbox import Outbox
+from omni_ws.transport.deadline import Deadline
 from omni_ws.transport.http1 import PeerGone
 
 
@@ -24,6 +25,9 @@ class HttpSession:
         self._outbox = outbox
         self._loop = asyncio.get_running_loop()
         self._output = asyncio.Event()
+        #: One timer that is moved: a new one for each output would cost as much as the output.
+        self._idle = Deadline(self._loop, self._idle_expired)
+        self._idle_over = False
         self._input_room = asyncio.Event()
         self._timer_changed = asyncio.Event()
         #: Whether it is the server that does not read, and not the client that is silent.
@@ -76,12 +80,18 @@ class HttpSession:
         try:
             yield
         finally:
+            self._idle.disarm()
             for task in tasks:
                 task.cancel()
             try:
                 await asyncio.gather(*tasks, return_exceptions=True)
             finally:
                 self._outbox.close()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether ``receive`` has something at once."""
+        return bool(self._outbox)
 
     async def receive(self, *, idle_sec: float | None = None) -> Message | None:
         """The next message; None when there is none for ``idle_sec`` seconds.
@@ -90,14 +100,18 @@ class HttpSession:
         """
         while (message := self._outbox.take()) is None:
             self._output.clear()
-            try:
-                async with asyncio.timeout(idle_sec):
-                    await self._output.wait()
-            except TimeoutError:
+            self._idle_over = False
+            self._idle.arm(idle_sec)
+            await self._output.wait()
+            if self._idle_over and not self._outbox:
                 return None
         if isinstance(message, OmniError):
             raise message
         return message
+
+    def _idle_expired(self) -> None:
+        self._idle_over = True
+        self._output.set()
 
     async def _guard(self, work: Awaitable[None]) -> None:
         """What goes wrong beside the receiver reaches it as a message."""
