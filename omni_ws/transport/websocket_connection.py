@@ -39,7 +39,7 @@ MAX_UNWRITTEN_BYTES: Final = 1 << 20
 #: Work for one connection at a stretch. One read can hold tens of thousands of tiny frames, and the audio of the other
 #: connections must not wait until all of them are looked at. The library cannot be told to stop after some frames.
 _FRAMES_PER_TURN: Final = 64
-_LIBRARY_BYTES_PER_TURN: Final = 4096
+_LIBRARY_BYTES_PER_TURN: Final = 1024
 
 
 class Pause(enum.IntFlag):
