@@ -56,10 +56,14 @@ async def tokens(text: str) -> AsyncIterator[str]:
 
 
 async def events(request: ChatRequest) -> AsyncIterator[str]:
-    head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": request.model or "peer"}
+    completion_id, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+    model = request.model or "peer"
 
     def event(delta: Delta, finish_reason: str | None = None) -> str:
-        chunk = ChatChunk(**head, choices=[Choice(delta=delta, finish_reason=finish_reason)])
+        choice = Choice(index=0, delta=delta, finish_reason=finish_reason)
+        chunk = ChatChunk(
+            id=completion_id, object="chat.completion.chunk", created=created, model=model, choices=[choice]
+        )
         return f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n"
 
     started = False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
@@ -24,8 +24,8 @@ SSE_HEADERS: Final = (
     ("X-Accel-Buffering", "no"),
 )
 
-#: Events are written at the latest when they have come to so much.
-WRITE_BATCH_BYTES: Final = 16 * 1024
+#: Events are written at the latest when they are so many.
+WRITE_BATCH_EVENTS: Final = 64
 
 
 class EventEncoder(Protocol):
@@ -57,6 +57,8 @@ class EventSink(Protocol):
 
     async def write(self, data: bytes) -> None: ...
 
+    async def write_all(self, parts: Sequence[bytes]) -> None: ...
+
     async def end(self) -> None: ...
 
 
@@ -76,11 +78,11 @@ async def write_events(
     ``event: error``, and the stream ends there, without [DONE]. A comment goes out after ``heartbeat_sec`` without an
     event, once the head is out; 0 means never. Events that are there together are written together.
     """
-    events = bytearray()
+    events: list[bytes] = []
     try:
         final = False
         while not final:
-            if events and (len(events) >= WRITE_BATCH_BYTES or not session.waiting):
+            if events and (len(events) >= WRITE_BATCH_EVENTS or not session.waiting):
                 await _write(exchange, events)
             message = await session.receive(idle_sec=heartbeat_sec or None)
             match message:
@@ -90,28 +92,27 @@ async def write_events(
                     await _start(exchange)
                 case OutputChunk():
                     for event in encoder.output(message):
-                        events += sse.event(event)
+                        events.append(sse.event(event))
                 case FinalChunk():
                     for event in encoder.final(_checked(message)):
-                        events += sse.event(event)
+                        events.append(sse.event(event))
                     final = True
         if done:
-            events += sse.DONE
+            events.append(sse.DONE)
     except OmniError as error:
         if not exchange.head_sent and not events:
             raise
-        events += error_event(error)
+        events.append(error_event(error))
     await _write(exchange, events)
     await exchange.end()
 
 
-async def _write(exchange: EventSink, events: bytearray) -> None:
+async def _write(exchange: EventSink, events: list[bytes]) -> None:
     """Write what has gathered, and begin to gather anew."""
     if not exchange.head_sent:
         await _start(exchange)
-    data = bytes(events)
+    await exchange.write_all(events)
     events.clear()
-    await exchange.write(data)
 
 
 async def _start(exchange: EventSink) -> None:

@@ -11,7 +11,7 @@ until the peer has room for it, every read lets the peer send more; when the pee
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, Final, Protocol
@@ -266,6 +266,10 @@ class HttpExchange:
         elif data and self.request.method != "HEAD":
             self._carrier.send(h11.Data(data=data))
         await self._carrier.drain()
+
+    async def write_all(self, parts: Sequence[bytes]) -> None:
+        """Send several parts at once."""
+        await self.write(b"".join(parts))
 
     async def end(self) -> None:
         """End a started answer; does nothing where it has ended."""

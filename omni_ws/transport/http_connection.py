@@ -73,12 +73,8 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._is_head_method = False
         self._task: asyncio.Task[None] | None = None
         self._phase_deadline = Deadline(self._loop, self._phase_expired)
-        self._probe = HalfCloseProbe(
-            self._loop,
-            self._ask_peer,
-            first_sec=limits.half_close_probe_sec,
-            longest_sec=limits.half_close_probe_max_sec,
-        )
+        first, longest = limits.half_close_probe_sec, limits.half_close_probe_max_sec
+        self._probe = HalfCloseProbe(self._loop, self._ask_peer, first_sec=first, longest_sec=longest)
         #: What may be sent at any moment of the answer that is under way, and means nothing.
         self._filler = b""
 
@@ -337,8 +333,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
     def _turn_away(self) -> None:
         """Before anything was read: what a flood of connections costs is their acceptance."""
         if self._connections.turn_away(self):
-            limit = self._connections.max_open
-            self._refuse(EngineOverloaded(f"all {limit} connections are taken", retry_after_ms=1000))
+            self._refuse(EngineOverloaded("all connections are taken", retry_after_ms=1000))
         else:
             self.abort()
 
@@ -391,9 +386,9 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
     def _ask_peer(self) -> None:
         """Send what is harmless to a peer that listens: an interim answer (RFC 9110, 15.2), or what an answer under way
         has for it. Where nobody does, the connection is lost, and the request is given up."""
+        modern = self._request is not None and self._request.http_version == "1.1"
         if self._transport.is_closing():
             return
-        modern = self._request is not None and self._request.http_version == "1.1"
         if self._http.our_state is h11.SEND_RESPONSE and modern:
             self._send_continue()
         elif self._http.our_state is h11.SEND_BODY and self._filler:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from omni_ws.audio.wav import wav_header
@@ -52,6 +52,10 @@ class AnswerReader:
         self._events = events
         self._position = 0
 
+    @property
+    def waiting(self) -> bool:
+        return self._position < self._session.answer.end
+
     async def receive(self, *, idle_sec: float | None = None) -> Message | None:
         """None when there is nothing for ``idle_sec`` seconds. Raises why there is no whole answer."""
         if self._position >= self._session.answer.end:
@@ -88,6 +92,10 @@ class NumberedEvents:
     async def start(self, status: int, headers: Iterable[tuple[str, str]] = (), *, filler: bytes = b"") -> None:
         """The head waits until it is known that there is anything to say."""
         self._started = True
+
+    async def write_all(self, parts: Sequence[bytes]) -> None:
+        for part in parts:
+            await self.write(part)
 
     async def write(self, data: bytes) -> None:
         if data != sse.HEARTBEAT:

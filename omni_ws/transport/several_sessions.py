@@ -38,6 +38,10 @@ class SeveralSessions:
                 task.cancel()
             await asyncio.gather(*self._receiving.values(), return_exceptions=True)
 
+    @property
+    def waiting(self) -> bool:
+        return any(task.done() for task in self._receiving.values())
+
     async def receive(self, *, idle_sec: float | None = None) -> Message | None:
         """The next message of any of them; None when there is none for ``idle_sec`` seconds. Raises their errors."""
         while True:
