@@ -26,6 +26,8 @@ SSE_HEADERS: Final = (
 
 #: Events are written at the latest when they are so many.
 WRITE_BATCH_EVENTS: Final = 64
+#: One that is so large does not wait for others.
+LARGE_EVENT_BYTES: Final = 1024
 
 
 class EventEncoder(Protocol):
@@ -82,7 +84,8 @@ async def write_events(
     try:
         final = False
         while not final:
-            if events and (len(events) >= WRITE_BATCH_EVENTS or not session.waiting):
+            full = len(events) >= WRITE_BATCH_EVENTS or (events and len(events[-1]) >= LARGE_EVENT_BYTES)
+            if full or (events and not session.waiting):
                 await _write(exchange, events)
             message = await session.receive(idle_sec=heartbeat_sec or None)
             match message:
