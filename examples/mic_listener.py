@@ -14,6 +14,7 @@ from omni_ws.client import (
     Final,
     Reconnected,
     ResponseStarted,
+    Resumed,
     SpeechStarted,
     SpeechStopped,
     TextChunk,
@@ -88,6 +89,8 @@ class Listener:
             case Reconnected(resent_chunks=count):
                 self.start_over()
                 self.display.show("note", message=f"the connection was lost; a new one has {count} chunks again")
+            case Resumed():
+                self.display.show("note", message="the connection was lost and is back; nothing is missing")
             case Final():
                 self.take_final(event)
 

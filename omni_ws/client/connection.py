@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ssl import SSLContext
 from typing import Any, Final
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlencode, urlsplit, urlunsplit
 
 import msgspec
 from websockets.asyncio.client import ClientConnection
@@ -18,13 +18,14 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from websockets.typing import Subprotocol
 
 from omni_ws.client.failures import ConnectionFailed, error_from_fields, error_from_response
-from omni_ws.errors import InvalidFrame, InvalidValue
+from omni_ws.errors import InvalidFrame, InvalidValue, ResyncRequired
 from omni_ws.wire.frames import loads_object
 from omni_ws.wire.server_frames import (
     SERVER_FRAMES,
     ErrorFrame,
     ServerFrame,
     SessionCreated,
+    SessionResumed,
     SessionUpdated,
     decode_server_frame,
 )
@@ -59,6 +60,14 @@ class Opened:
     websocket: ClientConnection
     created: SessionCreated
     updated: SessionUpdated | None
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A session that goes on."""
+
+    websocket: ClientConnection
+    resumed: SessionResumed
 
 
 def websocket_url(url: str) -> str:
@@ -99,6 +108,46 @@ async def open_session(endpoint: Endpoint, config: Mapping[str, Any]) -> Opened:
                 raise
     except TimeoutError:
         raise ConnectionFailed(f"{url} did not answer within {endpoint.open_timeout:g} seconds") from None
+
+
+async def resume_session(
+    endpoint: Endpoint, session_id: str, resume_token: str, last_output: int, config: Mapping[str, Any]
+) -> Resumed | Opened:
+    """Go on with a session; where the server cannot tell all that was missed, a fresh one, configured by ``config``.
+
+    Raises what ``open_session`` raises, and SessionNotFound where there is nothing to go on with.
+    """
+    wanted = urlencode({"session_id": session_id, "resume_token": resume_token, "last_output": last_output})
+    parts = urlsplit(websocket_url(endpoint.url))
+    url = urlunsplit(parts._replace(query="&".join(filter(None, [parts.query, wanted]))))
+    try:
+        async with asyncio.timeout(endpoint.open_timeout):
+            websocket = await _handshake(endpoint, url)
+            try:
+                return await _come_back(websocket, config)
+            except BaseException:
+                websocket.transport.abort()
+                raise
+    except TimeoutError:
+        raise ConnectionFailed(f"the server did not answer within {endpoint.open_timeout:g} seconds") from None
+
+
+async def _come_back(websocket: ClientConnection, config: Mapping[str, Any]) -> Resumed | Opened:
+    try:
+        message = await websocket.recv()
+        frame = None if isinstance(message, bytes) else read_frame(message)
+    except ConnectionClosed as closed:
+        raise ConnectionFailed(f"the server closed the connection at once: {closed}") from None
+    except InvalidFrame as error:
+        raise ConnectionFailed(f"the server does not speak this protocol: {error}") from None
+    match frame:
+        case SessionResumed():
+            return Resumed(websocket, frame)
+        case ErrorFrame(error=fields) if fields.code == ResyncRequired.wire.code:
+            return await _introduce(websocket, config)
+        case ErrorFrame(error=fields):
+            raise error_from_fields(fields)
+    raise ConnectionFailed("the server did not say what became of the session")
 
 
 async def _handshake(endpoint: Endpoint, url: str) -> ClientConnection:

@@ -132,6 +132,18 @@ class Reconnected:
     resent_chunks: int
 
 
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The connection was lost, and the session goes on over another one, as if nothing had happened.
+
+    ``resent_frames`` were sent again; ``replayed`` outputs come now that would have come earlier.
+    """
+
+    session_id: str
+    resent_frames: int
+    replayed: int
+
+
 Event: TypeAlias = (
     ResponseStarted
     | TextChunk
@@ -144,6 +156,7 @@ Event: TypeAlias = (
     | ErrorEvent
     | Closing
     | Reconnected
+    | Resumed
 )
 
 #: What an event costs in memory besides its content, about.

@@ -25,10 +25,20 @@ from omni_ws.wire import server_frames
 from omni_ws.wire.binary import decode_output_audio
 from omni_ws.wire.server_frames import (
     ErrorFields,
+    ServerFrame,
     SessionCreated,
     SessionUpdated,
 )
 from omni_ws.wire.session_config import OutputAudioConfig
+
+#: What the server keeps in line with the outputs, and tells again after a resume.
+_IN_LINE = (
+    server_frames.ResponseStarted,
+    server_frames.ErrorFrame,
+    server_frames.SessionUpdated,
+    server_frames.SpeechStarted,
+    server_frames.SpeechStopped,
+)
 
 
 class IncomingFrames:
@@ -42,6 +52,10 @@ class IncomingFrames:
         self.closing: Closing | None = None
         #: The error that came last, with nothing after it: the reason, if a failing close follows.
         self.last_error: ErrorEvent | None = None
+        #: Frames without a number that stand in line with the outputs: heard since the last output, and of those how
+        #: many still come a second time after a resume.
+        self._in_line = 0
+        self._heard_before = 0
         self._created = created
         self._outgoing = outgoing
         self._configurations: deque[asyncio.Future[SessionUpdated]] = deque()
@@ -66,37 +80,64 @@ class IncomingFrames:
         pong = self._pings[number] = asyncio.get_running_loop().create_future()
         return number, pong
 
+    @property
+    def awaits_configuration(self) -> bool:
+        return bool(self._configurations)
+
     def fail(self, error: Exception) -> None:
-        """The connection is gone: nobody is answered any more."""
-        waiting: list[asyncio.Future[SessionUpdated] | asyncio.Future[None]] = [
-            *self._configurations,
-            *self._pings.values(),
-        ]
+        """The session is gone: nobody is answered any more."""
+        self.fail_pings(error)
+        waiting = [*self._configurations]
         self._configurations.clear()
-        self._pings.clear()
         for reply in waiting:
             if not reply.done():
                 reply.set_exception(error)
+
+    def fail_pings(self, error: Exception) -> None:
+        """The connection is gone, and what belonged to it alone."""
+        waiting = [*self._pings.values()]
+        self._pings.clear()
+        for pong in waiting:
+            if not pong.done():
+                pong.set_exception(error)
+
+    def resumed(self) -> None:
+        """What came after the last output is told once more."""
+        self._heard_before = self._in_line
+        self.heard_anything = False
+        self.closing = self.last_error = None
 
     def receive(self, message: str | bytes) -> Event | None:
         """The event that a message is, if it is one for the user. Raises InvalidFrame."""
         self.heard_anything = True
         self.last_error = None
         if isinstance(message, bytes):
+            self._in_line = self._heard_before = 0
             return self._audio(message)
-        match read_frame(message):
-            case server_frames.OutputChunkFrame() as frame:
+        frame = read_frame(message)
+        if isinstance(frame, server_frames.OutputChunkFrame):
+            self._in_line = self._heard_before = 0
+        elif isinstance(frame, _IN_LINE):
+            if self._heard_before:
+                self._heard_before -= 1
+                return None
+            self._in_line += 1
+        return self._event(frame)
+
+    def _event(self, frame: ServerFrame | None) -> Event | None:
+        match frame:
+            case server_frames.OutputChunkFrame():
                 self.last_output_sequence_id = max(self.last_output_sequence_id, frame.sequence_id)
                 self._answering = frame.request_id
                 return self._output(output_event(frame))
-            case server_frames.InputAckFrame() as frame:
+            case server_frames.InputAckFrame():
                 self._outgoing.acknowledge(frame.next_sequence_id, frame.credit_bytes)
                 return InputAck(frame.next_sequence_id, frame.buffered_chunks, frame.received_bytes, frame.credit_bytes)
             case server_frames.SpeechStarted(audio_ms=audio_ms):
                 return SpeechStarted(audio_ms)
             case server_frames.SpeechStopped(audio_ms=audio_ms):
                 return SpeechStopped(audio_ms)
-            case server_frames.ResponseStarted() as frame:
+            case server_frames.ResponseStarted():
                 self._answering = frame.request_id
                 self._outgoing.started(frame.request_id, frame.sequence_id)
                 event = ResponseStarted(frame.request_id, frame.trigger, frame.sequence_id, frame.input_mode)
@@ -109,7 +150,7 @@ class IncomingFrames:
                 pong = self._pings.pop(number, None) if isinstance(number, int) else None
                 if pong is not None and not pong.done():
                     pong.set_result(None)
-            case server_frames.SessionClosing() as frame:
+            case server_frames.SessionClosing():
                 self.closing = Closing(frame.reason, frame.retryable, frame.time_left_ms)
                 return self.closing
         return None

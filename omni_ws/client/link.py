@@ -10,18 +10,25 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from omni_ws.client.connection import Endpoint, Opened, open_session
+from omni_ws.client.connection import Endpoint, Opened, open_session, resume_session
+from omni_ws.client.connection import Resumed as ResumedConnection
 from omni_ws.client.ending import Ending, ending_of
 from omni_ws.client.event_queue import EventQueue
-from omni_ws.client.events import Final, Reconnected
+from omni_ws.client.events import Final, Reconnected, Resumed
 from omni_ws.client.failures import ConnectionLost, is_retryable
 from omni_ws.client.incoming import IncomingFrames
 from omni_ws.client.outgoing import OutgoingInput, OutgoingRequest
+from omni_ws.client.sent_frames import Kind, SentFrame, SentFrames
 from omni_ws.core.chunks import FinishReason, InputChunk
-from omni_ws.errors import InvalidFrame, OmniError
+from omni_ws.errors import InvalidFrame, OmniError, SessionNotFound
+from omni_ws.wire.frames import OutputAckFrame
+
+#: The server keeps what it said until it is told that it arrived: every so many outputs.
+OUTPUTS_PER_ACK = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +78,10 @@ class Link:
         self._endpoint = endpoint
         self._encode = encode
         self._reconnect = reconnect
+        self._sent = SentFrames()
+        #: What the session can be resumed with, and the output that was last acknowledged.
+        self._resume_token: str | None = None
+        self._acknowledged_output = -1
         self._outbox: deque[tuple[bytes, bool]] = deque()
         self._outbox_bytes = 0
         self._outbox_changed = asyncio.Event()
@@ -81,6 +92,9 @@ class Link:
     def _attach(self, opened: Opened) -> None:
         self.websocket: ClientConnection = opened.websocket
         self.created = opened.created
+        self._resume_token = opened.created.resume_token
+        self._acknowledged_output = -1
+        self._sent.clear()
         self.incoming = IncomingFrames(opened.created, opened.updated, self.outgoing)
         self.outgoing.open_microphone = opened.updated is not None and opened.updated.turn_detection is not None
 
@@ -97,12 +111,23 @@ class Link:
         self._outbox_bytes += len(frame)
         self._outbox_changed.set()
 
+    def say(self, kind: Kind, frame: bytes) -> None:
+        """Write soon what has no number, and again where it may not have arrived."""
+        self._remember(SentFrame(self.outgoing.next_sequence_id, kind, frame, is_text=True))
+        self.write_soon(frame, True)
+
+    def _remember(self, frame: SentFrame) -> None:
+        if self._reconnect and self._resume_token is not None:
+            self._sent.add(frame)
+
     def send(self, chunk: InputChunk) -> int:
         """Number a chunk and write it soon; -1 where its request is over and will not be worked on any more."""
         numbered = self.outgoing.add(chunk, output_audio=self.incoming.output_audio)
         if numbered is None or numbered.sequence_id is None:
             return -1
-        self.write_soon(*self._encode(numbered))
+        frame, is_text = self._encode(numbered)
+        self._remember(SentFrame(numbered.sequence_id, Kind.CHUNK, frame, is_text))
+        self.write_soon(frame, is_text)
         return numbered.sequence_id
 
     async def wait_for_room(self, size: int) -> None:
@@ -180,8 +205,12 @@ class Link:
                     return
                 if self.incoming.heard_anything:
                     delays = iter(self.limits.reconnect_delays)
-                self.incoming.fail(ending.error)
-                self._replay(await self._reopen(delays, ending))
+                self.incoming.fail_pings(ending.error)
+                match await self._reopen(delays, ending):
+                    case Opened() as opened:
+                        self._replay(opened)
+                    case again:
+                        self._go_on(again)
         except (OmniError, ConnectionError) as error:
             ending = Ending(error, orderly=False, retryable=False)
         finally:
@@ -220,6 +249,8 @@ class Link:
         try:
             async for message in self.websocket:
                 event = incoming.receive(message)
+                self._sent.accepted(self.outgoing.acknowledged_sequence_id)
+                self._acknowledge_output()
                 self._room.set()
                 if event is not None:
                     await self.events.put(event)
@@ -230,16 +261,34 @@ class Link:
             return Ending(error, orderly=False, retryable=False)
         return ending_of(self.websocket, incoming.closing, incoming.last_error)
 
-    async def _reopen(self, delays: Iterator[float], ending: Ending) -> Opened:
-        """A fresh session. Raises what stands in the way for good."""
-        if self.outgoing.lost:
-            raise ConnectionLost("the connection was lost, and the input was too long to be kept") from ending.error
+    def _acknowledge_output(self) -> None:
+        last = self.incoming.last_output_sequence_id
+        if self._resume_token is not None and last >= self._acknowledged_output + OUTPUTS_PER_ACK:
+            self._acknowledged_output = last
+            self.write_soon(msgspec.json.encode(OutputAckFrame(last)), True)
+
+    async def _reopen(self, delays: Iterator[float], ending: Ending) -> Opened | ResumedConnection:
+        """The session, or a fresh one where that is over. Raises what stands in the way for good."""
+        # Unless the server, which has ended it, said so.
+        resume_token = self._resume_token if isinstance(ending.error, ConnectionLost) and not ending.orderly else None
         last: Exception = ending.error
         for delay in delays:
+            if resume_token is None and self.outgoing.lost:
+                raise _too_long_to_be_kept() from ending.error
             asked_for = getattr(last, "retry_after_ms", None) or 0
             await asyncio.sleep(max(delay * random.uniform(0.5, 1), asked_for / 1000))
             try:
+                if resume_token is not None:
+                    return await resume_session(
+                        self._endpoint,
+                        self.created.session_id,
+                        resume_token,
+                        self.incoming.last_output_sequence_id,
+                        self.wanted,
+                    )
                 return await open_session(self._endpoint, self.wanted)
+            except SessionNotFound as error:
+                resume_token, last = None, error
             except ConnectionError as error:
                 last = error
             except OmniError as error:
@@ -250,6 +299,9 @@ class Link:
 
     def _replay(self, opened: Opened) -> None:
         """Everything that was unfinished, from its beginning; without a pause, so that nothing gets between."""
+        if self.outgoing.lost:
+            opened.websocket.transport.abort()
+            raise _too_long_to_be_kept()
         self.incoming.fail(ConnectionLost("the connection was lost"))
         self._attach(opened)
         self._outbox.clear()
@@ -262,3 +314,31 @@ class Link:
         for chunk in chunks:
             self.write_soon(*self._encode(chunk))
         self._room.set()
+
+    def _go_on(self, again: ResumedConnection) -> None:
+        """What did not arrive is sent again, in its order; without a pause, so that nothing gets between."""
+        resumed = again.resumed
+        self.websocket = again.websocket
+        self._resume_token = resumed.resume_token
+        self.incoming.resumed()
+        frames = self._sent.again(resumed.next_sequence_id, self._may_be_sent_again)
+        self.events.put_nowait(Resumed(resumed.session_id, len(frames), resumed.replayed))
+        self._outbox.clear()
+        self._outbox_bytes = 0
+        for frame in frames:
+            self.write_soon(frame.frame, frame.is_text)
+        self._room.set()
+
+    def _may_be_sent_again(self, kind: Kind) -> bool:
+        """What may have arrived and would do no harm a second time."""
+        match kind:
+            case Kind.CONFIG:
+                return self.incoming.awaits_configuration
+            case Kind.CANCEL:
+                return len(self.outgoing.requests) == 1  # it could meet another request otherwise
+            case _:
+                return True
+
+
+def _too_long_to_be_kept() -> ConnectionLost:
+    return ConnectionLost("the connection was lost, and the input was too long to be kept")

@@ -42,8 +42,7 @@ class OutgoingInput:
     """Numbers chunks, groups them into requests, counts what is unacknowledged against window and credit.
 
     With ``keep_bytes`` above 0 the input of unfinished requests is kept, acknowledged or not: a fresh session knows
-    nothing of what an earlier one had accepted, so half a request would be answered as if it were whole. A server that
-    can resume a session would need ``unacknowledged`` only, under the same numbers.
+    nothing of what an earlier one had accepted, so half a request would be answered as if it were whole.
     """
 
     def __init__(self, *, window_bytes: int, keep_bytes: int) -> None:

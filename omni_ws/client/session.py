@@ -15,6 +15,7 @@ from omni_ws.client.events import Answer, AnswerBuilder, ErrorEvent, Event, Fina
 from omni_ws.client.failures import ServerError
 from omni_ws.client.frames import chunk_encoder
 from omni_ws.client.link import ClientLimits, Link
+from omni_ws.client.sent_frames import Kind
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality
 from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.wire.frames import (
@@ -44,8 +45,9 @@ async def connect(
     """A session, closed at the end of the block.
 
     Raises ConnectionFailed where no server answers, and the server's error where it refuses the session or ``config``.
-    With ``reconnect`` a lost connection is followed by a fresh session, which gets the configuration and every
-    unfinished request again, whole and numbered from 0: sessions of this version cannot be resumed. See Reconnected.
+    With ``reconnect`` a session whose connection was lost is resumed over another: see Resumed. Where the server has
+    ended it, or does not resume sessions, a fresh one gets the configuration and every unfinished request again, whole
+    and numbered from 0: see Reconnected.
     """
     endpoint = Endpoint(url=url, api_key=api_key, binary=binary, ssl=ssl, open_timeout=open_timeout)
     wanted = merge({}, config or {})
@@ -116,7 +118,7 @@ class ClientSession:
         frame = encode_config(fields)
         self._link.check_open()
         reply = self._link.incoming.expect_configuration()
-        self._link.write_soon(frame, True)
+        self._link.say(Kind.CONFIG, frame)
         updated = await reply
         self._link.wanted = merge(self._link.wanted, fields)
         return updated
@@ -165,13 +167,14 @@ class ClientSession:
         async with self._sending:
             self._link.check_open()
             if self._link.outgoing.finish():
-                self._link.write_soon(_encode(FinishFrame()), True)
+                self._link.say(Kind.FINISH, _encode(FinishFrame()))
 
     async def cancel(self, request_id: str | None = None) -> None:
         """Stop the named request, or the running one, and close its input. Its Final still comes."""
         self._link.check_open()
         self._link.outgoing.cancel(request_id)
-        self._link.write_soon(_encode(CancelFrame(request_id)), True)
+        kind = Kind.CANCEL if request_id is None else Kind.CANCEL_BY_ID
+        self._link.say(kind, _encode(CancelFrame(request_id)))
 
     async def acknowledge_output(self, *, played_ms: float | None = None) -> None:
         """Tell the server that all output so far has arrived, and how much of the running answer was heard."""
@@ -230,7 +233,8 @@ class ClientSession:
             if request is not None and request in self._link.outgoing.requests:
                 self._link.abandon(request)
                 self._link.outgoing.cancel(request.request_id)
-                self._link.write_soon(_encode(CancelFrame(request.request_id)), True)
+                kind = Kind.CANCEL if request.request_id is None else Kind.CANCEL_BY_ID
+                self._link.say(kind, _encode(CancelFrame(request.request_id)))
             raise
         answer = builder.build()
         if answer.finish_reason is FinishReason.ERROR:

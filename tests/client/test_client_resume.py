@@ -1,0 +1,142 @@
+"""The client library over connections that break: the session goes on, or a fresh one takes over."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from support.cutting_proxy import Cut, Direction, cutting_proxy
+from support.live_server import LiveServer, live_server
+
+from omni_ws.client import ClientLimits, ClientSession, Reconnected, Resumed, TextChunk, connect
+from omni_ws.client.link import OUTPUTS_PER_ACK
+from omni_ws.client.sent_frames import Kind, SentFrame, SentFrames
+from omni_ws.core.chunks import FinishReason
+from omni_ws.engine.base import TextOutput
+from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
+from omni_ws.errors import ShuttingDown
+
+KEEPS: dict[str, Any] = {"resume_grace_sec": 30}
+AUDIO = [random.Random(number).randbytes(1280) for number in range(10)]
+
+
+def break_connection(session: ClientSession) -> None:
+    session._link.websocket.transport.abort()
+
+
+def end_orphans(server: LiveServer) -> None:
+    """Sessions whose clients never heard of them wait for nobody."""
+    server.app.native.end_all(ShuttingDown("the test is over"))
+
+
+async def converse(url: str) -> list[Any]:
+    """Requests with their ends on a chunk and apart, one cancelled, and a configuration in between."""
+    seen: list[Any] = []
+    async with connect(url, reconnect=True, config={"start_policy": "on_first_chunk"}) as session:
+        for text in ("one", "two"):
+            seen.append((await session.ask_text(text)).text)
+        await session.configure(output_audio={"sample_rate": 16_000})
+        for piece in AUDIO:
+            await session.send_audio(piece)
+        await session.finish()
+        answer = await session.answer()
+        seen += [answer.audio, answer.sample_rate, answer.finish_reason]
+        await session.send_text("half")
+        await session.cancel()
+        seen.append((await session.answer()).finish_reason)
+        seen.append((await session.ask_text("the end")).text)
+    return seen
+
+
+@pytest.mark.slow
+async def test_conversation_over_connections_that_break() -> None:
+    rng = random.Random(1)
+    engine = EchoEngine(EchoSettings(chunk_ms=10))
+    async with live_server(engine, streaming_input=KEEPS) as server, cutting_proxy(server.port) as proxy:
+        url = f"ws://127.0.0.1:{proxy.port}/v1/streaming_input"
+        unbroken = await converse(url)
+        assert unbroken[:2] == ["one", "two"]
+        assert unbroken[2] == b"".join(AUDIO)
+        carried = proxy.carried
+        for _ in range(40):
+            direction = rng.choice(list(Direction))
+            # The first session is opened without a second try.
+            after = rng.randrange(1200, carried[direction])
+            proxy.cuts.append(Cut(direction, after, rng.random() < 0.5))
+            assert await converse(url) == unbroken, f"{direction} {after}"
+            proxy.cuts.clear()
+        assert proxy.made >= 30
+        end_orphans(server)
+
+
+async def test_answer_goes_on_over_another_connection() -> None:
+    go_on = asyncio.Event()
+    engine = ScriptedEngine([TextOutput("before "), lambda: go_on.wait(), TextOutput("after")])
+    async with live_server(engine, streaming_input=KEEPS) as server:  # noqa: SIM117
+        async with connect(server.websocket_url, reconnect=True) as session:
+            session_id = session.session_id
+            await session.send_text("hello", end=True)
+            seen: list[Any] = []
+            async for event in session.response():
+                seen.append(event)
+                if isinstance(event, TextChunk) and not go_on.is_set():
+                    break_connection(session)
+                    go_on.set()
+            assert [event.text for event in seen if isinstance(event, TextChunk)] == ["before ", "after"]
+            assert [event.session_id for event in seen if isinstance(event, Resumed)] == [session_id]
+            assert not [event for event in seen if isinstance(event, Reconnected)]
+
+
+@pytest.mark.virtual_clock
+async def test_fresh_session_where_the_old_one_is_over() -> None:
+    late = ClientLimits(reconnect_delays=(100, 1))
+    async with live_server(EchoEngine(), streaming_input=KEEPS) as server:  # noqa: SIM117
+        async with connect(server.websocket_url, reconnect=True, limits=late) as session:
+            session_id = session.session_id
+            await session.send_text("hello ")
+            break_connection(session)
+            await asyncio.sleep(35)
+            assert server.sessions == 0
+            await session.send_text("again", end=True)
+            answer = await session.answer()
+            assert (answer.text, answer.finish_reason) == ("hello again", FinishReason.STOP)
+            assert session.session_id != session_id
+
+
+async def test_fresh_session_where_the_server_has_forgotten_too_much() -> None:
+    fields = {**KEEPS, "max_output_bytes": 100}
+    async with live_server(EchoEngine(), streaming_input=fields) as server:  # noqa: SIM117
+        async with connect(server.websocket_url, reconnect=True) as session:
+            assert (await session.ask_text("hello")).text == "hello"
+            session._link.incoming.last_output_sequence_id = -1  # as if it had never arrived
+            break_connection(session)
+            assert isinstance(await anext(session.events()), Reconnected)
+            assert (await session.ask_text("hello")).text == "hello"
+
+
+async def test_output_is_acknowledged() -> None:
+    engine = ScriptedEngine([TextOutput("word ")] * OUTPUTS_PER_ACK)
+    async with live_server(engine, streaming_input=KEEPS) as server:  # noqa: SIM117
+        async with connect(server.websocket_url, reconnect=True) as session:
+            await session.ask_text("hello")
+            await session.ping()
+            assert server.held_bytes < 1000
+
+
+def test_what_may_have_to_be_sent_again() -> None:
+    sent = SentFrames()
+    frames = [
+        SentFrame(0, Kind.CONFIG, b"config", is_text=True),
+        SentFrame(0, Kind.CHUNK, b"0", is_text=True),
+        SentFrame(1, Kind.CHUNK, b"1", is_text=False),
+        SentFrame(2, Kind.FINISH, b"finish", is_text=True),
+    ]
+    for frame in frames:
+        sent.add(frame)
+    assert sent.again(0, lambda kind: kind is not Kind.CONFIG) == frames[1:]
+    assert sent.again(1, lambda kind: True) == frames[2:]
+    assert sent.again(2, lambda kind: True) == frames[3:]
+    sent.accepted(3)
+    assert sent.again(2, lambda kind: True) == []
