@@ -61,7 +61,9 @@ class StreamingInputConfig(Section):
     enabled: bool = Field(default=True, description="Serve streaming input at all; off, its routes answer 404.")
     session_timeout_sec: Seconds = Field(default=300, description="Close a session after this much client silence.")
     max_payload_per_session: Size = Field(
-        default=64 * MIB, description="Input held for one open request (WebSocket) or one session (Mode A, Mode B)."
+        default=64 * MIB,
+        description="Input held for one open request (WebSocket) or one session (Mode A, Mode B), "
+        "and the answer kept of a session of Mode B.",
     )
     max_chunk_bytes: Size = Field(default=4 * MIB, description="Largest payload of one input chunk, decoded.")
     start_policy: StartPolicyName = Field(

@@ -25,7 +25,9 @@ async def beside(size: int, work: Callable[[], Result]) -> Result:
     return await asyncio.to_thread(work) if size > INLINE_BYTES else work()
 
 
-async def read_json_object(exchange: HttpExchange, limit: int, *, otherwise: str = "") -> tuple[dict[str, Any], int]:
+async def read_json_object(
+    exchange: HttpExchange, limit: int, *, otherwise: str = "", may_be_empty: bool = False
+) -> tuple[dict[str, Any], int]:
     """The object that a body is, and the body's size in bytes.
 
     ``otherwise`` tells those who send something else what they may have meant. Raises UnsupportedFormat,
@@ -35,6 +37,8 @@ async def read_json_object(exchange: HttpExchange, limit: int, *, otherwise: str
     if kind not in _JSON_TYPES and not kind.endswith("+json"):
         raise UnsupportedFormat(f"a body here is JSON, not {kind[:64]!r}{otherwise}", param="Content-Type")
     data = await exchange.read_body(limit)
+    if may_be_empty and not data:
+        return {}, 0
     try:
         return await beside(len(data), partial(loads_object, data)), len(data)
     except UnicodeDecodeError:

@@ -48,7 +48,7 @@ class ModeBRoutes:
             fields: dict[str, Any] = {}
             size = 0
             if exchange.request.has_body:
-                fields, size = await read_json_object(exchange, self._config.http.max_body_bytes)
+                fields, size = await read_json_object(exchange, self._config.http.max_body_bytes, may_be_empty=True)
             parameters, chunks = await beside(size, partial(read_create, fields))
             session = self._open(parameters, key, place)
         try:

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 import pytest
 from support.live_server import live_server
-from support.mode_b_client import EVENTS, JSON, SESSIONS, call, create, mode_b, numbered_events, text
+from support.mode_b_client import EVENTS, JSON, SESSIONS, ModeBSession, call, create, mode_b, numbered_events, text
 from support.raw_http import raw_client, request
 from support.tone_engine import CountingEngine, SnapshotEngine, ToneEngine
 
@@ -98,6 +98,17 @@ async def test_the_first_chunks_may_come_along(body: dict[str, Any]) -> None:
         assert session.created["started"]
         assert session.created["input_ended"]
         assert await session.content() == "all of it"
+
+
+async def test_a_session_is_opened_without_a_body_however_that_is_said() -> None:
+    async with live_server() as server:
+        for header, body in (
+            *(("Content-Length: 0", b""), ("Transfer-Encoding: chunked", b"0\r\n\r\n")),
+            *(("Content-Type: text/html", b""), ("Content-Type: application/json", b"{}")),
+        ):
+            answer = await call(server.port, "POST", SESSIONS, body, header)
+            assert answer.status == 201
+            assert await ModeBSession(server, answer.json()).delete() == 204
 
 
 async def test_parameters_are_those_of_a_streamed_body() -> None:
