@@ -35,6 +35,7 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 VLLM_TINY_ENVIRONMENT := VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_NUM_THREADS=1 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 \
   VLLM_LOGGING_LEVEL=ERROR TORCH_CPP_LOG_LEVEL=ERROR TORCH_LOGS=-all PYTHONWARNINGS=ignore
 
+TINY_MODELS := .cache/tiny-models
 # What ended in the first of two runs, for the report of the second.
 OUTCOMES := .cache/test-outcomes.json
 
@@ -99,8 +100,8 @@ test-vllm: $(VLLM_VENV)/.ready
 
 # Models with random weights, built in seconds: what they say and how they sound is noise, all else is real.
 serve-tiny: $(VLLM_VENV)/.ready
-	@PYTHONPATH=tests $(VLLM_BIN)/python -m support.tiny_models .cache/tiny-models
-	@$(VLLM_TINY_ENVIRONMENT) exec $(VLLM_BIN)/omni-ws serve --config .cache/tiny-models/serve.toml $(ARGS)
+	@PYTHONPATH=tests $(VLLM_BIN)/python -m support.tiny_models $(TINY_MODELS)
+	@$(VLLM_TINY_ENVIRONMENT) exec $(VLLM_BIN)/python -m omni_ws serve --config $(TINY_MODELS)/serve.toml $(ARGS)
 
 check: $(VENV)/.ready-to-test
 	$(BIN)/ruff check .

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import statistics
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from support.live_server import live_server
 from support.tiny_models import ENGINE_ARGS, build_text_model
 from support.vllm_engine import Input, llm_of, request
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import connect
 
+from benchmarks.vllm_parts.clients import WORDS, Conversation, check, clients
 from benchmarks.vllm_parts.report import Report, Size, median_difference, median_ratio, milliseconds
 from omni_ws.config.model import VllmConfig
 from omni_ws.core.chunks import InputMode
 from omni_ws.engine.base import Finished, TextOutput
 from omni_ws.engine.vllm.engine import VllmEngine
 
-WORDS: Final = "Hello there, how are you today?"
 PROMPT: Final = f"user: {WORDS}\nassistant:"
 MOST_ADDED_SEC: Final = 0.003
 MOST_COST: Final = 0.05
@@ -37,28 +37,21 @@ Ask = Callable[[int], Awaitable[tuple[float, float]]]
 async def measure(report: Report, size: Size, models: Path) -> None:
     engine = VllmEngine(VllmConfig(model=str(build_text_model(models / "text")), args=dict(ENGINE_ARGS)))
     async with live_server(engine) as server:
-        conversations = [_Conversation(await connect(server.websocket_url)) for _ in range(STREAMS)]
-        free = list(conversations)
-
-        async def over_the_wire(tokens: int) -> tuple[float, float]:
-            conversation = free.pop(0)
-            answer = await conversation.ask(tokens)
-            free.append(conversation)
-            return answer
-
+        conversation = Conversation(await connect(server.websocket_url))
         ways: dict[str, Ask] = {
             "vLLM itself": lambda tokens: _ask_vllm(engine, tokens),
             "engine, snapshot": lambda tokens: _ask(engine, tokens, InputMode.SNAPSHOT),
             "engine, extend": lambda tokens: _ask(engine, tokens, InputMode.EXTEND),
-            "whole server, WebSocket": over_the_wire,
+            "whole server, WebSocket": conversation.ask,
         }
         for ask in ways.values():
             for _ in range(2 * STREAMS):
                 await ask(SHORT)
         await _first_tokens(report, size, ways)
-        await _throughput(report, size, ways)
-        for conversation in conversations:
-            await conversation.socket.close()
+        await conversation.socket.close()
+        rounds = {name: partial(_at_once, ask) for name, ask in ways.items()}
+        async with clients(server.websocket_url, streams=STREAMS, tokens=LONG) as over_the_wire:
+            await _throughput(report, size, {**rounds, "whole server, WebSocket": over_the_wire})
 
 
 async def _first_tokens(report: Report, size: Size, ways: dict[str, Ask]) -> None:
@@ -77,28 +70,31 @@ async def _first_tokens(report: Report, size: Size, ways: dict[str, Ask]) -> Non
         report.row(name, str(size.pairs), milliseconds(values), target, met=added <= MOST_ADDED_SEC)
 
 
-async def _throughput(report: Report, size: Size, ways: dict[str, Ask]) -> None:
-    rates: dict[str, list[float]] = {name: [] for name in ways}
+async def _at_once(ask: Ask) -> float:
+    """Seconds until all have their answers."""
+    began = time.perf_counter()
+    await asyncio.gather(*(ask(LONG) for _ in range(STREAMS)))
+    return time.perf_counter() - began
+
+
+async def _throughput(report: Report, size: Size, rounds: dict[str, Callable[[], Awaitable[float]]]) -> None:
+    rates: dict[str, list[float]] = {name: [] for name in rounds}
     for turn in range(2 * size.rounds):
-        for name in _in_turn(ways, turn):
-            ask = ways[name]
-            began = time.perf_counter()
-            await asyncio.gather(*(ask(LONG) for _ in range(STREAMS)))
-            rates[name].append(STREAMS * LONG / (time.perf_counter() - began))
+        for name in _in_turn(rounds, turn):
+            rates[name].append(STREAMS * LONG / await rounds[name]())
     report.table(
-        f"{STREAMS} answers of {LONG} tokens at once, in turns", "who", "n", "tokens/s", "cost, median of the pairs"
+        f"{STREAMS} answers of {LONG} tokens at once, in turns",
+        *("who", "n", "tokens/s, median", "cost, median of the pairs"),
     )
     direct = rates.pop("vLLM itself")
     report.row("vLLM itself", str(len(direct)), f"{statistics.median(direct):.0f}", "")
     for name, values in rates.items():
         cost = 1 - median_ratio(values, direct)
-        wire = name.startswith("whole server")
-        target = f"{cost:+.1%}" + ("; the client works in the same process" if wire else f"; ≤ {MOST_COST:.0%}")
-        met = None if wire else cost <= MOST_COST
-        report.row(name, str(len(values)), f"{statistics.median(values):.0f}", target, met=met)
+        figure = f"{statistics.median(values):.0f}"
+        report.row(name, str(len(values)), figure, f"{cost:+.1%}; ≤ {MOST_COST:.0%}", met=cost <= MOST_COST)
 
 
-def _in_turn(ways: dict[str, Ask], turn: int) -> list[str]:
+def _in_turn(ways: Iterable[str], turn: int) -> list[str]:
     """Another one begins each time: what stands first may be disturbed by what was before."""
     names = list(ways)
     begin = turn % len(names)
@@ -115,7 +111,7 @@ async def _ask_vllm(engine: VllmEngine, tokens: int) -> tuple[float, float]:
     async for output in llm_of(engine).generate({"prompt": PROMPT}, parameters, uuid.uuid4().hex):
         first = first or time.perf_counter() - began
         count += len(output.outputs[0].token_ids)
-    _check(count, tokens)
+    check(count, tokens)
     return first, time.perf_counter() - began
 
 
@@ -128,48 +124,5 @@ async def _ask(engine: VllmEngine, tokens: int, mode: InputMode) -> tuple[float,
             first = first or time.perf_counter() - began
         elif isinstance(output, Finished):
             count = output.usage.output_tokens
-    _check(count, tokens)
+    check(count, tokens)
     return first, time.perf_counter() - began
-
-
-class _Conversation:
-    """A WebSocket on which every question stands alone."""
-
-    def __init__(self, socket: ClientConnection) -> None:
-        self.socket = socket
-        self._sequence = 0
-        self._tokens = 0
-
-    async def ask(self, tokens: int) -> tuple[float, float]:
-        if tokens != self._tokens:
-            self._tokens = tokens
-            sampling = {"temperature": 0, "max_tokens": tokens}
-            await self._send({"type": "session_config", "history": False, "sampling": sampling})
-            await self._next("session_updated")
-        began = time.perf_counter()
-        await self._send({"type": "input_chunk", "sequence_id": self._sequence, "text": WORDS, "end_of_input": True})
-        self._sequence += 1
-        first = 0.0
-        while True:
-            frame = await self._next("output_chunk")
-            if frame.get("text"):
-                first = first or time.perf_counter() - began
-            if frame.get("final"):
-                _check(frame["usage"]["output_tokens"], tokens)
-                return first, time.perf_counter() - began
-
-    async def _send(self, frame: dict[str, Any]) -> None:
-        await self.socket.send(json.dumps(frame))
-
-    async def _next(self, kind: str) -> dict[str, Any]:
-        while True:
-            frame: dict[str, Any] = json.loads(await self.socket.recv())
-            if frame["type"] == "error":
-                raise RuntimeError(f"the server refused: {frame}")
-            if frame["type"] == kind:
-                return frame
-
-
-def _check(count: int, tokens: int) -> None:
-    if count != tokens:
-        raise RuntimeError(f"the answer has {count} tokens instead of {tokens}")

@@ -104,9 +104,10 @@ async def _speak(engine: VllmEngine, seed: int) -> Spoken:
     wanted = request(
         Input(f"Say number {seed}."),
         modalities=BOTH,
-        # Greedy, a model of random weights does not end before it must.
+        # Greedy, models of random weights do not end before they must, so that a clause sounds as long as it would be
+        # read. A Talker that samples may end one after a frame, and what follows is not written yet.
         sampling={"temperature": 0.0, "max_tokens": TOKENS},
-        stage_sampling={"talker": {"seed": seed, "max_tokens": 7 * FRAMES}},
+        stage_sampling={"talker": {"temperature": 0.0, "max_tokens": 7 * FRAMES}},
     )
     began = time.perf_counter()
     clause = 0.0

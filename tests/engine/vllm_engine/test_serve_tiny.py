@@ -1,0 +1,179 @@
+"""``make serve-tiny``, and what a newcomer does with it: microphone client, the README's curl lines, OpenAI's SDK."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import wave
+from base64 import b64decode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import av
+import pytest
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[3]
+CLIP = ROOT / "tests" / "data" / "goforward.wav"
+README_ADDRESS = "http://127.0.0.1:8080"
+#: What the models' configuration allows an answer where the client says nothing, in tokens.
+LONGEST = 40
+
+
+@contextmanager
+def made(target: str, *variables: str) -> Iterator[str]:
+    """The address of the server that a make target runs in this very environment, whose stamp counts as fresh."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    environment.pop("OMNI_WS_API_KEY", None)
+    process = subprocess.Popen(
+        ["make", "--no-print-directory", "-o", f"{sys.prefix}/.ready", target, f"VLLM_VENV={sys.prefix}", *variables],
+        cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    said = []
+    try:
+        for line in process.stderr:
+            said.append(line)
+            if found := re.search(r"listens on (http://\S+)", line):
+                break
+        else:
+            pytest.fail(f"the server did not start:\n{''.join(said)}")
+        yield found[1]
+        os.killpg(process.pid, signal.SIGINT)  # Ctrl-C: make waits for the server, and then ends by the signal itself
+        assert process.wait(30) in (0, -signal.SIGINT)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        process.stderr.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("tiny-models")
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    with made("serve-tiny", f"TINY_MODELS={folder}", "ARGS=--port 0") as address:
+        yield address
+
+
+def mic_client(address: str, *arguments: str) -> list[dict[str, Any]]:
+    url = address.replace("http", "ws", 1) + "/v1/streaming_input"
+    program = [sys.executable, "examples/mic_client.py", "--url", url, "--json", *arguments]
+    ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return [json.loads(line) for line in ended.stdout.splitlines()]
+
+
+def seconds_of(wav: bytes | Path) -> float:
+    with wave.open(io.BytesIO(wav) if isinstance(wav, bytes) else str(wav)) as file:
+        assert max(file.readframes(file.getnframes())) > 0
+        seconds: float = file.getnframes() / file.getframerate()
+        return seconds
+
+
+def test_the_microphone_client_with_a_recording(address: str, tmp_path: Path) -> None:
+    reply = tmp_path / "reply.wav"
+    events = mic_client(address, "--file", str(CLIP), "--save", str(reply))
+    final = final_of(events)
+    assert final["usage"]["input_audio_ms"] == pytest.approx(seconds_of(CLIP) * 1000, abs=20)
+    assert final["usage"]["output_tokens"] == LONGEST
+    assert final["usage"]["output_audio_ms"] == pytest.approx(seconds_of(reply) * 1000, abs=1)
+
+
+def test_the_microphone_client_with_a_text(address: str, tmp_path: Path) -> None:
+    greedy = ["--text", "Hello!", "--config", "sampling.temperature=0"]
+    first, second = (mic_client(address, *greedy, "--save", str(tmp_path / f"{name}.wav")) for name in "ab")
+    assert text_of(first) == text_of(second) != ""
+
+
+def final_of(events: list[dict[str, Any]]) -> dict[str, Any]:
+    (final,) = [event for event in events if event["type"] == "final"]
+    return final
+
+
+def text_of(events: list[dict[str, Any]]) -> str:
+    return "".join(event["text"] for event in events if event["type"] == "text")
+
+
+def curl_lines() -> list[str]:
+    """Those of the README, in its order."""
+    talk = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Talk to it")[2]
+    block = talk.partition("```sh\n")[2].partition("```")[0].replace("\\\n", " ")
+    return [line for line in block.splitlines() if "curl" in line and not line.startswith("#")]
+
+
+def shell(line: str, address: str, folder: Path) -> bytes:
+    command = line.replace(README_ADDRESS, address).replace("-o ", f"-o {folder}/")
+    ended = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command], cwd=ROOT, capture_output=True, timeout=60, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_the_curl_lines_of_the_readme(address: str, tmp_path: Path) -> None:
+    text, recording, speech = curl_lines()
+    for line in (text, recording):
+        *events, done, _ = shell(line, address, tmp_path).decode().split("\n\n")
+        assert done == "data: [DONE]"
+        chunks = [json.loads(event.removeprefix("data: ")) for event in events if event.startswith("data: ")]
+        said = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+        assert said
+        assert "length" in [choice["finish_reason"] for chunk in chunks for choice in chunk["choices"]]
+    shell(speech, address, tmp_path)
+    with av.open(str(tmp_path / "morning.mp3")) as file:
+        samples = sum(frame.samples for frame in file.decode(audio=0))
+    assert samples > 0
+
+
+def test_the_sdk_of_openai(address: str) -> None:
+    openai = pytest.importorskip("openai", reason="the openai package is not installed")
+    hello: Any = [{"role": "user", "content": "Hello!"}]
+    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
+        (model,) = client.models.list().data[:1]
+        whole = client.chat.completions.create(model=model.id, messages=hello, temperature=0, max_tokens=16)
+        streamed = client.chat.completions.create(
+            model=model.id, messages=hello, temperature=0, max_tokens=16, stream=True
+        )
+        said = "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices)
+        assert said == whole.choices[0].message.content != ""
+        assert whole.usage.completion_tokens == 16
+
+        spoken = client.chat.completions.create(
+            model=model.id, messages=hello, modalities=["text", "audio"], audio={"voice": "ada", "format": "wav"}
+        )
+        assert seconds_of(b64decode(spoken.choices[0].message.audio.data)) > 0
+        read_aloud = client.audio.speech.create(
+            model="tts-1", voice="bob", input="Good morning.", response_format="wav"
+        )
+        assert seconds_of(read_aloud.content) > 0
+
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.audio.speech.create(model="tts-1", voice="eve", input="Good morning.")
+        assert refused.value.param == "voice"
+
+
+def test_make_serve_with_a_model_and_a_talker(address: str, folder: Path, tmp_path: Path) -> None:
+    """The models that are built by now, named as those of a hub would be."""
+    settings = (
+        "--port 0 --vllm.args.dtype float32 --vllm.args.enforce_eager true --vllm.args.max_model_len 1024 "
+        "--vllm.args.kv_cache_memory_bytes 33554432 --vllm.args.skip_mm_profiling true "
+        "--vllm.args.mm_processor_cache_gb 0.05 --vllm.talker_args.dtype float32 --vllm.talker_args.enforce_eager true "
+        f"--vllm.talker_args.kv_cache_memory_bytes 33554432 --vllm.talker_profile {folder}/talker.toml"
+    )
+    names = (f"MODEL={folder}/thinker", f"TALKER={folder}/talker")
+    with made("serve", "ENGINE=vllm", "VLLM=cpu", *names, f"ARGS={settings}") as served:
+        events = mic_client(served, "--text", "Hello!", "--config", "sampling.max_tokens=8", "--save", f"{tmp_path}/x.wav")
+        assert final_of(events)["usage"]["output_tokens"] == 8
+        assert final_of(events)["usage"]["output_audio_ms"] > 0
