@@ -271,8 +271,8 @@ def main(folder: Path) -> None:
     (folder / "serve.toml").write_text(
         f'engine = "vllm"\n\n[vllm]\n{_toml(models)}'
         f"\n[vllm.args]\n{_toml(MULTIMODAL_ARGS)}"
-        # Random weights know no end: where the client sets none, an answer is a line and not the whole context.
-        f"\n[vllm.args.override_generation_config]\n{_toml({'max_new_tokens': 40})}"
+        # Random weights know no end: where the client asks for nothing else, an answer is a line, and always the same.
+        f"\n[vllm.args.override_generation_config]\n{_toml({'max_new_tokens': 40, 'temperature': 0})}"
         f"\n[vllm.talker_args]\n{_toml(ENGINE_ARGS)}"
     )
 

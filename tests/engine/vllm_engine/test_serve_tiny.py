@@ -92,8 +92,7 @@ def test_the_microphone_client_with_a_recording(address: str, tmp_path: Path) ->
 
 
 def test_the_microphone_client_with_a_text(address: str, tmp_path: Path) -> None:
-    greedy = ["--text", "Hello!", "--config", "sampling.temperature=0"]
-    first, second = (mic_client(address, *greedy, "--save", str(tmp_path / f"{name}.wav")) for name in "ab")
+    first, second = (mic_client(address, "--text", "Hello!", "--save", str(tmp_path / f"{name}.wav")) for name in "ab")
     assert text_of(first) == text_of(second) != ""
 
 
@@ -174,6 +173,7 @@ def test_make_serve_with_a_model_and_a_talker(address: str, folder: Path, tmp_pa
     )
     names = (f"MODEL={folder}/thinker", f"TALKER={folder}/talker")
     with made("serve", "ENGINE=vllm", "VLLM=cpu", *names, f"ARGS={settings}") as served:
-        events = mic_client(served, "--text", "Hello!", "--config", "sampling.max_tokens=8", "--save", f"{tmp_path}/x.wav")
+        options = ["--config", "sampling.max_tokens=8", "--config", "sampling.temperature=0"]
+        events = mic_client(served, "--text", "Hello!", *options, "--save", f"{tmp_path}/x.wav")
         assert final_of(events)["usage"]["output_tokens"] == 8
         assert final_of(events)["usage"]["output_audio_ms"] > 0
