@@ -39,10 +39,10 @@ TINY_MODELS := .cache/tiny-models
 # What ended in the first of two runs, for the report of the second.
 OUTCOMES := .cache/test-outcomes.json
 
-.PHONY: help serve serve-tiny chromium test test-base test-fast test-vllm check bench bench-vllm fuzz documents stubs venv clean distclean
+.PHONY: help serve serve-tiny chromium test test-base test-fast test-vllm test-outside check bench bench-vllm fuzz documents stubs venv clean distclean
 
 help:
-	@echo 'make serve | serve-tiny | test | test-fast | test-base | test-vllm | check | bench | bench-vllm | fuzz | documents | stubs | venv | clean | distclean'
+	@echo 'make serve | serve-tiny | test | test-fast | test-base | test-vllm | test-outside | check | bench | bench-vllm | fuzz | documents | stubs | venv | clean | distclean'
 
 ifeq ($(ENGINE),vllm)
 VLLM_SERVES := $(VLLM)
@@ -102,6 +102,26 @@ test-vllm: $(VLLM_VENV)/.ready
 serve-tiny: $(VLLM_VENV)/.ready
 	@PYTHONPATH=tests $(VLLM_BIN)/python -m support.tiny_models $(TINY_MODELS)
 	@$(VLLM_TINY_ENVIRONMENT) exec $(VLLM_BIN)/python -m omni_ws serve --config $(TINY_MODELS)/serve.toml $(ARGS)
+
+# Software that others made for OpenAI's API, in environments of its own.
+OUTSIDE_VENV := .venv-outside
+OUTSIDE_NODE := .cache/outside-node
+test-outside: $(VENV)/.ready-to-test $(OUTSIDE_VENV)/.ready $(OUTSIDE_NODE)/.ready
+	@OUTSIDE_PYTHON='$(CURDIR)/$(OUTSIDE_VENV)/bin/python' OUTSIDE_NODE='$(CURDIR)/$(OUTSIDE_NODE)' \
+	  $(BIN)/python -m pytest tests/outside $(ARGS)
+
+$(OUTSIDE_VENV)/.ready: requirements/outside.txt | $(BIN)/python
+	@echo 'installing clients that others made'
+	@$(BIN)/python -m venv $(OUTSIDE_VENV)
+	@$(OUTSIDE_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --requirement requirements/outside.txt
+	@touch $@
+
+$(OUTSIDE_NODE)/.ready: requirements/outside-node.json
+	@command -v npm >/dev/null || { echo 'npm is needed for the clients of Node (on Debian: npm)' >&2; exit 1; }
+	@mkdir -p $(OUTSIDE_NODE)
+	@cp requirements/outside-node.json $(OUTSIDE_NODE)/package.json
+	@npm install --prefix $(OUTSIDE_NODE) --no-audit --no-fund --loglevel=error
+	@touch $@
 
 check: $(VENV)/.ready-to-test
 	$(BIN)/ruff check .
@@ -189,4 +209,4 @@ clean:
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -not -path './$(VLLM_VENV)*' -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV) $(VLLM_VENV) $(GPU_VENV) .cache
+	rm -rf $(VENV) $(OUTSIDE_VENV) $(VLLM_VENV) $(GPU_VENV) .cache
