@@ -73,9 +73,12 @@ export class Conversation extends EventTarget {
     this.#byRequest.clear();
     this.#named = null;
     for (const turn of this.turns) {
-      if (!isOwed(turn) && !(turn.kind === "heard" && !turn.user.done)) continue;
+      if (!isOwed(turn) && turn.user.done) continue;
       turn.requestId = null;
-      if (resent.has(turn.number)) continue;
+      if (resent.has(turn.number)) {
+        turn.user.text = turn.kind === "written" ? turn.user.text : ""; // it is listened to again
+        continue;
+      }
       turn.user.done = true;
       turn.user.interim = "";
       turn.answer.state = "failed";
@@ -115,7 +118,8 @@ export class Conversation extends EventTarget {
       answer.usage = frame.usage ?? null;
       user.done = true;
       user.interim = "";
-      answer.state = { cancelled: "stopped", error: "failed" }[frame.finish_reason] ?? "done";
+      const ended = { cancelled: "stopped", error: "failed" }[frame.finish_reason] ?? "done";
+      answer.state = turn.unwanted ? "stopped" : ended; // it may have been complete when it was stopped
     } else if (frame.modality === "transcript") {
       if (frame.interim) user.interim = frame.text;
       else {

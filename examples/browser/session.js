@@ -2,7 +2,8 @@
    resumed where the server still has it, and begun anew where not. Events, with their `detail`:
 
    state     { state, ... }  connecting | open | waiting (`seconds` to the next try) | refused (a key is needed) | ended
-   created   the frame       a new session; `lost`: an earlier one was lost, `resent`: turns that were asked again
+   created   the frame       a new session, to be configured at once; `lost`: an earlier one was lost, `resent`: turns that
+                             are asked again
    resumed   the frame       the session goes on as if nothing had happened
    frame     the frame       everything that the conversation is made of; audio as { type: "audio", samples, startMs }
    rtt       milliseconds    of a ping */
@@ -184,8 +185,7 @@ export class Session extends EventTarget {
     this.#lastOutput = -1;
     const { frames, turns } = this.#outgoing.restart();
     this.#nowReady();
-    this.#emit("created", { ...frame, lost, resent: turns });
-    this.#sendConfiguration();
+    this.#emit("created", { ...frame, lost, resent: turns }); // who hears it configures the session
     for (const kept of frames) this.#socket.send(kept);
   }
 

@@ -42,21 +42,24 @@ globalThis.registerProcessor?.("tap", globalThis.AudioWorkletProcessor && class 
 });
 """
 _TAP: Final = """
-window.tapped = { rate: 0, pieces: [] };
+window.tapped = { rate: 0, pieces: [], context: null };
 const connect = AudioNode.prototype.connect;
 AudioNode.prototype.connect = function (target, ...rest) {
   if (target instanceof AudioDestinationNode) {
     const mono = { numberOfOutputs: 0, channelCount: 1, channelCountMode: "explicit" };
     const tap = new AudioWorkletNode(this.context, "tap", mono);
     tapped.rate = this.context.sampleRate;
+    tapped.context = this.context;
     tap.port.onmessage = ({ data }) => tapped.pieces.push(...data);
     connect.call(this, tap);
   }
   return connect.call(this, target, ...rest);
 };
 """
-_READ_TAP: Final = """() => {
-  const { rate, pieces } = window.tapped;
+_READ_TAP: Final = """async () => {
+  const { rate, pieces, context } = window.tapped;
+  const all = pieces.length + 32; // what is on its way here
+  while (pieces.length < all && context?.state === "running") await new Promise((go) => setTimeout(go, 10));
   const whole = new Float32Array(pieces.reduce((sum, piece) => sum + piece.length, 0));
   let place = 0;
   for (const piece of pieces) { whole.set(piece, place); place += piece.length; }

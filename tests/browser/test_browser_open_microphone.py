@@ -1,0 +1,91 @@
+"""An open microphone, where the server finds the turns and speech interrupts it; and a network that breaks."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support.chromium import chromium_path, demo_page, recording
+from support.live_server import LiveServer, live_server
+from support.speech_clips import WORDS, clip_bytes, silence
+from support.tcp_relay import tcp_relay
+
+from omni_ws.engine.embedded.config import EmbeddedConfig
+from omni_ws.engine.embedded.engine import EmbeddedEngine
+
+pytestmark = pytest.mark.slow
+
+OPEN = {"mode": "open"}
+FORWARD = WORDS["goforward"]
+#: The recogniser is not sure of the first word.
+CARDS = "of clubs"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[LiveServer]:
+    chromium_path()
+    async with live_server(EmbeddedEngine(EmbeddedConfig()), streaming_input={"resume_grace_sec": 30}) as running:
+        if not running.engine.capabilities.voices:
+            pytest.skip(f"no voice on this machine: {running.engine.describe()[0]}")
+        yield running
+
+
+async def test_two_turns_without_touching_anything(server: LiveServer, tmp_path: Path) -> None:
+    speech = recording(
+        tmp_path / "two.wav", silence(0.8), clip_bytes("goforward"), silence(4), clip_bytes("cards_001"), silence(30)
+    )
+    async with demo_page(microphone=speech, settings=OPEN) as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.page.locator("#talk").click()
+        await demo.answered(FORWARD, turn=0)
+        await demo.answered(CARDS, turn=1)
+        await demo.in_state("listening")
+        played = await demo.played()
+        note = await demo.page.locator(".turn .note").first.inner_text()
+        assert "first sound after" in note
+        await demo.page.keyboard.press("m")
+        await demo.in_state("muted")
+        await demo.page.keyboard.press("m")
+        await demo.page.locator("#talk").click()
+        await demo.in_state("ready")
+        assert await demo.page.locator(".turn").count() == 2
+    assert played.level > 0.01
+
+
+async def test_speech_interrupts_an_answer(server: LiveServer, tmp_path: Path) -> None:
+    speech = recording(tmp_path / "late.wav", silence(2.5), clip_bytes("goforward"), silence(30))
+    async with demo_page(microphone=speech, settings=OPEN) as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.write("Count to twenty.")
+        await demo.in_state("speaking")
+        await demo.page.locator("#talk").click()
+        await demo.answered(turn=0, state="stopped")
+        await demo.answered(FORWARD, turn=1)
+        await demo.in_state("listening")
+        assert "stopped after" in await demo.page.locator(".turn .note").first.inner_text()
+
+
+async def test_a_broken_connection_is_resumed(server: LiveServer, tmp_path: Path) -> None:
+    """In the middle of a sentence, and again in the middle of its answer: nothing is lost."""
+    speech = recording(tmp_path / "one.wav", silence(0.8), clip_bytes("goforward"), silence(30))
+    page = demo_page(microphone=speech, settings={"mode": "hold"}, expect_problems=True)
+    async with tcp_relay(server.port) as relay, page as demo:
+        await demo.open(f"http://127.0.0.1:{relay.port}/")
+        await demo.page.keyboard.down("Space")
+        await demo.heard("go forward")
+        relay.cut()
+        await demo.message("Connected again. Nothing was lost.")
+        await demo.heard(FORWARD)
+        await demo.page.keyboard.up("Space")
+        assert await demo.answered() == f"You said: {FORWARD}."
+        await demo.in_state("ready")
+        whole = await demo.played()
+        await demo.write("Count to twenty.")
+        await demo.in_state("speaking")
+        relay.cut()
+        await demo.answered("20")
+        await demo.in_state("ready")
+        played = await demo.played()
+        assert await demo.page.locator(".server[data-state=done]").count() == 2
+        assert played.seconds > whole.seconds + 3
