@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-NAMES: Final = ("frames", "sse", "embedded", "mode_a_memory")
+NAMES: Final = ("frames", "sse", "embedded", "turns", "mode_a_memory")
 #: They run in an environment of their own, so only by name.
 ELSEWHERE: Final = ("vllm",)
 _PACKAGES: Final = ("websockets", "uvloop", "msgspec", "fastapi", "uvicorn", "picows")

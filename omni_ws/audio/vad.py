@@ -7,7 +7,6 @@ opened no turn, and speech at 10 dB above noise was found.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -129,7 +128,7 @@ class TurnDetector:
         self.threshold = threshold
         self.bar = bar
         self.silence_threshold = max(LOWEST_SILENCE_THRESHOLD, threshold - HYSTERESIS)
-        self.silence_windows = max(1, math.ceil(silence_duration_ms / WINDOW_MS))
+        self.silence_windows = max(1, int(silence_duration_ms // WINDOW_MS))
         self.speaking = False
         #: Windows of silence since the last window of speech, while speaking.
         self.silent_windows = 0

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
@@ -22,25 +21,26 @@ from omni_ws.core.stream_events import StreamEvent
 from omni_ws.errors import OmniError
 from omni_ws.service.configuration import Listening
 from omni_ws.service.failure import unexpected
+from omni_ws.service.listening_queue import Item, ListeningQueue
 from omni_ws.service.speech_workers import SpeechWorkers
 from omni_ws.wire.server_frames import SpeechStarted, SpeechStopped
 
-#: Audio goes to a thread in pieces of at least a window, and at most about this many bytes: a long chunk is cut, so
-#: that no session keeps a thread for long.
+#: Audio goes to a thread in pieces of at least this length while nobody speaks, and in a turn, since each costs a
+#: thread's waking up and a model that is no longer in any cache; but window by window where it matters at once: when a
+#: turn may be about to end, or an answer to be interrupted.
+PIECE_MS: Final = 5 * vad.WINDOW_MS
+TURN_PIECE_MS: Final = 3 * vad.WINDOW_MS
+URGENT_PIECE_MS: Final = vad.WINDOW_MS
+#: And in pieces of at most about this many bytes: a long chunk is cut, so that no session keeps a thread for long.
 MAX_PIECE_BYTES: Final = 64 * 1024
 #: Beyond this much that was not listened to the socket is not read.
 MAX_WAITING_BYTES: Final = 1 << 20
-#: What a chunk costs to hold besides its payload.
-CHUNK_OVERHEAD_BYTES: Final = 128
 #: Compressed audio, which cannot be cut anywhere, goes on as it was decoded for the detector.
 DECODED: Final = AudioFormat(sample_rate=vad.SAMPLE_RATE)
 #: Beyond these everything would be speech, or nothing.
 LOWEST_THRESHOLD, HIGHEST_THRESHOLD = 0.01, 0.99
 #: From before the windows that show the speech; no start is looked for further back.
 LOOK_BACK_MS: Final = vad.MAX_START_SPAN * vad.WINDOW_MS
-
-
-Item: TypeAlias = InputChunk | Listening | None
 
 
 class TurnListener:
@@ -62,18 +62,13 @@ class TurnListener:
         listened: Callable[[], None],
         server_speaks: Callable[[], bool],
     ) -> None:
-        self.waiting_bytes = 0
         self._stream = stream
         self._workers = workers
         self._take_events = take_events
         self._tell = tell
         self._listened = listened
         self._server_speaks = server_speaks
-        self._items: deque[Item] = deque()
-        #: Of the audio at the front of the queue, up to the first item that is something else.
-        self._waiting_ms = 0.0
-        #: Items that want to be looked at without waiting for a whole window.
-        self._urgent = 0
+        self._items = ListeningQueue()
         self._listening: Listening | None = None
         self._next: Listening | None = None
         self._configured: Listening | None = None
@@ -87,6 +82,7 @@ class TurnListener:
         #: The request that the speech under way belongs to, if it still takes input.
         self._turn: StreamingInputSession | None = None
         self._speaking = False
+        self._pausing = False
         self._judged_ms = 0
         #: Where the time line of the watch begins on that of the session.
         self._offset_ms = 0
@@ -101,7 +97,7 @@ class TurnListener:
 
     @property
     def full(self) -> bool:
-        return self.waiting_bytes >= MAX_WAITING_BYTES
+        return self._items.waiting_bytes >= MAX_WAITING_BYTES
 
     def configure(self, listening: Listening) -> None:
         """Applies behind everything that has come, and not before the open request ends."""
@@ -129,13 +125,7 @@ class TurnListener:
     # the queue
 
     def _put(self, item: Item, *, pump: bool = True) -> None:
-        self._items.append(item)
-        self.waiting_bytes += _cost(item)
-        if isinstance(item, InputChunk) and item.modality is Modality.AUDIO and not item.end_of_input:
-            audio = self._listening.audio if self._listening is not None else DECODED
-            self._waiting_ms += audio.duration_ms(len(item.payload))
-        else:
-            self._urgent += 1
+        self._items.put(item)
         if pump and not self._piece and self._ready:
             self._pump()
 
@@ -145,26 +135,14 @@ class TurnListener:
             self._apply_next()
             if not self._items or not self._ready:
                 break
-            item = self._items[0]
+            item = self._items.first
             if self._listens and isinstance(item, InputChunk) and item.modality is Modality.AUDIO:
                 self._look_at_next_piece()
             else:
-                self._take_next()
+                self._items.take()
                 self._pass_on(item)
         if not self._items and not self._piece and not self._listens and self._next is None:
             self._stream.diverting = False
-
-    def _take_next(self) -> Item:
-        item = self._items.popleft()
-        self.waiting_bytes -= _cost(item)
-        if isinstance(item, InputChunk) and item.modality is Modality.AUDIO and not item.end_of_input:
-            audio = self._listening.audio if self._listening is not None else DECODED
-            self._waiting_ms = max(0.0, self._waiting_ms - audio.duration_ms(len(item.payload)))
-        else:
-            self._urgent -= 1
-        if not self._items:
-            self._waiting_ms = 0.0
-        return item
 
     def _pass_on(self, item: Item) -> None:
         match item:
@@ -177,8 +155,11 @@ class TurnListener:
 
     @property
     def _ready(self) -> bool:
-        """Whether it is worth while: a thread is woken for a whole window, or for what comes behind the audio."""
-        return bool(self._urgent) or self._waiting_ms >= vad.WINDOW_MS or not self._listens
+        """Whether it is worth while to wake a thread, or something else waits behind the audio."""
+        wanted_ms = TURN_PIECE_MS if self._speaking else PIECE_MS
+        if self._items.urgent or self._items.waiting_ms >= wanted_ms or not self._listens:
+            return True
+        return self._items.waiting_ms >= URGENT_PIECE_MS and (self._pausing or self._server_speaks())
 
     @property
     def _listens(self) -> bool:
@@ -189,20 +170,21 @@ class TurnListener:
             return
         self._stop_watching()
         self._listening, self._next = self._next, None
+        self._items.audio = self._listening.audio
 
     # the thread
 
     def _look_at_next_piece(self) -> None:
         assert self._listening is not None
-        source = self._source_of(self._items[0])
+        source = self._source_of(self._items.first)
         size = 0
         while self._items and size < MAX_PIECE_BYTES:
-            chunk = self._items[0]
+            chunk = self._items.first
             if not isinstance(chunk, InputChunk) or chunk.modality is not Modality.AUDIO:
                 break
             if chunk.format is not None and self._source_of(chunk) != source:
                 break
-            self._take_next()
+            self._items.take()
             self._piece.append(chunk)
             size += len(chunk.payload)
             if chunk.end_of_input:
@@ -262,7 +244,7 @@ class TurnListener:
                     self._start(event)
                 case vad.SpeechStopped():
                     self._stop(event)
-        self._judged_ms = watched.judged_ms
+        self._judged_ms, self._pausing = watched.judged_ms, watched.pausing
         self._sort_out(watched.judged_ms)
         if piece[-1].end_of_input:
             self._end_input(piece[-1].sequence_id)
@@ -367,17 +349,13 @@ class TurnListener:
         self._offset_ms += self._judged_ms
         self._judged_ms = 0
         self._ring = self._source = None
-        self._deaf = False
+        self._deaf = self._pausing = False
         self._give_back_detector()
 
     def _give_back_detector(self) -> None:
         watch, self._watch = self._watch, None
         if watch is not None:
             self._workers.detectors.give_back(watch.close())
-
-
-def _cost(item: Item) -> int:
-    return CHUNK_OVERHEAD_BYTES + (len(item.payload) if isinstance(item, InputChunk) else 0)
 
 
 def _joined(piece: list[InputChunk]) -> InputChunk:

@@ -50,9 +50,12 @@ def test_a_turn_ends_after_the_silence_and_not_before() -> None:
     assert not detector.speaking
 
 
-def test_silence_is_rounded_up_to_windows() -> None:
-    detector = TurnDetector(silence_duration_ms=WINDOW_MS + 1)
-    assert [type(event) for event in events(detector, [0.9] * 3 + [0.0] * 2)] == [SpeechStarted, SpeechStopped]
+@pytest.mark.parametrize(("silence_ms", "windows"), [(0, 1), (1, 1), (63, 1), (64, 2), (500, 15), (512, 16)])
+def test_silence_is_rounded_down_to_windows_but_never_to_none(silence_ms: float, windows: int) -> None:
+    detector = TurnDetector(silence_duration_ms=silence_ms)
+    events(detector, [0.9] * 3)
+    assert events(detector, [0.0] * (windows - 1)) == []
+    assert [type(event) for event in events(detector, [0.0])] == [SpeechStopped]
 
 
 def test_a_voice_that_sinks_goes_on() -> None:

@@ -1,0 +1,181 @@
+"""Turn detection and barge-in: what listening costs, how soon an answer is silent, how soon a turn is over.
+
+Listening: streams of 20 ms frames of noise to a server with the fake engine, once listened to and once only held; the
+difference of the server's CPU time is the price of listening. Interruption: sessions whose answers are being paced are
+cancelled one after the other; what still comes after the cancel was sent is timed. The end of a turn: recorded speech,
+sent as a microphone gives it, whose end is labelled after the last 20 ms that are within 26 dB of the loudest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from benchmarks.embedded import CLIPS, PIECE_SEC, SAMPLE_RATE, Clip, Report
+from benchmarks.load import Load, Outcome
+from benchmarks.server_process import free_port, running
+from omni_ws.client import AudioChunk, ClientSession, SpeechStopped, connect
+from omni_ws.client import Final as LastChunk
+from omni_ws.client.pacing import paced, pieces
+from omni_ws.client.wav import Pcm16
+
+SILENCE_MS: Final = 500
+TURNS: Final = {"type": "server_vad", "silence_duration_ms": SILENCE_MS}
+#: What is promised: of a core for a session, and in seconds.
+MAX_CPU_SHARE: Final = 0.005
+MAX_INTERRUPTION: Final = 0.020
+MAX_END_OF_TURN: Final = 0.100
+#: Speech is what is not weaker than this beside the loudest piece. The recordings have noise from about -29 dB on.
+END_LEVEL: Final = 10 ** (-26 / 20)
+LISTENING_STREAMS: Final = 20
+
+
+def main(arguments: Sequence[str] = ()) -> bool:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks turns", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="shorter, with fewer sessions and clips")
+    parser.add_argument("--seconds", type=float, default=20, help="of listening in one run")
+    parser.add_argument("--runs", type=int, default=3, help="of listening")
+    parser.add_argument("--sessions", type=int, default=100, help="that are interrupted")
+    parser.add_argument("--shifts", type=int, default=8, help="how often each clip is spoken, each time 4 ms later")
+    options = parser.parse_args(arguments)
+    if options.quick:
+        options.seconds, options.runs, options.sessions, options.shifts = 5.0, 1, 20, 2
+    met = listening(options)
+    port = free_port()
+    print("\n### Interruptions and ends of turns\n")
+    with running("omni_ws", "serve", "--engine", "fake", "--log-level", "warning", port=port):
+        url = f"ws://127.0.0.1:{port}/v1/streaming_input"
+        return asyncio.run(measure(url, options)) and met
+
+
+def listening(options: argparse.Namespace) -> bool:
+    print(f"### {LISTENING_STREAMS} open microphones: CPU time of the server\n")
+    print("| run | held only | listened to | a session that is listened to | target |\n|---|---|---|---|---|")
+    shares: list[float] = []
+    for number in range(options.runs):
+        idle, busy = (load(turns, options.seconds) for turns in (None, TURNS))
+        seconds = options.seconds * LISTENING_STREAMS
+        shares.append((busy.server_cpu_sec - idle.server_cpu_sec) / seconds)
+        costs = " | ".join(f"{outcome.server_cpu_sec / seconds:.2%} of a core" for outcome in (idle, busy))
+        print(f"| {number + 1} | {costs} | {shares[-1]:.2%} of a core | |", flush=True)
+    share = statistics.median(shares)
+    met = share <= MAX_CPU_SHARE
+    print(f"| median | | | {share:.2%} of a core | ≤ {MAX_CPU_SHARE:.1%}: {'met' if met else 'MISSED'} |")
+    return met
+
+
+def load(turns: dict[str, object] | None, seconds: float) -> Outcome:
+    port = free_port()
+    config = {"type": "session_config", "start_policy": "on_end_only", "turn_detection": turns}
+    with running("omni_ws", "serve", "--engine", "fake", "--log-level", "warning", port=port) as process:
+        wanted = Load(
+            port=port,
+            pid=process.pid,
+            streams=LISTENING_STREAMS,
+            seconds=seconds,
+            warm_up=2,
+            binary=True,
+            echo=False,
+            prelude=json.dumps(config),
+        )
+        command = [sys.executable, "-m", "benchmarks.load", json.dumps(dataclasses.asdict(wanted))]
+        printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=seconds + 90).stdout
+    return Outcome(**json.loads(printed))
+
+
+async def measure(url: str, options: argparse.Namespace) -> bool:
+    report = Report()
+    gate = asyncio.Event()
+    async with asyncio.TaskGroup() as group:
+        answers = [
+            group.create_task(interrupt(url, gate, number / options.sessions)) for number in range(options.sessions)
+        ]
+        await asyncio.sleep(0)
+        gate.set()
+    last, final = ([task.result()[index] for task in answers] for index in (0, 1))
+    who = f"{options.sessions} sessions"
+    report.row(f"cancel → last audio of the answer, {who}", last, target=MAX_INTERRUPTION, at=0.99)
+    report.row(f"cancel → final of the answer, {who}", final, target=MAX_INTERRUPTION, at=0.99)
+    clips = [Clip.load(name) for name in CLIPS]
+    ends: list[float] = []
+    for shift in range(options.shifts):
+        async with asyncio.TaskGroup() as group:
+            spoken = [group.create_task(end_of_turn(url, clip, shift_ms=4 * shift)) for clip in clips]
+        ends += [task.result() for task in spoken]
+    what = f"labelled end of speech → speech_stopped, less the {SILENCE_MS} ms of silence"
+    report.row(what, ends, target=MAX_END_OF_TURN, at=0.9)
+    return report.met
+
+
+async def interrupt(url: str, gate: asyncio.Event, after: float) -> tuple[float, float]:
+    """Seconds from the cancel to the last audio after it (0 where none came), and to the final."""
+    config = {"max_lead_ms": 400, "output_audio": {"format": "pcm16", "sample_rate": SAMPLE_RATE}}
+    async with connect(url, config=config) as session:
+        await session.send_audio(bytes(2 * SAMPLE_RATE * 30))
+        await gate.wait()
+        cancelled: float | None = None
+        cancel = asyncio.create_task(_cancel_after(session, 2 + after * 3 + random.random() * 0.1))
+        last = 0.0
+        async for event in session.events():
+            now = time.perf_counter()
+            cancelled = cancel.result() if cancel.done() else None
+            if isinstance(event, AudioChunk) and cancelled is not None:
+                last = now - cancelled
+            elif isinstance(event, LastChunk):
+                return last, now - await cancel
+    raise RuntimeError("the session ended before its answer")
+
+
+async def _cancel_after(session: ClientSession, seconds: float) -> float:
+    await asyncio.sleep(seconds)
+    now = time.perf_counter()
+    await session.cancel()
+    return now
+
+
+async def end_of_turn(url: str, clip: Clip, *, shift_ms: int) -> float:
+    """Seconds from the labelled end of speech plus the silence that is asked for to ``speech_stopped``."""
+    lead = bytes(2 * (SAMPLE_RATE // 2 + shift_ms * SAMPLE_RATE // 1000))
+    audio = Pcm16(lead + clip.samples + bytes(2 * 2 * SAMPLE_RATE), SAMPLE_RATE, 1)
+    end = len(lead) / 2 / SAMPLE_RATE + speech_ends(clip)
+    async with connect(url, config={"turn_detection": TURNS, "start_policy": "on_end_only"}) as session:
+        began = time.perf_counter()
+
+        async def speak() -> None:
+            async for piece in paced(pieces(audio), interval=PIECE_SEC):
+                await session.send_audio(piece)
+
+        speaking = asyncio.create_task(speak())
+        try:
+            stopped = 0.0
+            async for event in session.events():
+                if isinstance(event, SpeechStopped):
+                    stopped = time.perf_counter() - began
+                elif isinstance(event, LastChunk) or speaking.done():
+                    break
+        finally:
+            speaking.cancel()
+            await asyncio.gather(speaking, return_exceptions=True)
+    return stopped - end - SILENCE_MS / 1000
+
+
+def speech_ends(clip: Clip) -> float:
+    """Seconds into the clip."""
+    levels = [float(np.sqrt(np.mean(np.frombuffer(piece, "<i2").astype(float) ** 2))) for piece in pieces(clip.audio)]
+    last = max(number for number, level in enumerate(levels) if level > END_LEVEL * max(levels))
+    return (last + 1) * PIECE_SEC
+
+
+if __name__ == "__main__":
+    sys.exit(not main(sys.argv[1:]))

@@ -1,0 +1,59 @@
+"""ListeningQueue: what has come and was not listened to yet, in order, and how much that is."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, TypeAlias
+
+from omni_ws.core.audio_format import AudioFormat
+from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.service.configuration import Listening
+
+#: What an item costs to hold besides its payload.
+ITEM_OVERHEAD_BYTES: Final = 128
+
+#: Input, another way to listen from here on, or with None a bare end of input.
+Item: TypeAlias = InputChunk | Listening | None
+
+
+class ListeningQueue:
+    """Lengths of audio are computed with ``audio``."""
+
+    def __init__(self) -> None:
+        self.audio = AudioFormat()
+        self.waiting_bytes = 0
+        #: Length of the audio.
+        self.waiting_ms = 0.0
+        #: Items that want to be looked at however little audio there is before them.
+        self.urgent = 0
+        self._items: deque[Item] = deque()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def first(self) -> Item:
+        return self._items[0]
+
+    def put(self, item: Item) -> None:
+        self._items.append(item)
+        self._count(item, 1)
+
+    def take(self) -> Item:
+        item = self._items.popleft()
+        self._count(item, -1)
+        if not self._items:
+            self.waiting_ms = 0.0  # whatever was counted in another format
+        return item
+
+    def clear(self) -> None:
+        while self._items:
+            self.take()
+
+    def _count(self, item: Item, sign: int) -> None:
+        size = len(item.payload) if isinstance(item, InputChunk) else 0
+        self.waiting_bytes += sign * (size + ITEM_OVERHEAD_BYTES)
+        if isinstance(item, InputChunk) and item.modality is Modality.AUDIO and not item.end_of_input:
+            self.waiting_ms = max(0.0, self.waiting_ms + sign * self.audio.duration_ms(size))
+        else:
+            self.urgent += sign
