@@ -52,6 +52,8 @@ class EngineCapabilities:
     #: Prompts that are taken as they stand, without a chat template.
     raw_prompts: bool = False
     token_sessions: bool = False
+    #: Names of ``AnswerOptions.media_limits`` that are kept to.
+    media_limits: frozenset[str] = frozenset()
     #: Languages of speech that it can be told to listen for (RFC 5646, primary subtags).
     languages: frozenset[str] = frozenset()
     #: Whether its transcripts have the times of their words.
@@ -93,6 +95,8 @@ class AnswerOptions:
     raw_prompt: bool = False
     #: Whether an answer may hold more than one tool call.
     parallel_tool_calls: bool = True
+    #: How large, and how dense in time, images and videos are to be: names of ``omni_ws.media.limits.MediaLimits``.
+    media_limits: Mapping[str, float] = field(default_factory=dict)
 
 
 class InputSource(Protocol):

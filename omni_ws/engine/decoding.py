@@ -27,6 +27,7 @@ from omni_ws.engine.channel import Channel
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import InvalidValue, OmniError
 from omni_ws.media.image import decode_image
+from omni_ws.media.limits import MediaLimits
 from omni_ws.media.video import VideoDecoder, VideoFrame
 
 #: Bytes that may wait here, taken from the source but not decoded yet.
@@ -38,6 +39,9 @@ HOP_BYTES = 4 * 1024 * 1024
 
 #: What a chunk costs to hold besides its payload.
 CHUNK_OVERHEAD_BYTES = 128
+
+
+AS_IT_COMES = MediaLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +78,21 @@ DecodedPart: TypeAlias = AudioPart | TextPart | ImagePart | VideoPart
 
 
 async def decode_input(
-    source: InputSource, *, audio: AudioFormat, sample_rate: int, executor: Executor
+    source: InputSource,
+    *,
+    audio: AudioFormat,
+    sample_rate: int,
+    executor: Executor,
+    limits: MediaLimits = AS_IT_COMES,
 ) -> AsyncGenerator[DecodedPart, None]:
-    """Yields the decoded parts in order; ``audio`` is the format of chunks that name none.
+    """Yields the decoded parts in order; ``audio`` is the format of chunks that name none. Images and video keep to
+    ``limits``.
 
     Audio comes as one channel at ``sample_rate`` Hz. Raises UnsupportedFormat for what cannot be decoded and
     InvalidValue for text that is not UTF-8, after everything that came before it, naming the chunk. What the source
     raises is raised too.
     """
-    decoder = _InputDecoder(audio, sample_rate)
+    decoder = _InputDecoder(audio, sample_rate, limits)
     waiting: Channel[InputChunk] = Channel(WAITING_BYTES, cost=lambda chunk: len(chunk.payload) + CHUNK_OVERHEAD_BYTES)
     reader = asyncio.create_task(_read(source, waiting), name="input reader")
     try:
@@ -155,8 +165,9 @@ async def _read(source: InputSource, waiting: Channel[InputChunk]) -> None:
 class _InputDecoder:
     """The decoder of the part that is under way. One thread at a time."""
 
-    def __init__(self, audio: AudioFormat, sample_rate: int) -> None:
+    def __init__(self, audio: AudioFormat, sample_rate: int, limits: MediaLimits) -> None:
         self._default_audio = audio
+        self._limits = limits
         self._sample_rate = sample_rate
         self._part = -1
         self._kind: tuple[Modality, object] | None = None
@@ -206,7 +217,7 @@ class _InputDecoder:
         if audio is not None:
             self._audio = AudioDecoder(audio, sample_rate=self._sample_rate)
         elif chunk.modality is Modality.VIDEO:
-            self._video = VideoDecoder()
+            self._video = VideoDecoder(frames_per_second=self._limits.video_fps)
         elif chunk.modality is Modality.TEXT:
             self._text = codecs.getincrementaldecoder("utf-8")()
 
@@ -216,22 +227,25 @@ class _InputDecoder:
                 yield AudioPart(samples, self._part)
         elif self._video is not None:
             for frame in self._video.frames(chunk.payload, chunk.timestamp_ms):
-                yield VideoPart((frame,), self._part)
+                yield VideoPart((self._fitted(frame),), self._part)
         elif self._text is not None:
             yield TextPart(self._decode_text(chunk.payload, final=False), self._part)
         else:
-            yield ImagePart(decode_image(chunk.payload), self._part)
+            yield ImagePart(self._limits.fit_image(decode_image(chunk.payload)), self._part)
 
     def _close_part(self) -> Iterator[DecodedPart]:
         try:
             if self._audio is not None:
                 yield AudioPart(self._audio.flush(), self._part)
             elif self._video is not None:
-                yield VideoPart(tuple(self._video.flush()), self._part)
+                yield VideoPart(tuple(map(self._fitted, self._video.flush())), self._part)
             elif self._text is not None:
                 self._decode_text(b"", final=True)
         finally:
             self.close()
+
+    def _fitted(self, frame: VideoFrame) -> VideoFrame:
+        return VideoFrame(frame.timestamp_ms, self._limits.fit_frame(frame.pixels))
 
     def _decode_text(self, payload: bytes, *, final: bool) -> str:
         assert self._text is not None

@@ -138,6 +138,8 @@ class Configuration:
         for name, (wanted, able) in asked.items():
             if wanted and not able:
                 raise UnsupportedParameter(f"this engine cannot honour {name}", param=name)
+        for name in options.media_limits.keys() - capabilities.media_limits:
+            raise UnsupportedParameter(f"this engine cannot honour {name}", param=name)
 
     def _resolve(self, wanted: Mapping[str, Any]) -> SessionConfig:
         rules = self.rules

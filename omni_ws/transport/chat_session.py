@@ -48,6 +48,7 @@ def checked_options(conversation: Conversation, answer: AnswerFields, *, raw_pro
         priority=answer.priority,
         raw_prompt=raw_prompt,
         parallel_tool_calls=answer.parallel_tool_calls,
+        media_limits=answer.media_limits,
     )
     conversation.configuration.check_options(options)
     return options

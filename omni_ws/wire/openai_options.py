@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
@@ -47,6 +47,8 @@ class AnswerFields:
     form: AnswerForm | None = None
     priority: int = 0
     parallel_tool_calls: bool = True
+    #: By the names of ``MediaLimitFields``.
+    media_limits: Mapping[str, float] = field(default_factory=dict)
 
 
 def chat_logprobs(wanted: bool | None, top: int | None) -> int | None:

@@ -25,6 +25,7 @@ from omni_ws.wire.openai_fields import (
     refuse_unavailable,
 )
 from omni_ws.wire.openai_media import MEDIA_FIELDS, MediaFile, audio_encoding, read_media
+from omni_ws.wire.openai_media_limits import MediaLimitFields
 from omni_ws.wire.openai_messages import HistoryMessage, Messages, read_messages
 from omni_ws.wire.openai_options import (
     MAX_TOP_LOGPROBS,
@@ -39,14 +40,9 @@ from omni_ws.wire.openai_options import (
 #: Fields of chat that no engine of this version can honour, unless they say nothing.
 _NOT_AVAILABLE_IN_CHAT: Final[Mapping[str, tuple[Any, ...]]] = {
     **NEVER_AVAILABLE,
-    "video_fps": (),
     "video_min_frames": (),
     "video_max_frames": (),
-    "video_min_pixels": (),
-    "video_max_pixels": (),
     "video_total_pixels": (),
-    "image_min_pixels": (),
-    "image_max_pixels": (),
 }
 #: And those of chat that make no sense where text is read aloud.
 _NOT_AVAILABLE_IN_SPEECH: Final[Mapping[str, tuple[Any, ...]]] = {
@@ -55,6 +51,7 @@ _NOT_AVAILABLE_IN_SPEECH: Final[Mapping[str, tuple[Any, ...]]] = {
     "logprobs": (False,),
     "top_logprobs": (0,),
     **dict.fromkeys(MEDIA_FIELDS, ([],)),
+    **dict.fromkeys(MediaLimitFields.__struct_fields__, ()),
 }
 
 
@@ -169,7 +166,7 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
     options = fields.stream_options or StreamOptions()
     return ChatRequest(
         patch=patch,
-        answer=_answer_fields(fields, wants_audio=wants_audio),
+        answer=_answer_fields(fields, convert_body(body, MediaLimitFields), wants_audio=wants_audio),
         history=messages.history,
         input=(*media, *messages.input),
         tools_at=messages.tools_at,
@@ -183,7 +180,7 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
     )
 
 
-def _answer_fields(fields: ChatBody, *, wants_audio: bool) -> AnswerFields:
+def _answer_fields(fields: ChatBody, limits: MediaLimitFields, *, wants_audio: bool) -> AnswerFields:
     choices = fields.n or 1
     if choices > 1 and wants_audio:
         raise UnsupportedParameter("several answers at a time are answers in text", param="n")
@@ -193,6 +190,7 @@ def _answer_fields(fields: ChatBody, *, wants_audio: bool) -> AnswerFields:
         form=answer_form(fields.response_format),
         priority=fields.priority or 0,
         parallel_tool_calls=fields.parallel_tool_calls is not False,
+        media_limits=limits.given,
     )
 
 

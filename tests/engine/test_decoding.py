@@ -17,6 +17,7 @@ from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoding import AudioPart, DecodedPart, ImagePart, TextPart, VideoPart, decode_input
 from omni_ws.errors import InvalidValue, OmniError, UnsupportedFormat
 from omni_ws.media.image import decode_image
+from omni_ws.media.limits import MediaLimits
 
 PCM = np.arange(-1600, 1600, dtype="<i2").tobytes()
 
@@ -254,3 +255,17 @@ async def _drain(channel: Channel[InputChunk], executor: ThreadPoolExecutor) -> 
     async with aclosing(decode_input(channel, audio=AudioFormat(), sample_rate=16_000, executor=executor)) as parts:
         async for _ in parts:
             pass
+
+
+async def test_images_and_frames_keep_to_their_limits(executor: ThreadPoolExecutor) -> None:
+    limits = MediaLimits(image_max_pixels=12, video_max_pixels=48, video_fps=10)
+    frames = [InputChunk(Modality.VIDEO, png("red", (16, 12)), timestamp_ms=time) for time in (0, 50, 100)]
+    chunks = source(InputChunk(Modality.IMAGE, png("blue", (8, 6))), *frames)
+    async with aclosing(
+        decode_input(chunks, audio=AudioFormat(), sample_rate=16_000, executor=executor, limits=limits)
+    ) as decoding_parts:
+        image, *rest = [part async for part in decoding_parts]
+    assert isinstance(image, ImagePart)
+    assert image.pixels.shape == (3, 4, 3)
+    seen = [frame for part in rest if isinstance(part, VideoPart) for frame in part.frames]
+    assert [(frame.timestamp_ms, frame.pixels.shape) for frame in seen] == [(0, (6, 8, 3)), (100, (6, 8, 3))]

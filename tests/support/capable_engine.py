@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from omni_ws.core.chunks import FinishReason, InputChunk, TokenLogprob, ToolCallFragment, Usage
@@ -17,6 +17,7 @@ from omni_ws.engine.base import (
     ToolCallOutput,
 )
 from omni_ws.engine.fake import CAPABILITIES, ScriptedEngine
+from omni_ws.media.limits import MediaLimits
 
 
 class CapableEngine(ScriptedEngine):
@@ -38,6 +39,7 @@ class CapableEngine(ScriptedEngine):
             raw_prompts=True,
             languages=frozenset({"en", "de"}),
             word_times=True,
+            media_limits=frozenset(field.name for field in fields(MediaLimits)),
         )
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:

@@ -448,6 +448,8 @@ async def test_another_model_is_404() -> None:
         ("priority", 1),
         ("video_fps", 2),
         ("image_max_pixels", 1000),
+        ("video_max_frames", 8),
+        ("video_total_pixels", 1000),
         ("talker_temperature", 0.5),
         ("talker_max_tokens", 5),
         ("prediction", {"type": "content"}),

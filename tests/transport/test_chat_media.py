@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from support.capable_engine import CapableEngine, said
 from support.live_server import LiveServer, live_server
 from support.raw_http import RawResponse, post
@@ -140,6 +142,44 @@ async def test_files_count_together_against_the_size_of_a_body(root: Path) -> No
         (root / "a.gif").write_bytes(b"GIF89a" + bytes(123))
         answer = await post(server.port, PATH, {**body, "images": ["a.gif"]})
     assert (answer.status, answer.error["code"], answer.error["param"]) == (413, "payload_too_large", "images[0]")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"image_max_pixels": 0}, "image_max_pixels"),
+        ({"image_max_pixels": 32 * 1024 * 1024 + 1}, "image_max_pixels"),
+        ({"video_max_pixels": 4096 * 2160 + 1}, "video_max_pixels"),
+        ({"video_min_pixels": 101, "video_max_pixels": 100}, "video_min_pixels"),
+        ({"video_fps": 0}, "video_fps"),
+        ({"video_fps": 241}, "video_fps"),
+    ],
+)
+async def test_limits_of_media_that_are_none(fields: dict[str, Any], param: str) -> None:
+    async with live_server(CapableEngine([])) as server:
+        answer = await ask(server, **fields)
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "invalid_value", param)
+
+
+async def test_limits_of_media_reach_the_engine() -> None:
+    engine = CapableEngine([])
+    limits = {"image_min_pixels": 100, "image_max_pixels": 100, "video_fps": 0.5}
+    async with live_server(engine) as server:
+        assert (await ask(server, video_max_pixels=None, **limits)).status == 200
+    assert engine.requests[0].options.media_limits == limits
+
+
+@pytest.mark.slow
+async def test_the_embedded_engine_sees_the_smaller_image() -> None:
+    from omni_ws.engine.embedded.engine import EmbeddedEngine
+
+    buffer = io.BytesIO()
+    Image.new("RGB", (640, 480), "red").save(buffer, "png")
+    picture = {"images": [data_url("image/png", buffer.getvalue())], "messages": [{"role": "user", "content": ""}]}
+    async with live_server(EmbeddedEngine()) as server:
+        for limits, size in (({}, "640"), ({"image_max_pixels": 320 * 240}, "320")):
+            answer = await ask(server, **picture, **limits)
+            assert size in answer.json()["choices"][0]["message"]["content"]
 
 
 async def test_media_belong_to_the_users_message() -> None:

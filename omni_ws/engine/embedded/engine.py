@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from dataclasses import fields
 from datetime import datetime
 
 import numpy as np
@@ -28,6 +29,7 @@ from omni_ws.engine.embedded.voice import Voice
 from omni_ws.engine.loan_pool import LoanPool
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedParameter
+from omni_ws.media.limits import MediaLimits
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +85,7 @@ class EmbeddedEngine:
             raw_prompts=True,  # there is no template that could stand around them
             languages=frozenset({"en"}),
             word_times=True,
+            media_limits=frozenset(field.name for field in fields(MediaLimits)),
         )
 
     def describe(self) -> tuple[str, ...]:

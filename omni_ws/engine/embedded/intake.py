@@ -20,6 +20,7 @@ from omni_ws.engine.embedded.sights import MAX_DESCRIBED, describe_images, descr
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import UnsupportedModality
 from omni_ws.media.image import ImageFacts, describe_image
+from omni_ws.media.limits import MediaLimits
 from omni_ws.media.video_facts import VideoFacts, VideoObserver
 
 #: What the tasks take; chat takes everything.
@@ -161,7 +162,11 @@ class Intake:
         request = self._request
         takes = _TAKES[request.task]
         decoded = decode_input(
-            request.input, audio=request.input_audio, sample_rate=SAMPLE_RATE, executor=self._executor
+            request.input,
+            audio=request.input_audio,
+            sample_rate=SAMPLE_RATE,
+            executor=self._executor,
+            limits=MediaLimits(**request.options.media_limits),  # type: ignore[arg-type]  # checked on the wire
         )
         async with aclosing(decoded) as parts:
             async for part in parts:

@@ -1,0 +1,41 @@
+"""How large, and how dense in time, images and videos are to be when a model sees them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from PIL import Image
+
+from omni_ws.media.image import Pixels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaLimits:
+    """None = as it comes. What is smaller or larger is scaled, its sides in proportion; frames between are left out."""
+
+    image_min_pixels: int | None = None
+    image_max_pixels: int | None = None
+    video_min_pixels: int | None = None
+    video_max_pixels: int | None = None
+    video_fps: float | None = None
+
+    def fit_image(self, pixels: Pixels) -> Pixels:
+        return _fitted(pixels, self.image_min_pixels, self.image_max_pixels)
+
+    def fit_frame(self, pixels: Pixels) -> Pixels:
+        return _fitted(pixels, self.video_min_pixels, self.video_max_pixels)
+
+
+def _fitted(pixels: Pixels, least: int | None, most: int | None) -> Pixels:
+    height, width = pixels.shape[:2]
+    if most is not None and height * width > most:
+        scale = math.sqrt(most / (height * width))
+        size = (max(1, math.floor(width * scale)), max(1, math.floor(height * scale)))
+    elif least is not None and height * width < least:
+        scale = math.sqrt(least / (height * width))
+        size = (math.ceil(width * scale), math.ceil(height * scale))
+    else:
+        return pixels
+    return np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC))
