@@ -15,6 +15,7 @@ from omni_ws.client.events import (
     SpeechStarted,
     SpeechStopped,
     TextChunk,
+    ToolCallChunk,
     TranscriptChunk,
     TranscriptView,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "SpeechStarted",
     "SpeechStopped",
     "TextChunk",
+    "ToolCallChunk",
     "TranscriptChunk",
     "TranscriptView",
     "connect",

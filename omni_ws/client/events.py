@@ -7,7 +7,7 @@ from typing import TypeAlias, TypeVar
 
 from msgspec import UNSET, UnsetType
 
-from omni_ws.core.chunks import FinishReason, OutputModality, Usage, Word
+from omni_ws.core.chunks import FinishReason, OutputModality, ToolCall, ToolCallFragment, Usage, Word
 from omni_ws.errors import InvalidFrame, OmniError
 from omni_ws.wire.server_frames import OutputChunkFrame, UsageFields
 
@@ -54,6 +54,15 @@ class TranscriptChunk:
     interim: bool = False
     start_ms: int | None = None
     words: tuple[Word, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallChunk:
+    """A piece of the ``index``-th tool call of an answer: id and name come once, the arguments' JSON in pieces."""
+
+    request_id: str
+    sequence_id: int
+    call: ToolCallFragment
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +156,7 @@ class Resumed:
 Event: TypeAlias = (
     ResponseStarted
     | TextChunk
+    | ToolCallChunk
     | AudioChunk
     | TranscriptChunk
     | Final
@@ -169,6 +179,8 @@ def event_bytes(event: Event) -> int:
             return EVENT_OVERHEAD_BYTES + len(audio)
         case TextChunk(text=text) | TranscriptChunk(text=text):
             return EVENT_OVERHEAD_BYTES + 4 * len(text)
+        case ToolCallChunk(call=call):
+            return EVENT_OVERHEAD_BYTES + 4 * len(call.arguments)
     return EVENT_OVERHEAD_BYTES
 
 
@@ -188,6 +200,11 @@ def output_event(frame: OutputChunkFrame) -> Event | None:
     match frame.modality:
         case OutputModality.TEXT:
             return TextChunk(frame.request_id, number, _known(frame.text, "text"))
+        case OutputModality.TOOL_CALL:
+            call = ToolCallFragment(
+                _known(frame.index, "index"), _told(frame.id), _told(frame.name), _told(frame.arguments) or ""
+            )
+            return ToolCallChunk(frame.request_id, number, call)
         case OutputModality.TRANSCRIPT:
             text, interim = _known(frame.text, "text"), frame.interim is True
             return TranscriptChunk(frame.request_id, number, text, interim, start_ms, words)
@@ -208,6 +225,10 @@ def _known(value: T | UnsetType, name: str) -> T:
     if value is UNSET or isinstance(value, UnsetType):
         raise InvalidFrame(f"an output_chunk without {name}", param=name)
     return value
+
+
+def _told(value: str | UnsetType) -> str | None:
+    return None if isinstance(value, UnsetType) else value
 
 
 def _usage(fields: UsageFields) -> Usage:
@@ -253,6 +274,8 @@ class Answer:
     audio_format: str | None = None
     sample_rate: int | None = None
     words: tuple[Word, ...] = ()
+    #: To be answered by ``send_tool_result`` each.
+    tool_calls: tuple[ToolCall, ...] = ()
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     #: What the server complained about while it went on.
@@ -268,6 +291,7 @@ class AnswerBuilder:
     def _restart(self) -> None:
         self._request_id = ""
         self._texts: list[str] = []
+        self._calls: dict[int, ToolCall] = {}
         self._transcript = TranscriptView()
         self._audio: list[bytes] = []
         self._format: tuple[str, int] | None = None
@@ -281,6 +305,11 @@ class AnswerBuilder:
                 self._restart()
             case TextChunk(text=text):
                 self._texts.append(text)
+            case ToolCallChunk(call=piece):
+                call = self._calls.get(piece.index) or ToolCall("", "", "")
+                self._calls[piece.index] = ToolCall(
+                    piece.id or call.id, piece.name or call.name, call.arguments + piece.arguments
+                )
             case TranscriptChunk():
                 self._transcript.add(event)
             case AudioChunk():
@@ -303,6 +332,7 @@ class AnswerBuilder:
             audio_format=audio_format,
             sample_rate=sample_rate,
             words=tuple(self._words),
+            tool_calls=tuple(self._calls.values()),
             finish_reason=self._final.finish_reason if self._final else None,
             usage=self._final.usage if self._final else None,
             errors=tuple(self._errors),

@@ -21,7 +21,7 @@ def chunk_encoder(*, binary: bool) -> Callable[[InputChunk], tuple[bytes, bool]]
 
 def _smallest_frame(chunk: InputChunk) -> tuple[bytes, bool]:
     """A binary frame where its header can say it all."""
-    if chunk.format is not None or (chunk.timestamp_ms or 0) > _MAX_U32:
+    if chunk.format is not None or chunk.tool_call_id is not None or (chunk.timestamp_ms or 0) > _MAX_U32:
         return _text_frame(chunk)
     return encode_input(chunk), False
 
@@ -38,6 +38,8 @@ def _text_frame(chunk: InputChunk) -> tuple[bytes, bool]:
         fields["format"] = chunk.format
     if chunk.timestamp_ms is not None:
         fields["timestamp_ms"] = chunk.timestamp_ms
+    if chunk.tool_call_id is not None:
+        fields["role"], fields["tool_call_id"] = "tool", chunk.tool_call_id
     if chunk.end_of_input:
         fields["end_of_input"] = True
     return _encode(fields), True

@@ -134,6 +134,10 @@ class ClientSession:
     async def send_text(self, text: str, *, end: bool = False) -> int:
         return await self.send_chunk(InputChunk(Modality.TEXT, text.encode(), end_of_input=end))
 
+    async def send_tool_result(self, call_id: str, result: str, *, end: bool = False) -> int:
+        """What came of a tool call of an earlier answer; it may be empty. With ``end`` the model goes on at once."""
+        return await self.send_chunk(InputChunk(Modality.TEXT, result.encode(), end_of_input=end, tool_call_id=call_id))
+
     async def send_image(
         self, image: bytes, *, format: str | None = None, end: bool = False, timestamp_ms: int | None = None
     ) -> int:

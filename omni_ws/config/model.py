@@ -162,6 +162,10 @@ class VllmConfig(Section):
 
     model: Text | None = Field(default=None, description="Model of the Thinker: a name or a folder.")
     args: dict[str, Any] = Field(default={}, description="vLLM's own engine arguments for the Thinker.")
+    tool_parser: Text | None = Field(
+        default=None,
+        description="vLLM's parser for the tool calls of this model (hermes, llama3_json …); unset: no tools.",
+    )
     audio_segment_ms: Count = Field(
         default=3000,
         description="Speech goes to the model while it lasts, in segments that end at the first pause after this long.",
@@ -188,6 +192,9 @@ class RemoteConfig(Section):
     modalities: tuple[Text, ...] = Field(
         default=("text",),
         description="What a chat answer of the upstreams holds: text, or text and audio, where their model speaks.",
+    )
+    options: tuple[Literal["tools", "logprobs", "response_format", "n", "priority"], ...] = Field(
+        default=(), description="What else the upstreams honour in a chat body, of these: no server says it."
     )
     audio_format: Literal["pcm16", "pcm", "wav"] = Field(
         default="pcm16", description="Name of the audio format that is asked for where the model speaks."

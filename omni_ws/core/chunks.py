@@ -78,6 +78,11 @@ class InputChunk(Struct, frozen=True, gc=False):
     #: Of text that is the result of a tool: which call of the model it answers.
     tool_call_id: str | None = None
 
+    @property
+    def has_content(self) -> bool:
+        """The result of a tool may be empty, and says that there is none; nothing else says anything without bytes."""
+        return bool(self.payload) or self.tool_call_id is not None
+
     @classmethod
     def end(cls) -> Self:
         """An empty chunk that ends the input."""

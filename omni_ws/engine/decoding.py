@@ -59,6 +59,15 @@ class TextPart:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolResultPart:
+    """A piece of the result of a tool: ``call_id`` is the call that it answers. A result may be empty."""
+
+    text: str
+    call_id: str
+    part: int
+
+
+@dataclass(frozen=True, slots=True)
 class ImagePart:
     """``pixels`` is RGB, shape (height, width, 3), uint8."""
 
@@ -74,7 +83,7 @@ class VideoPart:
     part: int
 
 
-DecodedPart: TypeAlias = AudioPart | TextPart | ImagePart | VideoPart
+DecodedPart: TypeAlias = AudioPart | TextPart | ToolResultPart | ImagePart | VideoPart
 
 
 async def decode_input(
@@ -144,7 +153,7 @@ def _size(part: DecodedPart) -> int:
     match part:
         case AudioPart(samples=samples):
             return samples.nbytes
-        case TextPart(text=text):
+        case TextPart(text=text) | ToolResultPart(text=text):
             return len(text)
         case ImagePart(pixels=pixels):
             return pixels.nbytes
@@ -176,11 +185,12 @@ class _InputDecoder:
         self._audio: AudioDecoder | None = None
         self._video: VideoDecoder | None = None
         self._text: codecs.IncrementalDecoder | None = None
+        self._call_id: str | None = None
 
     def decode(self, chunks: Sequence[InputChunk]) -> Iterator[DecodedPart]:
         """What the chunks yield; to be exhausted before the next call."""
         for chunk in chunks:
-            if chunk.payload:
+            if chunk.has_content:
                 yield from self._open(chunk)
                 yield from self._feed(chunk)
 
@@ -205,7 +215,7 @@ class _InputDecoder:
             audio = self._default_audio
             if chunk.format is not None:
                 audio = parse_audio_format(chunk.format, self._default_audio)
-        kind = (chunk.modality, audio if audio is not None else chunk.format)
+        kind = (chunk.modality, audio if audio is not None else chunk.format or chunk.tool_call_id)
         if kind == self._kind and chunk.modality is not Modality.IMAGE:
             return
         # What is wrong with the end of the part before is not this chunk's fault.
@@ -220,6 +230,7 @@ class _InputDecoder:
             self._video = VideoDecoder(frames_per_second=self._limits.video_fps)
         elif chunk.modality is Modality.TEXT:
             self._text = codecs.getincrementaldecoder("utf-8")()
+            self._call_id = chunk.tool_call_id
 
     def _feed(self, chunk: InputChunk) -> Iterator[DecodedPart]:
         if self._audio is not None:
@@ -229,7 +240,11 @@ class _InputDecoder:
             for frame in self._video.frames(chunk.payload, chunk.timestamp_ms):
                 yield VideoPart((self._fitted(frame),), self._part)
         elif self._text is not None:
-            yield TextPart(self._decode_text(chunk.payload, final=False), self._part)
+            text = self._decode_text(chunk.payload, final=False)
+            if self._call_id is not None:
+                yield ToolResultPart(text, self._call_id, self._part)
+            else:
+                yield TextPart(text, self._part)
         else:
             yield ImagePart(self._limits.fit_image(decode_image(chunk.payload)), self._part)
 
@@ -269,6 +284,9 @@ def _joined(parts: list[DecodedPart]) -> list[DecodedPart]:
                 text = "".join(part.text for part in members if isinstance(part, TextPart))
                 if text:
                     joined.append(TextPart(text, number))
+            case ToolResultPart(call_id=call_id):
+                text = "".join(part.text for part in members if isinstance(part, ToolResultPart))
+                joined.append(ToolResultPart(text, call_id, number))
             case VideoPart():
                 frames = tuple(frame for part in members if isinstance(part, VideoPart) for frame in part.frames)
                 if frames:

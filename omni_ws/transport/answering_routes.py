@@ -98,7 +98,7 @@ class AnsweringRoutes:
             if chunk.modality is Modality.IMAGE:
                 yield chunk
                 continue
-            for start in range(0, len(chunk.payload), size):
+            for start in range(0, max(1, len(chunk.payload)), size):
                 yield replace(chunk, payload=chunk.payload[start : start + size])
 
     def open_session(

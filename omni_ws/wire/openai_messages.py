@@ -110,9 +110,9 @@ class _Reader:
         if call not in self._calls:
             raise InvalidValue(f"no earlier message holds a call {call[:64]!r}", param=f"{place}.tool_call_id")
         text = _text(message.get("content"), place)
-        if is_input and text:
+        if is_input:
             self.input.append(InputChunk(Modality.TEXT, text.encode(), tool_call_id=call))
-        else:  # a chunk cannot be empty, a message can
+        else:
             self.history.append(HistoryMessage("tool", text, tool_call_id=call))
 
 

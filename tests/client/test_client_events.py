@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -15,10 +16,13 @@ from omni_ws.client.events import (
     Event,
     Reconnected,
     TextChunk,
+    ToolCallChunk,
     TranscriptChunk,
     TranscriptView,
+    event_bytes,
 )
 from omni_ws.client.events import output_event as output_event_of
+from omni_ws.core.chunks import ToolCall
 from omni_ws.errors import InvalidFrame
 from omni_ws.wire.server_frames import OutputChunkFrame
 
@@ -113,3 +117,27 @@ async def test_discarding_makes_room() -> None:
     queue.discard(lambda event: isinstance(event, TextChunk) and event.request_id == "req_a")
     await blocked
     assert await queue.get() == TextChunk("req_b", 1, "")
+
+
+def test_pieces_of_tool_calls_become_whole_calls() -> None:
+    builder = AnswerBuilder()
+    pieces: list[dict[str, Any]] = [
+        {"index": 0, "id": "call_a", "name": "weather", "arguments": '{"city"'},
+        {"index": 1, "id": "call_b", "name": "clock"},
+        {"index": 0, "arguments": ': "Oslo"}'},
+        {"index": 1, "arguments": "{}"},
+    ]
+    for number, fields in enumerate(pieces):
+        event = output_event_of(OutputChunkFrame(request_id="req", sequence_id=number, modality="tool_call", **fields))
+        assert isinstance(event, ToolCallChunk)
+        assert event_bytes(event) >= EVENT_OVERHEAD_BYTES + len(event.call.arguments)
+        builder.add(event)
+    assert builder.build().tool_calls == (
+        ToolCall("call_a", "weather", '{"city": "Oslo"}'),
+        ToolCall("call_b", "clock", "{}"),
+    )
+
+
+def test_a_tool_call_says_which_it_is() -> None:
+    with pytest.raises(InvalidFrame):
+        output_event_of(OutputChunkFrame(request_id="req", sequence_id=0, modality="tool_call", name="clock"))

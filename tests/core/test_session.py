@@ -150,3 +150,20 @@ def test_state_changes_only_along_its_table(state: SessionState, following: set[
         else:
             with pytest.raises(RuntimeError, match=f"from {state.name} to {target.name}"):
                 subject._set_state(target)
+
+
+@pytest.mark.parametrize("policy", [OnEndOnly(), OnFirstChunk()])
+def test_an_empty_result_of_a_tool_is_something_to_work_on(policy: StartPolicy) -> None:
+    subject = session(policy)
+    nothing = InputChunk(Modality.TEXT, b"", 0, tool_call_id="call_1")
+    started = subject.receive_chunk(nothing) + subject.finish()
+    assert [event.chunks for event in started if isinstance(event, GenerationStarted)] == [(nothing,)]
+    assert started[-1] == InputEnded()
+
+
+def test_an_empty_result_of_a_tool_joins_what_has_started() -> None:
+    subject = session(OnFirstChunk())
+    subject.receive_chunk(text(b"a"))
+    nothing = InputChunk(Modality.TEXT, b"", 1, tool_call_id="call_1")
+    assert subject.receive_chunk(nothing) == [InputAppended(nothing)]
+    assert subject.received_chunks == 2

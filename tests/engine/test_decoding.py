@@ -14,7 +14,7 @@ from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.engine import decoding
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.decoding import AudioPart, DecodedPart, ImagePart, TextPart, VideoPart, decode_input
+from omni_ws.engine.decoding import AudioPart, DecodedPart, ImagePart, TextPart, ToolResultPart, VideoPart, decode_input
 from omni_ws.errors import InvalidValue, OmniError, UnsupportedFormat
 from omni_ws.media.image import decode_image
 from omni_ws.media.limits import MediaLimits
@@ -269,3 +269,22 @@ async def test_images_and_frames_keep_to_their_limits(executor: ThreadPoolExecut
     assert image.pixels.shape == (3, 4, 3)
     seen = [frame for part in rest if isinstance(part, VideoPart) for frame in part.frames]
     assert [(frame.timestamp_ms, frame.pixels.shape) for frame in seen] == [(0, (6, 8, 3)), (100, (6, 8, 3))]
+
+
+async def test_results_of_tools_are_parts_of_their_own(executor: ThreadPoolExecutor) -> None:
+    parts, error = await decoded(
+        executor,
+        text("Ré".encode()[:2], tool_call_id="call_1"),
+        text("Ré".encode()[2:], tool_call_id="call_1"),
+        text(b"", tool_call_id="call_2"),
+        text(b"And now?"),
+        text(b""),
+    )
+    assert error is None
+    assert parts == [ToolResultPart("Ré", "call_1", 0), ToolResultPart("", "call_2", 1), TextPart("And now?", 2)]
+
+
+async def test_a_result_that_is_not_utf_8_is_refused(executor: ThreadPoolExecutor) -> None:
+    _, error = await decoded(executor, text(b"\xff", sequence_id=4, tool_call_id="call_1"))
+    assert isinstance(error, InvalidValue)
+    assert error.sequence_id == 4

@@ -29,8 +29,13 @@ from transformers import (
 
 #: Simple enough for tests to write the prompts themselves. A line break after a tag would not be printed.
 CHAT_TEMPLATE = (
-    "{% for m in messages %}{{ m['role'] }}: {% if m['content'] is string %}{{ m['content'] }}"
-    "{% else %}{% for c in m['content'] %}{{ c['text'] }}{% endfor %}{% endif %}{{ '\\n' }}{% endfor %}assistant:"
+    "{% if tools %}tools: {{ tools | tojson }}{{ '\\n' }}{% endif %}"
+    "{% for m in messages %}{{ m['role'] }}{% if m['tool_call_id'] %} {{ m['tool_call_id'] }}{% endif %}: "
+    "{% if m['content'] is string %}{{ m['content'] }}"
+    "{% elif m['content'] %}{% for c in m['content'] %}{{ c['text'] }}{% endfor %}{% endif %}"
+    "{% if m['tool_calls'] %}{% for call in m['tool_calls'] %}"
+    "<tool_call>{{ call['function'] | tojson }}</tool_call>{% endfor %}{% endif %}"
+    "{{ '\\n' }}{% endfor %}assistant:"
 )
 
 BOS, EOS, PAD = 256, 257, 258

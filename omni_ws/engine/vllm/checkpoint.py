@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from omni_ws.core.chunks import Modality
 from omni_ws.engine.vllm.language_model import LanguageModel
-from omni_ws.engine.vllm.prompt import PromptForm
+from omni_ws.engine.vllm.prompt import Context, PromptForm
 from omni_ws.errors import EngineFailed, InvalidValue
 
 #: What audio encoders of chat models take, where one does not say.
@@ -38,7 +38,7 @@ def read_checkpoint(model: LanguageModel) -> Checkpoint:
         sampling.setdefault("max_tokens", longest)
     form = PromptForm(copy.deepcopy(model.llm.get_tokenizer()), renderer.text, renderer.placeholder, media)
     try:
-        form.frame("", ())
+        form.frame(Context())
     except InvalidValue as error:
         raise EngineFailed(f"the checkpoint cannot chat: {error.message}", fatal=True) from error
     return Checkpoint(form=form, media=media, sample_rate=sample_rate, context=config.max_model_len, sampling=sampling)
@@ -64,11 +64,13 @@ class _Renderer:
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
 
-    def text(self, messages: list[dict[str, str]]) -> str:
+    def text(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
         """Raises InvalidValue for conversations that the template does not take."""
         from vllm.renderers import ChatParams
 
-        wanted = {"add_generation_prompt": True, "continue_final_message": False, "tokenize": False}
+        wanted: dict[str, Any] = {"add_generation_prompt": True, "continue_final_message": False, "tokenize": False}
+        if tools:
+            wanted["tools"] = tools
         parameters = ChatParams(chat_template_kwargs=wanted)
         renderer = self._model.llm.renderer
         try:

@@ -26,6 +26,36 @@ if TYPE_CHECKING:
 _SHARE: Final = 0.5
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What stands for a request in vLLM.
+
+    Prompts of the same ``cache_salt`` share what was computed of them; smaller priorities are worked on first.
+    """
+
+    model: LanguageModel
+    request_id: str
+    cache_salt: str | None = None
+    priority: int = 0
+
+    def generate(
+        self, prompt: Any, parameters: SamplingParams, suffix: str = ""
+    ) -> AsyncGenerator[RequestOutput, None]:
+        return self.model.generate(prompt, parameters, self.request_id + suffix, priority=self.priority)
+
+    async def at_once(
+        self, whole: Excerpt, parameters: SamplingParams, suffix: str = ""
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The answer to a prompt that is there as a whole."""
+        prompt = await self.render(whole)
+        async with aclosing(self.generate(prompt, parameters, suffix)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def render(self, excerpt: Excerpt) -> Any:
+        return await self.model.render(excerpt.for_vllm(self.cache_salt))
+
+
 class EarlyWork(Protocol):
     """One prompt that is on its way. ``aclose`` frees what it holds."""
 
@@ -74,27 +104,21 @@ class EarlyBudget:
 class StreamedPrompt:
     """A request that vLLM holds open for more input. Made by ``begin``."""
 
-    def __init__(
-        self, model: LanguageModel, draft: PromptDraft, request_id: str, budget: EarlyBudget, cache_salt: str | None
-    ) -> None:
-        self._model = model
+    def __init__(self, origin: Origin, draft: PromptDraft, budget: EarlyBudget) -> None:
+        self._origin = origin
         self._draft = draft
-        self._request_id = request_id
         self._budget = budget
-        self._cache_salt = cache_salt
-        self._context: int = model.llm.model_config.max_model_len
+        self._context: int = origin.model.llm.model_config.max_model_len
         self._next: asyncio.Queue[tuple[Any, SamplingParams, bool]] = asyncio.Queue(1)
-        self._outputs = model.generate(self._feed(), prefill_parameters(), f"{request_id}-early")
+        self._outputs = origin.generate(self._feed(), prefill_parameters(), "-early")
         #: Tokens that were given, placeholders expanded.
         self._tokens = 0
         self._holding = True
 
     @classmethod
-    def begin(
-        cls, model: LanguageModel, draft: PromptDraft, request_id: str, budget: EarlyBudget, cache_salt: str | None
-    ) -> StreamedPrompt | None:
+    def begin(cls, origin: Origin, draft: PromptDraft, budget: EarlyBudget) -> StreamedPrompt | None:
         """None where streamed prompts hold all that they may."""
-        return cls(model, draft, request_id, budget, cache_salt) if budget.take_place() else None
+        return cls(origin, draft, budget) if budget.take_place() else None
 
     async def extend(self, excerpt: Excerpt) -> None:
         if not self._holding:
@@ -115,7 +139,7 @@ class StreamedPrompt:
         rest = self._draft.rest(whole)
         if rest is None or not self._holding:
             await self.aclose()
-            async with aclosing(_at_once(self._model, whole, parameters, self._request_id, self._cache_salt)) as answer:
+            async with aclosing(self._origin.at_once(whole, parameters)) as answer:
                 async for output in answer:
                     yield output
             return
@@ -138,7 +162,7 @@ class StreamedPrompt:
             self._budget.give_back(self._tokens)
 
     async def _render(self, excerpt: Excerpt) -> Any:
-        prompt = await self._model.render(excerpt.for_vllm(self._cache_salt))
+        prompt = await self._origin.render(excerpt)
         total = self._tokens + len(prompt["prompt_token_ids"])
         if total >= self._context:
             raise ContextLengthExceeded(
@@ -158,13 +182,11 @@ class StreamedPrompt:
 class WarmedPrefix:
     """Leaves what was computed in the prefix cache, where the whole prompt finds it, unless others needed the room."""
 
-    def __init__(self, model: LanguageModel, draft: PromptDraft, request_id: str, cache_salt: str | None) -> None:
-        self._model = model
+    def __init__(self, origin: Origin, draft: PromptDraft) -> None:
+        self._origin = origin
         self._draft = draft
-        self._request_id = request_id
-        self._cache_salt = cache_salt
         self._steps = 0
-        block = model.llm.vllm_config.cache_config.block_size or 1
+        block = origin.model.llm.vllm_config.cache_config.block_size or 1
         #: Only whole blocks are found again.
         self._block: int = block
         self._warmed = 0
@@ -175,23 +197,13 @@ class WarmedPrefix:
             return
         self._warmed = len(so_far.tokens)
         self._steps += 1
-        name = f"{self._request_id}-early-{self._steps}"
-        warming = _at_once(self._model, so_far, prefill_parameters(), name, self._cache_salt)
+        warming = self._origin.at_once(so_far, prefill_parameters(), f"-early-{self._steps}")
         async with aclosing(warming) as outputs:
             async for _ in outputs:
                 pass
 
     def answer(self, whole: Excerpt, parameters: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
-        return _at_once(self._model, whole, parameters, self._request_id, self._cache_salt)
+        return self._origin.at_once(whole, parameters)
 
     async def aclose(self) -> None:
         """Nothing is held between two steps."""
-
-
-async def _at_once(
-    model: LanguageModel, whole: Excerpt, parameters: SamplingParams, request_id: str, cache_salt: str | None
-) -> AsyncGenerator[RequestOutput, None]:
-    prompt = await model.render(whole.for_vllm(cache_salt))
-    async with aclosing(model.generate(prompt, parameters, request_id)) as outputs:
-        async for output in outputs:
-            yield output

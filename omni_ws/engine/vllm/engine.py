@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,6 +28,8 @@ from omni_ws.engine.vllm.sampling import SAMPLING
 from omni_ws.engine.vllm.speaker import Speaker
 from omni_ws.engine.vllm.talker import Talker
 from omni_ws.engine.vllm.thinker import Thinker, ThinkerParts
+from omni_ws.engine.vllm.token_logprobs import TokenBytes
+from omni_ws.engine.vllm.tool_calls import check_tool_parser, load_tool_parser
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedParameter
 
 log = logging.getLogger(__name__)
@@ -86,6 +89,12 @@ class VllmEngine:
             sampling=SAMPLING,
             stage_sampling=thinker | (speaker.sampling_names if speaker else frozenset()),
             stage_params=speaker.parameter_names if speaker else frozenset(),
+            tools=self.config.tool_parser is not None,
+            logprobs=True,
+            structured_output=True,
+            choices=True,
+            raw_prompts=True,
+            priority=self.config.args.get("scheduling_policy") == "priority",
         )
 
     def describe(self) -> tuple[str, ...]:
@@ -103,11 +112,17 @@ class VllmEngine:
             return
         self._decoding = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="decoder")
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        parser = self.config.tool_parser
         try:
+            if parser is not None:
+                await asyncio.to_thread(check_tool_parser, parser)
             await self._thinker.start()
             if self._speaker is not None:
                 await self._speaker.start()
             self._checkpoint = await asyncio.to_thread(read_checkpoint, self._thinker)
+            tool_parser = None
+            if parser is not None:
+                tool_parser = await asyncio.to_thread(load_tool_parser, parser, self._thinker)
         except BaseException:
             await self.stop()
             raise
@@ -120,6 +135,8 @@ class VllmEngine:
             sample_rate=self._checkpoint.sample_rate,
             shortest_segment_ms=self.config.audio_segment_ms,
             longest_segment_ms=LONGEST_MS,
+            tool_parser=tool_parser,
+            token_bytes=cache(partial(_token_bytes, self._thinker)),
             cache_salt=self._cache_salt,
         )
 
@@ -146,7 +163,7 @@ class VllmEngine:
             async with aclosing(decoded), pipeline(decoded, work.stages, work.links) as outputs:
                 async for output in outputs:
                     yield output
-            yield Finished(work.finish_reason, work.usage)
+            yield Finished(work.finish_reason, work.usage, work.finish_reasons)
         except OmniError:
             raise
         except Exception as error:
@@ -155,6 +172,10 @@ class VllmEngine:
             raise EngineFailed(f"the vllm engine failed ({incident})", request_id=request.request_id) from error
         finally:
             self.active_requests -= 1
+
+
+def _token_bytes(model: LanguageModel) -> TokenBytes:
+    return TokenBytes(model.llm.get_tokenizer())
 
 
 class _Work:
@@ -166,6 +187,8 @@ class _Work:
             raise UnsupportedParameter(f"this engine cannot do the task {request.task} so", param="task")
         if speaks and speaker is None:
             raise UnsupportedParameter("this server has no Talker, so it cannot speak", param="modalities")
+        if speaks and request.options.choices > 1:
+            raise UnsupportedParameter("one answer alone can be spoken", param="n")
         self._thinker: Thinker | None = None
         self._talker: Talker | None = None
         self._code2wav: Code2Wav | None = None
@@ -189,10 +212,15 @@ class _Work:
     @property
     def finish_reason(self) -> FinishReason:
         if self._thinker is not None:
-            assert self._thinker.finish_reason is not None
-            return self._thinker.finish_reason
+            return self._thinker.finish_reasons[0]
         assert self._talker is not None
         return FinishReason.LENGTH if self._talker.cut else FinishReason.STOP
+
+    @property
+    def finish_reasons(self) -> tuple[FinishReason, ...]:
+        """Of each answer, where several were wanted."""
+        reasons = self._thinker.finish_reasons if self._thinker is not None else ()
+        return reasons if len(reasons) > 1 else ()
 
     @property
     def usage(self) -> Usage:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from omni_ws.core.chunks import Modality
-from omni_ws.engine.decoding import AudioPart, DecodedPart, ImagePart, TextPart, VideoPart
+from omni_ws.engine.decoding import AudioPart, DecodedPart, ImagePart, TextPart, ToolResultPart, VideoPart
 from omni_ws.engine.vllm.audio_segments import AudioSegmenter
 from omni_ws.engine.vllm.prompt import Media, PromptDraft
 from omni_ws.media.video import VideoFrame
@@ -43,6 +43,8 @@ class InputParts:
         match decoded:
             case TextPart(text=text, part=part):
                 self._draft.add_text(text, part)
+            case ToolResultPart(text=text, call_id=call_id):
+                self._draft.add_tool_result(call_id, text)
             case AudioPart(samples=samples):
                 self.audio_ms += len(samples) * 1000 / self._sample_rate
                 if self._speech is None:

@@ -54,6 +54,12 @@ _ENVIRONMENT: Final = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNIN
 _DEFAULT_ARGS: Final[Mapping[str, Any]] = {"disable_log_stats": True, "enable_log_requests": False}
 
 
+def prepare_environment() -> None:
+    """Before vLLM is imported."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+
+
 class LanguageModel:
     """``role`` names it in messages; ``args`` are vLLM's own engine arguments, passed on as they are.
 
@@ -185,8 +191,7 @@ class LanguageModel:
 
     def _create(self) -> _Running:
         """Blocks for seconds to minutes. Runs in a thread of its own, whose signal mask the new process inherits."""
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        prepare_environment()
         from vllm.engine.arg_utils import AsyncEngineArgs
 
         known = tuple(AsyncEngineArgs.__dataclass_fields__)

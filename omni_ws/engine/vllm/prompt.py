@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from omni_ws.core.chunks import Modality
 from omni_ws.engine.base import Message
+from omni_ws.errors import InvalidValue, UnsupportedModality
 
 #: Stands where the input goes while the template is rendered; from a range of characters that no text uses.
 _MARKER: Final = "\U000f0a11\U000f0a12"
@@ -47,23 +49,32 @@ class Excerpt:
         return prompt
 
 
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What stands before the input: instructions, the tools that there are, earlier turns."""
+
+    instructions: str = ""
+    history: tuple[Message, ...] = ()
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+
 class PromptForm:
     """How the prompts of one model look. Methods run in the tokenizer's thread; one at a time.
 
-    ``render`` turns messages into the template's text, with the opening of the answer at its end. ``placeholder`` is
-    the text that stands for the n-th (from 1) item of a modality.
+    ``render`` turns messages and tools into the template's text, with the opening of the answer at its end.
+    ``placeholder`` is the text that stands for the n-th (from 1) item of a modality.
     """
 
     def __init__(
         self,
         tokenizer: Any,
-        render: Callable[[list[dict[str, str]]], str],
+        render: Callable[[list[dict[str, Any]], list[dict[str, Any]]], str],
         placeholder: Callable[[Modality, int], str],
         media: frozenset[Modality] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
         self._render = render
-        self.placeholder = placeholder
+        self._placeholder = placeholder
         marks = "".join(placeholder(modality, 1) for modality in media)
         added = tokenizer.added_tokens_decoder.values()
         control = {str(token) for token in added if token.special or str(token) in marks}
@@ -72,6 +83,9 @@ class PromptForm:
         self._control = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
         #: Whether a text may be given to the tokenizer in pieces, cut between words.
         self.divisible = self.tokens("".join(_SAMPLE)) == self.tokens(_SAMPLE[0]) + self.tokens(_SAMPLE[1])
+
+    def placeholder(self, modality: Modality, number: int) -> str:
+        return self._placeholder(modality, number)
 
     def tokens(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
@@ -90,12 +104,91 @@ class PromptForm:
                 border = space.start()
         return border
 
-    def frame(self, instructions: str, history: Sequence[Message]) -> tuple[str, str]:
-        """The template's text before and after the input. Raises InvalidValue where it takes no such turns."""
-        messages = [{"role": "system", "content": self.plain(instructions)}] if instructions else []
-        messages += [{"role": message.role, "content": self.plain(message.text)} for message in history]
-        head, _, tail = self._render([*messages, {"role": "user", "content": _MARKER}]).rpartition(_MARKER)
+    def frame(self, context: Context, *, user: bool = True) -> tuple[str, str]:
+        """The template's text before and after the input, which is no message of its own where there is no ``user``.
+
+        Raises InvalidValue where the template takes no such turns.
+        """
+        messages: list[dict[str, Any]] = []
+        if context.instructions:
+            messages.append({"role": "system", "content": self.plain(context.instructions)})
+        messages += [self._message(message) for message in _without_broken_calls(context.history)]
+        tools = [self._plain_within(tool) for tool in context.tools]
+        if not user:
+            return self._render(messages, tools), ""
+        head, _, tail = self._render([*messages, {"role": "user", "content": _MARKER}], tools).rpartition(_MARKER)
         return head, tail
+
+    def _message(self, message: Message) -> dict[str, Any]:
+        fields: dict[str, Any] = {"role": message.role, "content": self.plain(message.text)}
+        if message.tool_calls:
+            fields["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {"name": self.plain(call.name), "arguments": self.plain(call.arguments)},
+                }
+                for call in message.tool_calls
+            ]
+        if message.tool_call_id is not None:
+            fields["tool_call_id"] = message.tool_call_id
+        return fields
+
+    def _plain_within(self, value: Any) -> Any:
+        """A description of a tool, its texts without control tokens."""
+        if isinstance(value, str):
+            return self.plain(value)
+        if isinstance(value, Mapping):
+            return {self.plain(str(key)): self._plain_within(inner) for key, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._plain_within(inner) for inner in value]
+        return value
+
+    def bare(self) -> BareForm:
+        """The form of prompts that are taken as they stand."""
+        return BareForm(self)
+
+
+class BareForm(PromptForm):
+    """No template, no media: the text is the prompt, and control tokens in it are what they look like.
+
+    The tokenizer adds what it adds to any text, such as a mark of its beginning.
+    """
+
+    def __init__(self, form: PromptForm) -> None:
+        self._tokenizer = form._tokenizer
+
+    def placeholder(self, modality: Modality, number: int) -> str:
+        raise UnsupportedModality("a prompt that is taken as it stands is text", param="modality")
+
+    def frame(self, context: Context, *, user: bool = True) -> tuple[str, str]:
+        return "", ""
+
+    def tokens(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text))
+
+    def plain(self, text: str) -> str:
+        return text
+
+    def last_border(self, text: str, start: int) -> int:
+        return start  # what stands at its beginning is added to it as a whole
+
+
+def _without_broken_calls(history: Sequence[Message]) -> Iterator[Message]:
+    """No template takes a call whose arguments were cut off when the answer was, nor a result of such a call."""
+    broken: set[str] = set()
+    for message in history:
+        whole = tuple(call for call in message.tool_calls if is_object(call.arguments))
+        broken.update(call.id for call in message.tool_calls if call not in whole)
+        if message.tool_call_id not in broken and (whole or message.text or not message.tool_calls):
+            yield replace(message, tool_calls=whole)
+
+
+def is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 @dataclass(slots=True)
@@ -103,8 +196,12 @@ class PromptDraft:
     """A prompt that is still being written. ``take_stable`` and ``whole`` run in the tokenizer's thread."""
 
     form: PromptForm
-    head: str
-    tail: str
+    context: Context
+    #: The template's text around the input.
+    head: str = field(init=False)
+    tail: str = field(init=False)
+    #: By the call that they answer.
+    tool_results: dict[str, str] = field(default_factory=dict)
     media: list[Media] = field(default_factory=list)
     #: The input so far, as it stands in the prompt.
     _body: str = ""
@@ -118,6 +215,19 @@ class PromptDraft:
     _taken_chars: int = 0
     _taken_media: int = 0
     taken: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.head, self.tail = self.form.frame(self.context)
+
+    def add_tool_result(self, call_id: str, text: str) -> None:
+        """Results are messages of their own, before that of the user. Raises InvalidValue for an unknown call."""
+        if call_id not in self.tool_results and not any(
+            call.id == call_id for message in self.context.history for call in message.tool_calls
+        ):
+            raise InvalidValue(
+                f"no earlier answer of this conversation called a tool as {call_id[:64]!r}", param="tool_call_id"
+            )
+        self.tool_results[call_id] = self.tool_results.get(call_id, "") + text
 
     def add_text(self, text: str, part: int) -> None:
         self._begin(part)
@@ -141,6 +251,8 @@ class PromptDraft:
 
         Media are always worth it.
         """
+        if self.tool_results:
+            return None  # there may be more of them, and they stand before everything else
         body_begins = len(self.head)
         text = self.head + self._body + self.form.plain(self._open_text)
         end = self.form.last_border(text, self._taken_chars)
@@ -164,6 +276,8 @@ class PromptDraft:
 
     def whole(self) -> Excerpt:
         """The finished prompt."""
+        if self.tool_results:
+            self._tell_results()
         return Excerpt(self.form.tokens(self._text()), tuple(self.media))
 
     def rest(self, whole: Excerpt) -> Excerpt | None:
@@ -172,6 +286,11 @@ class PromptDraft:
         if count >= len(whole.tokens) or whole.tokens[:count] != self.taken:
             return None
         return Excerpt(whole.tokens[count:], whole.media[self._taken_media :])
+
+    def _tell_results(self) -> None:
+        results = (Message("tool", text, tool_call_id=call_id) for call_id, text in self.tool_results.items())
+        context = replace(self.context, history=(*self.context.history, *results))
+        self.head, self.tail = self.form.frame(context, user=not self.empty)
 
     def _text(self) -> str:
         return self.head + self._body + self.form.plain(self._open_text) + self.tail

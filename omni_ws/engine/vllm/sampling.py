@@ -1,10 +1,13 @@
-"""From the sampling parameters of a request to those of vLLM."""
+"""From what a request asks of its answer to the sampling parameters of vLLM."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from omni_ws.engine.base import AnswerOptions, StructuredOutput
+from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.errors import InvalidValue
 
 if TYPE_CHECKING:
@@ -25,9 +28,11 @@ SAMPLING: Final = frozenset(
         "repetition_penalty",
     }
 )
+#: A schema becomes a grammar of several times its size, between two steps of the model.
+MAX_SCHEMA_BYTES: Final = 1 << 16
 
 
-def answer_parameters(asked: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:
+def answer_parameters(asked: Mapping[str, Any], defaults: Mapping[str, Any], options: AnswerOptions) -> SamplingParams:
     """``defaults`` are those of the checkpoint. Without ``max_tokens`` the answer may fill the context.
 
     Raises InvalidValue for what vLLM refuses.
@@ -37,10 +42,51 @@ def answer_parameters(asked: Mapping[str, Any], defaults: Mapping[str, Any]) -> 
     from vllm.sampling_params import RequestOutputKind
 
     values = {"max_tokens": None, **defaults, **asked}
+    if options.choices > 1 and values.get("temperature") == 0:
+        raise InvalidValue("without a temperature all answers are the same one", param="n")
     try:
-        return SamplingParams(**values, output_kind=RequestOutputKind.DELTA)
+        return SamplingParams(
+            **values,
+            n=options.choices,
+            logprobs=options.logprobs,
+            structured_outputs=None if options.structure is None else _constraint(options.structure),
+            output_kind=RequestOutputKind.DELTA,
+        )
     except (TypeError, ValueError, VLLMClientError) as error:
         raise InvalidValue(f"the model cannot sample so: {error}", param="sampling") from error
+
+
+def _constraint(structure: StructuredOutput) -> Any:
+    from vllm.sampling_params import StructuredOutputsParams
+
+    if structure.schema is None:
+        return StructuredOutputsParams(json_object=True)
+    schema = json.dumps(structure.schema)
+    if len(schema) > MAX_SCHEMA_BYTES:
+        raise InvalidValue(f"a schema has at most {MAX_SCHEMA_BYTES} bytes", param="response_format")
+    return StructuredOutputsParams(json=schema)
+
+
+def check_parameters(model: LanguageModel, parameters: SamplingParams, *, constraint: str) -> None:
+    """Blocks for milliseconds where the answer has to keep to a grammar.
+
+    Raises InvalidValue for what this model, or the backend of its structured outputs, cannot do. ``constraint`` is the
+    field of the request that a grammar comes from.
+    """
+    from vllm.exceptions import VLLMClientError
+
+    llm = model.llm
+    config = llm.vllm_config
+    try:
+        parameters.verify(
+            llm.model_config, config.speculative_config, config.structured_outputs_config, llm.get_tokenizer()
+        )
+    except (ValueError, VLLMClientError) as error:
+        field = getattr(error, "parameter", None)
+        if field is None and parameters.structured_outputs is not None:
+            field = constraint
+        reason = " ".join(str(error).split())
+        raise InvalidValue(f"the model cannot answer so: {reason[:500]}", param=field or "sampling") from error
 
 
 def prefill_parameters() -> SamplingParams:
@@ -54,6 +100,14 @@ def prefill_parameters() -> SamplingParams:
 def survives_streaming(parameters: SamplingParams) -> bool:
     """Whether a prompt that was streamed in gives the same answer as one that was sent at once.
 
-    vLLM refuses stop strings there, and makes no random generator for a seed that comes with a later piece.
+    vLLM refuses stop strings and several answers there, makes no random generator for a seed that comes with a later
+    piece, and neither reads a grammar nor changes what it tells of tokens after the first piece.
     """
-    return not parameters.stop and (parameters.seed is None or parameters.temperature == 0)
+    return (
+        not parameters.stop
+        and (parameters.seed is None or parameters.temperature == 0)
+        and parameters.n == 1
+        and parameters.logprobs is None
+        and parameters.structured_outputs is None
+        and parameters.skip_special_tokens
+    )

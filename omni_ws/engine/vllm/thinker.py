@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_ws.core.chunks import FinishReason, InputMode
-from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput
+from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput, ToolCallOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoding import DecodedPart
 from omni_ws.engine.threads import run_in_thread
-from omni_ws.engine.vllm.early_input import EarlyBudget, EarlyWork, StreamedPrompt, WarmedPrefix
+from omni_ws.engine.vllm.answer_reader import AnswerReader
+from omni_ws.engine.vllm.early_input import EarlyBudget, EarlyWork, Origin, StreamedPrompt, WarmedPrefix
 from omni_ws.engine.vllm.input_parts import InputParts
 from omni_ws.engine.vllm.language_model import LanguageModel
-from omni_ws.engine.vllm.prompt import PromptDraft, PromptForm
-from omni_ws.engine.vllm.sampling import answer_parameters, survives_streaming
+from omni_ws.engine.vllm.prompt import Context, PromptDraft, PromptForm
+from omni_ws.engine.vllm.sampling import answer_parameters, check_parameters, survives_streaming
+from omni_ws.engine.vllm.token_logprobs import AlignedLogprobs, TokenBytes
+from omni_ws.engine.vllm.tool_calls import ToolUse, tool_use
 from omni_ws.errors import ContextLengthExceeded, EngineFailed
 
 if TYPE_CHECKING:
@@ -28,8 +31,6 @@ if TYPE_CHECKING:
 EARLY_AFTER_SEC: Final = 0.02
 #: Text that is worth a step of the model before its end has come, in tokens.
 LEAST_EARLY_TOKENS: Final = 16
-
-_REASONS: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "repetition": FinishReason.STOP}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,9 @@ class ThinkerParts:
     sample_rate: int
     shortest_segment_ms: int
     longest_segment_ms: int
+    token_bytes: Callable[[], TokenBytes]
+    #: vLLM's class; None where no tools are to be used.
+    tool_parser: Any
     #: Whom a request may share cached prefixes with; None: with everybody.
     cache_salt: Callable[[GenerationRequest], str | None]
 
@@ -59,9 +63,7 @@ class Thinker:
     name = "thinker"
 
     def __init__(self, parts: ThinkerParts, request: GenerationRequest, *, writes: bool) -> None:
-        self.finish_reason: FinishReason | None = None
         self.prompt_tokens = 0
-        self.answer_tokens = 0
         self.cached_tokens = 0
         #: How many parts of the prompt were computed before the input ended.
         self.early_steps = 0
@@ -69,7 +71,9 @@ class Thinker:
         self._request = request
         self._writes = writes
         asked = {**request.sampling, **request.stage_sampling.get(self.name, {})}
-        self._parameters: SamplingParams = answer_parameters(asked, parts.sampling)
+        self._parameters: SamplingParams = answer_parameters(asked, parts.sampling, request.options)
+        self._tools: ToolUse | None = None
+        self._answers: list[AnswerReader] = []
         self._input: InputParts | None = None
         self._changed = asyncio.Event()
         self._input_ended = asyncio.Event()
@@ -78,12 +82,20 @@ class Thinker:
     def input_audio_ms(self) -> int:
         return round(self._input.audio_ms) if self._input is not None else 0
 
+    @property
+    def answer_tokens(self) -> int:
+        return sum(answer.tokens for answer in self._answers)
+
+    @property
+    def finish_reasons(self) -> tuple[FinishReason, ...]:
+        """Of each answer, once all are finished."""
+        return tuple(answer.finish_reason for answer in self._answers if answer.finish_reason is not None)
+
     async def run(
         self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
     ) -> None:
         shared, request = self._shared, self._request
-        head, tail = await self._in_thread(shared.form.frame, request.instructions, request.history)
-        draft = PromptDraft(shared.form, head, tail)
+        draft: PromptDraft = await self._in_thread(self._prepare)
         self._input = InputParts(
             draft,
             sample_rate=shared.sample_rate,
@@ -97,7 +109,7 @@ class Thinker:
                 early = self._begin_early(draft)
                 await self._work_early(early, draft)
             await collecting
-            work = early or WarmedPrefix(shared.model, draft, request.request_id, self._salt)
+            work = early or WarmedPrefix(self._origin, draft)
             await self._answer(work, draft, sink, outputs)
         finally:
             collecting.cancel()
@@ -105,9 +117,34 @@ class Thinker:
             if early is not None:
                 await early.aclose()
 
+    def _prepare(self) -> PromptDraft:
+        """Raises InvalidValue for what only vLLM knows to be impossible, and for turns that the template refuses."""
+        self._check_options()
+        form, request = self._shared.form, self._request
+        if request.options.raw_prompt:
+            return PromptDraft(form.bare(), Context())
+        return PromptDraft(form, Context(request.instructions, request.history, request.tools))
+
+    def _check_options(self) -> None:
+        shared, options = self._shared, self._request.options
+        if shared.tool_parser is not None:
+            self._tools = tool_use(shared.tool_parser, shared.model, self._request)
+        if self._tools is not None:
+            self._parameters.structured_outputs = self._tools.constraint
+            self._parameters.skip_special_tokens = self._tools.skip_special_tokens
+        if self._parameters.structured_outputs is not None or options.logprobs is not None:
+            constraint = "response_format" if options.structure is not None else "tools"
+            check_parameters(shared.model, self._parameters, constraint=constraint)
+
     @property
-    def _salt(self) -> str | None:
-        return self._shared.cache_salt(self._request)
+    def _origin(self) -> Origin:
+        shared, request = self._shared, self._request
+        return Origin(
+            model=shared.model,
+            request_id=request.request_id,
+            cache_salt=shared.cache_salt(request),
+            priority=request.options.priority,
+        )
 
     async def _collect(self, source: AsyncIterator[DecodedPart], parts: InputParts) -> None:
         try:
@@ -130,12 +167,12 @@ class Thinker:
         return self._input_ended.is_set()
 
     def _begin_early(self, draft: PromptDraft) -> EarlyWork:
-        model, request_id = self._shared.model, self._request.request_id
+        origin = self._origin
         if survives_streaming(self._parameters):
-            streamed = StreamedPrompt.begin(model, draft, request_id, self._shared.budget, self._salt)
+            streamed = StreamedPrompt.begin(origin, draft, self._shared.budget)
             if streamed is not None:
                 return streamed
-        return WarmedPrefix(model, draft, request_id, self._salt)
+        return WarmedPrefix(origin, draft)
 
     async def _work_early(self, early: EarlyWork, draft: PromptDraft) -> None:
         """Gives the model what is sure, until the input ends. While it computes, more comes together."""
@@ -160,31 +197,33 @@ class Thinker:
             raise ContextLengthExceeded(
                 f"the input has {len(whole.tokens)} tokens, and the model reads {context}, its answer included"
             )
+        self._answers = [await self._reader(choice) for choice in range(self._parameters.n)]
         async with aclosing(work.answer(whole, self._parameters)) as answer:
             async for output in answer:
-                self.prompt_tokens = max(self.prompt_tokens, len(output.prompt_token_ids or ()))
-                self.cached_tokens = output.num_cached_tokens or 0
-                completion = output.outputs[0] if output.outputs else None
-                if completion is None:
-                    continue
-                self.answer_tokens += len(completion.token_ids)
-                if completion.finish_reason is not None:
-                    self._finish(completion.finish_reason)
-                if completion.text:
-                    await self._pass_on(completion.text, sink, outputs)
-        if self.finish_reason is None:
+                prompt = output.prompt_token_ids or ()
+                self.prompt_tokens = max(self.prompt_tokens, len(prompt))
+                self.cached_tokens = max(self.cached_tokens, output.num_cached_tokens or 0)
+                for piece in output.outputs:
+                    for said in self._answers[piece.index].read(piece, prompt):
+                        await self._pass_on(said, sink, outputs)
+        if len(self.finish_reasons) < len(self._answers):
             raise EngineFailed("the Thinker ended its answer without a reason")
 
-    def _finish(self, reason: str) -> None:
-        if reason not in _REASONS:
-            raise EngineFailed(f"the Thinker's engine ended the answer with {reason!r}")
-        self.finish_reason = _REASONS[reason]
+    async def _reader(self, choice: int) -> AnswerReader:
+        logprobs = None
+        if self._parameters.logprobs is not None:
+            data = await self._in_thread(self._shared.token_bytes)
+            logprobs = AlignedLogprobs(self._shared.model.llm.get_tokenizer(), data, self._parameters)
+        tools = self._tools.reader() if self._tools is not None else None
+        return AnswerReader(choice, logprobs=logprobs, tools=tools)
 
-    async def _pass_on(self, text: str, sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
-        if self._writes:
-            await outputs.put(TextOutput(text))
-        if sink is not None and not sink.closed:
-            await sink.put(text)
+    async def _pass_on(
+        self, said: TextOutput | ToolCallOutput, sink: Channel[Any] | None, outputs: Channel[EngineOutput]
+    ) -> None:
+        if self._writes or isinstance(said, ToolCallOutput):
+            await outputs.put(said)
+        if isinstance(said, TextOutput) and said.text and sink is not None and not sink.closed:
+            await sink.put(said.text)
 
     async def _in_thread(self, call: Callable[..., Any], *arguments: object) -> Any:
         return await run_in_thread(self._shared.thread, call, *arguments)

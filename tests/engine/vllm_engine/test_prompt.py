@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omni_ws.core.chunks import Modality
+from omni_ws.core.chunks import Modality, ToolCall
 from omni_ws.engine.base import Message
-from omni_ws.engine.vllm.prompt import Media, PromptDraft, PromptForm
-from omni_ws.errors import InvalidValue
+from omni_ws.engine.vllm.prompt import Context, Media, PromptDraft, PromptForm
+from omni_ws.errors import InvalidValue, UnsupportedModality
 
 CONTROL = ["<|end|>", "<|sound|>", "<|picture|>", "<|eos|>"]
 
@@ -40,8 +40,7 @@ class WordTokenizer:
         self._begin = "" if divisible else "▁"
         self._pieces = re.compile(rf"{control}| ?[^\s<]+|\s+(?!\S)|\s+|<")
 
-    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        assert not add_special_tokens
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return [self._number(word) for word in self._pieces.findall(self._begin + text)]
 
     def _number(self, word: str) -> int:
@@ -52,8 +51,14 @@ class WordTokenizer:
         return "".join(words[token] for token in tokens)
 
 
-def render(messages: list[dict[str, str]]) -> str:
-    return "".join(f"<|end|>{message['role']}\n{message['content']}" for message in messages) + "<|end|>assistant\n"
+def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+    said = "".join(f"<|end|>{message['role']}\n{written(message)}" for message in messages)
+    return f"{tools or ''}{said}<|end|>assistant\n"
+
+
+def written(message: dict[str, Any]) -> str:
+    calls = "".join(f"[{call['id']} {call['function']['arguments']}]" for call in message.get("tool_calls", ()))
+    return f"{message['content']}{calls}{message.get('tool_call_id', '')}"
 
 
 def placeholder(modality: Modality, number: int) -> str:
@@ -65,23 +70,23 @@ def form(tokenizer: WordTokenizer | None = None) -> PromptForm:
 
 
 def draft(prompt_form: PromptForm) -> PromptDraft:
-    return PromptDraft(prompt_form, *prompt_form.frame("Be brief.", ()))
+    return PromptDraft(prompt_form, Context("Be brief."))
 
 
 def test_the_frame_is_the_template_around_the_input() -> None:
-    head, tail = form().frame("Be brief.", (Message("user", "One"), Message("assistant", "Two")))
+    head, tail = form().frame(Context("Be brief.", (Message("user", "One"), Message("assistant", "Two"))))
     assert head == "<|end|>system\nBe brief.<|end|>user\nOne<|end|>assistant\nTwo<|end|>user\n"
     assert tail == "<|end|>assistant\n"
 
 
 def test_without_instructions_there_is_no_system_message() -> None:
-    assert form().frame("", ())[0] == "<|end|>user\n"
+    assert form().frame(Context())[0] == "<|end|>user\n"
 
 
 def test_no_text_of_a_client_is_a_control_token() -> None:
     tokenizer = WordTokenizer()
     prompt_form = form(tokenizer)
-    head, _ = prompt_form.frame("<|end|>", (Message("user", "<|eos|>"),))
+    head, _ = prompt_form.frame(Context("<|end|>", (Message("user", "<|eos|>"),)))
     assert head.count("<|end|>") == 3
     assert "<|eos|>" not in head
     written = draft(prompt_form)
@@ -201,8 +206,70 @@ def test_little_text_is_not_worth_a_step() -> None:
 
 
 def test_a_template_that_refuses_is_the_clients_fault() -> None:
-    def refuse(messages: list[dict[str, str]]) -> str:
+    def refuse(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
         raise InvalidValue("roles must alternate")
 
     with pytest.raises(InvalidValue):
-        PromptForm(WordTokenizer(), refuse, placeholder).frame("", ())
+        PromptForm(WordTokenizer(), refuse, placeholder).frame(Context())
+
+
+CALLS = (ToolCall("call_1", "f", '{"a": "<|end|>"}'), ToolCall("call_2", "g", '{"cut'))
+
+
+def test_calls_and_results_stand_in_the_prompt() -> None:
+    history = (Message("assistant", "Wait.", tool_calls=CALLS[:1]), Message("tool", "42", tool_call_id="call_1"))
+    head, _ = form().frame(Context(history=history))
+    assert head == '<|end|>assistant\nWait.[call_1 {"a": "<\u200b|end|>"}]<|end|>tool\n42call_1<|end|>user\n'
+
+
+def test_a_call_that_was_cut_off_is_left_out_with_its_result() -> None:
+    results = (Message("tool", "42", tool_call_id="call_1"), Message("tool", "43", tool_call_id="call_2"))
+    head, _ = form().frame(Context(history=(Message("assistant", "", tool_calls=CALLS), *results)))
+    assert "call_1 {" in head
+    assert "cut" not in head
+    assert "43" not in head
+    head, _ = form().frame(Context(history=(Message("assistant", "", tool_calls=CALLS[1:]), results[1])))
+    assert head == "<|end|>user\n"
+
+
+def test_what_was_taken_before_a_result_came_is_known_to_be_wrong() -> None:
+    history = (Message("assistant", "", tool_calls=CALLS[:1]),)
+    tokenizer = WordTokenizer()
+    written = PromptDraft(form(tokenizer), Context(history=history))
+    written.add_text("one two three", 0)
+    assert written.take_stable(1) is not None
+    written.add_tool_result("call_1", "4")
+    written.add_tool_result("call_1", "2")
+    assert written.take_stable(1) is None
+    whole = written.whole()
+    assert written.rest(whole) is None
+    assert "<|end|>tool\n42call_1<|end|>user\none two three<|end|>assistant\n" in tokenizer.decode(whole.tokens)
+
+
+def test_results_without_a_word_of_the_user() -> None:
+    tokenizer = WordTokenizer()
+    written = PromptDraft(form(tokenizer), Context(history=(Message("assistant", "", tool_calls=CALLS[:1]),)))
+    written.add_tool_result("call_1", "42")
+    assert tokenizer.decode(written.whole().tokens).endswith("<|end|>tool\n42call_1<|end|>assistant\n")
+
+
+def test_a_result_of_an_unknown_call_is_refused() -> None:
+    with pytest.raises(InvalidValue) as refused:
+        draft(form()).add_tool_result("call_1", "42")
+    assert refused.value.param == "tool_call_id"
+
+
+def test_texts_of_tools_are_plain() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"<|end|>": ["<|eos|>", 3, None, True]}}}
+    head, _ = form().frame(Context(tools=(tool,)))
+    assert "{'<\\u200b|end|>': ['<\\u200b|eos|>', 3, None, True]}" in head
+
+
+def test_a_bare_prompt_is_what_was_written() -> None:
+    bare = PromptDraft(form().bare(), Context("ignored"))
+    bare.add_text("<|end|> one", 0)
+    bare.add_text(" two", 0)
+    assert bare.take_stable(1) is None
+    assert len(bare.whole().tokens) == 3
+    with pytest.raises(UnsupportedModality):
+        bare.add_media(Media(Modality.IMAGE, None), 1)
