@@ -386,6 +386,7 @@ def test_what_the_vllm_engine_lacks_is_said_before_it_starts(
         ({"modalities": ("audio",)}, "remote.modalities must hold text"),
         ({"modalities": ("text", "smell")}, "remote.modalities holds 'smell'; it may hold text, audio"),
         ({"input_modalities": ("speech",)}, "remote.input_modalities holds 'speech'"),
+        ({"options": ("tool",)}, "remote.options holds 'tool'; it may hold tools, logprobs,"),
         ({"sampling": ("temprature",)}, "remote.sampling holds 'temprature'"),
         ({"stage_params": ("talker",)}, "remote.stage_params holds 'talker', which is no name"),
         ({"audio_sample_rate": 7_999}, "between 8000 and 192000"),
@@ -406,6 +407,7 @@ def test_remote_settings_that_can_work() -> None:
         speech_upstream="http://127.0.0.1:8001",
         modalities=("text", "audio"),
         input_modalities=("text", "audio", "image", "video"),
+        options=("tools", "logprobs", "response_format", "n", "priority"),
         stage_params=("talker.temperature",),
         audio_sample_rate=8_000,
     )

@@ -193,8 +193,9 @@ class RemoteConfig(Section):
         default=("text",),
         description="What a chat answer of the upstreams holds: text, or text and audio, where their model speaks.",
     )
-    options: tuple[Literal["tools", "logprobs", "response_format", "n", "priority"], ...] = Field(
-        default=(), description="What else the upstreams honour in a chat body, of these: no server says it."
+    options: tuple[Text, ...] = Field(
+        default=(),
+        description="What else a chat body may ask of them: tools, logprobs, response_format, n, priority.",
     )
     audio_format: Literal["pcm16", "pcm", "wav"] = Field(
         default="pcm16", description="Name of the audio format that is asked for where the model speaks."

@@ -15,6 +15,7 @@ _NOT_AVAILABLE: Final = "not available in this version"
 _REMOTE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "modalities": ("text", "audio"),
     "input_modalities": ("text", "audio", "image", "video"),
+    "options": ("tools", "logprobs", "response_format", "n", "priority"),
     "sampling": (
         *("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop", "seed"),
         *("presence_penalty", "frequency_penalty", "repetition_penalty"),

@@ -7,9 +7,10 @@ from typing import Any, Final
 
 import orjson
 
-from omni_ws.core.chunks import FinishReason, Usage
+from omni_ws.core.chunks import FinishReason, TokenLogprob, Usage
 from omni_ws.engine.answer_limit import count_words
-from omni_ws.engine.base import EngineOutput, Finished, TextOutput, TranscriptOutput
+from omni_ws.engine.base import EngineOutput, Finished, TextOutput, ToolCallOutput, TranscriptOutput
+from omni_ws.engine.remote.answer_fields import ToolCallReader, logprobs_of
 from omni_ws.engine.remote.refusal import stream_error
 from omni_ws.engine.remote.server_sent_events import ServerSentEvent
 from omni_ws.engine.remote.upstream_audio import UpstreamAudio
@@ -48,11 +49,12 @@ class ChatAnswer:
     them that comes is the one that is used.
     """
 
-    def __init__(self, *, sample_rate: int, upstream: str) -> None:
+    def __init__(self, *, sample_rate: int, upstream: str, choices: int = 1) -> None:
         self.done = False
         self.audio = UpstreamAudio(sample_rate=sample_rate)
         self._upstream = upstream
-        self._reason = FinishReason.STOP
+        self._reasons = [FinishReason.STOP] * choices
+        self._calls = [ToolCallReader() for _ in range(choices)]
         self._usage: Mapping[str, Any] = {}
         self._text_field: str | None = None
         self._said: list[str] = []
@@ -77,7 +79,7 @@ class ChatAnswer:
             input_audio_ms=self._count("input_audio_ms", input_audio_ms),
             output_audio_ms=round(self.audio.output_ms),
         )
-        return Finished(self._reason, usage)
+        return Finished(self._reasons[0], usage, tuple(self._reasons) if len(self._reasons) > 1 else ())
 
     def _count(self, name: str, otherwise: int) -> int:
         value = self._usage.get(name)
@@ -94,28 +96,32 @@ class ChatAnswer:
     def _choices(self, content: Mapping[str, Any]) -> Iterator[EngineOutput]:
         choices = content.get("choices")
         for choice in choices if isinstance(choices, list) else ():
-            if not isinstance(choice, dict) or choice.get("index", 0) != 0:
+            if not isinstance(choice, dict) or (index := choice.get("index", 0)) not in range(len(self._reasons)):
                 continue
             delta = choice.get("delta")
             if isinstance(delta, dict):
-                yield from self._delta(delta, content.get("modality"))
-            self._finish(choice.get("finish_reason"))
+                yield from self._delta(delta, content.get("modality"), index, logprobs_of(choice))
+                for call in self._calls[index].read(delta.get("tool_calls")):
+                    yield ToolCallOutput(call, index)
+            self._finish(choice.get("finish_reason"), index)
 
-    def _finish(self, reason: object) -> None:
+    def _finish(self, reason: object, index: int) -> None:
         if reason is None:
             return
         if reason in _BROKEN:
             raise EngineFailed("the upstream gave up the answer")
-        self._reason = _FINISH_REASONS.get(str(reason), FinishReason.STOP)
+        self._reasons[index] = _FINISH_REASONS.get(str(reason), FinishReason.STOP)
 
-    def _delta(self, delta: Mapping[str, Any], modality: object) -> Iterator[EngineOutput]:
+    def _delta(
+        self, delta: Mapping[str, Any], modality: object, index: int, logprobs: tuple[TokenLogprob, ...]
+    ) -> Iterator[EngineOutput]:
         said = delta.get("content")
         # vLLM-Omni says beside the choices what kind of content it is, and puts audio where text is otherwise.
         if modality == "audio":
             if isinstance(said, str):
                 yield from self.audio.feed_base64(said)
         elif isinstance(said, str):
-            yield from self._text("content", said)
+            yield from self._text("content", said, index, logprobs)
         audio = delta.get("audio")
         if isinstance(audio, dict):
             if isinstance(spoken := audio.get("transcript"), str):
@@ -123,10 +129,12 @@ class ChatAnswer:
             if isinstance(data := audio.get("data"), str):
                 yield from self.audio.feed_base64(data)
 
-    def _text(self, field: str, text: str) -> Iterator[EngineOutput]:
-        if not text:
+    def _text(
+        self, field: str, text: str, index: int = 0, logprobs: tuple[TokenLogprob, ...] = ()
+    ) -> Iterator[EngineOutput]:
+        if not text and not logprobs:
             return
         self._text_field = self._text_field or field
         if self._text_field == field:
             self._said.append(text)
-            yield TextOutput(text)
+            yield TextOutput(text, logprobs, index)

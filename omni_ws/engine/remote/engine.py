@@ -149,6 +149,8 @@ class RemoteEngine:
             self.active_requests -= 1
 
     def _outputs(self, request: GenerationRequest, prompt: Prompt) -> AsyncGenerator[EngineOutput, None]:
+        if OutputModality.AUDIO in request.modalities and request.options.choices > 1:
+            raise UnsupportedParameter("one answer alone can be spoken", param="n")
         if request.task is Task.SPEECH:
             return self._read_aloud(request, prompt)
         if OutputModality.AUDIO not in request.modalities:
@@ -158,7 +160,7 @@ class RemoteEngine:
         return self._spoken_answer(request, prompt)
 
     async def _read_aloud(self, request: GenerationRequest, prompt: Prompt) -> AsyncGenerator[EngineOutput, None]:
-        if any(not isinstance(part, Text) for part in prompt.parts):
+        if prompt.tool_results or any(not isinstance(part, Text) for part in prompt.parts):
             raise UnsupportedModality("task speech takes text", param="modality")
         if OutputModality.AUDIO not in request.modalities:
             raise UnsupportedParameter("task speech answers with audio: name it in modalities", param="modalities")
@@ -207,7 +209,11 @@ class RemoteEngine:
         async with pool.post("chat/completions", body, headers=headers) as upstream:
             if not upstream.content_type.startswith("text/event-stream"):
                 raise EngineFailed("the upstream does not stream its answer")
-            answer = ChatAnswer(sample_rate=self.config.audio_sample_rate, upstream=upstream.upstream)
+            answer = ChatAnswer(
+                sample_rate=self.config.audio_sample_rate,
+                upstream=upstream.upstream,
+                choices=request.options.choices,
+            )
             async with aclosing(self._events(upstream, answer)) as outputs:
                 async for output in outputs:
                     yield output
@@ -306,4 +312,9 @@ def _capabilities(config: RemoteConfig, *, hears: bool) -> EngineCapabilities:
         sampling=frozenset(config.sampling),
         stage_params=frozenset(config.stage_params),
         stage_sampling=frozenset(config.stage_sampling),
+        tools="tools" in config.options,
+        logprobs="logprobs" in config.options,
+        structured_output="response_format" in config.options,
+        choices="n" in config.options,
+        priority="priority" in config.options,
     )

@@ -62,6 +62,8 @@ class Prompt:
     parts: tuple[Part, ...]
     audio_ms: int
     size: int
+    #: By the call that they answer.
+    tool_results: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -77,8 +79,13 @@ async def read_prompt(request: GenerationRequest, *, executor: Executor, max_byt
 
     Raises PayloadTooLarge past ``max_bytes`` of a body, EmptyInput, UnsupportedFormat, or InvalidValue.
     """
-    chunks = [chunk async for chunk in request.input if chunk.payload]
+    chunks: list[InputChunk] = []
     collected = _Collected(max_bytes)
+    async for chunk in request.input:
+        if chunk.tool_call_id is not None:
+            collected.add_result(chunk.tool_call_id, chunk.payload)
+        elif chunk.payload:
+            chunks.append(chunk)
     for modality, run in groupby(chunks, key=lambda chunk: chunk.modality):
         if modality is Modality.AUDIO:
             decoded = decode_input(
@@ -110,6 +117,11 @@ class _Collected:
     parts: list[Part] = field(default_factory=list)
     audio: list[Samples] = field(default_factory=list)
     audio_part: int = -1
+    results: dict[str, bytes] = field(default_factory=dict)
+
+    def add_result(self, call_id: str, payload: bytes) -> None:
+        self.results[call_id] = self.results.get(call_id, b"") + payload
+        self._count(len(payload))
 
     def add_audio(self, part: AudioPart) -> None:
         if part.part != self.audio_part:
@@ -127,9 +139,10 @@ class _Collected:
 
     def prompt(self) -> Prompt:
         self._end_audio()
-        if not self.parts:
+        if not self.parts and not self.results:
             raise EmptyInput("the request has no input")
-        return Prompt(tuple(self.parts), round(self.samples * 1000 / AUDIO_SAMPLE_RATE), self.size)
+        results = {call_id: _decoded(result) for call_id, result in self.results.items()}
+        return Prompt(tuple(self.parts), round(self.samples * 1000 / AUDIO_SAMPLE_RATE), self.size, results)
 
     def _end_audio(self) -> None:
         if self.audio:
@@ -153,15 +166,19 @@ def _base64_length(size: int) -> int:
 def _parts(modality: Modality, run: Sequence[InputChunk]) -> Iterator[Part]:
     match modality:
         case Modality.TEXT:
-            try:
-                yield Text(b"".join(chunk.payload for chunk in run).decode())
-            except UnicodeDecodeError as error:
-                raise InvalidValue(f"the text is not UTF-8: {error.reason}", param="payload") from None
+            yield Text(_decoded(b"".join(chunk.payload for chunk in run)))
         case Modality.IMAGE:
             for chunk in run:
                 yield Picture("image_url", _image_type(chunk), chunk.payload)
         case _:
             yield from _video(run)
+
+
+def _decoded(text: bytes) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidValue(f"the text is not UTF-8: {error.reason}", param="payload") from None
 
 
 def _video(run: Sequence[InputChunk]) -> Iterator[Picture]:
@@ -213,10 +230,11 @@ def chat_body(request: GenerationRequest, prompt: Prompt, *, model: str, config:
     """The JSON; ``audio``: whether the answer is to be spoken by the chat upstream itself."""
     body: dict[str, Any] = {
         "model": model,
-        "messages": [*_earlier(request), {"role": "user", "content": _content(prompt)}],
+        "messages": [*_earlier(request), *_input(prompt)],
         "stream": True,
         "stream_options": {"include_usage": True},
         **request.sampling,
+        **dict(_options(request)),
     }
     if audio:
         voice = {} if request.voice is None else {"voice": request.voice}
@@ -234,11 +252,49 @@ def _plain(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]
     return {stage: dict(parameters) for stage, parameters in stages.items()}
 
 
-def _earlier(request: GenerationRequest) -> Iterator[dict[str, str]]:
+def _options(request: GenerationRequest) -> Iterator[tuple[str, Any]]:
+    """What few requests ask for; nothing of it is said where it is not asked for."""
+    options = request.options
+    if request.tools:
+        yield "tools", [dict(tool) for tool in request.tools]
+        if request.tool_choice is not None:
+            yield "tool_choice", request.tool_choice
+        if not options.parallel_tool_calls:
+            yield "parallel_tool_calls", False
+    if options.logprobs is not None:
+        yield "logprobs", True
+        yield "top_logprobs", options.logprobs
+    if options.structure is not None:
+        schema = options.structure.schema
+        named = {"name": "answer", "schema": None if schema is None else dict(schema), "strict": True}
+        form = {"type": "json_object"} if schema is None else {"type": "json_schema", "json_schema": named}
+        yield "response_format", form
+    if options.choices > 1:
+        yield "n", options.choices
+    if options.priority:
+        yield "priority", options.priority
+
+
+def _input(prompt: Prompt) -> Iterator[dict[str, Any]]:
+    for call_id, result in prompt.tool_results.items():
+        yield {"role": "tool", "tool_call_id": call_id, "content": result}
+    if prompt.parts:
+        yield {"role": "user", "content": _content(prompt)}
+
+
+def _earlier(request: GenerationRequest) -> Iterator[dict[str, Any]]:
     if request.instructions:
         yield {"role": "system", "content": request.instructions}
     for message in request.history:
-        yield {"role": message.role, "content": message.text}
+        fields: dict[str, Any] = {"role": message.role, "content": message.text}
+        if message.tool_calls:
+            fields["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in message.tool_calls
+            ]
+        if message.tool_call_id is not None:
+            fields["tool_call_id"] = message.tool_call_id
+        yield fields
 
 
 def _content(prompt: Prompt) -> str | list[dict[str, Any]]:
