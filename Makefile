@@ -108,6 +108,7 @@ OUTSIDE_VENV := .venv-outside
 OUTSIDE_NODE := .cache/outside-node
 test-outside: $(VENV)/.ready-to-test $(OUTSIDE_VENV)/.ready $(OUTSIDE_NODE)/.ready
 	@OUTSIDE_PYTHON='$(CURDIR)/$(OUTSIDE_VENV)/bin/python' OUTSIDE_NODE='$(CURDIR)/$(OUTSIDE_NODE)' \
+	  $(if $(wildcard $(VLLM_VENV)/.ready),OUTSIDE_VLLM='$(CURDIR)/$(VLLM_BIN)/python') \
 	  $(BIN)/python -m pytest tests/outside $(ARGS)
 
 $(OUTSIDE_VENV)/.ready: requirements/outside.txt | $(BIN)/python
