@@ -148,7 +148,8 @@ class Conversation:
             self._stop_receiving()
         else:
             self.stream.drop_waiting(now=self._now())
-        self.loudspeaker.silence()
+        if turn is None or turn.answer is not None:
+            self.loudspeaker.silence()
         if turn is not None:
             self._cancel(turn)
 

@@ -28,7 +28,7 @@ from omni_ws.wire.server_frames import SpeechStarted, SpeechStopped
 #: Audio goes to a thread in pieces of at least this length while nobody speaks, and in a turn, since each costs a
 #: thread's waking up and a model that is no longer in any cache; but window by window where it matters at once: when a
 #: turn may be about to end, or an answer to be interrupted.
-PIECE_MS: Final = 5 * vad.WINDOW_MS
+PIECE_MS: Final = 8 * vad.WINDOW_MS
 TURN_PIECE_MS: Final = 3 * vad.WINDOW_MS
 URGENT_PIECE_MS: Final = vad.WINDOW_MS
 #: And in pieces of at most about this many bytes: a long chunk is cut, so that no session keeps a thread for long.

@@ -315,7 +315,7 @@ async def test_what_cannot_be_decoded_is_told_once_and_the_session_goes_on() -> 
     async with live_server() as server, inline_client(server) as client:
         await client.configure(input_audio={"format": "wav"})
         await listen(client)
-        await stream(client, b"no wav at all, and still none " * 200)
+        await stream(client, b"no wav at all, and still none " * 400)
         error = await client.error()
         assert error["code"] == "unsupported_format"
         assert error["sequence_id"] is not None
