@@ -106,7 +106,7 @@ async def measure(url: str, options: argparse.Namespace) -> bool:
     last, final = ([task.result()[index] for task in answers] for index in (0, 1))
     who = f"{options.sessions} sessions"
     report.row(f"cancel → last audio of the answer, {who}", last, target=MAX_INTERRUPTION, at=0.99)
-    report.row(f"cancel → final of the answer, {who}", final, target=MAX_INTERRUPTION, at=0.99)
+    report.row(f"cancel → final of the answer, {who}", final)
     clips = [Clip.load(name) for name in CLIPS]
     ends: list[float] = []
     for shift in range(options.shifts):
