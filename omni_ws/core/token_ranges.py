@@ -40,6 +40,10 @@ class TokenRanges:
     def first(self) -> int | None:
         return self._starts[0] if self._starts else None
 
+    def pairs(self) -> list[tuple[int, int]]:
+        """The union as ranges that neither touch nor overlap."""
+        return list(zip(self._starts, self._ends, strict=True))
+
     def below(self, limit: int) -> Iterator[int]:
         """The positions before ``limit``, each once, in order."""
         for start, end in zip(self._starts, self._ends, strict=True):

@@ -87,7 +87,7 @@ class ReadoutManifest:
 
 
 class TokenEngine(Protocol):
-    """Of an engine whose capabilities say ``token_sessions``. Everything is known once the engine has started."""
+    """``tokens`` of an engine whose capabilities say ``token_sessions``, from when it has started."""
 
     @property
     def max_model_len(self) -> int: ...
@@ -112,3 +112,10 @@ class TokenEngine(Protocol):
         aborts the call. Raises as ``Engine.generate`` does; ContextLengthExceeded before the first output.
         """
         ...
+
+
+class HasTokens(Protocol):
+    """What such an engine has besides being an Engine."""
+
+    @property
+    def tokens(self) -> TokenEngine: ...

@@ -13,7 +13,7 @@ from omni_ws.core.audio_format import AudioEncoding
 from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.base import Engine, EngineState
-from omni_ws.engine.tokens import TokenEngine
+from omni_ws.engine.tokens import HasTokens
 from omni_ws.errors import EngineFailed, EngineOverloaded
 from omni_ws.service.admission import Admission
 from omni_ws.service.configuration import LOCAL_MODEL, Configuration, ConfigurationRules, ServedModel
@@ -83,7 +83,7 @@ class SessionFactory:
         if not self.engine.capabilities.token_sessions:
             return None
         return TokenSessions(
-            cast("TokenEngine", self.engine),
+            cast("HasTokens", self.engine).tokens,
             ttl_sec=self.config.grpc.session_ttl_sec,
             budget=self.budget,
             admission=self.admission,

@@ -65,6 +65,10 @@ class TokenEngine(EchoEngine):
             await self._ended.wait()
 
     @property
+    def tokens(self) -> TokenEngine:
+        return self
+
+    @property
     def capabilities(self) -> EngineCapabilities:
         return replace(CAPABILITIES, token_sessions=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import uuid
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,16 +19,19 @@ from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Us
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
 from omni_ws.engine.decoding import decode_input
 from omni_ws.engine.pipeline import Link, Stage, pipeline
+from omni_ws.engine.tokens import ReadoutManifest
 from omni_ws.engine.vllm.audio_segments import LONGEST_MS
 from omni_ws.engine.vllm.checkpoint import Checkpoint, read_checkpoint
 from omni_ws.engine.vllm.code2wav import Code2Wav
 from omni_ws.engine.vllm.early_input import EarlyBudget
 from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.engine.vllm.read_aloud import ReadAloud
+from omni_ws.engine.vllm.readouts import Readouts
 from omni_ws.engine.vllm.sampling import SAMPLING
 from omni_ws.engine.vllm.speaker import Speaker
 from omni_ws.engine.vllm.talker import Talker
 from omni_ws.engine.vllm.thinker import Thinker, ThinkerParts
+from omni_ws.engine.vllm.token_generation import TokenGenerator
 from omni_ws.engine.vllm.token_logprobs import TokenBytes
 from omni_ws.engine.vllm.tool_calls import check_tool_parser, load_tool_parser
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedParameter
@@ -49,7 +53,11 @@ class VllmEngine:
     name = "vllm"
 
     def __init__(
-        self, config: VllmConfig, *, cache_salt: Callable[[GenerationRequest], str | None] = shared_by_owner
+        self,
+        config: VllmConfig,
+        *,
+        cache_salt: Callable[[GenerationRequest], str | None] = shared_by_owner,
+        readouts: Readouts | None = None,
     ) -> None:
         if config.model is None:
             raise ConfigurationError(["the vllm engine needs a model: --model NAME-OR-FOLDER"])
@@ -57,7 +65,14 @@ class VllmEngine:
         self.model = Path(config.model).name if Path(config.model).is_dir() else config.model
         self.active_requests = 0
         self._cache_salt = cache_salt
-        self._thinker = LanguageModel("Thinker", {"model": config.model, **config.args}, setting="vllm.args")
+        args = {"model": config.model, **config.args}
+        if readouts is not None:
+            readouts.check_args(config.args)
+            args |= readouts.engine_args
+        self._readouts = readouts
+        self._thinker = LanguageModel(
+            "Thinker", args, setting="vllm.args", prepare=None if readouts is None else readouts.install
+        )
         self._speaker: Speaker | None = None
         if config.talker is not None:
             self._speaker = Speaker(config.talker, profile=config.talker_profile, args=config.talker_args)
@@ -67,6 +82,14 @@ class VllmEngine:
         self._shared: ThinkerParts | None = None
         self._decoding: ThreadPoolExecutor | None = None
         self._tokenizing: ThreadPoolExecutor | None = None
+        self._tokens: TokenGenerator | None = None
+
+    @property
+    def tokens(self) -> TokenGenerator:
+        """For token sessions. Raises EngineFailed before ``start`` and after ``stop``."""
+        if self._tokens is None:
+            raise EngineFailed("the engine is not running", fatal=True)
+        return self._tokens
 
     @property
     def state(self) -> EngineState:
@@ -85,6 +108,7 @@ class VllmEngine:
             output_modalities=frozenset({OutputModality.TEXT} | ({OutputModality.AUDIO} if speaker else set())),
             tasks=frozenset({Task.CHAT, Task.SPEECH} if speaker else {Task.CHAT}),
             extend=True,
+            token_sessions=True,
             voices=speaker.voices if speaker else (),
             sampling=SAMPLING,
             stage_sampling=thinker | (speaker.sampling_names if speaker else frozenset()),
@@ -116,6 +140,9 @@ class VllmEngine:
         try:
             if parser is not None:
                 await asyncio.to_thread(check_tool_parser, parser)
+            if self._readouts is not None:
+                os.environ.update(self._readouts.environment)
+                await self._readouts.channel.start()
             await self._thinker.start()
             if self._speaker is not None:
                 await self._speaker.start()
@@ -126,6 +153,12 @@ class VllmEngine:
         except BaseException:
             await self.stop()
             raise
+        self._tokens = TokenGenerator(
+            self._thinker,
+            channel=None if self._readouts is None else self._readouts.channel,
+            manifest=ReadoutManifest() if self._readouts is None else self._readouts.manifest,
+            decoding=self._decoding,
+        )
         self._shared = ThinkerParts(
             model=self._thinker,
             form=self._checkpoint.form,
@@ -141,11 +174,13 @@ class VllmEngine:
         )
 
     async def stop(self) -> None:
-        self._shared = None
+        self._shared = self._tokens = None
         executors = [executor for executor in (self._decoding, self._tokenizing) if executor is not None]
         self._decoding = self._tokenizing = None
         ending = [self._thinker.stop(), *([self._speaker.stop()] if self._speaker is not None else [])]
         await asyncio.gather(*ending)
+        if self._readouts is not None:
+            await self._readouts.channel.stop()
         for executor in executors:
             await asyncio.to_thread(executor.shutdown)
 

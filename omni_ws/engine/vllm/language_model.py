@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
 from multiprocessing import resource_tracker
@@ -63,14 +63,22 @@ def prepare_environment() -> None:
 class LanguageModel:
     """``role`` names it in messages; ``args`` are vLLM's own engine arguments, passed on as they are.
 
-    ``setting`` is the key of the configuration that holds them.
+    ``setting`` is the key of the configuration that holds them; ``prepare`` is awaited whenever it has been loaded.
     """
 
-    def __init__(self, role: str, args: Mapping[str, Any], *, setting: str) -> None:
+    def __init__(
+        self,
+        role: str,
+        args: Mapping[str, Any],
+        *,
+        setting: str,
+        prepare: Callable[[AsyncLLM], Awaitable[None]] | None = None,
+    ) -> None:
         self.role = role
         self.state = EngineState.STARTING
         self._args = {**_DEFAULT_ARGS, **args}
         self._setting = setting
+        self._prepare = prepare
         self._running: _Running | None = None
         self._died = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
@@ -181,6 +189,8 @@ class LanguageModel:
     async def _load(self) -> None:
         try:
             self._running = await _in_daemon_thread(self._create, _shut_down, name=f"{self.role} start")
+            if self._prepare is not None:
+                await self._prepare(self._running.llm)
             await self._warm_up(self._running.llm)
         except (ConfigurationError, OmniError):
             await self._release()

@@ -1,0 +1,99 @@
+"""The files of the readouts: vectors for each layer, and a manifest that says what they stand for.
+
+``layer_<index>.vectors`` of the safetensors file has the shape (concepts, hidden size). The files do not lie in the
+checkpoint's folder: vLLM would load every safetensors file there as weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omni_ws.config.error import ConfigurationError
+from omni_ws.engine.tokens import ReadoutManifest
+
+_DTYPE: Final = "float16"
+
+
+@dataclass(frozen=True, slots=True)
+class ReadoutVectors:
+    """``matrices`` are float32, one for each layer of the manifest, shape (concepts, hidden size)."""
+
+    manifest: ReadoutManifest
+    matrices: tuple[NDArray[np.float32], ...]
+
+    def check_model(self, *, hidden_size: int, layers: int) -> None:
+        """Raises ConfigurationError for vectors of another model."""
+        problems = []
+        if self.manifest.hidden_size != hidden_size:
+            problems.append(
+                f"the readout vectors are for a hidden size of {self.manifest.hidden_size}; "
+                f"the model's is {hidden_size}"
+            )
+        if beyond := [layer for layer in self.manifest.layers if layer >= layers]:
+            problems.append(f"the readout vectors name the layers {beyond}; the model has {layers}")
+        if problems:
+            raise ConfigurationError(problems)
+
+
+def load_vectors(vectors: Path, manifest: Path) -> ReadoutVectors:
+    """Raises ConfigurationError for files that are missing, or do not fit each other."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    described = _manifest(manifest)
+    try:
+        tensors = load_file(vectors)
+    except (OSError, SafetensorError) as error:
+        raise ConfigurationError([f"cannot read the readout vectors {vectors}: {error}"]) from None
+    shape = (len(described.concepts), described.hidden_size)
+    matrices = []
+    for layer in described.layers:
+        name = f"layer_{layer}.vectors"
+        tensor = tensors.get(name)
+        if tensor is None or tensor.shape != shape:
+            found = "nothing" if tensor is None else f"the shape {tensor.shape}"
+            raise ConfigurationError([f"{vectors}: {name} should have the shape {shape}; there is {found}"])
+        matrix = tensor.astype(np.float32)
+        if not np.isfinite(matrix).all():
+            raise ConfigurationError([f"{vectors}: {name} holds what is no number"])
+        matrices.append(matrix)
+    return ReadoutVectors(described, tuple(matrices))
+
+
+def save_vectors(
+    matrices: Mapping[int, NDArray[np.float32]], concepts: Sequence[str], vectors: Path, manifest: Path
+) -> None:
+    """Write both files. ``matrices`` has a row for each concept, by layer."""
+    from safetensors.numpy import save_file
+
+    layers = sorted(matrices)
+    save_file({f"layer_{layer}.vectors": matrices[layer].astype(np.float16) for layer in layers}, vectors)
+    hidden_size = matrices[layers[0]].shape[1]
+    described = {"concepts": list(concepts), "layers": layers, "hidden_size": hidden_size, "dtype": _DTYPE}
+    manifest.write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+
+
+def _manifest(path: Path) -> ReadoutManifest:
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError([f"cannot read the readout manifest {path}: {error}"]) from None
+    concepts, layers = _list(fields, "concepts", str), _list(fields, "layers", int)
+    hidden_size = fields.get("hidden_size") if isinstance(fields, dict) else None
+    if not concepts or not layers or type(hidden_size) is not int or hidden_size < 1 or min(layers) < 0:
+        raise ConfigurationError([f"{path}: a manifest has concepts, layers and a hidden_size"])
+    if len(set(layers)) < len(layers) or fields.get("dtype") != _DTYPE:
+        raise ConfigurationError([f"{path}: layers are named once, and the dtype is {_DTYPE}"])
+    return ReadoutManifest(concepts=tuple(concepts), layers=tuple(layers), hidden_size=hidden_size, dtype=_DTYPE)
+
+
+def _list(fields: Any, name: str, kind: type) -> list[Any]:
+    value = fields.get(name) if isinstance(fields, dict) else None
+    return value if isinstance(value, list) and all(type(one) is kind for one in value) else []

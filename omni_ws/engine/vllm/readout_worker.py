@@ -1,0 +1,148 @@
+"""What runs inside vLLM's worker: reads the residual stream at each wanted position and sends its projections.
+
+Requests say by ``extra_args`` of their sampling parameters what they want: ``{"readout": {"key": …, "ranges": …}}``.
+What they get goes through a socket of this machine, a frame for each run of positions, in the step that computed it,
+so that a token costs no call. vLLM has to run eagerly: compiled graphs know no hooks.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+#: Bytes of the key, first position, positions; then the key, and float32 numbers [position][layer][concept].
+FRAME: Final = struct.Struct("<IQI")
+_SEND_BUFFER_BYTES: Final = 4 << 20
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Rows of a step that belong to a request: ``count`` from ``first_row``, at positions from ``first_position``."""
+
+    key: str
+    first_row: int
+    first_position: int
+    count: int
+
+
+class ReadoutWorker:
+    """Mixed into vLLM's worker by ``worker_extension_cls``; ``model_runner`` is that worker's."""
+
+    model_runner: Any
+    rank: int
+
+    def install_readouts(self, address: str, layers: Sequence[int], matrices: Sequence[bytes], concepts: int) -> int:
+        """Hook the layers; returns how many there are. ``matrices`` are float32, each (concepts, hidden size).
+
+        Without an address nothing is done. Of workers that share the layers' work one is enough: the stream is the
+        same in all of them.
+        """
+        runner = self.model_runner
+        blocks = _decoder_layers(runner.model)
+        if address and self.rank == 0:
+            self._readout = _Readout(runner, address, layers, matrices, concepts)
+            for place, layer in enumerate(layers):
+                blocks[layer].register_forward_hook(self._readout.hook(place))
+        return len(blocks)
+
+
+class _Readout:
+    def __init__(
+        self, runner: Any, address: str, layers: Sequence[int], matrices: Sequence[bytes], concepts: int
+    ) -> None:
+        self._runner = runner
+        self._layers = len(layers)
+        self._vectors = [
+            torch.from_numpy(np.frombuffer(matrix, np.float32).reshape(concepts, -1).copy()).to(runner.device)
+            for matrix in matrices
+        ]
+        self._scheduled: Any = None
+        self._wanted: list[_Rows] = []
+        self._rows: torch.Tensor | None = None
+        self._values: list[torch.Tensor] = []
+        self._socket: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        self._socket.connect(address)
+        execute, forward = runner.execute_model, runner._model_forward
+
+        def execute_model(scheduled: Any, *arguments: Any, **options: Any) -> Any:
+            self._scheduled = scheduled
+            return execute(scheduled, *arguments, **options)
+
+        def model_forward(*arguments: Any, **options: Any) -> Any:
+            # Only now the rows are in the order in which the model sees them.
+            self._wanted = self._wanted_rows()
+            if not self._wanted:
+                return forward(*arguments, **options)
+            rows = np.concatenate([np.arange(one.first_row, one.first_row + one.count) for one in self._wanted])
+            self._rows = torch.from_numpy(rows).to(runner.device)
+            try:
+                return forward(*arguments, **options)
+            finally:
+                self._send()
+
+        runner.execute_model, runner._model_forward = execute_model, model_forward
+
+    def hook(self, place: int) -> Callable[..., None]:
+        def after_layer(module: Any, inputs: Any, output: Any) -> None:
+            if not self._wanted:
+                return
+            # vLLM's layers give what they add and the stream that it is added to apart.
+            stream = output
+            if isinstance(output, tuple):
+                stream = output[0] if len(output) < 2 or output[1] is None else output[0] + output[1]
+            self._values.append(stream[self._rows].float() @ self._vectors[place].T)
+
+        return after_layer
+
+    def _wanted_rows(self) -> list[_Rows]:
+        wanted: list[_Rows] = []
+        if self._scheduled is None:
+            return wanted
+        batch, row = self._runner.input_batch, 0
+        for index, request_id in enumerate(batch.req_ids):
+            count = self._scheduled.num_scheduled_tokens.get(request_id, 0)
+            sampling = self._runner.requests[request_id].sampling_params
+            asked = ((sampling and sampling.extra_args) or {}).get("readout")
+            if asked is not None:
+                begins = int(batch.num_computed_tokens_cpu[index])
+                for start, end in asked["ranges"]:
+                    first, last = max(start, begins), min(end, begins + count)
+                    if first < last:
+                        wanted.append(_Rows(asked["key"], row + first - begins, first, last - first))
+            row += count
+        self._scheduled = None
+        return wanted
+
+    def _send(self) -> None:
+        wanted, values = self._wanted, self._values
+        self._wanted, self._values = [], []
+        if len(values) != self._layers or self._socket is None:
+            return  # the step failed on its way
+        numbers = torch.stack(values, dim=1).cpu().numpy()
+        frames = bytearray()
+        row = 0
+        for one in wanted:
+            key = one.key.encode()
+            frames += FRAME.pack(len(key), one.first_position, one.count) + key
+            frames += numbers[row : row + one.count].tobytes()
+            row += one.count
+        try:
+            self._socket.sendall(frames)
+        except OSError:
+            self._socket = None  # the server is gone, and vLLM is about to be told
+
+
+def _decoder_layers(model: Any) -> Any:
+    """The blocks of the language model, wherever the architecture keeps it."""
+    if hasattr(model, "get_language_model"):
+        model = model.get_language_model()
+    while not hasattr(model, "layers"):
+        model = model.language_model if hasattr(model, "language_model") else model.model
+    return model.layers

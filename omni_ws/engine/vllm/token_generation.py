@@ -1,0 +1,352 @@
+"""Token sessions on vLLM: lists of ids in, their log-probabilities, readouts and continuations out."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from PIL import Image
+
+from omni_ws.core.token_ranges import TokenRanges
+from omni_ws.core.token_session import TokenImage, VisionTokens
+from omni_ws.engine.threads import run_in_thread
+from omni_ws.engine.tokens import (
+    ReadoutManifest,
+    TokenEvent,
+    TokenGeneration,
+    TokenOutput,
+    TokensFinished,
+    TokenStop,
+)
+from omni_ws.engine.vllm.language_model import LanguageModel
+from omni_ws.engine.vllm.readout_channel import ReadoutChannel, ReadoutCollector
+from omni_ws.errors import EngineFailed, InvalidValue, OmniError, UnsupportedFormat
+from omni_ws.media.image import decode_image
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from vllm import RequestOutput, SamplingParams
+
+
+class _ReadFromCache(Exception):
+    """Positions that should be read out were found in the cache."""
+
+
+#: How long a readout may take to arrive after the engine said that its step is over.
+_ARRIVAL_SEC: Final = 10.0
+
+
+class TokenGenerator:
+    """A TokenEngine over a model that runs. ``channel`` is None where readouts are turned off.
+
+    The last position that vLLM knows is kept free, so that every list can be scored and every token read out: both
+    take a step that writes one token more.
+    """
+
+    def __init__(
+        self, model: LanguageModel, *, channel: ReadoutChannel | None, manifest: ReadoutManifest, decoding: Executor
+    ) -> None:
+        config = model.llm.model_config
+        self.max_model_len: int = config.max_model_len - 1
+        self.vocabulary_size: int = config.get_vocab_size()
+        self.vision_tokens = _vision_tokens(config)
+        self.readout_manifest = manifest
+        self.active_calls = 0
+        self._model = model
+        self._channel = channel
+        self._decoding = decoding
+        self._ends = _end_tokens(model)
+        self._by_priority = model.llm.vllm_config.scheduler_config.policy == "priority"
+
+    async def check_images(self, images: Sequence[TokenImage]) -> None:
+        assert self.vision_tokens is not None
+        for index, image in enumerate(images):
+            try:
+                picture = await self._picture(image)
+            except OmniError as error:
+                error.param = f"images[{index}]"
+                raise
+            block = [self.vision_tokens.start, self.vision_tokens.pad, self.vision_tokens.end]
+            # Under a name of its own: vLLM believes that what it has processed once is known to its engine as well.
+            prompt = {
+                "prompt_token_ids": block,
+                "multi_modal_data": {"image": [picture]},
+                "multi_modal_uuids": {"image": [uuid.uuid4().hex]},
+            }
+            rendered = await self._model.render(prompt)
+            features = list(rendered["prompt_token_ids"]).count(self.vision_tokens.pad)
+            if features != image.features:
+                raise InvalidValue(
+                    f"the model makes {features} features of it, and its block has {image.features}",
+                    param=f"images[{index}]",
+                )
+
+    async def generate_tokens(self, generation: TokenGeneration) -> AsyncGenerator[TokenEvent, None]:
+        self.active_calls += 1
+        try:
+            prompt = await self._prompt(generation)
+            try:
+                async with aclosing(self._run(_Call(generation, self._ends), prompt)) as events:
+                    async for event in events:
+                        yield event
+            except _ReadFromCache:
+                # What was not computed has no readout: once more, from the beginning.
+                async with aclosing(self._run(_Call(generation, self._ends, skip_cache=True), prompt)) as events:
+                    async for event in events:
+                        yield event
+        finally:
+            self.active_calls -= 1
+
+    async def _run(self, call: _Call, prompt: Any) -> AsyncGenerator[TokenEvent, None]:
+        async with AsyncExitStack() as stack:
+            readouts: ReadoutCollector | None = None
+            if call.reads_out:
+                assert self._channel is not None
+                readouts = stack.enter_context(self._channel.collect(call.key))
+            priority = call.generation.priority if self._by_priority else 0
+            outputs = self._model.generate(prompt, call.parameters(), call.key, priority=priority)
+            ahead = await stack.enter_async_context(aclosing(_Ahead(outputs)))
+            events = await stack.enter_async_context(aclosing(call.events(ahead, readouts)))
+            async for event in events:
+                yield event
+
+    async def _prompt(self, generation: TokenGeneration) -> Any:
+        tokens = list(generation.tokens)
+        prompt: dict[str, Any] = {"prompt_token_ids": tokens}
+        if generation.images:
+            # vLLM makes the pads itself, of one for each image.
+            prompt["prompt_token_ids"] = _with_single_pads(tokens, generation.images)
+            prompt["multi_modal_data"] = {"image": [await self._picture(image) for image in generation.images]}
+        if generation.owner is not None:
+            prompt["cache_salt"] = generation.owner
+        rendered = await self._model.render(prompt)
+        if list(rendered["prompt_token_ids"]) != tokens:
+            raise EngineFailed("the model made other tokens of the images than the session holds")
+        return rendered
+
+    async def _picture(self, image: TokenImage) -> Any:
+        return await run_in_thread(self._decoding, _picture, image.data)
+
+
+@dataclass(slots=True)
+class _Call:
+    """What one call asks of vLLM, and what it makes of vLLM's outputs."""
+
+    generation: TokenGeneration
+    model_ends: frozenset[int]
+    key: str = ""
+    skip_cache: bool = False
+    #: Of the list as it was at the call: the session's own grows with the answer.
+    length: int = 0
+
+    def __post_init__(self) -> None:
+        self.key = f"{self.generation.request_id}-{uuid.uuid4().hex[:8]}"
+        self.length = len(self.generation.tokens)
+
+    @property
+    def reads_out(self) -> bool:
+        return self.reads_out_prompt or self.reads_out_answer
+
+    @property
+    def reads_out_prompt(self) -> bool:
+        first = self.generation.readout_ranges.first
+        return first is not None and first < self.length
+
+    @property
+    def reads_out_answer(self) -> bool:
+        return self.generation.max_tokens > 0 and self.generation.readout_ranges.reaches(self.length)
+
+    @property
+    def scores_prompt(self) -> bool:
+        return any(start < self.length and end > max(start, 1) for start, end in self.generation.logprob_ranges.pairs())
+
+    @property
+    def ends(self) -> frozenset[int]:
+        return self.model_ends | self.generation.sampling.stop_token_ids
+
+    def parameters(self) -> SamplingParams:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        asked, wanted = self.generation, self.generation.sampling
+        top = asked.logprob_top_k
+        scores_answer = asked.max_tokens > 0 and asked.logprob_ranges.reaches(self.length)
+        extra: dict[str, Any] | None = None
+        if self.reads_out:
+            extra = {"readout": {"key": self.key, "ranges": asked.readout_ranges.pairs()}}
+        return SamplingParams(
+            temperature=wanted.temperature,
+            top_p=wanted.top_p,
+            top_k=wanted.top_k,
+            # The token that ends an answer has a readout only once vLLM goes on after it.
+            ignore_eos=self.reads_out_answer,
+            stop_token_ids=[] if self.reads_out_answer else list(wanted.stop_token_ids),
+            # vLLM writes one token at least; the last one is read out by the step that writes the next.
+            max_tokens=max(1, asked.max_tokens + self.reads_out_answer),
+            logprobs=top if scores_answer else None,
+            prompt_logprobs=top if self.scores_prompt else None,
+            skip_reading_prefix_cache=True if self.skip_cache else None,
+            detokenize=False,
+            extra_args=extra,
+            output_kind=RequestOutputKind.DELTA,
+        )
+
+    async def events(self, outputs: _Ahead, readouts: ReadoutCollector | None) -> AsyncGenerator[TokenEvent, None]:
+        first = True
+        count = 0
+        async for output in outputs:
+            completion = output.outputs[0]
+            if completion.finish_reason in ("error", "abort"):
+                raise EngineFailed("vLLM could not compute this")
+            if first:
+                first = False
+                if self._was_read_from_cache(output):
+                    raise _ReadFromCache
+                async for token in self._prompt_tokens(output, outputs, readouts):
+                    yield token
+            for index, token_id in enumerate(completion.token_ids):
+                if count == self.generation.max_tokens:
+                    break
+                told = completion.logprobs[index] if completion.logprobs else None
+                yield await self._token(token_id, self.length + count, told, outputs, readouts, is_prefill=False)
+                count += 1
+                if token_id in self.ends:
+                    yield TokensFinished(TokenStop.EOS)
+                    return
+            if count == self.generation.max_tokens:
+                yield TokensFinished(TokenStop.LENGTH)
+                return
+        raise EngineFailed("vLLM ended an answer before its end")
+
+    def _was_read_from_cache(self, output: RequestOutput) -> bool:
+        covered = self.generation.readout_ranges.first
+        return self.reads_out_prompt and covered is not None and (output.num_cached_tokens or 0) > covered
+
+    async def _prompt_tokens(
+        self, output: RequestOutput, outputs: _Ahead, readouts: ReadoutCollector | None
+    ) -> AsyncGenerator[TokenEvent, None]:
+        generation = self.generation
+        told = output.prompt_logprobs
+        for position in _union(generation, self.length):
+            yield await self._token(
+                generation.tokens[position],
+                position,
+                told[position] if told else None,
+                outputs,
+                readouts,
+                is_prefill=True,
+            )
+
+    async def _token(
+        self,
+        token_id: int,
+        position: int,
+        told: Mapping[int, Any] | None,
+        outputs: _Ahead,
+        readouts: ReadoutCollector | None,
+        *,
+        is_prefill: bool,
+    ) -> TokenOutput:
+        readout: Sequence[float] = ()
+        if readouts is not None and position in self.generation.readout_ranges:
+            await outputs.until(readouts.arrival(position))
+            readout = readouts.take(position).tolist()
+        if told is None or position not in self.generation.logprob_ranges or not position:
+            return TokenOutput(id=token_id, position=position, is_prefill=is_prefill, readout=readout)
+        top = sorted((one.rank, other, one.logprob) for other, one in told.items())[: self.generation.logprob_top_k]
+        return TokenOutput(
+            id=token_id,
+            position=position,
+            is_prefill=is_prefill,
+            readout=readout,
+            logprobs=tuple((other, logprob) for _, other, logprob in top),
+            logprob=told[token_id].logprob,
+        )
+
+
+class _Ahead:
+    """vLLM's outputs, read one ahead while something else is waited for: a failure is noticed at once."""
+
+    def __init__(self, outputs: AsyncGenerator[RequestOutput, None]) -> None:
+        self._outputs = outputs
+        self._next: asyncio.Task[RequestOutput | None] | None = None
+
+    async def __aiter__(self) -> AsyncGenerator[RequestOutput, None]:
+        while True:
+            self._next = self._next or asyncio.create_task(_anext(self._outputs), name="tokens of vLLM")
+            await asyncio.wait([self._next])
+            output = self._next.result()
+            self._next = None
+            if output is None:
+                return
+            yield output
+
+    async def until(self, arrival: asyncio.Future[None]) -> None:
+        """Raises what the engine fails with meanwhile, EngineFailed for what does not come."""
+        if arrival.done():
+            return
+        if self._next is None:
+            self._next = asyncio.create_task(_anext(self._outputs), name="tokens of vLLM")
+        await asyncio.wait({self._next, arrival}, return_when=asyncio.FIRST_COMPLETED)
+        if arrival.done():
+            return
+        self._next.result()
+        try:
+            async with asyncio.timeout(_ARRIVAL_SEC):
+                await arrival
+        except TimeoutError:
+            raise EngineFailed("a readout did not arrive") from None
+
+    async def aclose(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+            await asyncio.wait([self._next])
+        await self._outputs.aclose()
+
+
+async def _anext(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput | None:
+    return await anext(outputs, None)
+
+
+def _union(generation: TokenGeneration, length: int) -> Iterator[int]:
+    """The positions of the list that any range covers, in order."""
+    return TokenRanges([*generation.logprob_ranges.pairs(), *generation.readout_ranges.pairs()]).below(length)
+
+
+def _with_single_pads(tokens: list[int], images: Sequence[TokenImage]) -> list[int]:
+    single: list[int] = []
+    copied = 0
+    for image in images:
+        single += tokens[copied : image.start + 2]
+        copied = image.end - 1
+    return single + tokens[copied:]
+
+
+def _picture(data: bytes) -> Any:
+    try:
+        return Image.fromarray(decode_image(data))
+    except UnsupportedFormat as error:
+        raise InvalidValue(error.message) from None
+
+
+def _vision_tokens(config: Any) -> VisionTokens | None:
+    """Of models whose configuration names them."""
+    names = ("vision_start_token_id", "image_token_id", "vision_end_token_id")
+    start, pad, end = (getattr(config.hf_config, name, None) for name in names)
+    if start is None or pad is None or end is None or not config.is_multimodal_model:
+        return None
+    return VisionTokens(start, pad, end)
+
+
+def _end_tokens(model: LanguageModel) -> frozenset[int]:
+    """What ends an answer by the checkpoint's own word."""
+    ends: set[int] = set()
+    generation = model.llm.model_config.try_get_generation_config()
+    for named in (generation.get("eos_token_id"), model.llm.get_tokenizer().eos_token_id):
+        ends.update(named if isinstance(named, list) else [] if named is None else [named])
+    return frozenset(ends)

@@ -1,0 +1,364 @@
+"""Token sessions on the real vLLM, over real gRPC: continuations, log-probabilities, images, and readouts.
+
+What is expected comes from transformers, which runs the same weights on its own.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+import pytest_asyncio
+from PIL import Image
+from support.salience_server import SalienceServer, refused, salience_server
+from support.tiny_models import ENGINE_ARGS, MULTIMODAL_ARGS, build_text_model, build_vision_model
+from support.until import until
+from support.vllm_engine import core_process, unfinished
+
+from omni_ws.config.error import ConfigurationError
+from omni_ws.config.model import VllmConfig
+from omni_ws.engine.base import EngineState
+from omni_ws.engine.tokens import ReadoutManifest
+from omni_ws.engine.vllm.engine import VllmEngine
+from omni_ws.engine.vllm.readout_vectors import ReadoutVectors, load_vectors, save_vectors
+from omni_ws.engine.vllm.readouts import Readouts
+from omni_ws.generated import salience_pb2 as messages
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+Status = grpc.StatusCode
+Done = messages.GenerateDone
+ALL = [{"start": 0, "end": 2**32 - 1}]
+TEXT = [(index * 37) % 250 + 1 for index in range(200)]
+TOLERANCE = 1e-3
+CONCEPTS = ("warm", "loud", "round", "late", "near")
+
+
+LAYERS = (0, 1)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_text_model(tmp_path_factory.mktemp("models") / "text")
+
+
+@pytest.fixture(scope="module")
+def vectors() -> ReadoutVectors:
+    random = np.random.default_rng(5)
+    matrices = tuple(random.standard_normal((len(CONCEPTS), 128)).astype(np.float32) for _ in LAYERS)
+    manifest = ReadoutManifest(concepts=CONCEPTS, layers=LAYERS, hidden_size=128, dtype="float16")
+    return ReadoutVectors(manifest, matrices)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(model: Path, vectors: ReadoutVectors) -> AsyncIterator[SalienceServer]:
+    # Prompts longer than a step's budget are computed in several.
+    args = {**ENGINE_ARGS, "max_num_batched_tokens": 64, "max_num_seqs": 8, "max_model_len": 512}
+    engine = VllmEngine(VllmConfig(model=str(model), args=args), readouts=Readouts(vectors))
+    async with salience_server(engine) as running:
+        yield running
+
+
+class Reference:
+    """The same weights in transformers: log-probabilities, and the residual stream after each layer."""
+
+    def __init__(self, model: Path) -> None:
+        import torch
+        from transformers import LlamaForCausalLM
+
+        self.torch = torch
+        self.model: Any = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        self.streams: dict[int, Any] = {}
+        for index, layer in enumerate(self.model.model.layers):
+            layer.register_forward_hook(lambda _, __, out, index=index: self.keep(index, out))
+
+    def keep(self, index: int, output: Any) -> None:
+        self.streams[index] = (output[0] if isinstance(output, tuple) else output)[0]
+
+    def run(self, tokens: Sequence[int]) -> Any:
+        """Log-probabilities of what comes after each position, shape (positions, vocabulary)."""
+        with self.torch.no_grad():
+            logits = self.model(self.torch.tensor([list(tokens)])).logits[0]
+        return logits.log_softmax(-1).numpy()
+
+    def readouts(self, tokens: Sequence[int], vectors: ReadoutVectors) -> np.ndarray[Any, Any]:
+        """Shape (positions, layers times concepts)."""
+        self.run(tokens)
+        parts = [self.streams[layer].numpy() @ matrix.T for layer, matrix in zip(LAYERS, vectors.matrices, strict=True)]
+        return np.concatenate(parts, axis=1)
+
+
+@pytest.fixture(scope="module")
+def reference(model: Path) -> Reference:
+    return Reference(model)
+
+
+def close(found: Any, wanted: Any) -> bool:
+    found, wanted = np.asarray(found), np.asarray(wanted)
+    return found.shape == wanted.shape and float(np.abs(found - wanted).max()) <= TOLERANCE * float(
+        np.abs(wanted).max()
+    )
+
+
+def readouts(tokens: Sequence[messages.Token]) -> list[list[float]]:
+    return [list(token.readout) for token in tokens]
+
+
+# continuations and log-probabilities
+
+
+async def test_a_greedy_continuation(server: SalienceServer, reference: Reference) -> None:
+    session = await server.open()
+    tokens, done = await server.events(session, TEXT, max_tokens=20, top_k=1)
+    told = list(TEXT)
+    for token in tokens:
+        assert token.id == int(reference.run(told)[-1].argmax())
+        told.append(token.id)
+    assert await server.dump(session) == told
+    assert (done.completion_tokens, done.finish_reason) == (20, Done.FINISH_REASON_LENGTH)
+    await server.close(session)
+
+
+async def test_appended_pieces_go_on_as_the_whole(server: SalienceServer) -> None:
+    whole, pieces = await server.open(), await server.open()
+    wanted, _ = await server.events(whole, TEXT, max_tokens=12, top_k=1)
+    await server.events(pieces, TEXT[:70])
+    await server.events(pieces, TEXT[70:150], 70)
+    found, _ = await server.events(pieces, TEXT[150:], 150, max_tokens=12, top_k=1)
+    assert [token.id for token in found] == [token.id for token in wanted]
+    for session in (whole, pieces):
+        await server.close(session)
+
+
+@pytest.mark.parametrize("top", [0, 1, 20])
+async def test_scores_are_those_of_the_model(server: SalienceServer, reference: Reference, top: int) -> None:
+    session = await server.open()
+    await server.events(session, TEXT[:100])
+    ranges = [{"start": 0, "end": 3}, {"start": 90, "end": 110}]
+    tokens, _ = await server.events(session, TEXT[100:], 100, logprobs_ranges=ranges, logprob_top_k=top)
+    assert [token.position for token in tokens] == [*range(3), *range(90, 110)]
+    scores = reference.run(TEXT)
+    assert not tokens[0].has_sampled_logprob
+    for token in tokens[1:]:
+        before = scores[token.position - 1]
+        assert token.is_prefill
+        assert token.id == TEXT[token.position]
+        assert token.sampled_logprob == pytest.approx(float(before[token.id]), rel=1e-3, abs=1e-4)
+        assert [one.id for one in token.logprobs] == list(np.argsort(-before)[:top])
+        assert [one.logprob for one in token.logprobs] == pytest.approx(sorted(before)[::-1][:top], rel=1e-3, abs=1e-4)
+    await server.close(session)
+
+
+async def test_decoded_tokens_are_scored_too(server: SalienceServer, reference: Reference) -> None:
+    session = await server.open()
+    tokens, _ = await server.events(session, TEXT, max_tokens=5, logprobs_ranges=[{"start": 202, "end": 204}])
+    scores = reference.run(await server.dump(session))
+    assert [token.has_sampled_logprob for token in tokens] == [False, False, True, True, False]
+    for token in tokens[2:4]:
+        assert token.sampled_logprob == pytest.approx(float(scores[token.position - 1][token.id]), rel=1e-3, abs=1e-4)
+    await server.close(session)
+
+
+@pytest.mark.parametrize("reading", [[], ALL])
+async def test_a_stop_token_ends_the_answer_and_belongs_to_it(server: SalienceServer, reading: list[Any]) -> None:
+    session = await server.open()
+    tokens, _ = await server.events(session, TEXT, max_tokens=20, top_k=1)
+    stop = tokens[4].id
+    place = [token.id for token in tokens].index(stop)
+    other = await server.open()
+    tokens, done = await server.events(
+        other, TEXT, max_tokens=20, top_k=1, stop_token_ids=[stop], readout_ranges=reading
+    )
+    decoded = [token for token in tokens if not token.is_prefill]
+    assert (done.finish_reason, len(decoded), decoded[-1].id) == (Done.FINISH_REASON_EOS, place + 1, stop)
+    assert (await server.dump(other))[-1] == stop
+    for one in (session, other):
+        await server.close(one)
+
+
+async def test_the_whole_context(server: SalienceServer) -> None:
+    answer = await server.stub.OpenSession(messages.OpenSessionRequest(model="local-model"))
+    session, longest = answer.session_id, answer.max_model_len
+    tokens = [TEXT[index % 200] for index in range(longest)]
+    await server.events(session, tokens[: longest - 2])
+    found, done = await server.events(session, [], longest - 2, max_tokens=9, readout_ranges=ALL, top_k=1)
+    assert (len(found), done.finish_reason) == (longest, Done.FINISH_REASON_LENGTH)
+    assert all(len(token.readout) == len(LAYERS) * len(CONCEPTS) for token in found)
+    scored, _ = await server.events(session, [], longest, logprobs_ranges=[{"start": longest - 1, "end": longest}])
+    assert scored[0].has_sampled_logprob
+    async with refused(Status.RESOURCE_EXHAUSTED):
+        await server.events(session, [1], longest)
+    await server.close(session)
+
+
+# readouts
+
+
+async def test_readouts_are_the_projected_residual_stream(
+    server: SalienceServer, reference: Reference, vectors: ReadoutVectors
+) -> None:
+    session = await server.open()
+    tokens, _ = await server.events(session, TEXT, max_tokens=10, top_k=1, readout_ranges=ALL)
+    wanted = reference.readouts(await server.dump(session), vectors)
+    assert [token.position for token in tokens] == list(range(210))
+    assert close(readouts(tokens), wanted)
+    await server.close(session)
+
+
+async def test_readouts_are_the_same_however_they_come(
+    server: SalienceServer, reference: Reference, vectors: ReadoutVectors
+) -> None:
+    """In three appends, after a fork, with everything in the cache, and beside other calls."""
+    wanted = reference.readouts(TEXT, vectors)
+    session = await server.open()
+    found: list[messages.Token] = []
+    for start, end in ((0, 70), (70, 75), (75, 200)):
+        tokens, _ = await server.events(session, TEXT[start:end], start, readout_ranges=[{"start": start, "end": end}])
+        assert [token.position for token in tokens] == list(range(start, end))
+        found += tokens
+    assert close(readouts(found), wanted)
+    fork = await server.fork(session, 200)
+    again, _ = await server.events(fork, [], 200, readout_ranges=ALL)
+    assert close(readouts(again), wanted)
+    import asyncio
+
+    others = [await server.open() for _ in range(4)]
+    calls = [
+        server.events(one, TEXT[number:], 0, max_tokens=4, readout_ranges=ALL) for number, one in enumerate(others)
+    ]
+    for number, (tokens, _) in enumerate(await asyncio.gather(*calls)):
+        tokens_of = await server.dump(others[number])
+        assert close(readouts(tokens), reference.readouts(tokens_of, vectors))
+    for one in (session, fork, *others):
+        await server.close(one)
+
+
+async def test_an_appended_piece_is_computed_alone(server: SalienceServer) -> None:
+    """What stands before the range comes from the cache; only what has to be read out is computed."""
+    engine: Any = server.app.sessions.engine
+    session = await server.open()
+    tokens = [(index * 11) % 250 + 1 for index in range(160)]
+    await server.events(session, tokens)
+    before = engine._readouts.channel.positions
+    await server.events(session, [9, 8, 7], 160, readout_ranges=[{"start": 160, "end": 163}])
+    assert engine._readouts.channel.positions - before == 3
+    await server.close(session)
+
+
+async def test_a_fork_goes_on_as_its_parent_would(server: SalienceServer) -> None:
+    parent = await server.open()
+    await server.events(parent, TEXT)
+    child = await server.fork(parent, 120)
+    await server.events(child, TEXT[120:], 120)
+    first, _ = await server.events(parent, [], 200, max_tokens=6, top_k=1)
+    second, _ = await server.events(child, [], 200, max_tokens=6, top_k=1)
+    assert [token.id for token in first] == [token.id for token in second]
+    for one in (parent, child):
+        await server.close(one)
+
+
+async def test_a_cancelled_call_frees_vllm(server: SalienceServer) -> None:
+    engine: Any = server.app.sessions.engine
+    session = await server.open()
+    stream = server.generate(session, TEXT, 0, max_tokens=300, top_k=1, readout_ranges=[{"start": 200, "end": 400}])
+    call = aiter(stream)
+    for _ in range(3):
+        await anext(call)
+    stream.cancel()
+    await until(lambda: not unfinished(engine) and not engine.tokens.active_calls, seconds=5)
+    kept = await server.dump(session)
+    assert len(kept) >= 203
+    await server.events(session, [5], len(kept), max_tokens=1)
+    await server.close(session)
+
+
+async def test_a_model_that_dies_is_unavailable_and_the_session_lives_on(
+    server: SalienceServer, reference: Reference, vectors: ReadoutVectors
+) -> None:
+    engine: Any = server.app.sessions.engine
+    session = await server.open()
+    stream = server.generate(session, TEXT, 0, max_tokens=300, top_k=1)
+    call = aiter(stream)
+    await anext(call)
+    os.kill(core_process(engine), signal.SIGKILL)
+    async with refused(Status.UNAVAILABLE):
+        async for _ in call:
+            pass
+    kept = await server.dump(session)
+    assert kept[: len(TEXT)] == TEXT
+    await until(lambda: engine.state is EngineState.OK, seconds=60)
+    tokens, _ = await server.events(session, [5], len(kept), max_tokens=2, top_k=1, readout_ranges=ALL)
+    assert close(readouts(tokens), reference.readouts(await server.dump(session), vectors))
+    await server.close(session)
+
+
+# images
+
+
+def png(width: int, height: int, colour: str) -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (width, height), colour).save(out, "PNG")
+    return out.getvalue()
+
+
+async def test_images_have_the_features_that_the_model_makes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    model = build_vision_model(tmp_path_factory.mktemp("models") / "vision")
+    engine = VllmEngine(VllmConfig(model=str(model), args=dict(MULTIMODAL_ARGS)))
+    async with salience_server(engine) as server:
+        vision = engine.tokens.vision_tokens
+        assert vision is not None
+        picture = png(112, 56, "red")
+        features = 112 * 56 // 28 // 28
+
+        def block(count: int) -> list[int]:
+            return [vision.start, *[vision.pad] * count, vision.end]
+
+        def attached(count: int, data: bytes = picture, mime: str = "image/png") -> dict[str, Any]:
+            return {"bytes": data, "mime": mime, "pad_range_start": 2, "pad_range_end": 4 + count}
+
+        session = await server.open()
+        for count in (features - 1, features + 1):
+            async with refused(Status.INVALID_ARGUMENT, f"{features} features"):
+                await server.events(session, [5, 6, *block(count)], images=[attached(count)])
+        async with refused(Status.INVALID_ARGUMENT, "images[0]"):
+            await server.events(session, [5, 6, *block(features)], images=[attached(features, b"GIF89a nothing")])
+        assert await server.dump(session) == []
+        asked: dict[str, Any] = {"max_tokens": 4, "top_k": 1, "logprobs_ranges": ALL}
+        tokens, done = await server.events(session, [5, 6, *block(features), 7], images=[attached(features)], **asked)
+        assert done.prompt_tokens == features + 5
+        fork = await server.fork(session, features + 5)
+        again, _ = await server.events(fork, [], features + 5, **asked)
+        assert [token.id for token in again] == [token.id for token in tokens]
+        other = await server.open()
+        blue, _ = await server.events(
+            other,
+            [5, 6, *block(features), 7],
+            images=[attached(features, png(112, 56, "blue"))],
+            **asked,
+        )
+        last = features + 4
+        assert blue[last].sampled_logprob != tokens[last].sampled_logprob
+
+
+# files
+
+
+def test_vectors_go_through_their_files(tmp_path: Path) -> None:
+    files = tmp_path / "readout.safetensors", tmp_path / "readout.json"
+    matrices = {3: np.eye(2, 8, dtype=np.float32), 1: -np.eye(2, 8, dtype=np.float32)}
+    save_vectors(matrices, ["one", "two"], *files)
+    loaded = load_vectors(*files)
+    assert loaded.manifest == ReadoutManifest(concepts=("one", "two"), layers=(1, 3), hidden_size=8, dtype="float16")
+    assert np.array_equal(loaded.matrices[1], matrices[3])
+    loaded.check_model(hidden_size=8, layers=4)
+    with pytest.raises(ConfigurationError, match="hidden size of 8; the model's is 16"):
+        loaded.check_model(hidden_size=16, layers=4)
+    with pytest.raises(ConfigurationError, match=r"\[3\]; the model has 3"):
+        loaded.check_model(hidden_size=8, layers=3)
