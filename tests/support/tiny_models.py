@@ -270,6 +270,7 @@ def main(folder: Path) -> None:
 
     models = {
         "model": str(build_audio_model(folder / "thinker")),
+        "tool_parser": "hermes",
         "talker": str(build_talker(folder / "talker")),
         "talker_profile": str(write_talker_profile(folder / "talker.toml", build_codec(folder / "codec"))),
     }

@@ -72,7 +72,7 @@ class PromptForm:
         placeholder: Callable[[Modality, int], str],
         media: frozenset[Modality] = frozenset(),
     ) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._render = render
         self._placeholder = placeholder
         marks = "".join(placeholder(modality, 1) for modality in media)
@@ -88,7 +88,7 @@ class PromptForm:
         return self._placeholder(modality, number)
 
     def tokens(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def plain(self, text: str) -> str:
         """``text`` without control tokens: what a user writes is never an instruction to the template."""
@@ -156,7 +156,7 @@ class BareForm(PromptForm):
     """
 
     def __init__(self, form: PromptForm) -> None:
-        self._tokenizer = form._tokenizer
+        self.tokenizer = form.tokenizer
 
     def placeholder(self, modality: Modality, number: int) -> str:
         raise UnsupportedModality("a prompt that is taken as it stands is text", param="modality")
@@ -165,7 +165,7 @@ class BareForm(PromptForm):
         return "", ""
 
     def tokens(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text))
+        return list(self.tokenizer.encode(text))
 
     def plain(self, text: str) -> str:
         return text

@@ -128,7 +128,8 @@ class Thinker:
     def _check_options(self) -> None:
         shared, options = self._shared, self._request.options
         if shared.tool_parser is not None:
-            self._tools = tool_use(shared.tool_parser, shared.model, self._request)
+            tokenizer = shared.form.tokenizer
+            self._tools = tool_use(shared.tool_parser, shared.model, self._request, tokenizer=tokenizer)
         if self._tools is not None:
             self._parameters.structured_outputs = self._tools.constraint
             self._parameters.skip_special_tokens = self._tools.skip_special_tokens

@@ -68,17 +68,17 @@ class ToolUse:
         return skip
 
     def reader(self) -> ToolCallReader:
-        return ToolCallReader(self)
+        """For the event loop, where vLLM's own tokenizer is used."""
+        return ToolCallReader(self, self.new_parser(self.model.llm.get_tokenizer()))
 
-    def new_parser(self) -> Any:
-        llm = self.model.llm
+    def new_parser(self, tokenizer: Any) -> Any:
         return self.parser(
-            llm.get_tokenizer(), self.request.tools, model_config=llm.model_config, chat_template_kwargs={}
+            tokenizer, self.request.tools, model_config=self.model.llm.model_config, chat_template_kwargs={}
         )
 
 
-def tool_use(parser: Any, model: LanguageModel, request: GenerationRequest) -> ToolUse | None:
-    """None where the request knows no tools. Blocks for milliseconds.
+def tool_use(parser: Any, model: LanguageModel, request: GenerationRequest, *, tokenizer: Any) -> ToolUse | None:
+    """None where the request knows no tools. Blocks for milliseconds; ``tokenizer`` is one that is free meanwhile.
 
     Raises InvalidValue for tools that are none, and for a choice that is not among them.
     """
@@ -99,7 +99,7 @@ def tool_use(parser: Any, model: LanguageModel, request: GenerationRequest) -> T
         asked = ChatCompletionRequest.model_validate(fields)
         use = ToolUse(parser, model, asked, request.options.parallel_tool_calls)
         if choice != "none":
-            asked = use.new_parser().adjust_request(request=asked)
+            asked = use.new_parser(tokenizer).adjust_request(request=asked)
     except (ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise InvalidValue(f"these tools cannot be used: {reason[:500]}", param="tools") from error
@@ -125,9 +125,9 @@ def _response_format(options: AnswerOptions) -> dict[str, Any] | None:
 class ToolCallReader:
     """Divides one answer into what is said and what is called, while it is written."""
 
-    def __init__(self, use: ToolUse) -> None:
+    def __init__(self, use: ToolUse, parser: Any) -> None:
         self._use = use
-        self._parser = use.new_parser()
+        self._parser = parser
         self._begun: set[int] = set()
 
     @property
