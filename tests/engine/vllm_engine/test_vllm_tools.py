@@ -34,7 +34,7 @@ from omni_ws.engine.decoding import decode_input
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.prompt import Context
 from omni_ws.engine.vllm.thinker import Thinker
-from omni_ws.engine.vllm.tool_calls import ToolUse
+from omni_ws.engine.vllm.tool_calls import ToolUse, tool_use
 from omni_ws.errors import InvalidValue
 from omni_ws.server import create_app, listen
 
@@ -220,12 +220,29 @@ async def test_calls_that_the_model_makes_by_itself(engine: VllmEngine) -> None:
     assert clock == ("clock", {"zone": "CET"})
     assert text_of(outputs).strip() == "Let me see."
     assert final_of(outputs).reason is FinishReason.TOOL_CALLS
-    # Arguments come while they are written.
-    assert sum(isinstance(output, ToolCallOutput) for output in outputs) > 4
     # The tokens of a call are no text.
     tokens = [one for output in outputs if isinstance(output, TextOutput) for one in output.logprobs]
     assert text_of(outputs).startswith("".join(one.token for one in tokens))
     assert len(tokens) >= len("Let me see.")
+
+
+async def test_arguments_come_while_they_are_written(engine: VllmEngine) -> None:
+    assert engine._shared is not None
+    use = tool_use(
+        engine._shared.tool_parser,
+        engine._thinker,
+        request(Input("Hello"), tools=TOOLS),
+        tokenizer=engine._shared.form.tokenizer,
+    )
+    assert use is not None
+    reader = use.reader()
+    written = 'Wait. <tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}\n</tool_call>'
+    read = [reader.read(letter, [0], [0], finished=False) for letter in written]
+    read.append(reader.read("", [], [0], finished=True))
+    assert "".join(text for text, _ in read).strip() == "Wait."
+    pieces = [call for _, calls in read for call in calls]
+    assert len(pieces) > 10
+    assert calls_of([ToolCallOutput(piece) for piece in pieces]) == [("weather", {"city": "Oslo", "days": 2})]
 
 
 @pytest.mark.usefixtures("writes_two_calls")
