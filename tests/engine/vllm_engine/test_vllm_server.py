@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+from PIL import Image
 from support.live_server import LiveServer, live_server
 from support.raw_http import raw_client
 from support.raw_http import request as http_request
@@ -128,7 +131,9 @@ async def test_a_picture_for_a_model_that_does_not_see_is_refused(server: LiveSe
         async with asyncio.timeout(10):
             frame = json.loads(await socket.recv())
     assert (frame["type"], frame["error"]["code"]) == ("error", "unsupported_modality")
-    url = "data:image/png;base64,AAAA"
+    drawn = io.BytesIO()
+    Image.new("RGB", (4, 4)).save(drawn, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(drawn.getvalue()).decode()}"
     picture = [{"type": "image_url", "image_url": {"url": url}}]
     response = await chat(server, {"messages": [{"role": "user", "content": picture}]})
     assert (response.status, response.json()["error"]["code"]) == (415, "unsupported_modality")
