@@ -18,7 +18,6 @@ import pytest
 import pytest_asyncio
 from PIL import Image
 from support.salience_server import SalienceServer, refused, salience_server
-from support.tiny_models import ENGINE_ARGS, MULTIMODAL_ARGS, build_text_model, build_vision_model
 from support.until import until
 from support.vllm_engine import core_process, unfinished
 
@@ -30,6 +29,10 @@ from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.readout_vectors import ReadoutVectors, load_vectors, save_vectors
 from omni_ws.engine.vllm.readouts import Readouts
 from omni_ws.generated import salience_pb2 as messages
+
+pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm)")
+
+from support.tiny_models import ENGINE_ARGS, MULTIMODAL_ARGS, build_text_model, build_vision_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
