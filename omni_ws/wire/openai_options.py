@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from omni_ws.errors import InvalidValue
+from omni_ws.errors import InvalidValue, UnsupportedParameter
 from omni_ws.wire.session_config import MAX_DEPTH
 
 #: As in OpenAI's interface.
@@ -77,7 +77,9 @@ def answer_form(wanted: ResponseFormatBody | None) -> AnswerForm | None:
         return AnswerForm()
     if wanted.json_schema is None:
         raise InvalidValue("json_schema says which form is wanted", param="response_format.json_schema")
-    check_depth(wanted.json_schema.schema, "response_format.json_schema.schema")
+    place = "response_format.json_schema.schema"
+    check_depth(wanted.json_schema.schema, place)
+    _check_references(wanted.json_schema.schema, place)
     return AnswerForm(schema=wanted.json_schema.schema)
 
 
@@ -89,6 +91,16 @@ def check_depth(value: Any, param: str) -> None:
         if not level:
             return
     raise InvalidValue(f"nested more than {2 * MAX_DEPTH} deep", param=param)
+
+
+def _check_references(schema: Any, param: str) -> None:
+    """Raises UnsupportedParameter for a schema that stands elsewhere: engines would leave it out without a word."""
+    if isinstance(schema, Mapping):
+        reference = schema.get("$ref")
+        if isinstance(reference, str) and not reference.startswith("#"):
+            raise UnsupportedParameter("nothing is fetched from elsewhere: a $ref begins with #", param=f"{param}.$ref")
+    for inner in _inside(schema):
+        _check_references(inner, param)
 
 
 def _inside(value: Any) -> list[Any]:

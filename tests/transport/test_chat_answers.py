@@ -120,7 +120,7 @@ async def test_results_of_tools_at_the_end_are_the_input() -> None:
         USER,
         {"role": "assistant", "content": None, "tool_calls": [CALL, other]},
         {"role": "tool", "tool_call_id": "call_1", "content": "20 degrees"},
-        {"role": "tool", "tool_call_id": "call_2", "content": [{"type": "text", "text": "dry"}]},
+        {"role": "tool", "tool_call_id": "call_2", "content": [{"type": "text", "text": ""}]},
     ]
     async with live_server(engine) as server:
         assert (await ask(server, messages=messages, tools=[WEATHER])).status == 200
@@ -130,7 +130,7 @@ async def test_results_of_tools_at_the_end_are_the_input() -> None:
     assert engine.inputs == [
         [
             InputChunk(Modality.TEXT, b"20 degrees", tool_call_id="call_1"),
-            InputChunk(Modality.TEXT, b"dry", tool_call_id="call_2"),
+            InputChunk(Modality.TEXT, b"", tool_call_id="call_2"),
         ]
     ]
 
@@ -374,6 +374,17 @@ async def test_forms_that_are_none(wanted: Any, param: str) -> None:
     async with live_server(CapableEngine([])) as server:
         answer = await ask(server, response_format=wanted)
         assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "invalid_value", param)
+
+
+async def test_a_schema_does_not_stand_elsewhere() -> None:
+    place = "response_format.json_schema.schema.$ref"
+    async with live_server(CapableEngine([])) as server:
+        for reference, status in (("#/$defs/a", 200), ("https://example.org/a", 400), ("a.json", 400)):
+            schema = {"anyOf": [{"$ref": reference}], "$defs": {"a": {"type": "string"}}}
+            wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+            answer = await ask(server, response_format=wanted)
+            assert answer.status == status
+            assert status == 200 or (answer.error["code"], answer.error["param"]) == ("unsupported_parameter", place)
 
 
 async def test_a_schema_just_deep_enough_is_taken() -> None:
