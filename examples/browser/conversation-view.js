@@ -44,7 +44,7 @@ export class ConversationView {
     server.dataset.state = answer.state;
     setText(words, answer.text);
     const said = [];
-    if (turn.firstSoundMs !== null) said.push(`first sound after ${Math.round(turn.firstSoundMs)} ms`);
+    if (turn.firstSoundMs !== null) said.push(`first sound after ${Math.round(turn.firstSoundMs)}\u00a0ms`);
     if (answer.state === "stopped") said.push(turn.heardMs ? `stopped after ${seconds(turn.heardMs)}` : "stopped");
     if (answer.state === "done" && !answer.text) said.push(turn.sound.server.length ? "sound without words" : "no answer");
     if (answer.finishReason === "length") said.push("cut off at the length limit");
@@ -98,5 +98,5 @@ function setText(node, text) {
 }
 
 function seconds(ms) {
-  return `${(ms / 1000).toFixed(1)} s`;
+  return `${(ms / 1000).toFixed(1)}\u00a0s`;
 }

@@ -60,7 +60,7 @@ async def test_two_spoken_turns(server: LiveServer, speech: Path, tmp_path: Path
             # The recording goes on between the turns: the second may begin in the middle of it.
             assert re.fullmatch(rf"You said: .*{words}\.", await demo.answered(turn=turn))
             note = await demo.page.locator(".turn").nth(turn).locator(".note").inner_text()
-            found = re.fullmatch(r"first sound after (\d+) ms", note)
+            found = re.fullmatch(r"first sound after (\d+)\sms", note)
             assert found, note
             assert 0 < int(found[1]) < 10_000
         async with saved_file(demo, ".wav") as sound, saved_file(demo, ".json") as text:
@@ -99,7 +99,7 @@ async def test_an_answer_can_be_interrupted(server: LiveServer) -> None:
         await demo.in_state("ready")
         await demo.answered(state="stopped")
         note = await demo.page.locator(".turn .note").inner_text()
-        assert re.search(r"stopped after \d\.\d s", note), note
+        assert re.search(r"stopped after \d\.\d\ss", note), note
         before = await demo.played()
         await server.until(lambda: server.engine.active_requests == 0, "the engine to stop")
         # The next answer is whole, and nothing of the one before is in it.

@@ -1,0 +1,144 @@
+"""Mouth to ear in a real browser: from the end of what is said to the first sound of the answer.
+
+The server runs the embedded engine in a process of its own. Chromium opens the demo with an open microphone that plays
+recorded speech; the times are taken in the page, on its one clock:
+
+- the end of speech is the last captured piece (20 ms) that is loud, whatever the server's detector thinks of it;
+- the server's share is between the frame that tells that the speech has stopped and the first frame of sound;
+- the first sound is the first report of the audio thread that what it gives out is loud, and the browser's own figure
+  for the way from there to the loudspeaker is added.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shutil
+import statistics
+import tempfile
+import wave
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.server_process import free_port, running
+
+SAMPLE_RATE: Final = 16_000
+_CLIP: Final = Path(__file__).parent.parent / "tests" / "data" / "goforward.wav"
+#: Behind the words: the detector's silence, the answer, and a pause.
+_PAUSE_SEC: Final = 5
+_TIMEOUT_MS: Final = 60_000
+
+#: What is promised, in milliseconds, as medians.
+MAX_MOUTH_TO_EAR: Final = 900
+MAX_SERVER: Final = 50
+
+_OBSERVE: Final = """
+const events = window.observed = [];
+let context = null;
+const LOUD = 0.02;
+const note = (what, more = {}) => events.push({ what, at: performance.now(), ...more });
+window.AudioWorkletNode = class extends AudioWorkletNode {
+  constructor(owner, name, options) {
+    super(owner, name, options);
+    context = owner;
+    this.port.addEventListener("message", ({ data }) => {
+      if (name === "capture" && data.peak > LOUD) note("mouth");
+      if (name === "playback" && data.peak > LOUD) note("ear", { latency: (context.outputLatency || 0) * 1000 });
+    });
+  }
+};
+window.WebSocket = class extends WebSocket {
+  constructor(...where) {
+    super(...where);
+    this.addEventListener("message", ({ data }) => {
+      if (data instanceof ArrayBuffer) return note("sound");
+      const { type, final } = JSON.parse(data);
+      if (type.startsWith("speech_") || final) note(final ? "final" : type);
+    });
+  }
+};
+"""
+
+
+def main(arguments: Sequence[str]) -> bool:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks browser", description=__doc__)
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--quick", action="store_true", help="three turns")
+    options = parser.parse_args(arguments)
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = os.environ.get("OMNI_WS_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        parser.error("Chromium is not installed")
+    port = free_port()
+    with running("omni_ws", "serve", "--engine", "embedded", port=port):
+        turns = asyncio.run(_talk(path, port, 3 if options.quick else options.turns))
+    return _report(turns)
+
+
+async def _talk(path: str, port: int, turns: int) -> list[dict[str, float]]:
+    from playwright.async_api import async_playwright
+
+    with tempfile.TemporaryDirectory() as folder:
+        speech = Path(folder, "speech.wav")
+        _record(speech)
+        switches = ["--no-sandbox", "--use-fake-device-for-media-stream", f"--use-file-for-fake-audio-capture={speech}"]
+        async with async_playwright() as playwright:
+            browser = await playwright.chromium.launch(executable_path=path, args=switches)
+            page = await (await browser.new_context(permissions=["microphone"])).new_page()
+            page.set_default_timeout(_TIMEOUT_MS)
+            await page.add_init_script(_OBSERVE)
+            await page.goto(f"http://127.0.0.1:{port}/")
+            await page.locator("body[data-state=ready]").wait_for()
+            await page.locator("#talk").click()
+            for turn in range(turns + 1):
+                await page.locator(".server[data-state=done]").nth(turn).wait_for()
+            await page.locator("body[data-state=listening]").wait_for()
+            events = await page.evaluate("observed")
+            await browser.close()
+    # The first turn warms up what a server that runs has done long ago.
+    return _turns(events)[1 : turns + 1]
+
+
+def _record(path: Path) -> None:
+    with wave.open(str(_CLIP), "rb") as clip, wave.open(str(path), "wb") as file:
+        file.setparams(clip.getparams())
+        file.writeframes(clip.readframes(clip.getnframes()) + bytes(2 * SAMPLE_RATE * _PAUSE_SEC))
+
+
+def _turns(events: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+    """The times of each turn that was answered, in ms from the end of its speech."""
+    turns: list[dict[str, float]] = []
+    mouth = 0.0
+    turn: dict[str, float] = {}
+    for event in events:
+        what, at = event["what"], event["at"]
+        if what == "mouth":
+            mouth = at
+        elif what == "speech_stopped":
+            turn = {"stopped": at - mouth}
+        elif what == "sound" and turn and "sound" not in turn:
+            turn["sound"] = at - mouth
+        elif what == "ear" and "sound" in turn and "ear" not in turn:
+            turn["ear"] = at - mouth + event["latency"]
+            turns.append(turn)
+    return turns
+
+
+def _report(turns: Sequence[dict[str, float]]) -> bool:
+    steps = {
+        "end of speech → the server tells that it has stopped": ([one["stopped"] for one in turns], None),
+        "→ first frame of sound: the server's share": ([one["sound"] - one["stopped"] for one in turns], MAX_SERVER),
+        "→ first sound heard: the browser's share": ([one["ear"] - one["sound"] for one in turns], None),
+        "mouth to ear": ([one["ear"] for one in turns], MAX_MOUTH_TO_EAR),
+    }
+    print(f"**Mouth to ear, in Chromium, {len(turns)} spoken turns**\n")
+    print("| | ms, median (least … most) | |\n|---|---|---|")
+    met = True
+    for name, (times, most) in steps.items():
+        median = statistics.median(times)
+        verdict = "" if most is None else f"≤ {most}: {'met' if median <= most else 'MISSED'}"
+        met = met and (most is None or median <= most)
+        print(f"| {name} | {median:.0f} ({min(times):.0f} … {max(times):.0f}) | {verdict} |")
+    return met
