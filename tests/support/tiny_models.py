@@ -279,6 +279,8 @@ def main(folder: Path) -> None:
         f"\n[vllm.args]\n{_toml(MULTIMODAL_ARGS)}"
         # Random weights know no end: where the client asks for nothing else, an answer is a line, and always the same.
         f"\n[vllm.args.override_generation_config]\n{_toml({'max_new_tokens': 40, 'temperature': 0})}"
+        # They would also write blanks for ever where a grammar lets them.
+        '\n[vllm.args.structured_outputs_config]\nbackend = "xgrammar"\ndisable_any_whitespace = true\n'
         f"\n[vllm.talker_args]\n{_toml(ENGINE_ARGS)}"
     )
 
