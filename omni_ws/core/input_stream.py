@@ -83,7 +83,8 @@ class InputStream:
         self.current: StreamingInputSession | None = None
         self._settings = settings
         self._budget = budget
-        self._reorder: ReorderBuffer[InputChunk | _Consumed] = ReorderBuffer(limits.reorder_window)
+        #: For others to look at.
+        self.reorder: ReorderBuffer[InputChunk | _Consumed] = ReorderBuffer(limits.reorder_window)
         self._numbered: bool | None = None
         #: Numbers after which an end of input takes effect that came while a gap was open.
         self._finish_after: set[int] = set()
@@ -118,10 +119,10 @@ class InputStream:
                 param="payload",
                 sequence_id=chunk.sequence_id,
             )
-        if sequence_id == self._reorder.next_sequence_id and self._gap_since is None:
+        if sequence_id == self.reorder.next_sequence_id and self._gap_since is None:
             # The path of nearly every frame of nearly every stream.
             events = self._deliver(chunk)
-            self._reorder.next_sequence_id += 1
+            self.reorder.next_sequence_id += 1
             self._accepted(now)
             return events
         return self._place(sequence_id, chunk, size, now)
@@ -137,7 +138,7 @@ class InputStream:
     def finish(self, *, now: float) -> list[StreamEvent]:
         """The end of input, once everything that is buffered now has been released. Idempotent."""
         self._last_activity = now
-        highest = self._reorder.highest
+        highest = self.reorder.highest
         if highest is not None:
             self._finish_after.add(highest)
             self._ends_at = highest
@@ -169,7 +170,7 @@ class InputStream:
     def drop_waiting(self, *, now: float) -> None:
         """Give up on what waits behind a gap; numbering goes on after the highest number that waited."""
         self._last_activity = now
-        for item in self._reorder.discard():
+        for item in self.reorder.discard():
             self._ack_now = True
             if isinstance(item, InputChunk):
                 self._release(len(item.payload))
@@ -221,7 +222,7 @@ class InputStream:
         self._unacknowledged = 0
         self._unacknowledged_since = None
         self._ack_now = False
-        return InputAck(self._reorder.next_sequence_id, len(self._reorder), self.received_bytes)
+        return InputAck(self.reorder.next_sequence_id, len(self.reorder), self.received_bytes)
 
     # time
 
@@ -250,7 +251,7 @@ class InputStream:
         return self._gap_since is not None
 
     def gap_error(self) -> SequenceGap:
-        missing = self._reorder.missing
+        missing = self.reorder.missing
         assert missing is not None
         numbers = str(missing.start) if len(missing) == 1 else f"{missing.start} to {missing.stop - 1}"
         return SequenceGap(f"chunk {numbers} did not arrive", param="sequence_id", sequence_id=missing.start)
@@ -265,10 +266,10 @@ class InputStream:
             raise InvalidValue(
                 "either every chunk has a sequence_id or none has", param="sequence_id", sequence_id=chunk.sequence_id
             )
-        return self._reorder.next_sequence_id if chunk.sequence_id is None else chunk.sequence_id
+        return self.reorder.next_sequence_id if chunk.sequence_id is None else chunk.sequence_id
 
     def _place(self, sequence_id: int, item: InputChunk | _Consumed, size: int, now: float) -> list[StreamEvent]:
-        arrival = self._reorder.classify(sequence_id)
+        arrival = self.reorder.classify(sequence_id)
         if self.single_request and arrival in (Arrival.NEXT, Arrival.AHEAD) and isinstance(item, InputChunk):
             self._check_end(sequence_id, item)
         match arrival:
@@ -279,18 +280,18 @@ class InputStream:
                 self._ack_now = True
             case Arrival.AHEAD if self.reject_out_of_order:
                 raise OutOfOrder(
-                    f"expected chunk {self._reorder.next_sequence_id}", param="sequence_id", sequence_id=sequence_id
+                    f"expected chunk {self.reorder.next_sequence_id}", param="sequence_id", sequence_id=sequence_id
                 )
             case Arrival.AHEAD:
                 self._hold(size)
-                self._reorder.hold(sequence_id, item)
+                self.reorder.hold(sequence_id, item, now=now)
                 if isinstance(item, InputChunk) and item.end_of_input:
                     self._ends_at = sequence_id
                 if self._gap_since is None:
                     self._gap_since = now
             case Arrival.BEYOND_WINDOW:  # pragma: no branch
                 raise ReorderWindowExceeded(
-                    f"chunk {self._reorder.next_sequence_id} is missing and chunk {sequence_id} is "
+                    f"chunk {self.reorder.next_sequence_id} is missing and chunk {sequence_id} is "
                     f"{self.limits.reorder_window} or more ahead of it",
                     param="sequence_id",
                     sequence_id=sequence_id,
@@ -299,7 +300,7 @@ class InputStream:
 
     def _check_end(self, sequence_id: int, chunk: InputChunk) -> None:
         """Nothing stands behind the end of a single request, whichever of the two arrives first."""
-        highest = self._reorder.highest
+        highest = self.reorder.highest
         if chunk.end_of_input and highest is not None and highest > sequence_id:
             raise SessionConflict(
                 f"chunk {highest} is behind the end of the input", param="sequence_id", sequence_id=sequence_id
@@ -311,12 +312,12 @@ class InputStream:
         """The item is the next one: pass it on with whatever it releases."""
         # Delivered before it is released: where there is no room for it, its number may come again.
         events = self._deliver(item) if isinstance(item, InputChunk) else []
-        following = self._reorder.next_sequence_id + 1
-        waiting = self._reorder.release(item)[1:]
+        following = self.reorder.next_sequence_id + 1
+        waiting = self.reorder.release(item, now=now)[1:]
         if waiting:
             self._ack_now = True
             # A gap that is left is another gap, with a clock of its own.
-            self._gap_since = now if self._reorder else None
+            self._gap_since = now if self.reorder else None
         for sequence_id, released in enumerate(waiting, following):
             if isinstance(released, InputChunk):
                 self._release(len(released.payload))  # counted again, or not, where it goes now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -19,17 +20,30 @@ class Arrival(Enum):
     BEYOND_WINDOW = "beyond_window"
 
 
+@dataclass(frozen=True, slots=True)
+class ReorderStatistics:
+    """Since the beginning: how many items came ahead of their turn, how long those waited together, and for how long
+    there was a gap; in seconds."""
+
+    items: int = 0
+    waited: float = 0
+    gaps: float = 0
+
+
 class ReorderBuffer(Generic[T]):
     """Numbers start at 0 and are contiguous; of copies of one number the first counts.
 
-    A number is inside the window when it is lower than ``next_sequence_id + window``.
+    A number is inside the window when it is lower than ``next_sequence_id + window``. ``now`` is for the statistics.
     """
 
     def __init__(self, window: int) -> None:
         self.window = window
         #: Everything below it has been released, in order.
         self.next_sequence_id = 0
-        self._ahead: dict[int, T] = {}
+        self.statistics = ReorderStatistics()
+        #: With the time at which each came.
+        self._ahead: dict[int, tuple[T, float]] = {}
+        self._gap_since = 0.0
 
     def __len__(self) -> int:
         """How many items wait behind a gap."""
@@ -56,26 +70,36 @@ class ReorderBuffer(Generic[T]):
             return Arrival.AHEAD
         return Arrival.BEYOND_WINDOW
 
-    def hold(self, sequence_id: int, item: T) -> None:
+    def hold(self, sequence_id: int, item: T, *, now: float) -> None:
         """Keep an item that is AHEAD until its gap is filled."""
-        self._ahead[sequence_id] = item
+        if not self._ahead:
+            self._gap_since = now
+        self._ahead[sequence_id] = (item, now)
 
-    def release(self, item: T) -> list[T]:
+    def release(self, item: T, *, now: float) -> list[T]:
         """Pass on the item that is NEXT, and what waited behind it."""
         self.next_sequence_id += 1
         if not self._ahead:
             return [item]
         run = [item]
+        waited = 0.0
         while (waiting := self._ahead.pop(self.next_sequence_id, None)) is not None:
-            run.append(waiting)
+            run.append(waiting[0])
+            waited += now - waiting[1]
             self.next_sequence_id += 1
+        if len(run) > 1:
+            before = self.statistics
+            self.statistics = ReorderStatistics(
+                before.items + len(run) - 1, before.waited + waited, before.gaps + now - self._gap_since
+            )
+            self._gap_since = now
         return run
 
     def discard(self) -> list[T]:
         """Give up on what waits behind a gap, gap included: numbering goes on after the highest number held."""
         if not self._ahead:
             return []
-        dropped = [self._ahead[sequence_id] for sequence_id in sorted(self._ahead)]
+        dropped = [self._ahead[sequence_id][0] for sequence_id in sorted(self._ahead)]
         self.next_sequence_id = max(self._ahead) + 1
         self._ahead.clear()
         return dropped

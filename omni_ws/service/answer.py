@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, Final
 
 from omni_ws.core.chunks import FinishReason, OutputModality, Usage, Word
-from omni_ws.core.output import OutputChunk, OutputSequencer
+from omni_ws.core.output import FinalChunk, OutputChunk, OutputSequencer
 from omni_ws.core.session import GenerationStarted
-from omni_ws.engine.base import AudioOutput, EngineOutput, Finished, TextOutput, ToolCallOutput, TranscriptOutput
+from omni_ws.engine.base import (
+    AudioOutput,
+    Engine,
+    EngineOutput,
+    Finished,
+    Message,
+    TextOutput,
+    ToolCallOutput,
+    TranscriptOutput,
+)
+from omni_ws.errors import OmniError
+from omni_ws.profiler import events
+from omni_ws.service import observer
+from omni_ws.service.failure import being_cancelled, unexpected
 from omni_ws.service.outbox import Outbox
 from omni_ws.service.speech_output import EncodedAudio, SpeechOutput
 from omni_ws.service.turn import Turn
@@ -22,8 +36,11 @@ MAX_KEPT_WORDS: Final = 1 << 14
 class AnswerWriter:
     """Numbers the outputs of one turn and puts them into the outbox, waiting while that is full."""
 
-    def __init__(self, turn: Turn, outbox: Outbox, sequencer: OutputSequencer) -> None:
+    def __init__(
+        self, turn: Turn, outbox: Outbox, sequencer: OutputSequencer, observed: observer.ObservedSession
+    ) -> None:
         self._turn = turn
+        self._observed = observed
         self._outbox = outbox
         self._sequencer = sequencer
         self._wanted = frozenset(turn.config.modalities)
@@ -40,7 +57,26 @@ class AnswerWriter:
             )
         )
 
-    async def write_all(self, outputs: AsyncIterator[EngineOutput]) -> Finished:
+    async def answer(self, engine: Engine, history: tuple[Message, ...]) -> Finished:
+        """The whole answer. What goes wrong is the turn's error."""
+        turn = self._turn
+        events.current_request.set(turn.request_id)
+        self._observed.tell(observer.AnswerStarted(turn))
+        finished: Finished | None = None
+        try:
+            finished = await self._write_all(engine.generate(turn.generation_request(history)))
+        except OmniError as error:
+            turn.error = error
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and being_cancelled():
+                raise
+            # Something inside the engine was cancelled, and not this request, or failed.
+            turn.error = unexpected(error, where=f"request {turn.request_id}")
+        finally:
+            self._observed.tell(observer.AnswerEnded(turn, whole=finished is not None))
+        return finished or Finished(FinishReason.ERROR, Usage())
+
+    async def _write_all(self, outputs: AsyncIterator[EngineOutput]) -> Finished:
         """Everything that an engine yields, up to its Finished. Raises what the engine raises."""
         finished = Finished(FinishReason.STOP, Usage())
         async with aclosing(outputs):  # type: ignore[type-var]  # an async generator, by the contract of Engine
@@ -48,8 +84,10 @@ class AnswerWriter:
                 if isinstance(output, Finished):
                     finished = output
                     break
-                await self._write(output)
-        await self._send_audio(await self._speech.flush())
+                with events.span("answer"):
+                    await self._write(output)
+        with events.span("answer"):
+            await self._send_audio(await self._speech.flush())
         return finished
 
     async def _write(self, output: EngineOutput) -> None:
@@ -96,5 +134,17 @@ class AnswerWriter:
         await self._outbox.room()
         request_id = self._turn.request_id
         number = self._sequencer.take_number(request_id)
-        self._outbox.put_nowait(OutputChunk(request_id=request_id, sequence_id=number, modality=modality, **fields))
+        chunk = OutputChunk(request_id=request_id, sequence_id=number, modality=modality, **fields)
+        if self._observed.listening:
+            self._observed.tell(observer.OutputMade(self._turn, chunk))
+        self._outbox.put_nowait(chunk)
         return number
+
+
+def final_chunk(
+    turn: Turn, reason: FinishReason, finished: Finished | None, *, sequencer: OutputSequencer
+) -> FinalChunk:
+    """``finished`` is what the engine said at its end, which counts where the end was its own."""
+    if finished is None or reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+        return sequencer.finish(turn.request_id, reason, turn.usage(None))
+    return sequencer.finish(turn.request_id, reason, turn.usage(finished.usage), finish_reasons=finished.reasons)

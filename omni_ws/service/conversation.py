@@ -8,26 +8,26 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from omni_ws.core.chunks import FinishReason, InputChunk, Usage
+from omni_ws.core.chunks import FinishReason, InputChunk
 from omni_ws.core.input_stream import InputStream
 from omni_ws.core.output import OutputSequencer
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings, StreamingInputSession
 from omni_ws.core.stream_events import Diverted, RequestOpened, StreamEvent
-from omni_ws.engine.base import AnswerOptions, Engine, EngineState, Finished
+from omni_ws.engine.base import AnswerOptions, Engine, Finished
 from omni_ws.errors import (
     EmptyInput,
-    EngineFailed,
     EngineOverloaded,
     OmniError,
     PayloadTooLarge,
     ShuttingDown,
     websocket_close_code,
 )
-from omni_ws.service.answer import AnswerWriter
+from omni_ws.service import observer
+from omni_ws.service.answer import AnswerWriter, final_chunk
 from omni_ws.service.configuration import Configuration
 from omni_ws.service.conversation_limits import MAX_WAITING_CHUNKS, ConversationLimits
-from omni_ws.service.failure import being_cancelled, unexpected
+from omni_ws.service.failure import of_request, unexpected
 from omni_ws.service.history import History
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.input_room import InputRoom
@@ -37,7 +37,7 @@ from omni_ws.service.playback import Playback
 from omni_ws.service.speech_workers import SpeechWorkers
 from omni_ws.service.turn import Turn
 from omni_ws.service.turn_listener import TurnListener
-from omni_ws.wire.server_frames import InputAckFrame
+from omni_ws.wire.server_frames import InputAckFrame, SpeechStarted, SpeechStopped
 from omni_ws.wire.session_config import SessionConfig
 
 
@@ -62,8 +62,10 @@ class Conversation:
         owner: str | None = None,
         admit: Callable[[], None] | None = None,
         speech_workers: SpeechWorkers | None = None,
+        observed: observer.ObservedSession | None = None,
     ) -> None:
         """``admit`` is asked for each request as it opens, and raises what the request is refused with."""
+        self.observed = observed or observer.ObservedSession.unobserved()
         self.engine = engine
         self.configuration = configuration
         self.outbox = outbox
@@ -80,11 +82,11 @@ class Conversation:
                 self.stream,
                 speech_workers,
                 take_events=self._handle,
-                tell=outbox.put_nowait,
+                tell=self._tell_heard,
                 listened=lambda: self._room.offer(),
                 server_speaks=lambda: self.loudspeaker.playing,
             )
-        self._room: InputRoom = InputRoom(self.stream, self._listener, offer=lambda: self.on_input_room())
+        self._room: InputRoom = InputRoom(self.stream, self.observed, listener=self._listener, offer=self._offer_room)
         #: For the requests that open from now on; what may be asked is checked by ``configuration.check_options``.
         self.options = AnswerOptions()
         self._owner = owner
@@ -97,6 +99,7 @@ class Conversation:
         self._now = now
         self._admit = admit or (lambda: None)
         outbox.on_full = lambda: self.on_timer()
+        outbox.on_stalled = lambda seconds: self.observed.tell(observer.OutputStalled(self._answered, seconds))
         self._sequencer = OutputSequencer()
         self._wake = asyncio.Event()
         #: Requests in the order of their opening; the first is the one that runs.
@@ -120,6 +123,8 @@ class Conversation:
 
     def receive_chunk(self, chunk: InputChunk) -> None:
         """The chunk must have passed ``configuration.check_chunk``."""
+        if self.observed.listening_to_chunks:
+            self.observed.tell(observer.InputReceived(chunk))
         events = self.stream.receive_chunk(chunk, now=self._now())
         if events:
             self._handle(events)
@@ -173,10 +178,8 @@ class Conversation:
         return self._room.take_ack(self._receiving)
 
     def get_timer(self) -> float | None:
-        stream, outbox = self.stream.get_timer(), self.outbox.get_timer()
-        if stream is None or outbox is None:
-            return stream if outbox is None else outbox
-        return min(stream, outbox)
+        times = (self.stream.get_timer(), self.outbox.get_timer())
+        return min((when for when in times if when is not None), default=None)
 
     def handle_timer(self, now: float | None = None) -> None:
         """Raises SequenceGap, SessionTimeout or SlowConsumer when their time has come."""
@@ -238,22 +241,12 @@ class Conversation:
             raise turn.error
 
     async def _answer(self, turn: Turn, started: GenerationStarted) -> None:
-        writer = AnswerWriter(turn, self.outbox, self._sequencer)
+        writer = AnswerWriter(turn, self.outbox, self._sequencer, self.observed)
         self.loudspeaker.answering(turn)
         writer.start(started)
-        finished = Finished(FinishReason.STOP, Usage())
-        try:
-            history = self.history.messages if turn.config.history else ()
-            finished = await writer.write_all(self.engine.generate(turn.generation_request(history)))
-            if turn.is_frozen and not turn.input_ended.is_set():
-                await self._rest_of_input(turn)
-        except OmniError as error:
-            turn.error = error
-        except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and being_cancelled():
-                raise
-            # Something inside the engine was cancelled, and not this request, or failed.
-            turn.error = unexpected(error, where=f"request {turn.request_id}")
+        finished = await writer.answer(self.engine, self.history.messages if turn.config.history else ())
+        if turn.error is None and turn.is_frozen and not turn.input_ended.is_set():
+            await self._rest_of_input(turn)
         self._end(turn, finished.reason, finished)
 
     async def _rest_of_input(self, turn: Turn) -> None:
@@ -269,15 +262,13 @@ class Conversation:
         if turn.cancelled:
             turn.error, reason = None, FinishReason.CANCELLED
         if turn.error is not None:
-            self._report(turn, turn.error)
+            self.outbox.put_nowait(of_request(turn.error, turn.request_id, engine=self.engine))
             reason = FinishReason.ERROR
-        if reason in (FinishReason.CANCELLED, FinishReason.ERROR):
-            finished = None
         if reason is not FinishReason.ERROR:
             self.history.add(turn.messages)
-        usage = turn.usage(None if finished is None else finished.usage)
-        reasons = () if finished is None else finished.reasons
-        self.outbox.put_nowait(self._sequencer.finish(turn.request_id, reason, usage, finish_reasons=reasons))
+        final = final_chunk(turn, reason, finished, sequencer=self._sequencer)
+        self.observed.tell(observer.RequestEnded(turn, final, turn.error))
+        self.outbox.put_nowait(final)
         turn.finished = True
         turn.input.discard()
         self.stream.forget(turn.session)
@@ -290,12 +281,6 @@ class Conversation:
         self._update_answering()
         self._room.offer()
         self._wake.set()
-
-    def _report(self, turn: Turn, error: OmniError) -> None:
-        error.request_id = turn.request_id
-        if isinstance(error, EngineFailed) and self.engine.state is not EngineState.OK:
-            error.fatal = True
-        self.outbox.put_nowait(error)
 
     # input events
 
@@ -310,6 +295,7 @@ class Conversation:
                 case RequestOpened(session=session):
                     self._open(session, by_speech=event.by_speech)
                 case GenerationStarted() if turn is not None:
+                    self.observed.tell(observer.PolicyFired(turn, event))
                     turn.start(event)
                     self._wake.set()
                 case InputEnded(error=error) if turn is not None:
@@ -325,6 +311,7 @@ class Conversation:
         )
         self._sequencer.open(turn.request_id)
         self._receiving = turn
+        self.observed.tell(observer.RequestOpened(turn, by_speech))
         interrupts = turn.interrupts(by_speech=by_speech)
         try:
             self._check_room(waits=not interrupts)
@@ -335,7 +322,7 @@ class Conversation:
         if interrupts:
             self.loudspeaker.silence()
             for earlier in tuple(self._turns):
-                self._cancel(earlier)
+                self._cancel(earlier, by=turn)
         self._turns.append(turn)
         self._update_answering()
 
@@ -349,6 +336,8 @@ class Conversation:
         self._admit()
 
     def _input_ended(self, turn: Turn, error: EmptyInput | None) -> None:
+        self._room.ended(turn)
+        self.observed.tell(observer.InputEnded(turn))
         self._stop_receiving()
         turn.error = turn.error or error
         turn.input.close()
@@ -362,6 +351,19 @@ class Conversation:
         audio = None if self._listener is None else self._listener.audio
         return settings if audio is None else dataclasses.replace(settings, audio=audio)
 
+    def _offer_room(self) -> None:
+        self.on_input_room()
+
+    def _tell_heard(self, message: SpeechStarted | SpeechStopped | OmniError) -> None:
+        if not isinstance(message, OmniError):
+            self.observed.tell(observer.SpeechHeard(self._receiving, message))
+        self.outbox.put_nowait(message)
+
+    @property
+    def _answered(self) -> Turn | None:
+        """The request whose answer is under way."""
+        return self._turns[0] if self._turns and self._turns[0].answer is not None else None
+
     def _stop_receiving(self) -> None:
         self._receiving = None
         self._take_order()
@@ -373,11 +375,10 @@ class Conversation:
     def _turn_to_cancel(self, request_id: str | None) -> Turn | None:
         if request_id is not None:
             return next((turn for turn in self._turns if turn.request_id == request_id), None)
-        if self._turns and self._turns[0].answer is not None:
-            return self._turns[0]
-        return self._turns[-1] if self._turns else None
+        return self._answered or (self._turns[-1] if self._turns else None)
 
-    def _cancel(self, turn: Turn) -> None:
+    def _cancel(self, turn: Turn, *, by: Turn | None = None) -> None:
+        self.observed.tell(observer.RequestCancelled(turn, by))
         turn.cancelled = True
         turn.session.cancel()
         if turn.answer is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from omni_ws.errors import EngineFailed
+from omni_ws.engine.base import Engine, EngineState
+from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.service.identifiers import new_id
 
 logger = logging.getLogger(__name__)
@@ -21,3 +22,11 @@ def unexpected(exception: BaseException, *, where: str) -> EngineFailed:
 def being_cancelled() -> bool:
     """Whether somebody cancels the task that runs; otherwise a cancellation in it is a failure of something inside."""
     return (task := asyncio.current_task()) is None or task.cancelling() > 0
+
+
+def of_request(error: OmniError, request_id: str, *, engine: Engine) -> OmniError:
+    """The error, with what it means for its request and for the session."""
+    error.request_id = request_id
+    if isinstance(error, EngineFailed) and engine.state is not EngineState.OK:
+        error.fatal = True
+    return error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from omni_ws.core.input_stream import InputStream
+from omni_ws.service.observer import InputAcknowledged, ObservedSession
 from omni_ws.service.turn import INPUT_QUEUE_BYTES, Turn
 from omni_ws.service.turn_listener import TurnListener
 from omni_ws.wire.server_frames import InputAckFrame
@@ -13,8 +14,16 @@ from omni_ws.wire.server_frames import InputAckFrame
 class InputRoom:
     """``offer`` is called when input that had to wait, or was told to, may come again."""
 
-    def __init__(self, stream: InputStream, listener: TurnListener | None, *, offer: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        stream: InputStream,
+        observed: ObservedSession,
+        *,
+        listener: TurnListener | None,
+        offer: Callable[[], None],
+    ) -> None:
         self._stream = stream
+        self._observed = observed
         self._listener = listener
         self._offer = offer
         self._wanted = False
@@ -29,6 +38,8 @@ class InputRoom:
 
     def take_ack(self, receiving: Turn | None) -> InputAckFrame:
         ack = self._stream.take_ack()
+        if self._observed.listening:
+            self._tell(receiving)
         limits = self._stream.limits
         credit = limits.max_held_bytes - self._stream.held_bytes
         if receiving is not None and receiving.answer is not None:
@@ -41,6 +52,19 @@ class InputRoom:
             buffered_chunks=ack.buffered_chunks,
             received_bytes=ack.received_bytes,
             credit_bytes=max(0, credit),
+        )
+
+    def ended(self, turn: Turn) -> None:
+        """The input of a request is complete, acknowledged or not."""
+        if self._observed.listening:
+            self._tell(turn)
+
+    def _tell(self, turn: Turn | None) -> None:
+        stream, reorder = self._stream, self._stream.reorder
+        self._observed.tell(
+            InputAcknowledged(
+                turn, reorder.next_sequence_id, stream.received_bytes, stream.duplicates, reorder.statistics
+            )
         )
 
     def taken(self, turn: Turn, size: int) -> None:

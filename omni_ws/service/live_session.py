@@ -174,6 +174,7 @@ class LiveSession:
         finally:
             await self._stop(answers)
             self.outbox.close()
+            self.conversation.observed.ended()
 
     async def _stop(self, answers: asyncio.Task[None]) -> None:
         if self._grace_timer is not None:

@@ -11,6 +11,7 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.errors import OmniError, SessionNotFound
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.live_session import LiveSession
+from omni_ws.service.observer import Origin
 from omni_ws.service.session_factory import STREAM_FORMATS, SessionFactory
 
 
@@ -35,12 +36,15 @@ class LiveSessions:
         with ExitStack() as place:
             place.enter_context(self._factory.admission.session(key, many_requests=True))
             self._factory.check_ready()
+            session_id = new_id("sess_")
             new = self._factory.open(
                 output_formats=STREAM_FORMATS,
+                origin=Origin.WEBSOCKET,
+                session_id=session_id,
                 owner=None if key is None else key.name,
                 admit=partial(self._factory.admission.request, key),
             )
-            session = LiveSession(new_id("sess_"), new.conversation, new.outbox, grace=self._grace)
+            session = LiveSession(session_id, new.conversation, new.outbox, grace=self._grace)
             kept = place.pop_all()
         life = asyncio.create_task(self._live(session, kept), name=f"session {session.session_id}")
         self._living[session.session_id] = _Living(session, key.name if key else None, life)

@@ -26,7 +26,8 @@ class Outbox:
 
     Output waits for ``room`` first; control messages go in with ``put_nowait`` and make the outbox full without
     waiting, upon which the transport stops reading its client, who asked for them. ``on_ready`` is called when the
-    first message comes in, ``on_full`` when there is no more room, ``on_room`` when there is some again.
+    first message comes in, ``on_full`` when there is no more room, ``on_room`` when there is some again, and
+    ``on_stalled`` with the seconds that this took.
 
     It is full at its own ``capacity``, or, with more than its fair share, while all sessions of the server together
     hold more than half of ``budget``: the other half is for input.
@@ -49,6 +50,7 @@ class Outbox:
         self.on_ready: Callable[[], None] = _nothing
         self.on_full: Callable[[], None] = _nothing
         self.on_room: Callable[[], None] = _nothing
+        self.on_stalled: Callable[[float], None] = _no_matter
         self._write_timeout = write_timeout
         self._now = now
         self._budget = budget
@@ -194,6 +196,7 @@ class Outbox:
     def _make_room(self) -> None:
         if self._full_since is None or self._over_limit:
             return
+        self.on_stalled(self._now() - self._full_since)
         self._full_since = None
         while self._waiting:
             room = self._waiting.popleft()
@@ -218,4 +221,8 @@ def _renumbered(message: Message, by: int) -> Message:
 
 
 def _nothing() -> None:
+    pass
+
+
+def _no_matter(seconds: float) -> None:
     pass

@@ -29,6 +29,7 @@ from omni_ws.service.answer_journal import AnswerJournal
 from omni_ws.service.chunk_intake import ChunkIntake
 from omni_ws.service.conversation import Conversation
 from omni_ws.service.input_progress import InputProgress
+from omni_ws.service.observer import OutputWritten
 from omni_ws.wire.append_body import BodyChunk
 from omni_ws.wire.openai_answer import ChatOptions, finished_well
 from omni_ws.wire.server_frames import ResponseStarted
@@ -262,6 +263,7 @@ class RegisteredSession:
         if not task.cancelled():
             task.exception()  # which was told
         conversation.end()
+        conversation.observed.ended()
         if self.live:
             self._answered(conversation, None)
         if self._timer is not None:
@@ -275,6 +277,8 @@ class RegisteredSession:
     def _collect(self, conversation: Conversation) -> None:
         """Takes over what the conversation says, as it says it."""
         while (message := conversation.outbox.take()) is not None:
+            if isinstance(message, OutputChunk | FinalChunk):
+                conversation.observed.tell(OutputWritten(message))  # from here on whoever asks may read it
             match message:
                 case FinalChunk() if self.live:
                     self.answer.append(message)

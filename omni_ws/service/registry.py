@@ -51,12 +51,19 @@ class SessionRegistry:
         """Sessions that are known, ended ones included."""
         return len(self._by_id)
 
+    def new_id(self) -> str:
+        """For a session that is to be added."""
+        return new_id(self._id_prefix)
+
     def add(
         self, conversation: Conversation, form: AnswerForm, *, key: ApiKey | None, place: ExitStack
     ) -> RegisteredSession:
-        """A session that runs. ``place`` is its place among all sessions, given back at its end."""
+        """A session that runs, under the id that its conversation was opened with.
+
+        ``place`` is its place among all sessions, given back at its end.
+        """
         session = RegisteredSession(
-            new_id(self._id_prefix),
+            conversation.observed.identity.session_id,
             conversation,
             AnswerJournal(self._capacity, self._budget),
             form,

@@ -19,6 +19,8 @@ from omni_ws.service.admission import Admission
 from omni_ws.service.configuration import LOCAL_MODEL, Configuration, ConfigurationRules, ServedModel
 from omni_ws.service.conversation import Conversation
 from omni_ws.service.conversation_limits import ConversationLimits
+from omni_ws.service.identifiers import new_id
+from omni_ws.service.observer import ObservedSession, Observers, Origin, SessionIdentity, SessionOpened
 from omni_ws.service.outbox import Outbox
 from omni_ws.service.speech_workers import SpeechWorkers
 from omni_ws.service.token_sessions import TokenSessions
@@ -51,6 +53,7 @@ class SessionFactory:
         self.config = config
         self.admission = Admission(max_sessions=config.limits.max_sessions)
         self.budget = ByteBudget(config.limits.max_held_bytes)
+        self.observers = Observers()
         streaming = config.streaming_input
         self._limits = ConversationLimits(
             stream=StreamLimits(
@@ -97,8 +100,13 @@ class SessionFactory:
         single_request: bool = False,
         owner: str | None = None,
         admit: Callable[[], None] | None = None,
+        origin: Origin = Origin.HTTP,
+        session_id: str | None = None,
     ) -> NewSession:
-        """``owner`` is the name of the API key that the session belongs to; ``admit`` is asked for each request."""
+        """``owner`` is the name of the API key that the session belongs to; ``admit`` is asked for each request.
+
+        Whoever opens it says by ``observed.ended`` that it is over.
+        """
         now = asyncio.get_running_loop().time
         streaming = self.config.streaming_input
         listens = not single_request and self.speech_workers.available
@@ -117,6 +125,8 @@ class SessionFactory:
             forced_start_policy=streaming.force_start_policy,
             turn_detection=listens,
         )
+        observed = ObservedSession(SessionIdentity(session_id or new_id("sess_"), origin, owner), self.observers)
+        observed.tell(SessionOpened())
         conversation = Conversation(
             self.engine,
             Configuration(rules),
@@ -129,6 +139,7 @@ class SessionFactory:
             owner=owner,
             admit=admit,
             speech_workers=self.speech_workers if listens else None,
+            observed=observed,
         )
         return NewSession(conversation, outbox)
 

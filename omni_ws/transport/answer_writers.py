@@ -48,6 +48,9 @@ class Answering(Protocol):
 
     async def receive(self, *, idle_sec: float | None = None) -> Message | None: ...
 
+    def written(self) -> None:
+        """What was received so far has been written."""
+
 
 class EventSink(Protocol):
     """Where events go: an HttpExchange, or what stands in front of one."""
@@ -87,6 +90,7 @@ async def write_events(
             full = len(events) >= WRITE_BATCH_EVENTS or (events and len(events[-1]) >= LARGE_EVENT_BYTES)
             if full or (events and not session.waiting):
                 await _write(exchange, events)
+                session.written()
             message = await session.receive(idle_sec=heartbeat_sec or None)
             match message:
                 case None if exchange.head_sent:
@@ -150,6 +154,7 @@ async def write_raw_audio(exchange: HttpExchange, session: Answering, media_type
             case OutputChunk(modality=OutputModality.AUDIO, payload=payload):
                 await start()
                 await exchange.write(payload)
+                session.written()
             case FinalChunk() as message:
                 final = True
                 _checked(message)

@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 
 from omni_ws.core.chunks import InputChunk
+from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation import Conversation
 from omni_ws.service.failure import unexpected
 from omni_ws.service.messages import Message
+from omni_ws.service.observer import OutputWritten
 from omni_ws.service.outbox import Outbox
 from omni_ws.transport.deadline import Deadline
 from omni_ws.transport.http1 import PeerGone
@@ -28,6 +30,8 @@ class HttpSession:
         #: One timer that is moved: a new one for each output would cost as much as the output.
         self._idle = Deadline(self._loop, self._idle_expired)
         self._idle_over = False
+        #: Outputs that were received and, as far as is known, not written yet; kept while anybody wants to know.
+        self._unwritten: list[OutputChunk | FinalChunk] = []
         self._input_room = asyncio.Event()
         self._timer_changed = asyncio.Event()
         #: Whether it is the server that does not read, and not the client that is silent.
@@ -86,7 +90,9 @@ class HttpSession:
             try:
                 await asyncio.gather(*tasks, return_exceptions=True)
             finally:
+                self.written()
                 self._outbox.close()
+                self.conversation.observed.ended()
 
     @property
     def waiting(self) -> bool:
@@ -107,7 +113,15 @@ class HttpSession:
                 return None
         if isinstance(message, OmniError):
             raise message
+        if self.conversation.observed.listening and isinstance(message, OutputChunk | FinalChunk):
+            self._unwritten.append(message)
         return message
+
+    def written(self) -> None:
+        """What was received has been written."""
+        for message in self._unwritten:
+            self.conversation.observed.tell(OutputWritten(message))
+        self._unwritten.clear()
 
     def _idle_expired(self) -> None:
         self._idle_over = True

@@ -74,6 +74,9 @@ class AnswerReader:
             raise self._session.failure()
         return message
 
+    def written(self) -> None:
+        """Nobody counts how often an answer is read."""
+
 
 class NumberedEvents:
     """Gives each event its number, from 1 on, and leaves out those that the client has: an EventSink."""

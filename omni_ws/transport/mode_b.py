@@ -12,6 +12,7 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.core.session import SessionState
 from omni_ws.engine.base import Message as HistoryMessage
 from omni_ws.errors import InvalidValue, NotFound, PayloadTooLarge
+from omni_ws.service.observer import Origin
 from omni_ws.service.registered_session import AnswerForm, RegisteredSession
 from omni_ws.service.registry import SessionRegistry
 from omni_ws.service.session_factory import FILE_FORMATS, SessionFactory
@@ -63,7 +64,11 @@ class ModeBRoutes:
     def _open(self, parameters: dict[str, Any], key: ApiKey | None, place: ExitStack) -> RegisteredSession:
         request = read_chat(parameters, input_follows=True)
         conversation = self._sessions.open(
-            output_formats=FILE_FORMATS, single_request=True, owner=None if key is None else key.name
+            output_formats=FILE_FORMATS,
+            single_request=True,
+            owner=None if key is None else key.name,
+            origin=Origin.SESSIONS,
+            session_id=self._registry.new_id(),
         ).conversation
         audio = configure(conversation, request.patch)
         conversation.history.add(HistoryMessage(one.role, one.text) for one in request.history)

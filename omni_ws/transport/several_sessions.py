@@ -65,6 +65,10 @@ class SeveralSessions:
             if len(self._finals) == len(self._sessions):
                 return self._final(message)
 
+    def written(self) -> None:
+        for session in self._sessions:
+            session.written()
+
     def _final(self, last: FinalChunk) -> FinalChunk:
         finals = [self._finals[index] for index in range(len(self._sessions))]
         reasons = [reason for final in finals for reason in self._reasons(final)]

@@ -27,6 +27,7 @@ from omni_ws.transport.farewell import ended_by_client
 from omni_ws.transport.keep_alive import KeepAlive, KeepAliveSettings, PeerState
 from omni_ws.transport.output_frames import encode_message
 from omni_ws.transport.websocket_connection import Pause, StreamConnection
+from omni_ws.transport.websocket_output import write_some
 from omni_ws.wire.binary import decode_input
 from omni_ws.wire.frames import (
     CancelFrame,
@@ -47,10 +48,6 @@ from omni_ws.wire.server_frames import (
     encode_frame,
 )
 
-#: Output is given to the socket in pieces of about this size, looking in between whether it still takes any, and after
-#: the other connections.
-WRITE_BATCH_BYTES: Final = 64 * 1024
-WRITE_BATCH_MESSAGES: Final = 128
 #: Where chunks come steadily, the acknowledgement goes out this long before its time, with a chunk: waking up for it
 #: alone costs as much as a chunk does.
 ACK_EARLY_SEC: Final = 0.025
@@ -332,13 +329,7 @@ class WebSocketSession:
         connection = self._connection
         if not self._speaking or connection.paused or not self._is_open():
             return
-        size = 0
-        for _ in range(WRITE_BATCH_MESSAGES):
-            if size >= WRITE_BATCH_BYTES or (message := self._outbox.take()) is None:
-                break
-            data, is_binary = encode_message(message, binary_audio=self._binary_audio)
-            connection.write_message(data, is_text=not is_binary)
-            size += len(data)
+        write_some(connection, self._outbox, self._conversation.observed, binary_audio=self._binary_audio)
         if self._outbox:
             self._schedule_flush()
 

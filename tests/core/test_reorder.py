@@ -13,9 +13,9 @@ def put(buffer: ReorderBuffer[int], number: int) -> list[int]:
     """What a caller does with each arrival; the item is the number itself."""
     match buffer.classify(number):
         case Arrival.NEXT:
-            return buffer.release(number)
+            return buffer.release(number, now=0)
         case Arrival.AHEAD:
-            buffer.hold(number, number)
+            buffer.hold(number, number, now=0)
         case Arrival.DUPLICATE:
             pass
         case Arrival.BEYOND_WINDOW:
@@ -45,9 +45,9 @@ def test_a_filled_gap_releases_what_waited_up_to_the_next_gap() -> None:
 
 def test_the_first_copy_counts() -> None:
     buffer: ReorderBuffer[str] = ReorderBuffer(8)
-    buffer.hold(1, "first")
+    buffer.hold(1, "first", now=0)
     assert buffer.classify(1) is Arrival.DUPLICATE
-    assert buffer.release("zero") == ["zero", "first"]
+    assert buffer.release("zero", now=0) == ["zero", "first"]
     assert buffer.classify(0) is Arrival.DUPLICATE
     assert buffer.classify(1) is Arrival.DUPLICATE
 

@@ -55,7 +55,9 @@ class Places:
 
 def opener(sessions: SessionFactory, registry: SessionRegistry) -> Callable[..., RegisteredSession]:
     def opened(key: ApiKey | None = None, place: ExitStack | None = None) -> RegisteredSession:
-        conversation = sessions.open(output_formats=FILE_FORMATS, single_request=True).conversation
+        conversation = sessions.open(
+            output_formats=FILE_FORMATS, single_request=True, session_id=registry.new_id()
+        ).conversation
         conversation.configure({"modalities": ["text"]})
         return registry.add(conversation, FORM, key=key, place=place or ExitStack())
 
@@ -114,7 +116,9 @@ async def test_a_session_that_is_cancelled_before_its_task_ran_gives_its_place_b
 async def test_what_has_ended_lets_go_of_its_conversation(ending: str) -> None:
     sessions = factory()
     registry = SessionRegistry(sessions)
-    conversation = sessions.open(output_formats=FILE_FORMATS, single_request=True).conversation
+    conversation = sessions.open(
+        output_formats=FILE_FORMATS, single_request=True, session_id=registry.new_id()
+    ).conversation
     session = registry.add(conversation, FORM, key=None, place=ExitStack())
     reference = weakref.ref(conversation)
     del conversation

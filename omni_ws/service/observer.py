@@ -1,0 +1,243 @@
+"""Observers: whoever wants to know what becomes of a server's sessions and requests. They change nothing.
+
+Profiles, metrics, logs and recordings are observers; the service tells them, and knows none of them by name.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+from omni_ws.core.chunks import InputChunk
+from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.reorder import ReorderStatistics
+from omni_ws.core.session import GenerationStarted
+from omni_ws.errors import OmniError
+from omni_ws.wire.server_frames import SpeechStarted, SpeechStopped
+
+if TYPE_CHECKING:
+    from omni_ws.service.turn import Turn
+
+log = logging.getLogger(__name__)
+
+
+class Origin(StrEnum):
+    """The way that a session came."""
+
+    WEBSOCKET = "websocket"
+    HTTP = "http"
+    #: Mode B: several HTTP requests to one session.
+    SESSIONS = "sessions"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionIdentity:
+    """``owner`` is the name of the API key that opened it."""
+
+    session_id: str
+    origin: Origin
+    owner: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOpened:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class InputReceived:
+    """A chunk as it arrived, before it was put in order. Only for observers of every chunk."""
+
+    chunk: InputChunk
+
+
+@dataclass(frozen=True, slots=True)
+class InputAcknowledged:
+    """So much of the session's input has come so far; ``turn`` is the request that takes input, if any does."""
+
+    turn: Turn | None
+    next_sequence_id: int
+    received_bytes: int
+    duplicates: int
+    reordering: ReorderStatistics
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOpened:
+    """A first chunk came. It may be refused: then RequestEnded follows at once."""
+
+    turn: Turn
+    by_speech: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFired:
+    turn: Turn
+    event: GenerationStarted
+
+
+@dataclass(frozen=True, slots=True)
+class InputEnded:
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerStarted:
+    """The engine gets the request."""
+
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerEnded:
+    """The engine has let go of the request; ``whole`` where it came to its own end, uncancelled and unbroken."""
+
+    turn: Turn
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OutputMade:
+    """An output is in the outbox."""
+
+    turn: Turn
+    chunk: OutputChunk
+
+
+@dataclass(frozen=True, slots=True)
+class OutputWritten:
+    """The socket has got an output."""
+
+    chunk: OutputChunk | FinalChunk
+
+
+@dataclass(frozen=True, slots=True)
+class OutputStalled:
+    """For so many seconds the client read too little for any more output."""
+
+    turn: Turn | None
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechHeard:
+    """A detected turn began or ended."""
+
+    turn: Turn | None
+    event: SpeechStarted | SpeechStopped
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCancelled:
+    """A client cancelled a request, or, where there is a ``by``, interrupted it with another one."""
+
+    turn: Turn
+    by: Turn | None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEnded:
+    """The final is in the outbox. ``error`` says why there is no whole answer."""
+
+    turn: Turn
+    final: FinalChunk
+    error: OmniError | None
+
+
+Observation: TypeAlias = (
+    SessionOpened
+    | SessionEnded
+    | InputReceived
+    | InputAcknowledged
+    | RequestOpened
+    | PolicyFired
+    | InputEnded
+    | AnswerStarted
+    | AnswerEnded
+    | OutputMade
+    | OutputWritten
+    | OutputStalled
+    | SpeechHeard
+    | RequestCancelled
+    | RequestEnded
+)
+
+
+class Observer(Protocol):
+    def observe(self, session: SessionIdentity, observation: Observation) -> None:
+        """Runs on the loop, in the middle of things: quick, and without a wait. What it hears it may not change.
+
+        It may hear of sessions and requests that began before it listened.
+        """
+
+
+class Observers:
+    """Those who listen to a server; most of the time there is nobody.
+
+    Look at ``listening``, or for what comes with every chunk at ``listening_to_chunks``, before making an observation.
+    """
+
+    def __init__(self) -> None:
+        self.listening = False
+        self.listening_to_chunks = False
+        self._observers: dict[Observer, bool] = {}
+
+    def add(self, observer: Observer, *, every_chunk: bool = False) -> None:
+        self._observers[observer] = every_chunk
+        self._look()
+
+    def remove(self, observer: Observer) -> None:
+        """Idempotent."""
+        self._observers.pop(observer, None)
+        self._look()
+
+    def tell(self, session: SessionIdentity, observation: Observation) -> None:
+        of_every_chunk = type(observation) is InputReceived
+        for observer, every_chunk in tuple(self._observers.items()):
+            if of_every_chunk and not every_chunk:
+                continue
+            try:
+                observer.observe(session, observation)
+            except Exception:
+                # Looking on must never harm what is looked at; who fails once would fail, and complain, all the time.
+                log.exception("%s failed and hears no more", type(observer).__name__)
+                self.remove(observer)
+
+    def _look(self) -> None:
+        self.listening = bool(self._observers)
+        self.listening_to_chunks = any(self._observers.values())
+
+
+class ObservedSession:
+    """What one session tells the observers of its server."""
+
+    def __init__(self, identity: SessionIdentity, observers: Observers) -> None:
+        self.identity = identity
+        self._observers = observers
+
+    @property
+    def listening(self) -> bool:
+        """Look at it before making an observation that comes often."""
+        return self._observers.listening
+
+    @property
+    def listening_to_chunks(self) -> bool:
+        return self._observers.listening_to_chunks
+
+    def tell(self, observation: Observation) -> None:
+        if self._observers.listening:
+            self._observers.tell(self.identity, observation)
+
+    def ended(self) -> None:
+        self.tell(SessionEnded())
+
+    @classmethod
+    def unobserved(cls) -> ObservedSession:
+        return cls(SessionIdentity("", Origin.HTTP), Observers())

@@ -1,0 +1,138 @@
+"""The file of request events: what is in a line, what happens when it cannot be written, and what off means."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from omni_ws.profiler import events
+from omni_ws.profiler.events import EventRecorder
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[EventRecorder]:
+    events.recorder = EventRecorder("run-1", tmp_path / "events")
+    yield events.recorder
+    events.recorder.close()
+    events.recorder = None
+
+
+def lines(recorder: EventRecorder) -> list[dict[str, Any]]:
+    recorder.close()
+    return [json.loads(line) for line in recorder.path.read_text().splitlines()]
+
+
+def test_a_line_has_the_fields_of_the_schema(recorder: EventRecorder) -> None:
+    events.emit("input", "policy_fired", request_id="req_1", trigger="min_length")
+    (line,) = lines(recorder)
+    assert list(line) == ["request_id", "stage", "event_name", "timestamp_ns", "run_id", "pid", "metadata"]
+    assert (line["request_id"], line["stage"], line["event_name"]) == ("req_1", "input", "policy_fired")
+    assert (line["run_id"], line["pid"]) == ("run-1", os.getpid())
+    assert line["metadata"].pop("monotonic_ns") > 0
+    assert line["metadata"] == {"trigger": "min_length"}
+    assert recorder.path.name == f"events_server_{os.getpid()}.jsonl"
+    assert recorder.path.stat().st_mode & 0o777 == 0o600
+
+
+def test_without_a_recorder_nothing_happens() -> None:
+    assert events.recorder is None
+    events.emit("input", "policy_fired", request_id="req_1")
+    with events.span("decode") as nothing:
+        assert nothing is None
+
+    async def items() -> Any:
+        yield 1
+
+    source = items()
+    assert events.awaited("voice", source) is source
+
+
+def test_events_without_a_request_are_nobodys(recorder: EventRecorder) -> None:
+    events.emit("decode", "preprocess_start")
+    assert lines(recorder) == []
+
+
+async def test_spans_belong_to_the_request_of_their_task(recorder: EventRecorder) -> None:
+    async def work(request_id: str) -> None:
+        events.current_request.set(request_id)
+        with events.span("decode", modality="audio"):
+            await asyncio.sleep(0)
+
+    await asyncio.gather(asyncio.create_task(work("req_1")), asyncio.create_task(work("req_2")))
+    found = [(line["request_id"], line["event_name"]) for line in lines(recorder)]
+    assert sorted(found) == [
+        (request, name) for request in ("req_1", "req_2") for name in ("stage_complete", "stage_input_received")
+    ]
+
+
+async def test_a_span_ends_also_where_its_work_fails(recorder: EventRecorder) -> None:
+    async def failing() -> Any:
+        yield 1
+        raise ValueError("broken")
+
+    events.current_request.set("req_1")
+    with pytest.raises(ValueError, match="broken"):
+        async for _ in events.awaited("voice", failing()):
+            pass
+    names = [line["event_name"] for line in lines(recorder)]
+    assert names == ["stage_input_received", "stage_complete"] * 2
+
+
+def test_a_tensor_is_described_and_not_written_down(recorder: EventRecorder) -> None:
+    events.emit("x", "y", request_id="r", tensor=np.zeros((2, 3), np.float32), scalar=np.array(7), other=object)
+    metadata = lines(recorder)[0]["metadata"]
+    assert metadata["tensor"] == {"__tensor_summary__": True, "type": "ndarray", "shape": [2, 3], "dtype": "float32"}
+    assert metadata["scalar"] == 7
+    assert metadata["other"] == "<class 'object'>"
+
+
+def test_what_json_cannot_hold_at_all_is_counted(recorder: EventRecorder) -> None:
+    endless: dict[str, Any] = {}
+    endless["self"] = endless
+    events.emit("x", "y", request_id="r", endless=endless)
+    events.emit("x", "z", request_id="r")
+    assert [line["event_name"] for line in lines(recorder)] == ["z"]
+    assert recorder.dropped == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_is_counted_and_harms_nobody(tmp_path: Path) -> None:
+    recorder = EventRecorder("run-1", tmp_path)
+    full = os.open("/dev/full", os.O_WRONLY)
+    os.dup2(full, recorder._file)
+    os.close(full)
+    recorder.record("req_1", "input", "x", {})
+    recorder.record("req_1", "input", "y", {})
+    recorder.close()
+    assert recorder.dropped == 2
+
+
+def test_what_the_disk_does_not_keep_up_with_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MAX_WAITING", 3)
+    monkeypatch.setattr(events, "FLUSH_SEC", 3600)
+    recorder = EventRecorder("run-1", tmp_path)
+    for number in range(5):
+        recorder.record("req_1", "input", str(number), {})
+    assert [line["event_name"] for line in lines(recorder)] == ["0", "1", "2"]
+    assert recorder.dropped == 2
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError):
+        EventRecorder("run-1", tmp_path / "file" / "events")
+
+
+def test_closing_ends_the_thread_and_can_be_repeated(tmp_path: Path) -> None:
+    recorder = EventRecorder("run-1", tmp_path)
+    recorder.close()
+    recorder.close()
+    assert all(thread.name != "request events" for thread in threading.enumerate())
