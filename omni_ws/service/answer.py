@@ -148,3 +148,14 @@ def final_chunk(
     if finished is None or reason in (FinishReason.CANCELLED, FinishReason.ERROR):
         return sequencer.finish(turn.request_id, reason, turn.usage(None))
     return sequencer.finish(turn.request_id, reason, turn.usage(finished.usage), finish_reasons=finished.reasons)
+
+
+async def over(answer: asyncio.Task[None]) -> None:
+    """Waits for the end of an answer, and cancels it where the waiting is cancelled."""
+    try:
+        await asyncio.wait([answer])
+    finally:
+        if not answer.done():
+            if not answer.cancelling():  # once more would break off the winding up of its engine
+                answer.cancel()
+            await asyncio.wait([answer])

@@ -24,7 +24,7 @@ from omni_ws.errors import (
     websocket_close_code,
 )
 from omni_ws.service import observer
-from omni_ws.service.answer import AnswerWriter, final_chunk
+from omni_ws.service.answer import AnswerWriter, final_chunk, over
 from omni_ws.service.configuration import Configuration
 from omni_ws.service.conversation_limits import MAX_WAITING_CHUNKS, ConversationLimits
 from omni_ws.service.failure import of_request, unexpected
@@ -227,13 +227,7 @@ class Conversation:
         if turn.started is not None and turn.error is None and not turn.cancelled:
             turn.answer = asyncio.create_task(self._answer(turn, turn.started), name=f"answer {turn.request_id}")
             self._update_answering()
-            try:
-                await asyncio.wait([turn.answer])
-            finally:
-                if not turn.answer.done():
-                    if not turn.answer.cancelling():  # once more would break off the winding up of its engine
-                        turn.answer.cancel()
-                    await asyncio.wait([turn.answer])
+            await over(turn.answer)
             if not turn.answer.cancelled():
                 turn.answer.result()
         self._end(turn, FinishReason.CANCELLED)
