@@ -325,7 +325,7 @@ async def test_a_busy_session_refuses_at_once(server: SalienceServer, engine: To
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
             await server.events(session, [6], 1)
         assert refusal.value.code() is Status.ABORTED
-        told: dict[str, Any] = dict(tuple(refusal.value.trailing_metadata() or ()))  # type: ignore[arg-type]
+        told: dict[str, Any] = dict(tuple(refusal.value.trailing_metadata() or ()))
         assert told == {"omni-error-code": "session_busy", "retry-after-ms": "100"}
 
     await asyncio.gather(*(another() for _ in range(20)))

@@ -52,7 +52,7 @@ async def listen(
         ]
     )
     salience_pb2_grpc.add_SalienceServicer_to_server(servicer, server)
-    health_servicer: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]  # unknown to its stubs
+    health_servicer: Any = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
