@@ -29,6 +29,7 @@ from omni_ws.errors import InvalidValue, OmniError
 from omni_ws.media.image import decode_image
 from omni_ws.media.limits import MediaLimits
 from omni_ws.media.video import VideoDecoder, VideoFrame
+from omni_ws.profiler import events
 
 #: Bytes that may wait here, taken from the source but not decoded yet.
 WAITING_BYTES = 256 * 1024
@@ -125,7 +126,8 @@ async def _hops(
 ) -> AsyncGenerator[DecodedPart, None]:
     more = True
     while more:
-        decoded, more, error = await run_in_thread(executor, _one_hop, parts)
+        with events.span("decode", "preprocess_start", "preprocess_end"):
+            decoded, more, error = await run_in_thread(executor, _one_hop, parts)
         for part in _joined(decoded):
             yield part
         if error is not None:

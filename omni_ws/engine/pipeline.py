@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from omni_ws.engine.base import AudioOutput, EngineOutput
 from omni_ws.engine.channel import Channel, ChannelClosed
+from omni_ws.profiler import events
 
 T_contra = TypeVar("T_contra", contravariant=True)
 
@@ -53,7 +54,7 @@ async def pipeline(
     if len(links) != len(stages) - 1:
         raise ValueError("between each two stages there is one link")
     outputs: Channel[EngineOutput] = Channel(OUTPUT_BYTES, cost=_cost)
-    channels: list[Channel[Any]] = [Channel(link.capacity, cost=link.cost) for link in links]
+    channels = [_channel(link, before, after) for link, before, after in zip(links, stages, stages[1:], strict=False)]
     tasks: list[asyncio.Task[None]] = []
     sources = [source, *(aiter(channel) for channel in channels)]
     for index, stage in enumerate(stages):
@@ -78,6 +79,8 @@ async def _run(
     *,
     upstream: Sequence[asyncio.Task[None]],
 ) -> None:
+    if events.recorder is not None:
+        source = _Noted(source, stage.name)
     try:
         await stage.run(source, sink, outputs)
     except ChannelClosed:
@@ -86,11 +89,55 @@ async def _run(
         if not outputs.closed:
             outputs.fail(error)
     finally:
+        events.emit(stage.name, events.STAGE_END, terminal=sink is None)
         if sink is not None:
             sink.close()
         # Nobody reads what they make any more.
         for task in upstream:
             task.cancel()
+
+
+def _channel(link: Link, before: Stage[Any], after: Stage[Any]) -> Channel[Any]:
+    if events.recorder is None:
+        return Channel(link.capacity, cost=link.cost)
+    return _NotedChannel(link, before.name, after.name)
+
+
+class _NotedChannel(Channel[Any]):
+    """Tells the profiler what goes in and what comes out. Made only where it listens."""
+
+    def __init__(self, link: Link, before: str, after: str) -> None:
+        super().__init__(link.capacity, cost=link.cost)
+        self._before, self._after = before, after
+        self._put = self._taken = 0
+
+    def put_nowait(self, item: Any) -> None:
+        super().put_nowait(item)
+        events.emit(self._before, "stage_stream_chunk_sent", to_stage=self._after, chunk_id=self._put)
+        self._put += 1
+
+    def take_nowait(self) -> Any:
+        item = super().take_nowait()
+        if item is not None:
+            events.emit(self._after, "stage_stream_chunk_received", from_stage=self._before, chunk_id=self._taken)
+            self._taken += 1
+        return item
+
+
+class _Noted(AsyncIterator[Any]):
+    """A source that tells when the first item came: from there to its end the stage is there, at work or not."""
+
+    def __init__(self, source: AsyncIterator[Any], stage: str) -> None:
+        self._source = source
+        self._stage = stage
+        self._begun = False
+
+    async def __anext__(self) -> Any:
+        item = await anext(self._source)
+        if not self._begun:
+            self._begun = True
+            events.emit(self._stage, events.STAGE_START, resident=True)
+        return item
 
 
 async def _close_when_done(tasks: Sequence[asyncio.Task[None]], outputs: Channel[EngineOutput]) -> None:

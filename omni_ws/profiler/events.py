@@ -152,6 +152,30 @@ class _Awaited(AsyncIterator[T]):
             return await anext(self._items)
 
 
+def generated(stage: str, items: AsyncIterator[T]) -> AsyncIterator[T]:
+    """The same items, which a model makes for a request that it has been given just now."""
+    return items if recorder is None else _Generated(stage, items)
+
+
+class _Generated(AsyncIterator[T]):
+    def __init__(self, stage: str, items: AsyncIterator[T]) -> None:
+        self._stage = stage
+        self._items = items
+        self._begun = False
+        emit(stage, "scheduler_queue_enter")
+
+    async def __anext__(self) -> T:
+        try:
+            item = await anext(self._items)
+        except BaseException:
+            emit(self._stage, "generation_end")
+            raise
+        if not self._begun:
+            self._begun = True
+            emit(self._stage, "scheduler_first_emit")
+        return item
+
+
 def _summary(value: object) -> object:
     """What JSON has no words for. A tensor is described, and never written down."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)

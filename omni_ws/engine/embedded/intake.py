@@ -22,6 +22,7 @@ from omni_ws.errors import UnsupportedModality
 from omni_ws.media.image import ImageFacts, describe_image
 from omni_ws.media.limits import MediaLimits
 from omni_ws.media.video_facts import VideoFacts, VideoObserver
+from omni_ws.profiler import events
 
 #: What the tasks take; chat takes everything.
 _TAKES = {
@@ -115,7 +116,8 @@ class Intake:
                 elif isinstance(part, TextPart):
                     self._read(part)
                 else:
-                    await run_in_thread(self._executor, self.sights.look, part)
+                    with events.span("sights", "encoder_start", "encoder_end", modality=_MODALITIES[type(part)].value):
+                        await run_in_thread(self._executor, self.sights.look, part)
         async for transcript in self._end_audio():
             yield transcript
         self.sights.close()

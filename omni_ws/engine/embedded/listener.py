@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +15,12 @@ from omni_ws.audio.samples import Samples
 from omni_ws.audio.vad import SpeechDetector
 from omni_ws.core.chunks import Word
 from omni_ws.engine.base import TranscriptOutput
-from omni_ws.engine.embedded.ear import Ear, Ended, Partial, Paused, Resumed
+from omni_ws.engine.embedded.ear import Ear, EarEvent, Ended, Partial, Paused, Resumed
 from omni_ws.engine.embedded.recogniser import SAMPLE_RATE, RecognisedWord, Recogniser
 from omni_ws.engine.embedded.recogniser_pool import Scribes, Seats
 from omni_ws.engine.loan_pool import LoanPool
 from omni_ws.engine.threads import release_in_thread, run_in_thread
+from omni_ws.profiler import events
 
 #: Audio that is this far ahead of the clock comes from a file. More than the jitter of a network, less than it takes to
 #: have a first partial text.
@@ -76,7 +78,7 @@ class Listener:
         """Takes the next samples at 16 kHz; yields what changed."""
         self._ear.live = self._is_live(len(samples) * 1000 / SAMPLE_RATE)
         self._ear.feed(samples)
-        while (event := await run_in_thread(self._hearing.executor, self._ear.advance)) is not None:
+        while (event := await self._advance()) is not None:
             match event:
                 case Partial(text=text, start_ms=start_ms):
                     self._showing = True
@@ -91,7 +93,8 @@ class Listener:
 
     async def end_part(self) -> AsyncGenerator[TranscriptOutput, None]:
         """The audio breaks off; yields the text of the utterance that was under way."""
-        ended = await run_in_thread(self._hearing.executor, self._ear.end)
+        with _recognising():
+            ended = await run_in_thread(self._hearing.executor, self._ear.end)
         if ended is not None and (transcript := await self._write_down(ended)) is not None:
             yield transcript
 
@@ -105,6 +108,10 @@ class Listener:
             await release_in_thread(self._hearing.executor, self._ear.close)
         finally:
             self._hearing.seats.leave()
+
+    async def _advance(self) -> EarEvent | None:
+        with _recognising():
+            return await run_in_thread(self._hearing.executor, self._ear.advance)
 
     def _is_live(self, audio_ms: float) -> bool:
         """Whether the audio, ``audio_ms`` more of it included, comes as it is spoken and is dealt with in time."""
@@ -130,7 +137,8 @@ class Listener:
         if guess is None or guess.length != len(ended.pcm):
             self._drop_guess()
             guess = self._guess = _Guess(len(ended.pcm), self._hearing.scribes.transcribe(ended.pcm))
-        recognised = await asyncio.wrap_future(guess.work)
+        with _recognising():
+            recognised = await asyncio.wrap_future(guess.work)
         self._guess = None
         showing, self._showing = self._showing, False
         if not recognised:
@@ -141,3 +149,7 @@ class Listener:
             Word(word.text, ended.start_ms + word.start_ms, ended.start_ms + word.end_ms) for word in recognised
         )
         return TranscriptOutput(text, start_ms=ended.start_ms, words=words)
+
+
+def _recognising() -> AbstractContextManager[None]:
+    return events.span("recogniser", "encoder_start", "encoder_end", modality="audio")

@@ -12,6 +12,7 @@ from omni_ws.engine.embedded.flite import speakable
 from omni_ws.engine.embedded.intake import Intake
 from omni_ws.engine.embedded.reply import Reply
 from omni_ws.errors import EmptyInput, InvalidValue
+from omni_ws.profiler import events
 
 
 async def chat(
@@ -24,7 +25,8 @@ async def chat(
     if not intake.anything:
         raise EmptyInput("the request has no input")
     separator = ""
-    for sentence in _sentences(intake, history, now):
+    sentences = _sentences(intake, history, now)
+    while (sentence := _next_sentence(sentences)) is not None:
         async with aclosing(reply.say(separator + sentence)) as outputs:
             async for output in outputs:
                 yield output
@@ -34,6 +36,11 @@ async def chat(
     async with aclosing(reply.finish()) as outputs:
         async for output in outputs:
             yield output
+
+
+def _next_sentence(sentences: Iterator[str]) -> str | None:
+    with events.span("brain"):
+        return next(sentences, None)
 
 
 def _sentences(intake: Intake, history: Sequence[Message], now: Callable[[], datetime]) -> Iterator[str]:

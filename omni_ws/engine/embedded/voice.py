@@ -32,6 +32,7 @@ from omni_ws.engine.embedded.voice_pipe import (
     encode_object,
 )
 from omni_ws.errors import EngineFailed, InvalidValue
+from omni_ws.profiler import events
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +167,7 @@ class Voice:
         self._waiting.append(job)
         self._give_next()
         try:
-            async for spoken in job.output:
+            async for spoken in events.awaited("voice", job.output):
                 yield spoken
         finally:
             self._withdraw(job)

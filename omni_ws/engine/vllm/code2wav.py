@@ -15,6 +15,7 @@ from omni_ws.engine.vllm.chunk_policy import ChunkPace, ChunkPolicy
 from omni_ws.engine.vllm.codec_frames import CodecFrames
 from omni_ws.engine.vllm.decode_queue import DecodeQueue
 from omni_ws.engine.vllm.snac_stream import StreamState, WindowContext
+from omni_ws.profiler import events
 
 
 def frames_link(frame_ms: float, capacity_ms: float = 5_000) -> Link:
@@ -111,11 +112,14 @@ class Code2Wav:
     async def _decode(self, frames: int, state: StreamState, outputs: Channel[EngineOutput]) -> StreamState:
         window, after = state.take(frames)
         began_ms = self._now_ms()
-        samples = await self._queue.decode(window)
+        with events.span(self.name, "code2wav_decode_start", "code2wav_decode_end", frames=frames):
+            samples = await self._queue.decode(window)
         now_ms = self._now_ms()
         self._pace.emitted(frames, now_ms - began_ms, now_ms)
         self._held -= frames
         self._room.set()
+        if not self.audio_ms:
+            events.emit(self.name, "code2wav_first_audio")
         self.audio_ms += frames * self._frame_ms
         await outputs.put(AudioOutput(samples, self._sample_rate))
         return after

@@ -15,6 +15,7 @@ from omni_ws.engine.vllm.codec_frames import CodecFrames, FrameAssembler, OffPat
 from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.engine.vllm.talker_profile import TalkerProfile
 from omni_ws.errors import EngineFailed, InvalidValue
+from omni_ws.profiler import events
 
 if TYPE_CHECKING:
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -128,7 +129,7 @@ class Talker:
         )
         # Closing it is what aborts the request in the engine.
         async with aclosing(generation):
-            async for output in generation:
+            async for output in events.generated(self.name, generation):
                 tokens = [token for token in output.outputs[0].token_ids if token not in self._profile.stop]
                 self._count(len(tokens))
                 try:

@@ -23,6 +23,7 @@ from omni_ws.engine.vllm.sampling import answer_parameters, check_parameters, su
 from omni_ws.engine.vllm.token_logprobs import AlignedLogprobs, TokenBytes
 from omni_ws.engine.vllm.tool_calls import ToolUse, tool_use
 from omni_ws.errors import ContextLengthExceeded, EngineFailed
+from omni_ws.profiler import events
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -185,7 +186,8 @@ class Thinker:
                 return
             excerpt = await self._in_thread(draft.take_stable, least)
             if excerpt is not None and not self._input_ended.is_set():
-                await early.extend(excerpt)
+                with events.span(self.name, "early_work_start", "early_work_end"):
+                    await early.extend(excerpt)
                 self.early_steps += 1
                 least = LEAST_EARLY_TOKENS
 
@@ -200,7 +202,7 @@ class Thinker:
             )
         self._answers = [await self._reader(choice) for choice in range(self._parameters.n)]
         async with aclosing(work.answer(whole, self._parameters)) as answer:
-            async for output in answer:
+            async for output in events.generated(self.name, answer):
                 prompt = output.prompt_token_ids or ()
                 self.prompt_tokens = max(self.prompt_tokens, len(prompt))
                 self.cached_tokens = max(self.cached_tokens, output.num_cached_tokens or 0)
@@ -227,4 +229,5 @@ class Thinker:
             await sink.put(said.text)
 
     async def _in_thread(self, call: Callable[..., Any], *arguments: object) -> Any:
-        return await run_in_thread(self._shared.thread, call, *arguments)
+        with events.span(self.name, "scheduler_request_build_start", "scheduler_request_build_end"):
+            return await run_in_thread(self._shared.thread, call, *arguments)

@@ -1,0 +1,198 @@
+"""Timeline: the events of one request in order, and the intervals that they mark."""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final, NamedTuple
+
+from omni_ws.profiler.reading import Event
+
+#: What opens an interval of a stage, and what closes it. An event may be part of several.
+PAIRS: Final = (
+    ("stage_input_received", "stage_complete"),
+    ("preprocess_start", "preprocess_end"),
+    ("encoder_start", "encoder_end"),
+    ("scheduler_request_build_start", "scheduler_request_build_end"),
+    ("scheduler_request_build_end", "scheduler_queue_enter"),
+    ("scheduler_queue_enter", "scheduler_prefill_start"),
+    ("scheduler_queue_enter", "scheduler_first_emit"),
+    ("scheduler_queue_enter", "generation_end"),
+    ("scheduler_prefill_start", "scheduler_prefill_end"),
+    ("scheduler_prefill_end", "stage_complete"),
+    ("scheduler_prefill_start", "stage_first_stream_chunk_sent"),
+    ("scheduler_prefill_start", "scheduler_first_emit"),
+    ("scheduler_first_emit", "stage_complete"),
+    ("early_work_start", "early_work_end"),
+    ("code2wav_decode_start", "code2wav_decode_end"),
+    ("model_path_start", "model_path_end"),
+)
+#: Intervals in which a stage is there, at work or not: they explain no time.
+_PRESENCE: Final = frozenset(
+    {
+        ("model_path_start", "model_path_end"),
+        ("scheduler_first_emit", "stage_complete"),
+        ("scheduler_prefill_end", "stage_complete"),
+    }
+)
+#: What a request ends with, the last that there is of them.
+_ENDS: Final = ("terminal_response", "response_written")
+MS: Final = 1_000_000
+
+
+class Interval(NamedTuple):
+    """Nanoseconds on the time line of the request. ``explains``: whether its time is accounted for by it."""
+
+    stage: str
+    name: str
+    start: int
+    end: int
+    explains: bool = True
+
+    @property
+    def ms(self) -> float:
+        return (self.end - self.start) / MS
+
+
+class Hop(NamedTuple):
+    """Something on its way from one stage to another; ``kind`` is ``payload`` or ``stream_chunk``."""
+
+    source: str
+    target: str
+    kind: str
+    start: int
+    end: int
+
+    @property
+    def ms(self) -> float:
+        return (self.end - self.start) / MS
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Times are those of ``at``: monotonic where every event of the request has that, else of the day."""
+
+    request_id: str
+    events: tuple[Event, ...]
+
+    @classmethod
+    def of(cls, request_id: str, events: Sequence[Event]) -> Timeline:
+        clock = _monotonic if all(event.monotonic_ns is not None for event in events) else _wall
+        return cls(request_id, tuple(sorted(events, key=clock)))
+
+    @cached_property
+    def _is_monotonic(self) -> bool:
+        return all(event.monotonic_ns is not None for event in self.events)
+
+    def at(self, event: Event) -> int:
+        return _monotonic(event) if self._is_monotonic else _wall(event)
+
+    @property
+    def start(self) -> int:
+        return self.at(self.events[0])
+
+    @property
+    def end(self) -> int:
+        """The end of the request; an engine may wind up after it."""
+        ends = [self.at(event) for event in self.events if event.event_name in _ENDS]
+        return max(ends, default=self.at(self.events[-1]))
+
+    @property
+    def whole(self) -> bool:
+        """Whether its beginning and its end were recorded."""
+        names = {event.event_name for event in self.events}
+        return "request_admission" in names and not names.isdisjoint(_ENDS)
+
+    def first(self, name: str, **metadata: Any) -> Event | None:
+        for event in self.events:
+            if event.event_name == name and metadata.items() <= event.metadata.items():
+                return event
+        return None
+
+    @cached_property
+    def intervals(self) -> tuple[Interval, ...]:
+        """Each closer closes what was opened first of its pair and stage; what stays open is no interval."""
+        opened: defaultdict[tuple[str, tuple[str, str]], deque[tuple[int, bool]]] = defaultdict(deque)
+        found: list[Interval] = []
+        for event in self.events:
+            now = self.at(event)
+            for pair in _CLOSES.get(event.event_name, ()):
+                waiting = opened[event.stage, pair]
+                if waiting:
+                    start, explains = waiting.popleft()
+                    name = "->".join(pair)
+                    found.append(Interval(event.stage, name, start, now, explains and pair not in _PRESENCE))
+            for pair in _OPENS.get(event.event_name, ()):
+                opened[event.stage, pair].append((now, not event.metadata.get("resident", False)))
+        return tuple(found)
+
+    @cached_property
+    def hops(self) -> tuple[Hop, ...]:
+        sent: defaultdict[tuple[str, str, str, object], deque[int]] = defaultdict(deque)
+        found: list[Hop] = []
+        for event in self.events:
+            now, metadata = self.at(event), event.metadata
+            match event.event_name:
+                case "stage_hop_sent":
+                    sent[event.stage, str(metadata.get("to_stage", "?")), "payload", None].append(now)
+                case "stage_stream_chunk_sent":
+                    target, number = str(metadata.get("to_stage", "?")), metadata.get("chunk_id")
+                    sent[event.stage, target, "stream_chunk", number].append(now)
+                case "stage_input_received" | "stage_stream_chunk_received" if "from_stage" in metadata:
+                    kind = "payload" if event.event_name == "stage_input_received" else "stream_chunk"
+                    number = metadata.get("chunk_id") if kind == "stream_chunk" else None
+                    source = str(metadata["from_stage"])
+                    waiting = sent[source, event.stage, kind, number]
+                    if waiting:
+                        found.append(Hop(source, event.stage, kind, waiting.popleft(), now))
+        return tuple(found)
+
+    @property
+    def unaccounted(self) -> int:
+        """Nanoseconds of the request that no interval and no hop explains."""
+        spans = [(one.start, one.end) for one in self.intervals if one.explains]
+        spans += [(hop.start, hop.end) for hop in self.hops]
+        return self.end - self.start - covered(spans, self.start, self.end)
+
+
+def timelines(events: Iterable[Event]) -> dict[str, Timeline]:
+    """By request, in the order of their beginning."""
+    grouped: defaultdict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        if event.request_id:
+            grouped[event.request_id].append(event)
+    found = [Timeline.of(request_id, of_one) for request_id, of_one in grouped.items()]
+    return {one.request_id: one for one in sorted(found, key=lambda one: one.events[0].timestamp_ns)}
+
+
+def covered(spans: Iterable[tuple[int, int]], start: int, end: int) -> int:
+    """How much of ``start`` … ``end`` lies in any of ``spans``."""
+    total, reached = 0, start
+    for first, last in sorted(spans):
+        first, last = max(first, reached), min(last, end)
+        if last > first:
+            total += last - first
+            reached = last
+    return total
+
+
+def _monotonic(event: Event) -> int:
+    assert event.monotonic_ns is not None
+    return event.monotonic_ns
+
+
+def _wall(event: Event) -> int:
+    return event.timestamp_ns
+
+
+def _by(position: int) -> dict[str, list[tuple[str, str]]]:
+    table: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    for pair in PAIRS:
+        table[pair[position]].append(pair)
+    return dict(table)
+
+
+_OPENS: Final = _by(0)
+_CLOSES: Final = _by(1)
