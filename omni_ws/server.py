@@ -23,6 +23,7 @@ from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.engine.base import Engine
 from omni_ws.errors import NotFound, ShuttingDown, UpgradeRequired
 from omni_ws.logs import configure_logging
+from omni_ws.service.profiling import Profiling
 from omni_ws.service.registry import SessionRegistry
 from omni_ws.service.session_factory import SessionFactory
 from omni_ws.transport.application import HttpLimits, UpgradeDecision
@@ -36,6 +37,7 @@ from omni_ws.transport.http1 import HttpExchange, HttpRequest
 from omni_ws.transport.mode_b import ModeBRoutes
 from omni_ws.transport.openai import OpenAIRoutes
 from omni_ws.transport.ops import OperationsRoutes
+from omni_ws.transport.profiling_routes import ProfilingRoutes
 from omni_ws.transport.router import Router
 from omni_ws.transport.streaming_input import StreamingInput
 from omni_ws.transport.transcriptions import TranscriptionRoutes
@@ -61,6 +63,7 @@ class App:
         self.authenticator = Authenticator(keys)
         self.native = StreamingInput(self.sessions, self.authenticator)
         self.registry = SessionRegistry(self.sessions)
+        self.profiling = Profiling(engine, self.sessions.observers, config.profiler.root)
         self._attachments = Attachments(config, self.authenticator, self.registry)
         self._router = self._routes()
 
@@ -82,6 +85,11 @@ class App:
         transcriptions = TranscriptionRoutes(self.sessions, self.authenticator)
         router.add("POST", "/v1/audio/transcriptions", transcriptions.transcriptions)
         router.add("GET", NATIVE_PATH, self._needs_upgrade)
+        profiling = ProfilingRoutes(self.profiling, self.authenticator)
+        router.add("POST", "/start_profile", profiling.start_profile)
+        router.add("POST", "/start_request_profile", profiling.start_request_profile)
+        router.add("POST", "/stop_profile", profiling.stop)
+        router.add("POST", "/stop_request_profile", profiling.stop)
         self._add_mode_b(router)
         return router
 
@@ -190,6 +198,7 @@ class RunningServer:
             await self._server.wait_closed()
         await self.app.native.wait_closed()
         self.app.sessions.speech_workers.close()
+        await self.app.profiling.stop()
 
 
 @asynccontextmanager
@@ -265,7 +274,7 @@ def create_engine(config: ServerConfig) -> Engine:
         from omni_ws.engine.vllm.readouts import Readouts
 
         readouts = Readouts(load_vectors(config.grpc.readout_vectors, config.grpc.readout_manifest))
-    return VllmEngine(config.vllm, readouts=readouts)
+    return VllmEngine(config.vllm, readouts=readouts, trace_root=config.profiler.root)
 
 
 async def serve(config: ServerConfig) -> int:

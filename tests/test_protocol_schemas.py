@@ -46,6 +46,10 @@ ROUTES = {
     "/v1/streaming_input/sessions/{id}/append": {"post"},
     "/v1/streaming_input/sessions/{id}/finish": {"post"},
     "/v1/streaming_input/sessions/{id}/result": {"get"},
+    "/start_profile": {"post"},
+    "/stop_profile": {"post"},
+    "/start_request_profile": {"post"},
+    "/stop_request_profile": {"post"},
 }
 
 #: Served on the same port, and described in asyncapi.yaml.

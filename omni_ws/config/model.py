@@ -264,6 +264,14 @@ class GrpcConfig(Section):
     readout_manifest: Path | None = Field(default=None, description="Manifest that describes the readout vectors.")
 
 
+class ProfilerConfig(Section):
+    """Profiles of requests, and of the engine."""
+
+    root: Path | None = Field(
+        default=None, description="Folder that profiles are written below; unset: the profiling routes are off."
+    )
+
+
 class ServerConfig(BaseSettings):
     """The server itself. Immutable; made by ``load``, or directly in code from keyword arguments alone."""
 
@@ -309,6 +317,7 @@ class ServerConfig(BaseSettings):
     vllm: VllmConfig = VllmConfig()
     remote: RemoteConfig = RemoteConfig()
     grpc: GrpcConfig = GrpcConfig()
+    profiler: ProfilerConfig = ProfilerConfig()
 
     @field_validator("allow_origin")
     @classmethod

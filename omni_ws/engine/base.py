@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Protocol, TypeAlias
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from omni_ws.audio.samples import Samples
 from omni_ws.core.audio_format import AudioFormat
@@ -228,4 +229,17 @@ class Engine(Protocol):
         Raises EngineOverloaded when there is no capacity, EngineFailed when the engine breaks, UnsupportedFormat
         for input that cannot be decoded.
         """
+        ...
+
+
+@runtime_checkable
+class TraceableEngine(Protocol):
+    """An engine that can write down the operations of its models, with torch's profiler, in all its processes."""
+
+    async def start_trace(self, template: Path) -> None:
+        """Raises UnsupportedParameter where this one was not started for it."""
+        ...
+
+    async def stop_trace(self) -> tuple[Path, ...]:
+        """The files that were written; the name of each begins with the template."""
         ...

@@ -141,7 +141,9 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 def _answer_origin(line: Timeline) -> int:
     """From when on a user waits: the end of the input, or the start of the work where the answer comes before that."""
-    ended = next((line.at(one) for one in line.events if (one.stage, one.event_name) == ("input", "stage_complete")), None)
+    ended = next(
+        (line.at(one) for one in line.events if (one.stage, one.event_name) == ("input", "stage_complete")), None
+    )
     fired = line.first("policy_fired")
     outputs = [line.at(one) for one in line.events if one.event_name == "first_byte_written"]
     if ended is not None and not (outputs and outputs[0] < ended):

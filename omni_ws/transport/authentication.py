@@ -21,6 +21,10 @@ class Authenticator:
     def __init__(self, keys: Iterable[ApiKey]) -> None:
         self._keys = tuple(keys)
 
+    @property
+    def has_keys(self) -> bool:
+        return bool(self._keys)
+
     def authenticate(self, request: HttpRequest) -> ApiKey | None:
         """Raises Unauthenticated for a missing, malformed or unknown key."""
         return self._find(_presented_key(request)) if self._keys else None

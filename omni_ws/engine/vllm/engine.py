@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import uuid
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import cache, partial
@@ -34,6 +34,7 @@ from omni_ws.engine.vllm.thinker import Thinker, ThinkerParts
 from omni_ws.engine.vllm.token_generation import TokenGenerator
 from omni_ws.engine.vllm.token_logprobs import TokenBytes
 from omni_ws.engine.vllm.tool_calls import check_tool_parser, load_tool_parser
+from omni_ws.engine.vllm.torch_trace import TorchTrace, traced_arguments
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedParameter
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,9 @@ class VllmEngine:
         *,
         cache_salt: Callable[[GenerationRequest], str | None] = shared_by_owner,
         readouts: Readouts | None = None,
+        trace_root: Path | None = None,
     ) -> None:
+        """``trace_root`` is the folder that traces may be written below; None: there are none."""
         if config.model is None:
             raise ConfigurationError(["the vllm engine needs a model: --model NAME-OR-FOLDER"])
         self.config = config
@@ -71,13 +74,20 @@ class VllmEngine:
             args |= readouts.engine_args
         self._readouts = readouts
         self._thinker = LanguageModel(
-            "Thinker", args, setting="vllm.args", prepare=None if readouts is None else readouts.install
+            "Thinker",
+            traced_arguments(args, trace_root, "Thinker"),
+            setting="vllm.args",
+            prepare=None if readouts is None else readouts.install,
         )
+        traced: list[tuple[LanguageModel, Mapping[str, Any]]] = [(self._thinker, args)]
         self._speaker: Speaker | None = None
         if config.talker is not None:
-            self._speaker = Speaker(config.talker, profile=config.talker_profile, args=config.talker_args)
+            talker_args = traced_arguments(config.talker_args, trace_root, "Talker")
+            self._speaker = Speaker(config.talker, profile=config.talker_profile, args=talker_args)
+            traced.append((self._speaker.model, config.talker_args))
         elif config.talker_profile is not None or config.talker_args:
             raise ConfigurationError(["vllm.talker_profile and vllm.talker_args need a vllm.talker"])
+        self._trace = TorchTrace(trace_root, traced)
         self._checkpoint: Checkpoint | None = None
         self._shared: ThinkerParts | None = None
         self._decoding: ThreadPoolExecutor | None = None
@@ -183,6 +193,12 @@ class VllmEngine:
             await self._readouts.channel.stop()
         for executor in executors:
             await asyncio.to_thread(executor.shutdown)
+
+    async def start_trace(self, template: Path) -> None:
+        await self._trace.start(template)
+
+    async def stop_trace(self) -> tuple[Path, ...]:
+        return await self._trace.stop()
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
         shared, decoding = self._shared, self._decoding

@@ -1,0 +1,84 @@
+"""Traces of what torch does in the processes of vLLM, started and stopped while it works."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from omni_ws.engine.vllm.language_model import LanguageModel
+from omni_ws.errors import EngineFailed, UnsupportedParameter
+
+#: Below the root of all profiles. vLLM writes to the folder that it was started with: from there traces are moved.
+_FOLDER: Final = ".torch"
+_SETTING: Final = "profiler_config"
+
+
+def traced_arguments(args: Mapping[str, Any], root: Path | None, role: str) -> dict[str, Any]:
+    """vLLM's arguments with what a trace needs. What the operator set counts."""
+    if root is None or _SETTING in args:
+        return dict(args)
+    setting = {
+        "profiler": "torch",
+        "torch_profiler_dir": str(_folder(root, role)),
+        # The front end is this server: it would be traced with everything else that it does, and slowly.
+        "ignore_frontend": True,
+        "torch_profiler_with_stack": False,
+        "torch_profiler_dump_cuda_time_total": False,
+    }
+    return {**args, _SETTING: setting}
+
+
+class TorchTrace:
+    """One trace at a time, of all ``models`` together. They were started with ``traced_arguments``."""
+
+    def __init__(self, root: Path | None, models: Sequence[tuple[LanguageModel, Mapping[str, Any]]]) -> None:
+        self._root = root
+        self._models = [model for model, _ in models]
+        self._set_by_operator = any(_SETTING in args for _, args in models)
+        self._name = ""
+        self._template = Path()
+        self._tracing: list[LanguageModel] = []
+
+    async def start(self, template: Path) -> None:
+        """Raises UnsupportedParameter where the models were not started for it, EngineFailed where it fails."""
+        if self._root is None or self._set_by_operator:
+            reason = "vllm.args.profiler_config is set" if self._set_by_operator else "profiler.root is not set"
+            raise UnsupportedParameter(f"the vllm engine was not started for traces: {reason}", param="enable_torch")
+        self._name, self._template = uuid.uuid4().hex, template
+        try:
+            for model in self._models:
+                await model.llm.start_profile(self._name)
+                self._tracing.append(model)
+        except Exception as error:
+            await self.stop()
+            raise EngineFailed(f"the {model.role} could not be traced: {error}") from error
+
+    async def stop(self) -> tuple[Path, ...]:
+        """Writing takes seconds. Raises EngineFailed; what could be written is there all the same."""
+        tracing, self._tracing = self._tracing, []
+        outcomes = await asyncio.gather(*(model.llm.stop_profile() for model in tracing), return_exceptions=True)
+        try:
+            files = await asyncio.to_thread(self._move, [model.role for model in tracing])
+        except OSError as error:
+            raise EngineFailed(f"the traces could not be moved: {error.strerror}") from error
+        for model, outcome in zip(tracing, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                raise EngineFailed(f"the trace of the {model.role} was not written: {outcome}") from outcome
+        return files
+
+    def _move(self, roles: Sequence[str]) -> tuple[Path, ...]:
+        assert self._root is not None
+        found: list[Path] = []
+        self._template.parent.mkdir(parents=True, exist_ok=True)
+        for role in roles:
+            for path in sorted(_folder(self._root, role).glob(f"{self._name}_*")):
+                name = f"{self._template.name}_{role.lower()}_{path.name.removeprefix(f'{self._name}_')}"
+                found.append(path.rename(self._template.with_name(name)))
+        return tuple(found)
+
+
+def _folder(root: Path, role: str) -> Path:
+    return root.expanduser().resolve() / _FOLDER / role.lower()
