@@ -195,9 +195,8 @@ class _Echo:
             yield from self._pieces(self.limit.feed(text))
 
     def _pieces(self, text: str) -> Iterator[TextOutput]:
-        for word in _WORD.findall(text):
-            self._words_out.feed(word)
-            yield TextOutput(word)
+        self._words_out.feed(text)
+        return map(TextOutput, _WORD.findall(text))
 
     def _counts(self) -> str:
         images, video = self._seen[Modality.IMAGE], self._seen[Modality.VIDEO]

@@ -94,7 +94,9 @@ class AnswerWriter:
         turn = self._turn
         match output:
             case TextOutput(text=text) if "text" in self._wanted and (text or output.logprobs):
-                await self._send(OutputModality.TEXT, text=text, logprobs=output.logprobs, choice=output.choice)
+                if self._outbox.full:
+                    await self._outbox.room()
+                self._put(OutputModality.TEXT, text=text, logprobs=output.logprobs, choice=output.choice)
                 turn.said.append(text)
             case ToolCallOutput(call=call, choice=choice):
                 await self._send(OutputModality.TOOL_CALL, tool_call=call, choice=choice)
@@ -132,6 +134,9 @@ class AnswerWriter:
     async def _send(self, modality: OutputModality, **fields: Any) -> int:
         """Returns the number that it went out with."""
         await self._outbox.room()
+        return self._put(modality, **fields)
+
+    def _put(self, modality: OutputModality, **fields: Any) -> int:
         request_id = self._turn.request_id
         number = self._sequencer.take_number(request_id)
         chunk = OutputChunk(request_id=request_id, sequence_id=number, modality=modality, **fields)

@@ -107,13 +107,14 @@ class AnswerJournal:
 
         None when there will be none.
         """
-        while True:
-            index = max(0, position - self._first)
-            if index < len(self._messages):
-                return self._first + index + 1, self._messages[index]
-            if self._closed:
-                return None
+        while (found := self.find(position)) is None and not self._closed:
             await self._changed.wait()
+        return found
+
+    def find(self, position: int) -> tuple[int, AnswerMessage] | None:
+        """What ``get`` gives at once, if there is anything."""
+        index = max(0, position - self._first)
+        return (self._first + index + 1, self._messages[index]) if index < len(self._messages) else None
 
     def _wake(self) -> None:
         """Everybody who waits now, and nobody who comes later."""

@@ -31,19 +31,18 @@ LARGE_EVENT_BYTES: Final = 1024
 
 
 class EventEncoder(Protocol):
-    """Makes the JSON objects of a stream out of outputs."""
+    """Makes the JSON objects of a stream out of outputs; one may come as its JSON already."""
 
-    def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any]]: ...
+    def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any] | bytes]: ...
 
     def final(self, chunk: FinalChunk) -> Iterator[dict[str, Any]]: ...
 
 
 class Answering(Protocol):
-    """Who has something to say; see ``HttpSession.receive``."""
+    """Who has something to say; see ``HttpSession``."""
 
-    @property
-    def waiting(self) -> bool:
-        """Whether ``receive`` has something at once."""
+    def take(self) -> Message | None:
+        """What ``receive`` would give at once, if there is anything."""
         ...
 
     async def receive(self, *, idle_sec: float | None = None) -> Message | None: ...
@@ -88,22 +87,23 @@ async def write_events(
         final = False
         while not final:
             full = len(events) >= WRITE_BATCH_EVENTS or (events and len(events[-1]) >= LARGE_EVENT_BYTES)
-            if full or (events and not session.waiting):
-                await _write(exchange, events)
-                session.written()
-            message = await session.receive(idle_sec=heartbeat_sec or None)
+            # Taken without waiting where it can be: each step of a coroutine costs as much as the making of an event.
+            message = None if full else session.take()
+            if message is None:
+                if events:
+                    await _write(exchange, events)
+                    session.written()
+                message = await session.receive(idle_sec=heartbeat_sec or None)
             match message:
-                case None if exchange.head_sent:
-                    await exchange.write(sse.HEARTBEAT)
+                case OutputChunk():
+                    events += map(sse.event, encoder.output(message))
+                case FinalChunk():
+                    events += map(sse.event, encoder.final(_checked(message)))
+                    final = True
                 case ResponseStarted() if head_at_start:
                     await _start(exchange)
-                case OutputChunk():
-                    for event in encoder.output(message):
-                        events.append(sse.event(event))
-                case FinalChunk():
-                    for event in encoder.final(_checked(message)):
-                        events.append(sse.event(event))
-                    final = True
+                case None if exchange.head_sent:
+                    await exchange.write(sse.HEARTBEAT)
         if done:
             events.append(sse.DONE)
     except OmniError as error:

@@ -11,7 +11,7 @@ until the peer has room for it, every read lets the peer send more; when the pee
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, Final, Protocol
@@ -111,8 +111,9 @@ class HttpCarrier(Protocol):
     def set_filler(self, data: bytes) -> None:
         """What may be sent at any moment of the answer to find out whether the peer is there."""
 
-    async def drain(self) -> None:
+    def drain(self) -> Coroutine[Any, Any, None]:
         """Wait for room in the output. Raises PeerGone."""
+        ...
 
     def body_wanted(self) -> None:
         """The handler is about to wait for body bytes."""
@@ -267,9 +268,9 @@ class HttpExchange:
             self._carrier.send(h11.Data(data=data))
         await self._carrier.drain()
 
-    async def write_all(self, parts: Sequence[bytes]) -> None:
+    def write_all(self, parts: Sequence[bytes]) -> Coroutine[Any, Any, None]:
         """Send several parts at once."""
-        await self.write(b"".join(parts))
+        return self.write(b"".join(parts))
 
     async def end(self) -> None:
         """End a started answer; does nothing where it has ended."""

@@ -12,7 +12,8 @@ import asyncio
 import contextlib
 import enum
 import logging
-from typing import Final, cast
+from collections.abc import Coroutine
+from typing import Any, Final, cast
 
 import h11
 
@@ -189,8 +190,8 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
     def set_filler(self, data: bytes) -> None:
         self._filler = data
 
-    async def drain(self) -> None:
-        await self._output.drain()
+    def drain(self) -> Coroutine[Any, Any, None]:
+        return self._output.drain()
 
     def body_wanted(self) -> None:
         if self._http.they_are_waiting_for_100_continue and not self._input.body.ended:

@@ -60,7 +60,8 @@ class HttpOutput:
             # Waiting for an event that is set does not yield, and a peer on a fast link keeps it set.
             self._unshared_bytes = 0
             await asyncio.sleep(0)
-        await self._writable.wait()
+        if not self._writable.is_set():
+            await self._writable.wait()
         if self._transport.is_closing():
             raise PeerGone("the client closed the connection")
 

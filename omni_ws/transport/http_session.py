@@ -94,27 +94,24 @@ class HttpSession:
                 self._outbox.close()
                 self.conversation.observed.ended()
 
-    @property
-    def waiting(self) -> bool:
-        """Whether ``receive`` has something at once."""
-        return bool(self._outbox)
+    def take(self) -> Message | None:
+        """The next message, if there is one. Raises the error of the input, of the clock, or of the request."""
+        message = self._outbox.take()
+        if isinstance(message, OmniError):
+            raise message
+        if self.conversation.observed.listening and isinstance(message, OutputChunk | FinalChunk):
+            self._unwritten.append(message)
+        return message
 
     async def receive(self, *, idle_sec: float | None = None) -> Message | None:
-        """The next message; None when there is none for ``idle_sec`` seconds.
-
-        Raises the error of the input, of the clock, or of the request.
-        """
-        while (message := self._outbox.take()) is None:
+        """The next message; None when there is none for ``idle_sec`` seconds. Raises as ``take`` does."""
+        while (message := self.take()) is None:
             self._output.clear()
             self._idle_over = False
             self._idle.arm(idle_sec)
             await self._output.wait()
             if self._idle_over and not self._outbox:
                 return None
-        if isinstance(message, OmniError):
-            raise message
-        if self.conversation.observed.listening and isinstance(message, OutputChunk | FinalChunk):
-            self._unwritten.append(message)
         return message
 
     def written(self) -> None:

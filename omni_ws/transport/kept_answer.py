@@ -12,6 +12,7 @@ from omni_ws.core.audio_format import AudioEncoding
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidValue, OmniError
+from omni_ws.service.answer_journal import AnswerMessage
 from omni_ws.service.messages import Message
 from omni_ws.service.registered_session import RegisteredSession
 from omni_ws.transport.answer_writers import SSE_HEADERS, held_answer, write_events
@@ -52,9 +53,10 @@ class AnswerReader:
         self._events = events
         self._position = 0
 
-    @property
-    def waiting(self) -> bool:
-        return self._position < self._session.answer.end
+    def take(self) -> Message | None:
+        """Raises why there is no whole answer."""
+        found = self._session.answer.find(self._position)
+        return None if found is None else self._read(*found)
 
     async def receive(self, *, idle_sec: float | None = None) -> Message | None:
         """None when there is nothing for ``idle_sec`` seconds. Raises why there is no whole answer."""
@@ -67,7 +69,10 @@ class AnswerReader:
             return None
         if found is None:
             raise self._session.failure()
-        self._position, message = found
+        return self._read(*found)
+
+    def _read(self, position: int, message: AnswerMessage) -> Message:
+        self._position = position
         if isinstance(message, OmniError):
             raise copy.copy(message)
         if isinstance(message, FinalChunk) and not finished_well(message):

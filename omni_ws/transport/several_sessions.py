@@ -38,13 +38,16 @@ class SeveralSessions:
                 task.cancel()
             await asyncio.gather(*self._receiving.values(), return_exceptions=True)
 
-    @property
-    def waiting(self) -> bool:
-        return any(task.done() for task in self._receiving.values())
+    def take(self) -> Message | None:
+        """The next message of any of them, if one is there. Raises their errors."""
+        for index, task in tuple(self._receiving.items()):
+            if task.done() and (message := self._received(index)) is not None:
+                return message
+        return None
 
     async def receive(self, *, idle_sec: float | None = None) -> Message | None:
-        """The next message of any of them; None when there is none for ``idle_sec`` seconds. Raises their errors."""
-        while True:
+        """The next message; None when there is none for ``idle_sec`` seconds. Raises as ``take`` does."""
+        while (message := self.take()) is None:
             for index, session in enumerate(self._sessions):
                 if index not in self._finals and index not in self._receiving:
                     self._receiving[index] = asyncio.create_task(session.receive(), name=f"prompt {index}")
@@ -53,17 +56,19 @@ class SeveralSessions:
             )
             if not done:
                 return None
-            index = next(index for index, task in self._receiving.items() if task in done)
-            message = self._receiving.pop(index).result()
-            if isinstance(message, OutputChunk):
-                return replace(message, choice=index * self._choices + message.choice)
-            if not isinstance(message, FinalChunk):
-                return message
-            if message.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR):
-                return message
-            self._finals[index] = message
-            if len(self._finals) == len(self._sessions):
-                return self._final(message)
+        return message
+
+    def _received(self, index: int) -> Message | None:
+        """What this session said, if it means anything for all of them."""
+        message = self._receiving.pop(index).result()
+        if isinstance(message, OutputChunk):
+            return replace(message, choice=index * self._choices + message.choice)
+        if not isinstance(message, FinalChunk):
+            return message
+        if message.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+            return message
+        self._finals[index] = message
+        return self._final(message) if len(self._finals) == len(self._sessions) else None
 
     def written(self) -> None:
         for session in self._sessions:

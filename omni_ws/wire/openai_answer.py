@@ -10,6 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import orjson
+
 from omni_ws.core.chunks import FinishReason, OutputModality, TokenLogprob, ToolCall, ToolCallFragment, Usage
 from omni_ws.core.output import FinalChunk, OutputChunk
 
@@ -83,19 +85,22 @@ class ChatStream:
         #: Text that was written and goes out as the transcript of the audio that says it.
         self._unspoken = ""
         self._audio = Base64Stream()
+        #: The JSON of a delta of text, which is nearly all there is, before its text and behind it.
+        self._before_text, _, self._behind_text = orjson.dumps(self._delta({"content": ""})).rpartition(b'""')
 
-    def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any]]:
+    def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any] | bytes]:
         if chunk.modality is OutputModality.TRANSCRIPT and not self._options.input_transcript:
             return
-        yield from self._role()
+        if not self._role_sent:
+            yield from self._role()
         match chunk.modality:
-            case OutputModality.TRANSCRIPT:
-                yield self._chunk([], input_transcript=transcript_object(chunk))
             case OutputModality.TEXT:
                 if self._options.wants_audio:
                     self._unspoken += chunk.text
                 if self._options.wants_text:
                     yield self._content(chunk)
+            case OutputModality.TRANSCRIPT:
+                yield self._chunk([], input_transcript=transcript_object(chunk))
             case OutputModality.TOOL_CALL if chunk.tool_call is not None:
                 for call in _tool_call_deltas(chunk.tool_call):
                     yield self._delta({"tool_calls": [call]}, index=chunk.choice)
@@ -123,7 +128,9 @@ class ChatStream:
             for index in range(self._options.choices):
                 yield self._delta({"role": "assistant"}, index=index)
 
-    def _content(self, chunk: OutputChunk) -> dict[str, Any]:
+    def _content(self, chunk: OutputChunk) -> dict[str, Any] | bytes:
+        if chunk.choice == 0 and not self._options.logprobs:
+            return b"%b%b%b" % (self._before_text, orjson.dumps(chunk.text), self._behind_text)
         choice = {"index": chunk.choice, "delta": {"content": chunk.text}, "finish_reason": None}
         if self._options.logprobs:
             choice["logprobs"] = logprobs_object(chunk.logprobs)

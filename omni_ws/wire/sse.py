@@ -12,6 +12,6 @@ HEARTBEAT: Final = b": keep-alive\n\n"
 
 
 def event(data: Any, *, name: str | None = None) -> bytes:
-    """One JSON object on one ``data:`` line. Only errors have a ``name``."""
+    """One JSON object, or what is its JSON already, on one ``data:`` line. Only errors have a ``name``."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
-    return head + b"data: " + orjson.dumps(data) + b"\n\n"
+    return b"%bdata: %b\n\n" % (head, data if type(data) is bytes else orjson.dumps(data))

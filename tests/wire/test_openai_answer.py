@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from omni_ws.core.chunks import FinishReason, OutputModality, Usage
 from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.wire import sse
 from omni_ws.wire.openai_answer import (
     AUDIO_EXPIRES_SEC,
     Base64Stream,
@@ -47,7 +50,8 @@ def heard(said: str, *, interim: bool = False) -> OutputChunk:
 def stream(outputs: list[OutputChunk], final: FinalChunk = FINAL, **fields: Any) -> list[dict[str, Any]]:
     encoder = ChatStream(options(**fields))
     chunks = [chunk for output in outputs for chunk in encoder.output(output)]
-    return [*chunks, *encoder.final(final)]
+    # As they are on the wire: some are made as JSON.
+    return [orjson.loads(sse.event(chunk).removeprefix(b"data: ")) for chunk in (*chunks, *encoder.final(final))]
 
 
 def deltas(chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -69,6 +73,19 @@ def test_role_content_terminal() -> None:
         [{"index": 0, "delta": {}, "finish_reason": "stop"}],
     ]
     assert all("usage" not in chunk for chunk in chunks)
+
+
+@given(st.text(), st.text(), st.integers(0, 1))
+def test_any_text_of_any_model_and_choice(said: str, model: str, choice: int) -> None:
+    encoder = ChatStream(ChatOptions(completion_id='""', created=1, model=model, choices=2))
+    *_, chunk = encoder.output(replace(text(said), choice=choice))
+    assert orjson.loads(sse.event(chunk).removeprefix(b"data: ")) == {
+        "id": '""',
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": model,
+        "choices": [{"index": choice, "delta": {"content": said}, "finish_reason": None}],
+    }
 
 
 @pytest.mark.parametrize("reason", [FinishReason.LENGTH, FinishReason.TOOL_CALLS])

@@ -14,6 +14,7 @@ JSON = st.recursive(
 
 def test_an_event_is_one_data_line() -> None:
     assert event({"a": "ü\n"}) == 'data: {"a":"ü\\n"}\n\n'.encode()
+    assert event(b'{"a":1}') == b'data: {"a":1}\n\n', "what is JSON already"
     assert event({"error": 1}, name="error") == b'event: error\ndata: {"error":1}\n\n'
 
 
