@@ -11,7 +11,8 @@ from support.chromium import TAP_PROCESSOR
 from omni_ws.transport import demo
 
 
-@pytest.fixture(autouse=True, scope="package")
+# Not of the package: without an __init__.py that lasts until the end of all tests.
+@pytest.fixture(autouse=True, scope="module")
 def _tap_at_the_speaker() -> Iterator[None]:
     """The file that runs on the page's audio thread gets a second processor, which keeps what is played."""
     files = dict(demo._files())
