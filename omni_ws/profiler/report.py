@@ -15,10 +15,7 @@ UNACCOUNTED: Final = "(unaccounted)"
 
 def build_report(recording: Recording, *, run_id: str | None = None) -> dict[str, Any]:
     """``run_id`` chooses a run, the newest where it is None. Raises NoEvents where there is no such run."""
-    runs = recording.runs
-    chosen = next(iter(runs)) if run_id is None else run_id
-    if chosen not in runs:
-        raise NoEvents(f"there is no run {chosen!r}; there are {', '.join(map(repr, runs))}")
+    chosen, runs = _chosen(recording, run_id), recording.runs
     lines = timelines(recording.of_run(chosen))
     whole = [one for one in lines.values() if one.whole]
     requests = [summary(one) for one in lines.values()]
@@ -39,6 +36,20 @@ def build_report(recording: Recording, *, run_id: str | None = None) -> dict[str
         "requests": requests,
         "timelines": {request_id: _relative(one) for request_id, one in lines.items()},
     }
+
+
+def chosen_timelines(recording: Recording, run_id: str | None) -> dict[str, Timeline]:
+    """Raises NoEvents."""
+    return timelines(recording.of_run(_chosen(recording, run_id)))
+
+
+def _chosen(recording: Recording, run_id: str | None) -> str:
+    runs = recording.runs
+    if run_id is None:
+        return next(iter(runs))
+    if run_id not in runs:
+        raise NoEvents(f"there is no run {run_id!r}; there are {', '.join(map(repr, runs))}")
+    return run_id
 
 
 def stage_breakdown(lines: Iterable[Timeline], unaccounted: Sequence[int]) -> list[dict[str, Any]]:

@@ -152,9 +152,7 @@ class Timeline:
     @property
     def unaccounted(self) -> int:
         """Nanoseconds of the request that no interval and no hop explains."""
-        spans = [(one.start, one.end) for one in self.intervals if one.explains]
-        spans += [(hop.start, hop.end) for hop in self.hops]
-        return self.end - self.start - covered(spans, self.start, self.end)
+        return sum(end - start for start, end in gaps(self))
 
 
 def timelines(events: Iterable[Event]) -> dict[str, Timeline]:
@@ -167,15 +165,21 @@ def timelines(events: Iterable[Event]) -> dict[str, Timeline]:
     return {one.request_id: one for one in sorted(found, key=lambda one: one.events[0].timestamp_ns)}
 
 
-def covered(spans: Iterable[tuple[int, int]], start: int, end: int) -> int:
-    """How much of ``start`` … ``end`` lies in any of ``spans``."""
-    total, reached = 0, start
-    for first, last in sorted(spans):
-        first, last = max(first, reached), min(last, end)
-        if last > first:
-            total += last - first
-            reached = last
-    return total
+def gaps(line: Timeline) -> list[tuple[int, int]]:
+    """The parts of a request that no interval and no hop explains."""
+    spans = [(one.start, one.end) for one in line.intervals if one.explains]
+    spans += [(hop.start, hop.end) for hop in line.hops]
+    found: list[tuple[int, int]] = []
+    reached = line.start
+    for start, end in sorted(spans):
+        if start >= line.end:
+            break
+        if start > reached:
+            found.append((reached, start))
+        reached = max(reached, end)
+    if reached < line.end:
+        found.append((reached, line.end))
+    return found
 
 
 def _monotonic(event: Event) -> int:

@@ -1,0 +1,57 @@
+"""``python -m omni_ws.profiler DIR``: where the time of the requests went that a server recorded."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from omni_ws.profiler.page import as_page
+from omni_ws.profiler.perfetto import as_trace
+from omni_ws.profiler.reading import NoEvents, read
+from omni_ws.profiler.report import build_report, chosen_timelines
+from omni_ws.profiler.table import as_text
+
+FORMATS = ("table", "json", "html", "perfetto")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: the report is written; 1: there is nothing to report on, or nowhere to write to; 2: wrong usage."""
+    parser = argparse.ArgumentParser(prog="python -m omni_ws.profiler", description=__doc__)
+    parser.add_argument("paths", metavar="DIR", nargs="+", type=Path, help="folders of event files, or such files")
+    parser.add_argument("--format", choices=FORMATS, default="table", help="default: table")
+    parser.add_argument("--run", metavar="RUN_ID", help="which run; default: the newest")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write there instead of to the standard output")
+    options = parser.parse_args(arguments)
+    try:
+        text = _rendered(options.paths, options.format, options.run)
+        if options.out is None:
+            sys.stdout.write(text)
+        else:
+            options.out.write_text(text, encoding="utf-8")
+    except NoEvents as error:
+        print(f"omni_ws.profiler: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"omni_ws.profiler: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _rendered(paths: Sequence[Path], form: str, run_id: str | None) -> str:
+    recording = read(paths)
+    match form:
+        case "perfetto":
+            return json.dumps(as_trace(chosen_timelines(recording, run_id).values())) + "\n"
+        case "html":
+            return as_page(build_report(recording, run_id=run_id), chosen_timelines(recording, run_id))
+        case "json":
+            return json.dumps(build_report(recording, run_id=run_id), indent=1) + "\n"
+        case _:
+            return as_text(build_report(recording, run_id=run_id))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

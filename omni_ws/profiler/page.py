@@ -1,0 +1,69 @@
+"""The report as one HTML page that needs nothing else: a waterfall of each request, and the tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any, Final
+
+from omni_ws.profiler.report import UNACCOUNTED
+from omni_ws.profiler.timeline import MS, Timeline, gaps
+
+#: Requests that get a waterfall, those that took longest; and what of one is drawn.
+MOST_REQUESTS: Final = 300
+MOST_MARKS: Final = 500
+_PLACE: Final = "/*DATA*/null"
+#: Marks that say nothing which a bar does not show already.
+_SHOWN_AS_BARS: Final = frozenset({"stage_stream_chunk_sent", "stage_stream_chunk_received"})
+
+
+def as_page(report: Mapping[str, Any], lines: Mapping[str, Timeline]) -> str:
+    template = resources.files("omni_ws.profiler").joinpath("page.html").read_text(encoding="utf-8")
+    requests = sorted(report["requests"], key=lambda request: -request["end_to_end_ms"])[:MOST_REQUESTS]
+    origin = min((line.events[0].timestamp_ns for line in lines.values()), default=0)
+    drawn = [{**request, **_drawing(lines[request["request_id"]], origin)} for request in requests]
+    drawn.sort(key=lambda request: request["begin_ms"])
+    keys = ("run_id", "other_runs", "request_count", "partial_requests", "end_to_end_ms", "accounted_share")
+    data = {key: report[key] for key in keys} | {
+        "broken_lines": len(report["broken_lines"]),
+        "rollups": report["rollups"],
+        "stages": report["stage_breakdown"],
+        "hops": report["hop_breakdown"],
+        "requests": drawn,
+        "unaccounted": UNACCOUNTED,
+    }
+    # Inside of a script no "<" may stand that could end it.
+    return template.replace(_PLACE, json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"), 1)
+
+
+def _drawing(line: Timeline, origin: int) -> dict[str, Any]:
+    """Milliseconds from the request's beginning."""
+
+    def ms(when: int) -> float:
+        return round((when - line.start) / MS, 3)
+
+    marks = [
+        [event.stage, event.event_name, ms(line.at(event)), _told(event.metadata)]
+        for event in line.events
+        if event.event_name not in _SHOWN_AS_BARS
+    ]
+    return {
+        "begin_ms": round((line.events[0].timestamp_ns - origin) / MS, 3),
+        "spans": [[one.stage, one.name, ms(one.start), ms(one.end), one.explains] for one in line.intervals]
+        + [[hop.target, f"from {hop.source}", ms(hop.start), ms(hop.end), True] for hop in line.hops],
+        "gaps": [[ms(start), ms(end)] for start, end in gaps(line)],
+        "marks": marks[:MOST_MARKS],
+        "marks_left_out": max(0, len(marks) - MOST_MARKS),
+    }
+
+
+def _told(metadata: Mapping[str, Any]) -> str:
+    told = (
+        f"{name}: {_short(value)}" for name, value in metadata.items() if name != "monotonic_ns" and value is not None
+    )
+    return ", ".join(told)
+
+
+def _short(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)[:80]

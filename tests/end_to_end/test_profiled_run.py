@@ -1,0 +1,64 @@
+"""A profiled run of many kinds of requests: the stages explain where nearly all of their time goes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support import mixed_requests
+from support.live_server import live_server
+from support.raw_http import post
+from support.speech_clips import clip_bytes
+
+from omni_ws.engine.embedded.config import EmbeddedConfig
+from omni_ws.engine.embedded.engine import EmbeddedEngine
+from omni_ws.profiler.__main__ import main
+from omni_ws.profiler.reading import read
+from omni_ws.profiler.report import build_report
+
+pytestmark = pytest.mark.slow
+
+REQUESTS = 50
+ACCOUNTED = 0.95
+
+
+async def test_fifty_mixed_requests_on_the_embedded_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    clip = clip_bytes("goforward")
+    text = {"modalities": ["text"]}
+    kinds = [
+        mixed_requests.typed,
+        mixed_requests.spoken(clip),
+        mixed_requests.chat(stream=True, **text),
+        mixed_requests.chat(**text),
+        mixed_requests.spoken(clip, disorder=True),
+        mixed_requests.streamed_body,
+        mixed_requests.several_requests,
+        mixed_requests.interrupted,
+        mixed_requests.speech,
+        mixed_requests.typed,
+    ]
+    async with live_server(EmbeddedEngine(EmbeddedConfig()), profiler={"root": tmp_path}) as server:
+        if not server.engine.capabilities.voices:
+            pytest.skip("no voice on this machine")
+        started = await post(server.port, "/start_request_profile", {"run_id": "mixed"})
+        measured = await mixed_requests.run_mixed(server, kinds, REQUESTS)
+        stopped = (await post(server.port, "/stop_request_profile", {})).json()
+    assert stopped["dropped_events"] == 0
+    folder = Path(started.json()["event_file"]).parent
+    report = build_report(read([folder]))
+    interruptions = sum(kinds[number % len(kinds)] is mixed_requests.interrupted for number in range(REQUESTS))
+    assert (report["request_count"], report["partial_requests"]) == (REQUESTS + interruptions, 0)
+    assert report["accounted_share"] >= ACCOUNTED, report["stage_breakdown"][-1]
+    # What the clients measured is explained as well; they also wait for connections, and for the loop that they share.
+    accounted_ms = report["end_to_end_ms"] * report["accounted_share"]
+    assert accounted_ms >= ACCOUNTED * sum(measured), (accounted_ms, sum(measured))
+    rollups = {row["measure"]: row for row in report["rollups"]}
+    assert rollups["interrupt_ms"]["count"] == interruptions
+    assert rollups["reorder_wait_ms"]["max"] > 0
+    assert rollups["ttfa_ms"]["count"] > 0
+    assert main([str(folder), "--format", "html", "--out", str(tmp_path / "page.html")]) == 0
+    assert main([str(folder)]) == 0
+    assert "(unaccounted)" in capsys.readouterr().out
+    assert main([str(folder), "--format", "perfetto"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["traceEvents"]) > 1000
