@@ -8,14 +8,16 @@ from importlib import resources
 from typing import Any, Final
 
 from omni_ws.profiler.report import UNACCOUNTED
-from omni_ws.profiler.timeline import MS, Timeline, gaps
+from omni_ws.profiler.timeline import MS, PAIRS, Timeline, gaps
 
 #: Requests that get a waterfall, those that took longest; and what of one is drawn.
 MOST_REQUESTS: Final = 300
 MOST_MARKS: Final = 500
 _PLACE: Final = "/*DATA*/null"
 #: Marks that say nothing which a bar does not show already.
-_SHOWN_AS_BARS: Final = frozenset({"stage_stream_chunk_sent", "stage_stream_chunk_received"})
+_SHOWN_AS_BARS: Final = frozenset(
+    {"stage_stream_chunk_sent", "stage_stream_chunk_received", *(name for pair in PAIRS for name in pair)}
+)
 
 
 def as_page(report: Mapping[str, Any], lines: Mapping[str, Timeline]) -> str:

@@ -105,7 +105,8 @@ class Listener:
         self._closed = True
         self._drop_guess()
         try:
-            await release_in_thread(self._hearing.executor, self._ear.close)
+            with events.span("release"):
+                await release_in_thread(self._hearing.executor, self._ear.close)
         finally:
             self._hearing.seats.leave()
 
