@@ -20,6 +20,7 @@ from omni_ws.config import check_available, check_exposure, configured_keys
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import EngineName, ServerConfig
+from omni_ws.config.startup import GRPC_PACKAGES
 from omni_ws.engine.base import Engine
 from omni_ws.errors import NotFound, ShuttingDown, UpgradeRequired
 from omni_ws.logs import configure_logging
@@ -317,7 +318,7 @@ async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
     """
     config = app.config
     sessions = app.sessions.token_sessions()
-    if sessions is None or find_spec("grpc") is None or find_spec("grpc_health") is None:
+    if sessions is None or any(find_spec(name) is None for name in GRPC_PACKAGES):
         if config.grpc.port is not None:
             raise ConfigurationError([f"the {config.engine} engine has no token sessions; leave grpc.port out"])
         yield None

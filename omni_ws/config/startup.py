@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import EngineName, RemoteConfig, ServerConfig, VllmConfig
 
+GRPC_PACKAGES: Final = ("grpc", "grpc_health", "grpc_reflection")
 _NOT_AVAILABLE: Final = "not available in this version"
 _REMOTE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "modalities": ("text", "audio"),
@@ -60,7 +61,7 @@ def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
         yield from _vllm_problems(config.vllm)
     if config.engine is EngineName.REMOTE:
         yield from _remote_problems(config.remote)
-    if config.grpc.port is not None and any(find_spec(name) is None for name in ("grpc", "grpc_health")):
+    if config.grpc.port is not None and any(find_spec(name) is None for name in GRPC_PACKAGES):
         yield "the gRPC service needs its packages: pip install 'omni_ws[grpc]'"
     if config.grpc.port is not None and config.engine is not EngineName.VLLM:
         yield f"the {config.engine} engine has no token sessions; leave grpc.port out"

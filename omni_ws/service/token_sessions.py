@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field
+from typing import Final
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.core.quota import ByteBudget
@@ -25,6 +26,8 @@ from omni_ws.engine.tokens import (
 from omni_ws.errors import InvalidValue, ReadoutsOff, SessionBusy, SessionNotFound
 from omni_ws.service.admission import Admission
 from omni_ws.service.identifiers import new_id
+
+_CLOSED: Final = "the session was closed while it was busy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,8 @@ class _Entry:
     place: ExitStack
     #: The task that runs a call, while one runs.
     running: asyncio.Task[object] | None = None
+    #: Whether that task waits here for the engine, and not for its client to read.
+    waiting: bool = False
     closed: bool = False
     expiry: asyncio.TimerHandle | None = None
     #: What of the budget it holds for its tokens.
@@ -87,6 +92,9 @@ class TokenSessions:
         self._admission = admission
         self._check_ready = check_ready
         self._entries: dict[str, _Entry] = {}
+        self._busy = 0
+        self._all_idle = asyncio.Event()
+        self._all_idle.set()
         #: How many sessions hold an image.
         self._holders: Counter[TokenImage] = Counter()
 
@@ -108,6 +116,10 @@ class TokenSessions:
         if entry is not None and entry.owner == _name(key):
             self._remove(session_id)
 
+    async def wait_idle(self) -> None:
+        """Waits until no session is busy."""
+        await self._all_idle.wait()
+
     def close_all(self) -> None:
         """The server ends."""
         for session_id in tuple(self._entries):
@@ -119,7 +131,6 @@ class TokenSessions:
         Raises SessionNotFound, SessionBusy, InvalidValue beyond the end, OffsetMismatch inside an image.
         """
         entry = self._idle(session_id, key)
-        self._touch(session_id, entry)
         return self._add(entry.session.fork(at), key)
 
     def dump(self, session_id: str, key: ApiKey | None) -> Sequence[int]:
@@ -139,25 +150,36 @@ class TokenSessions:
         """
         entry = self._idle(session_id, key)
         self._check_ready()
+        self._admission.request(key)
         if call.readout_ranges and not self.engine.readout_manifest.concepts:
             raise ReadoutsOff("readouts are turned off on this server", param="readout_ranges")
         append = entry.session.begin(call.tokens, offset=call.offset, truncating=call.truncating, images=call.images)
         task = entry.running = asyncio.current_task()
         if entry.expiry is not None:
             entry.expiry.cancel()
+        self._busy += 1
+        self._all_idle.clear()
         try:
             self._account(entry)
             async with aclosing(self._work(entry, call, append)) as events:
+                entry.waiting = True
                 async for event in events:
+                    entry.waiting = False
                     yield event
+                    if entry.closed:
+                        raise SessionNotFound(_CLOSED)
+                    entry.waiting = True
         except asyncio.CancelledError:
             if not entry.closed or task is None:
                 raise
             task.uncancel()
-            raise SessionNotFound("the session was closed while it was busy") from None
+            raise SessionNotFound(_CLOSED) from None
         finally:
             append.rollback()
             entry.running = None
+            self._busy -= 1
+            if not self._busy:
+                self._all_idle.set()
             if entry.closed:
                 self._release(entry)
             else:
@@ -204,7 +226,7 @@ class TokenSessions:
 
     def _add(self, session: TokenSession, key: ApiKey | None) -> str:
         place = ExitStack()
-        place.enter_context(self._admission.session(key))
+        place.enter_context(self._admission.session(key, many_requests=True))
         entry = _Entry(session, _name(key), place)
         try:
             self._account(entry)
@@ -226,6 +248,7 @@ class TokenSessions:
         entry = self._find(session_id, key)
         if entry.running is not None:
             raise SessionBusy("the session is busy with another call", param="session_id", retry_after_ms=100)
+        self._touch(session_id, entry)
         return entry
 
     def _touch(self, session_id: str, entry: _Entry) -> None:
@@ -238,10 +261,11 @@ class TokenSessions:
         entry.closed = True
         if entry.expiry is not None:
             entry.expiry.cancel()
-        if entry.running is not None:
-            entry.running.cancel()  # the call gives everything back as it ends
-        else:
+        if entry.running is None:
             self._release(entry)
+        elif entry.waiting:
+            entry.running.cancel()  # the call gives everything back as it ends
+        # else it ends once its client reads, or is gone: cancelled while it writes, it could not tell why
 
     def _release(self, entry: _Entry) -> None:
         self._budget.give(entry.held)

@@ -11,7 +11,7 @@ from support.token_engine import TokenEngine
 
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.tokens import TokenEvent, TokenGeneration, TokensFinished, TokenStop
-from omni_ws.errors import SessionNotFound
+from omni_ws.errors import InvalidValue, OffsetMismatch, SessionNotFound
 from omni_ws.service.admission import Admission
 from omni_ws.service.token_sessions import TokenCall, TokenSessions
 
@@ -84,6 +84,21 @@ async def test_what_fails_counts_as_a_call() -> None:
     await asyncio.sleep(TTL_SEC - 1)
     assert len(made.dump(session_id, None)) == 0
     made.close_all()
+
+
+@pytest.mark.virtual_clock
+async def test_what_is_refused_counts_as_a_call() -> None:
+    made = sessions(TokenEngine())
+    session_id = made.open(None)
+    for _ in range(3):
+        await asyncio.sleep(TTL_SEC - 1)
+        with pytest.raises(OffsetMismatch):
+            await append(made, session_id, 5, offset=9)
+        await asyncio.sleep(TTL_SEC - 1)
+        with pytest.raises(InvalidValue):
+            made.fork(session_id, None, at=9)
+    await asyncio.sleep(TTL_SEC + 1)
+    assert len(made) == 0
 
 
 class Instant(TokenEngine):

@@ -24,6 +24,8 @@ class SalienceServer:
     channel: grpc.aio.Channel
     stub: Any
     metadata: tuple[tuple[str, str], ...] = ()
+    #: None where the test serves by other means.
+    listener: Any = None
 
     @property
     def held_bytes(self) -> int:
@@ -74,7 +76,7 @@ async def salience_server(
         async with serve_tokens(app) as listener:
             assert listener is not None
             async with grpc.aio.insecure_channel(f"127.0.0.1:{listener.port}") as channel:
-                yield SalienceServer(app, listener.port, channel, SalienceStub(channel))
+                yield SalienceServer(app, listener.port, channel, SalienceStub(channel), listener=listener)
         assert app.sessions.admission.sessions == 0
         assert app.sessions.budget.used == 0
         assert engine.active_requests == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -151,7 +150,7 @@ class VllmEngine:
             if parser is not None:
                 await asyncio.to_thread(check_tool_parser, parser)
             if self._readouts is not None:
-                os.environ.update(self._readouts.environment)
+                self._readouts.prepare_environment()
                 await self._readouts.channel.start()
             await self._thinker.start()
             if self._speaker is not None:

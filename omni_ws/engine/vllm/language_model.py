@@ -113,23 +113,46 @@ class LanguageModel:
         Raises OmniErrors only: what vLLM raises is mapped here.
         """
         llm = self.llm
+        arrived = False
         try:
             async with aclosing(llm.generate(prompt, params, request_id, priority=priority)) as outputs:
                 async for output in outputs:
+                    arrived = True
                     yield output
         except OmniError:
             raise
         except Exception as error:
             raise self._mapped(error, llm, request_id) from error
+        finally:
+            if not arrived and isinstance(prompt, Mapping) and "mm_hashes" in prompt:
+                await self.forget_media()
 
     async def render(self, prompt: Mapping[str, Any]) -> Any:
         """A prompt as the engine takes it: its media processed, off the event loop. Raises like ``generate``."""
         llm = self.llm
         try:
             (rendered,) = await llm.renderer.render_cmpl_async([prompt])
+        except asyncio.CancelledError:
+            if prompt.get("multi_modal_data"):
+                await self.forget_media()
+            raise
         except Exception as error:
             raise self._mapped(error, llm, None, of_input=True) from error
         return rendered
+
+    async def forget_media(self) -> None:
+        """For media that were rendered, and perhaps never reached the model.
+
+        vLLM sends media once, and then believes that its engine's process has them: prompts with the same would fail.
+        """
+        if self._running is None:
+            return
+        forgetting = asyncio.ensure_future(self._running.llm.renderer.clear_mm_cache_async())
+        try:
+            await asyncio.shield(forgetting)
+        except asyncio.CancelledError:
+            await asyncio.wait([forgetting])
+            raise
 
     def _mapped(self, error: Exception, llm: AsyncLLM, request_id: str | None, *, of_input: bool = False) -> OmniError:
         from vllm.exceptions import VLLMClientError

@@ -50,7 +50,7 @@ def load_vectors(vectors: Path, manifest: Path) -> ReadoutVectors:
     described = _manifest(manifest)
     try:
         tensors = load_file(vectors)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, TypeError, KeyError) as error:  # the latter: kinds of numbers that numpy lacks
         raise ConfigurationError([f"cannot read the readout vectors {vectors}: {error}"]) from None
     shape = (len(described.concepts), described.hidden_size)
     matrices = []
@@ -60,6 +60,8 @@ def load_vectors(vectors: Path, manifest: Path) -> ReadoutVectors:
         if tensor is None or tensor.shape != shape:
             found = "nothing" if tensor is None else f"the shape {tensor.shape}"
             raise ConfigurationError([f"{vectors}: {name} should have the shape {shape}; there is {found}"])
+        if tensor.dtype != np.dtype(_DTYPE):
+            raise ConfigurationError([f"{vectors}: {name} is {tensor.dtype}, and should be {_DTYPE}"])
         matrix = tensor.astype(np.float32)
         if not np.isfinite(matrix).all():
             raise ConfigurationError([f"{vectors}: {name} holds what is no number"])
@@ -89,8 +91,10 @@ def _manifest(path: Path) -> ReadoutManifest:
     hidden_size = fields.get("hidden_size") if isinstance(fields, dict) else None
     if not concepts or not layers or type(hidden_size) is not int or hidden_size < 1 or min(layers) < 0:
         raise ConfigurationError([f"{path}: a manifest has concepts, layers and a hidden_size"])
-    if len(set(layers)) < len(layers) or fields.get("dtype") != _DTYPE:
-        raise ConfigurationError([f"{path}: layers are named once, and the dtype is {_DTYPE}"])
+    if len(set(layers)) < len(layers) or len(set(concepts)) < len(concepts):
+        raise ConfigurationError([f"{path}: each layer and each concept is named once"])
+    if fields.get("dtype") != _DTYPE:
+        raise ConfigurationError([f"{path}: the dtype is {_DTYPE}"])
     return ReadoutManifest(concepts=tuple(concepts), layers=tuple(layers), hidden_size=hidden_size, dtype=_DTYPE)
 
 

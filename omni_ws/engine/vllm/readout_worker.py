@@ -94,10 +94,11 @@ class _Readout:
             if not self._wanted:
                 return
             # vLLM's layers give what they add and the stream that it is added to apart.
-            stream = output
-            if isinstance(output, tuple):
-                stream = output[0] if len(output) < 2 or output[1] is None else output[0] + output[1]
-            self._values.append(stream[self._rows].float() @ self._vectors[place].T)
+            parts = output if isinstance(output, tuple) else (output,)
+            stream = parts[0][self._rows]
+            if len(parts) > 1 and parts[1] is not None:
+                stream = stream + parts[1][self._rows]
+            self._values.append(stream.float() @ self._vectors[place].T)
 
         return after_layer
 

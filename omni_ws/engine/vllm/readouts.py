@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,8 +13,17 @@ from omni_ws.engine.vllm.readout_vectors import ReadoutVectors
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-#: Arguments of vLLM that spread the layers, or the requests, over processes that do not see each other's.
-_ONE_OF_EACH: Final[Mapping[str, Any]] = {"pipeline_parallel_size": 1, "data_parallel_size": 1}
+#: What arguments of vLLM have to be: others spread layers, requests or positions over processes that do not see each
+#: other's, compute positions of tokens that are then thrown away, or take positions from elsewhere.
+_REQUIRED: Final[Mapping[str, Any]] = {
+    "pipeline_parallel_size": 1,
+    "data_parallel_size": 1,
+    "prefill_context_parallel_size": 1,
+    "enable_dbo": False,
+    "ubatch_size": 0,
+    "speculative_config": None,
+    "kv_transfer_config": None,
+}
 
 
 class Readouts:
@@ -31,12 +41,17 @@ class Readouts:
         self.manifest = vectors.manifest
         self.channel = ReadoutChannel(len(self.manifest.layers) * len(self.manifest.concepts))
 
+    @classmethod
+    def prepare_environment(cls) -> None:
+        """Before vLLM is imported."""
+        os.environ.update(cls.environment)
+
     @staticmethod
     def check_args(args: Mapping[str, Any]) -> None:
         """Raises ConfigurationError for what cannot be had together with readouts."""
         problems = [
-            f"vllm.args.{name} is {value} where there are readouts"
-            for name, value in {**_ONE_OF_EACH, **Readouts.engine_args}.items()
+            f"vllm.args.{name} is {value!r} where there are readouts"
+            for name, value in {**_REQUIRED, **Readouts.engine_args}.items()
             if args.get(name, value) != value
         ]
         if problems:

@@ -88,17 +88,29 @@ class TokenGenerator:
 
     async def generate_tokens(self, generation: TokenGeneration) -> AsyncGenerator[TokenEvent, None]:
         self.active_calls += 1
+        skip_cache = tried_again = begun = False
         try:
             prompt = await self._prompt(generation)
-            try:
-                async with aclosing(self._run(_Call(generation, self._ends), prompt)) as events:
-                    async for event in events:
-                        yield event
-            except _ReadFromCache:
-                # What was not computed has no readout: once more, from the beginning.
-                async with aclosing(self._run(_Call(generation, self._ends, skip_cache=True), prompt)) as events:
-                    async for event in events:
-                        yield event
+            while True:
+                call = _Call(generation, self._ends, skip_cache=skip_cache)
+                try:
+                    async with aclosing(self._run(call, prompt)) as events:
+                        async for event in events:
+                            begun = True
+                            yield event
+                    return
+                except _ReadFromCache:
+                    # What was not computed has no readout: once more, from the beginning.
+                    if skip_cache:
+                        raise EngineFailed("vLLM did not compute what is to be read out") from None
+                    skip_cache = True
+                except EngineFailed as error:
+                    if begun or tried_again or error.fatal or not generation.images:
+                        raise
+                    # Perhaps for want of an image whose first call was cancelled on its way (see forget_media).
+                    tried_again = True
+                    await self._model.forget_media()
+                    prompt = await self._prompt(generation)
         finally:
             self.active_calls -= 1
 
@@ -125,7 +137,7 @@ class TokenGenerator:
         if generation.owner is not None:
             prompt["cache_salt"] = generation.owner
         rendered = await self._model.render(prompt)
-        if list(rendered["prompt_token_ids"]) != tokens:
+        if generation.images and list(rendered["prompt_token_ids"]) != tokens:
             raise EngineFailed("the model made other tokens of the images than the session holds")
         return rendered
 
@@ -218,6 +230,9 @@ class _Call:
                 if token_id in self.ends:
                     yield TokensFinished(TokenStop.EOS)
                     return
+            if completion.finish_reason == "stop" and self.generation.max_tokens:
+                yield TokensFinished(TokenStop.EOS)  # a token that vLLM alone knows to be an end
+                return
             if count == self.generation.max_tokens:
                 yield TokensFinished(TokenStop.LENGTH)
                 return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,15 +23,26 @@ CLOSE_TIMEOUT_SEC: Final = 1.0
 class GrpcListener:
     """A port that is served. ``port`` is the real one where any free one was asked for."""
 
-    def __init__(self, server: grpc.aio.Server, port: int, health_servicer: Any) -> None:
+    def __init__(self, server: grpc.aio.Server, port: int, servicer: Salience, health_servicer: Any) -> None:
         self.port = port
+        self._servicer = servicer
         self._server = server
         self._health = health_servicer
 
     async def drain(self, timeout: float) -> None:
-        """Take no new call and let what runs finish within ``timeout`` seconds."""
+        """Refuse new calls and let what runs finish within ``timeout`` seconds. Sessions end with the last call."""
         await self._health.enter_graceful_shutdown()
-        await self._server.stop(timeout)
+        self._servicer.refuse_calls()
+        grace: float | None = CLOSE_TIMEOUT_SEC
+        try:
+            async with asyncio.timeout(timeout):
+                await self._servicer.wait_idle()
+        except TimeoutError:
+            grace = None
+        # Only now: a call that comes while gRPC itself stops is told that it was cancelled. With a little time for last
+        # words, and no more: whoever watches health would never end.
+        await self._server.stop(grace)
+        self._servicer.close_sessions()
 
 
 @asynccontextmanager
@@ -67,7 +79,7 @@ async def listen(
     for service in (SERVICE, ""):
         await health_servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
     try:
-        yield GrpcListener(server, bound, health_servicer)
+        yield GrpcListener(server, bound, servicer, health_servicer)
     finally:
         await server.stop(CLOSE_TIMEOUT_SEC)
 

@@ -13,9 +13,10 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.core.token_ranges import TokenRanges
 from omni_ws.core.token_session import TokenImage
 from omni_ws.engine.tokens import MAX_TOP_LOGPROBS, TokenOutput, TokenSampling, TokenStop
-from omni_ws.errors import EngineFailed, InvalidValue, ModelNotFound, OmniError
+from omni_ws.errors import EngineFailed, InvalidValue, ModelNotFound, OmniError, ShuttingDown
 from omni_ws.generated import salience_pb2 as messages
 from omni_ws.generated.salience_pb2_grpc import SalienceServicer
+from omni_ws.service.admission import PLACE_RETRY_MS
 from omni_ws.service.configuration import ServedModel
 from omni_ws.service.failure import unexpected
 from omni_ws.service.token_sessions import TokenCall, TokensDone, TokenSessions
@@ -42,6 +43,7 @@ class Salience(SalienceServicer):
         self._sessions = sessions
         self._authenticator = authenticator
         self._model = model
+        self._refuses_calls = False
 
     async def OpenSession(  # the names of the calls are those of the definition
         self, request: messages.OpenSessionRequest, context: Context
@@ -104,12 +106,27 @@ class Salience(SalienceServicer):
         except Exception as error:
             await _refuse(context, unexpected(error, where="a token session"))
 
+    def refuse_calls(self) -> None:
+        """From now on every call is UNAVAILABLE; those that run go on."""
+        self._refuses_calls = True
+
+    async def wait_idle(self) -> None:
+        """Waits until no session is generating."""
+        await self._sessions.wait_idle()
+
+    def close_sessions(self) -> None:
+        """Nobody can name them any more: they need not keep their places until they expire."""
+        self._sessions.close_all()
+
     def _key(self, context: Context) -> ApiKey | None:
         metadata = {name: value for name, value in context.invocation_metadata() or ()}
         authorization = metadata.get("authorization")
         if isinstance(authorization, bytes):
             authorization = authorization.decode("latin-1")
-        return self._authenticator.authenticate_header(authorization)
+        key = self._authenticator.authenticate_header(authorization)
+        if self._refuses_calls:
+            raise ShuttingDown("the server is shutting down", retry_after_ms=PLACE_RETRY_MS)
+        return key
 
     async def _answer(self, context: Context, call: Callable[[ApiKey | None], Awaitable[Answer]]) -> Answer:
         try:

@@ -5,10 +5,10 @@ What is expected comes from transformers, which runs the same weights on its own
 
 from __future__ import annotations
 
-import io
+import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ import grpc
 import numpy as np
 import pytest
 import pytest_asyncio
-from PIL import Image
 from support.salience_server import SalienceServer, refused, salience_server
+from support.token_reference import ALL, Reference, close, png, readouts
 from support.until import until
 from support.vllm_engine import core_process, unfinished
 
@@ -38,12 +38,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope
 
 Status = grpc.StatusCode
 Done = messages.GenerateDone
-ALL = [{"start": 0, "end": 2**32 - 1}]
 TEXT = [(index * 37) % 250 + 1 for index in range(200)]
-TOLERANCE = 1e-3
 CONCEPTS = ("warm", "loud", "round", "late", "near")
-
-
 LAYERS = (0, 1)
 
 
@@ -69,49 +65,9 @@ async def server(model: Path, vectors: ReadoutVectors) -> AsyncIterator[Salience
         yield running
 
 
-class Reference:
-    """The same weights in transformers: log-probabilities, and the residual stream after each layer."""
-
-    def __init__(self, model: Path) -> None:
-        import torch
-        from transformers import LlamaForCausalLM
-
-        self.torch = torch
-        self.model: Any = LlamaForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-        self.streams: dict[int, Any] = {}
-        for index, layer in enumerate(self.model.model.layers):
-            layer.register_forward_hook(lambda _, __, out, index=index: self.keep(index, out))
-
-    def keep(self, index: int, output: Any) -> None:
-        self.streams[index] = (output[0] if isinstance(output, tuple) else output)[0]
-
-    def run(self, tokens: Sequence[int]) -> Any:
-        """Log-probabilities of what comes after each position, shape (positions, vocabulary)."""
-        with self.torch.no_grad():
-            logits = self.model(self.torch.tensor([list(tokens)])).logits[0]
-        return logits.log_softmax(-1).numpy()
-
-    def readouts(self, tokens: Sequence[int], vectors: ReadoutVectors) -> np.ndarray[Any, Any]:
-        """Shape (positions, layers times concepts)."""
-        self.run(tokens)
-        parts = [self.streams[layer].numpy() @ matrix.T for layer, matrix in zip(LAYERS, vectors.matrices, strict=True)]
-        return np.concatenate(parts, axis=1)
-
-
 @pytest.fixture(scope="module")
 def reference(model: Path) -> Reference:
     return Reference(model)
-
-
-def close(found: Any, wanted: Any) -> bool:
-    found, wanted = np.asarray(found), np.asarray(wanted)
-    return found.shape == wanted.shape and float(np.abs(found - wanted).max()) <= TOLERANCE * float(
-        np.abs(wanted).max()
-    )
-
-
-def readouts(tokens: Sequence[messages.Token]) -> list[list[float]]:
-    return [list(token.readout) for token in tokens]
 
 
 # continuations and log-probabilities
@@ -230,8 +186,6 @@ async def test_readouts_are_the_same_however_they_come(
     fork = await server.fork(session, 200)
     again, _ = await server.events(fork, [], 200, readout_ranges=ALL)
     assert close(readouts(again), wanted)
-    import asyncio
-
     others = [await server.open() for _ in range(4)]
     calls = [
         server.events(one, TEXT[number:], 0, max_tokens=4, readout_ranges=ALL) for number, one in enumerate(others)
@@ -303,12 +257,6 @@ async def test_a_model_that_dies_is_unavailable_and_the_session_lives_on(
 
 
 # images
-
-
-def png(width: int, height: int, colour: str) -> bytes:
-    out = io.BytesIO()
-    Image.new("RGB", (width, height), colour).save(out, "PNG")
-    return out.getvalue()
 
 
 async def test_images_have_the_features_that_the_model_makes(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -1,0 +1,277 @@
+"""Token sessions on a vLLM that has too little room, several keys, priorities, a Talker, and other requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from support.salience_server import SalienceServer, salience_server
+from support.token_reference import ALL, Reference, close, png, readouts
+from support.until import until
+from support.vllm_engine import GREEDY, Input, answer, plain_answer, request, running_engine, unfinished
+
+from omni_ws.config.error import ConfigurationError
+from omni_ws.config.keys import ApiKey, digest
+from omni_ws.config.model import GrpcConfig, ServerConfig, VllmConfig
+from omni_ws.core.chunks import OutputModality
+from omni_ws.engine.base import AudioOutput
+from omni_ws.engine.tokens import ReadoutManifest, TokenGeneration
+from omni_ws.engine.vllm.engine import VllmEngine
+from omni_ws.engine.vllm.readout_vectors import ReadoutVectors, save_vectors
+from omni_ws.engine.vllm.readouts import Readouts
+
+pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm)")
+
+from support.tiny_models import ENGINE_ARGS, MULTIMODAL_ARGS, build_talker, build_text_model, build_vision_model
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+CONCEPTS = ("warm", "loud", "round")
+LAYERS = (0, 1)
+KEYS = (ApiKey(name="one", key_sha256=digest("secret-one")), ApiKey(name="two", key_sha256=digest("secret-two")))
+#: Room for so many tokens in vLLM's cache.
+ROOM = 24 * 32
+
+
+def of(name: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer secret-{name}"),)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_text_model(tmp_path_factory.mktemp("models") / "text")
+
+
+@pytest.fixture(scope="module")
+def vectors() -> ReadoutVectors:
+    random = np.random.default_rng(5)
+    matrices = tuple(random.standard_normal((len(CONCEPTS), 128)).astype(np.float32) for _ in LAYERS)
+    manifest = ReadoutManifest(concepts=CONCEPTS, layers=LAYERS, hidden_size=128, dtype="float16")
+    return ReadoutVectors(manifest, matrices)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(model: Path, vectors: ReadoutVectors) -> AsyncIterator[SalienceServer]:
+    args = {**ENGINE_ARGS, "max_model_len": 512, "num_gpu_blocks_override": ROOM // 32}
+    args |= {"scheduling_policy": "priority"}
+    engine = VllmEngine(VllmConfig(model=str(model), args=args), readouts=Readouts(vectors))
+    config = ServerConfig(grpc=GrpcConfig(port=0))
+    async with salience_server(engine, keys=KEYS, config=config) as running:
+        running.metadata = of("one")
+        yield running
+
+
+def told_to_vllm(server: SalienceServer, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """Priority, and how much was found in the cache, of each request from here on."""
+    engine: Any = server.app.sessions.engine
+    told: list[dict[str, Any]] = []
+    generate = engine.tokens._model.generate
+
+    async def noted(*arguments: Any, **options: Any) -> AsyncIterator[Any]:
+        told.append(dict(options))
+        async for output in generate(*arguments, **options):
+            told[-1].setdefault("cached", output.num_cached_tokens)
+            yield output
+
+    monkeypatch.setattr(engine.tokens._model, "generate", noted)
+    return told
+
+
+async def test_calls_that_are_interrupted_for_want_of_room_read_out_the_same(
+    server: SalienceServer, model: Path, vectors: ReadoutVectors
+) -> None:
+    engine: Any = server.app.sessions.engine
+    reference = Reference(model)
+    texts = [[(index * step) % 250 + 1 for index in range(130)] for step in (3, 7, 11, 13)]
+    sessions = [await server.open() for _ in texts]
+    before = engine._readouts.channel.positions
+    calls = [
+        server.events(session, text, 0, max_tokens=120, top_k=1, readout_ranges=ALL)
+        for session, text in zip(sessions, texts, strict=True)
+    ]
+    answers = await asyncio.gather(*calls)
+    wanted = sum(len(tokens) for tokens, _ in answers)
+    assert wanted > ROOM
+    assert engine._readouts.channel.positions - before > wanted, "nothing was interrupted, so nothing was shown"
+    for session, (tokens, _) in zip(sessions, answers, strict=True):
+        assert close(readouts(tokens), reference.readouts(await server.dump(session), vectors))
+        await server.close(session)
+
+
+async def test_priorities_are_passed_on(server: SalienceServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = told_to_vllm(server, monkeypatch)
+    session = await server.open()
+    await server.events(session, [5], priority=7)
+    await server.events(session, [6], 1, priority=-3, max_tokens=1)
+    assert [one["priority"] for one in told] == [7, -3]
+    await server.close(session)
+
+
+async def test_what_one_key_had_computed_another_does_not_find(
+    server: SalienceServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = told_to_vllm(server, monkeypatch)
+    text = [(index * 17) % 250 + 1 for index in range(100)]
+    for name in ("one", "one", "two"):
+        server.metadata = of(name)
+        session = await server.open()
+        await server.events(session, text)
+        await server.close(session)
+    server.metadata = of("one")
+    assert [one["cached"] for one in told] == [0, 96, 0]
+
+
+async def test_numbers_at_the_edge_of_what_the_wire_carries(server: SalienceServer) -> None:
+    session = await server.open()
+    most = 2**32 - 1
+    _, done = await server.events(session, [5] * 508, max_tokens=most, top_k=most, temperature=1e-30, top_p=1e-6)
+    assert done.total_tokens <= 511
+    await server.close(session)
+
+
+async def test_readouts_beside_a_chat_and_a_talker(
+    model: Path, vectors: ReadoutVectors, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The chat's answer is what it is without readouts, it speaks, and the numbers are right meanwhile."""
+    from support.tiny_codec import build_codec, write_talker_profile
+
+    folder = tmp_path_factory.mktemp("voice")
+    voice: dict[str, Any] = {
+        "talker": str(build_talker(folder / "talker")),
+        "talker_profile": str(write_talker_profile(folder / "talker.toml", build_codec(folder / "codec"))),
+        "talker_args": dict(ENGINE_ARGS),
+    }
+    reference = Reference(model)
+    text = [(index * 19) % 250 + 1 for index in range(150)]
+    config = VllmConfig(model=str(model), args=dict(ENGINE_ARGS), **voice)
+    engine = VllmEngine(config, readouts=Readouts(vectors))
+    async with salience_server(engine) as server:
+        modalities = frozenset({OutputModality.TEXT, OutputModality.AUDIO})
+
+        async def speak() -> int:
+            asked = request(Input("hello there"), modalities=modalities)
+            return sum([len(one.samples) async for one in engine.generate(asked) if isinstance(one, AudioOutput)])
+
+        session = await server.open()
+        (tokens, _), (said, _), sound = await asyncio.gather(
+            server.events(session, text, max_tokens=20, top_k=1, readout_ranges=ALL),
+            answer(engine, Input("what is it?"), sampling={**GREEDY, "temperature": 0}),
+            speak(),
+        )
+        assert close(readouts(tokens), reference.readouts(await server.dump(session), vectors))
+        assert sound > 0
+        assert said == await plain_answer(engine, "user: what is it?\nassistant:")
+
+
+async def test_an_image_that_never_reached_the_model_is_sent_again(tmp_path_factory: pytest.TempPathFactory) -> None:
+    model = build_vision_model(tmp_path_factory.mktemp("models") / "vision")
+    async with salience_server(VllmEngine(VllmConfig(model=str(model), args=dict(MULTIMODAL_ARGS)))) as server:
+        engine: Any = server.app.sessions.engine
+        vision = engine.tokens.vision_tokens
+        features = 112 * 56 // 28 // 28
+        tokens = [5, 6, vision.start, *[vision.pad] * features, vision.end, 7]
+
+        def attached(colour: str) -> list[dict[str, Any]]:
+            return [{"bytes": png(112, 56, colour), "mime": "image/png", "pad_range_start": 2,
+                     "pad_range_end": 4 + features}]  # fmt: skip
+
+        rendering = engine.tokens._model.render
+        left: list[str] = []
+
+        async def left_behind(prompt: Any) -> Any:
+            """As where a call ends between the two."""
+            rendered = await rendering(prompt)
+            if len(prompt["prompt_token_ids"]) > 3 and not left:
+                left.append("once")
+                return await rendering(prompt)
+            return rendered
+
+        engine.tokens._model.render = left_behind
+        session = await server.open()
+        first, _ = await server.events(session, tokens, images=attached("red"), max_tokens=3, top_k=1)
+        assert left == ["once"]
+        assert len(first) == 3
+        # And one that is really cancelled there.
+        engine.tokens._model.render = rendering
+        reached = asyncio.Event()
+        generate = engine.tokens._model.generate
+
+        async def stuck(*arguments: Any, **options: Any) -> AsyncIterator[Any]:
+            reached.set()
+            await asyncio.Event().wait()
+            yield
+
+        engine.tokens._model.generate = stuck
+        other = await server.open()
+        call = server.generate(other, tokens, images=attached("green"), max_tokens=3, top_k=1)
+        reading = asyncio.ensure_future(anext(aiter(call)))
+        await reached.wait()
+        call.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        await until(lambda: not engine.tokens.active_calls and not unfinished(engine), seconds=5)
+        engine.tokens._model.generate = generate
+        assert await server.dump(other) == []
+        again, _ = await server.events(other, tokens, images=attached("green"), max_tokens=3, top_k=1)
+        assert len(again) == 3
+
+
+# what cannot be
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("pipeline_parallel_size", 2),
+        ("data_parallel_size", 2),
+        ("enforce_eager", False),
+        ("speculative_config", {"method": "ngram", "num_speculative_tokens": 2}),
+        ("worker_extension_cls", "another"),
+        ("kv_transfer_config", {"kv_connector": "any"}),
+    ],
+)
+async def test_arguments_that_do_not_go_with_readouts(
+    model: Path, vectors: ReadoutVectors, name: str, value: Any
+) -> None:
+    args = {**ENGINE_ARGS, name: value}
+    with pytest.raises(ConfigurationError, match=f"vllm.args.{name}"):
+        VllmEngine(VllmConfig(model=str(model), args=args), readouts=Readouts(vectors))
+
+
+@pytest.mark.parametrize(("hidden", "layer", "match"), [(128, 2, "the layers [2]"), (64, 1, "hidden size of 64")])
+async def test_vectors_of_another_model_end_the_start(
+    model: Path, tmp_path: Path, hidden: int, layer: int, match: str
+) -> None:
+    files = tmp_path / "readout.safetensors", tmp_path / "readout.json"
+    save_vectors({layer: np.ones((1, hidden), np.float32)}, ["one"], *files)
+    arguments = ["--engine", "vllm", "--model", str(model), "--port", "0", "--grpc-port", "0"]
+    arguments += [f"--vllm.args.{name}={json.dumps(value)}" for name, value in ENGINE_ARGS.items()]
+    arguments += ["--grpc.readout-vectors", str(files[0]), "--grpc.readout-manifest", str(files[1])]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "omni_ws", "serve", *arguments, stderr=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        _, said = await asyncio.wait_for(process.communicate(), 120)
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGKILL)
+    assert process.returncode == 2
+    assert match in said.decode()
+    assert "Traceback" not in said.decode()
+
+
+async def test_an_engine_without_readouts_is_not_made_eager(model: Path) -> None:
+    async with running_engine(model, {"enforce_eager": True, **ENGINE_ARGS}) as engine:
+        config = engine._thinker.llm.vllm_config.parallel_config
+        assert not config.worker_extension_cls
+        asked = TokenGeneration(request_id="any", tokens=[5, 6], images=(), max_tokens=1)
+        events = [event async for event in engine.tokens.generate_tokens(asked)]
+        assert len(events) == 2
