@@ -33,6 +33,10 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         print(f"omni-ws: the command {arguments[0]} is not available in this version", file=sys.stderr)
         return USAGE_ERROR
     _parser().parse_args(arguments[:1])
+    if arguments[0] == "readout-vectors":
+        from omni_ws.tools import readout_vectors
+
+        return readout_vectors.main(arguments[1:], os.environ if environ is None else environ)
     # The configuration parses what follows: it knows flags that argparse cannot have (--vllm.args.<name>).
     return _serve_command(arguments[1:], os.environ if environ is None else environ)
 
@@ -42,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"omni-ws {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
     commands.add_parser("serve", help="run the server (omni-ws serve --help lists every setting)", add_help=False)
+    commands.add_parser("readout-vectors", help="make the vectors of readouts from example prompts", add_help=False)
     return parser
 
 

@@ -1,0 +1,157 @@
+"""Readout vectors from examples: where prompts with a concept stand in the residual stream, seen from those without.
+
+The vector of a concept at a layer is the difference of the means of the stream at the prompts' last tokens, of length
+one. The stream is read by the very worker that reads out concepts, with one "concept" for each of its dimensions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from omni_ws.config.error import ConfigurationError
+from omni_ws.core.token_ranges import TokenRanges
+from omni_ws.engine.tokens import ReadoutManifest, TokenGeneration, TokenOutput
+from omni_ws.engine.vllm.language_model import LanguageModel, prepare_environment
+from omni_ws.engine.vllm.readout_vectors import ReadoutVectors
+from omni_ws.engine.vllm.readouts import Readouts
+from omni_ws.engine.vllm.token_generation import TokenGenerator
+
+#: Prompts that are at vLLM at a time.
+_AT_ONCE: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Concept:
+    """Prompts that have it, and prompts that are like them without it."""
+
+    name: str
+    positive: tuple[str, ...]
+    negative: tuple[str, ...]
+
+
+def load_concepts(path: Path) -> tuple[Concept, ...]:
+    """From a TOML or JSON file: for each concept a table with ``positive`` and ``negative``, lists of prompts.
+
+    Raises ConfigurationError with everything that is wrong.
+    """
+    try:
+        data = path.read_bytes()
+        tables = json.loads(data) if path.suffix == ".json" else tomllib.loads(data.decode())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError([f"cannot read the prompts {path}: {error}"]) from None
+    if not isinstance(tables, dict) or not tables:
+        raise ConfigurationError([f"{path}: there is no concept; each is a table with positive and negative prompts"])
+    if problems := [problem for name, table in tables.items() for problem in _problems(name, table)]:
+        raise ConfigurationError([f"{path}: {problem}" for problem in problems])
+    return tuple(Concept(name, tuple(one["positive"]), tuple(one["negative"])) for name, one in tables.items())
+
+
+def _problems(name: str, table: Any) -> Iterator[str]:
+    sides = ("positive", "negative")
+    if not isinstance(table, dict) or set(table) != set(sides):
+        yield f"{name}: a concept has positive and negative, and nothing else"
+        return
+    for side in sides:
+        prompts = table[side]
+        if not isinstance(prompts, list) or not prompts or not all(isinstance(one, str) and one for one in prompts):
+            yield f"{name}.{side}: one prompt at least, and none that is empty"
+
+
+async def make_vectors(
+    concepts: Sequence[Concept], layers: Sequence[int], *, model: str, args: Mapping[str, Any]
+) -> ReadoutVectors:
+    """Starts the model, and ends it. ``args`` are vLLM's.
+
+    Raises ConfigurationError for layers that the model does not have and prompts that make no difference, and what
+    LanguageModel raises.
+    """
+    Readouts.check_args(args)
+    args = {"model": model, **args, **Readouts.engine_args}
+    Readouts.prepare_environment()
+    hidden_size = await asyncio.to_thread(_hidden_size, args)
+    prompts = dict.fromkeys(text for one in concepts for text in (*one.positive, *one.negative))
+    streams = await _last_streams(tuple(prompts), layers, hidden_size, args)
+    matrices = []
+    for place, layer in enumerate(layers):
+        after_layer = {text: stream[place] for text, stream in streams.items()}
+        matrices.append(np.stack([_direction(one, after_layer, layer) for one in concepts]))
+    names = tuple(one.name for one in concepts)
+    manifest = ReadoutManifest(concepts=names, layers=tuple(layers), hidden_size=hidden_size, dtype="float16")
+    return ReadoutVectors(manifest, tuple(matrices))
+
+
+def _direction(concept: Concept, streams: Mapping[str, NDArray[np.float32]], layer: int) -> NDArray[np.float32]:
+    positive = np.mean([streams[text] for text in concept.positive], axis=0, dtype=np.float64)
+    negative = np.mean([streams[text] for text in concept.negative], axis=0, dtype=np.float64)
+    difference = positive - negative
+    length = float(np.linalg.norm(difference))
+    if not np.isfinite(length) or length <= 1e-6 * float(np.linalg.norm(positive)):
+        raise ConfigurationError([f"{concept.name}: its prompts make no difference after layer {layer}"])
+    return np.asarray(difference / length, np.float32)
+
+
+def _hidden_size(args: Mapping[str, Any]) -> int:
+    prepare_environment()
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    known = {name: value for name, value in args.items() if name in AsyncEngineArgs.__dataclass_fields__}
+    try:
+        return int(AsyncEngineArgs(**known).create_model_config().get_hidden_size())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError([f"cannot read the model {args['model']}: {error}"]) from None
+
+
+async def _last_streams(
+    prompts: Sequence[str], layers: Sequence[int], hidden_size: int, args: Mapping[str, Any]
+) -> dict[str, NDArray[np.float32]]:
+    """The residual stream at the last token of each prompt, shape (layers, hidden size)."""
+    manifest = ReadoutManifest(
+        concepts=tuple(str(index) for index in range(hidden_size)),
+        layers=tuple(layers),
+        hidden_size=hidden_size,
+        dtype="float32",
+    )
+    whole = ReadoutVectors(manifest, tuple(np.eye(hidden_size, dtype=np.float32) for _ in layers))
+    readouts = Readouts(whole)
+    language_model = LanguageModel("model", args, setting="vllm.args", prepare=readouts.install)
+    places = asyncio.Semaphore(_AT_ONCE)
+    await readouts.channel.start()
+    try:
+        await language_model.start()
+        with ThreadPoolExecutor(1) as decoding:
+            generator = TokenGenerator(language_model, channel=readouts.channel, manifest=manifest, decoding=decoding)
+            tokenizer = language_model.llm.get_tokenizer()
+
+            async def last(number: int, text: str) -> NDArray[np.float32]:
+                tokens = tokenizer(text).input_ids
+                if not 0 < len(tokens) <= generator.max_model_len:
+                    raise ConfigurationError([f"{text[:64]!r} has {len(tokens)} tokens"])
+                asked = TokenGeneration(
+                    request_id=f"prompt-{number}",
+                    tokens=tokens,
+                    images=(),
+                    max_tokens=0,
+                    readout_ranges=TokenRanges([(len(tokens) - 1, len(tokens))]),
+                )
+                async with places, aclosing(generator.generate_tokens(asked)) as events:
+                    async for event in events:
+                        if isinstance(event, TokenOutput):
+                            return np.asarray(event.readout, np.float32).reshape(len(layers), hidden_size)
+                raise AssertionError("a range was asked for, and it had no token")
+
+            found = await asyncio.gather(*(last(number, text) for number, text in enumerate(prompts)))
+    finally:
+        await language_model.stop()
+        await readouts.channel.stop()
+    return dict(zip(prompts, found, strict=True))

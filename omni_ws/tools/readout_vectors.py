@@ -1,0 +1,92 @@
+"""``omni-ws readout-vectors``: the two files that switch readouts on, made from examples of each concept."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from omni_ws.config import load
+from omni_ws.config.error import ConfigurationError
+from omni_ws.errors import OmniError
+
+FAILED: Final = 1
+USAGE_ERROR: Final = 2
+INTERRUPTED: Final = 130
+VECTORS: Final = "readout.safetensors"
+MANIFEST: Final = "readout.json"
+
+
+def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Returns the exit status: 0, 1 when it failed, 2 when it was asked for wrongly."""
+    parser = _parser()
+    options, settings = parser.parse_known_args(arguments)
+    try:
+        vllm = load(settings, environ, options.config).config.vllm
+        if vllm.model is None:
+            raise ConfigurationError(["a model is needed: --model NAME-OR-FOLDER"])
+        _make(options.prompts, options.layers, options.out, model=vllm.model, args=vllm.args)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except ConfigurationError as error:
+        return _complain(error.problems, USAGE_ERROR)
+    except OmniError as error:
+        return _complain([error.message], FAILED)
+    except OSError as error:
+        return _complain([str(error)], FAILED)
+    return 0
+
+
+def _make(prompts: Path, layers: Sequence[int], folder: Path, *, model: str, args: Mapping[str, object]) -> None:
+    for package in ("vllm", "safetensors"):
+        if find_spec(package) is None:
+            raise ConfigurationError(["the vllm engine needs vLLM: pip install 'omni_ws[vllm]'"])
+    if Path(model).is_dir() and folder.resolve() == Path(model).resolve():
+        raise ConfigurationError([f"{folder} is the model's own folder: vLLM would take the vectors for its weights"])
+    from omni_ws.engine.vllm.readout_making import load_concepts, make_vectors
+    from omni_ws.engine.vllm.readout_vectors import save_vectors
+
+    concepts = load_concepts(prompts)
+    folder.mkdir(parents=True, exist_ok=True)
+    made = asyncio.run(make_vectors(concepts, layers, model=model, args=args))
+    files = folder / VECTORS, folder / MANIFEST
+    save_vectors(dict(zip(layers, made.matrices, strict=True)), [one.name for one in concepts], *files)
+    print(f"{len(concepts)} concepts after {len(layers)} layers. Serve them with")
+    print(f"--grpc.readout-vectors {files[0]} --grpc.readout-manifest {files[1]}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="omni-ws readout-vectors",
+        usage="omni-ws readout-vectors --prompts FILE --layers N,N,… --model NAME-OR-FOLDER [--out FOLDER] "
+        "[--vllm.args.<name> VALUE ...]",
+        description="Make the vectors of readouts from prompts that have a concept and prompts that do not.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--prompts", type=Path, required=True, metavar="FILE", help="TOML or JSON: concept = {positive, negative}"
+    )
+    parser.add_argument("--layers", type=_layers, required=True, metavar="N,N,…", help="decoder layers, counted from 0")
+    parser.add_argument("--out", type=Path, default=Path(), metavar="FOLDER", help=f"for {VECTORS} and {MANIFEST} [.]")
+    parser.add_argument("--config", type=Path, metavar="FILE.toml", help="read the vllm settings from this file")
+    return parser
+
+
+def _layers(text: str) -> list[int]:
+    try:
+        layers = sorted({int(one) for one in text.split(",")})
+    except ValueError:
+        layers = [-1]
+    if layers[0] < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} are no layers: 10,20 for example")
+    return layers
+
+
+def _complain(problems: Sequence[str], status: int) -> int:
+    for problem in problems:
+        print(f"omni-ws readout-vectors: error: {problem}", file=sys.stderr)
+    return status

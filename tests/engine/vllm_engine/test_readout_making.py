@@ -1,0 +1,142 @@
+"""Readout vectors from prompts: what files are taken, and that the vectors are those of a reference."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.salience_server import salience_server
+
+from omni_ws.config.error import ConfigurationError
+from omni_ws.config.model import VllmConfig
+from omni_ws.engine.vllm.engine import VllmEngine
+from omni_ws.engine.vllm.readout_making import Concept, load_concepts
+from omni_ws.engine.vllm.readout_vectors import load_vectors
+from omni_ws.engine.vllm.readouts import Readouts
+
+#: In a model of random weights the last letter says most of the stream at the last token.
+PROMPTS = {
+    "loud": {"positive": ["come here!", "stop!", "what a day!"], "negative": ["come here", "stop", "what a day"]},
+    "asking": {"positive": ["you come?", "is it?"], "negative": ["you come", "is it", "so be it"]},
+}
+UNSEEN = {"loud": ("over there!", "over there"), "asking": ("over there?", "over there")}
+
+
+@pytest.mark.parametrize("kind", ["json", "toml"])
+def test_prompts_in_a_file(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / f"prompts.{kind}"
+    if kind == "json":
+        file.write_text(json.dumps(PROMPTS))
+    else:
+        lines = [
+            f"[{name}]\npositive = {json.dumps(one['positive'])}\nnegative = {json.dumps(one['negative'])}"
+            for name, one in PROMPTS.items()
+        ]
+        file.write_text("\n".join(lines))
+    loud, asking = load_concepts(file)
+    assert loud == Concept("loud", tuple(PROMPTS["loud"]["positive"]), tuple(PROMPTS["loud"]["negative"]))
+    assert asking.name == "asking"
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        (None, "cannot read the prompts"),
+        ("{", "cannot read the prompts"),
+        ("[]", "there is no concept"),
+        ("{}", "there is no concept"),
+        ('{"a": 3}', "a: a concept has positive and negative"),
+        ('{"a": {"positive": ["x"]}}', "a: a concept has positive and negative"),
+        ('{"a": {"positive": ["x"], "negative": ["y"], "neutral": []}}', "and nothing else"),
+        ('{"a": {"positive": [], "negative": ["y"]}}', "a.positive: one prompt at least"),
+        ('{"a": {"positive": ["x"], "negative": "y"}}', "a.negative: one prompt at least"),
+        ('{"a": {"positive": ["x"], "negative": [""]}}', "a.negative: one prompt at least"),
+    ],
+)
+def test_a_file_that_holds_no_prompts(tmp_path: Path, text: str | None, match: str) -> None:
+    file = tmp_path / "prompts.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigurationError, match=match):
+        load_concepts(file)
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "omni_ws", "readout-vectors", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+async def test_vectors_from_the_command_line(tmp_path: Path) -> None:
+    import torch
+    from support.tiny_models import ENGINE_ARGS, build_text_model
+    from support.token_reference import Reference, close
+    from transformers import AutoTokenizer
+
+    model = build_text_model(tmp_path / "model")
+    prompts, out = tmp_path / "prompts.json", tmp_path / "made"
+    prompts.write_text(json.dumps(PROMPTS))
+    given = [f"--vllm.args.{name}={json.dumps(value)}" for name, value in ENGINE_ARGS.items()]
+    command = ["--prompts", str(prompts), "--model", str(model), "--out", str(out), *given]
+    ended = run(*command, "--layers", "0,1")
+    assert ended.returncode == 0, ended.stderr
+    assert f"--grpc.readout-vectors {out / 'readout.safetensors'}" in ended.stdout
+
+    made = load_vectors(out / "readout.safetensors", out / "readout.json")
+    assert (made.manifest.concepts, made.manifest.layers) == (("loud", "asking"), (0, 1))
+    reference, tokenizer = Reference(model), AutoTokenizer.from_pretrained(model)
+
+    def streams(texts: list[str]) -> Any:
+        """Shape (prompts, layers, hidden size)."""
+        read = []
+        for text in texts:
+            reference.run(tokenizer(text).input_ids)
+            read.append(torch.stack([reference.streams[layer][-1] for layer in (0, 1)]).numpy())
+        return np.stack(read)
+
+    for index, one in enumerate(PROMPTS.values()):
+        wanted = streams(one["positive"]).mean(0) - streams(one["negative"]).mean(0)
+        wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
+        assert close(np.stack([matrix[index] for matrix in made.matrices]), wanted)
+
+    engine = VllmEngine(VllmConfig(model=str(model), args=dict(ENGINE_ARGS)), readouts=Readouts(made))
+    async with salience_server(engine) as server:
+
+        async def read(text: str) -> np.ndarray[Any, Any]:
+            """Shape (layers, concepts)."""
+            tokens = tokenizer(text).input_ids
+            place = {"start": len(tokens) - 1, "end": len(tokens)}
+            (token,), _ = await server.events(await server.open(), tokens, readout_ranges=[place])
+            return np.array(token.readout).reshape(2, 2)
+
+        for index, (positive, negative) in enumerate(UNSEEN.values()):
+            assert (await read(positive) > await read(negative))[:, index].all()
+
+    for changes, match, status in (
+        (["--layers", "0,2"], "the layers [2]; the model has 2", 2),
+        (["--layers", "1", "--out", str(model)], "the model's own folder", 2),
+        (["--layers", "one"], "are no layers", 2),
+    ):
+        ended = run(*command, *changes)
+        assert (ended.returncode, match in ended.stderr) == (status, True), ended.stderr
+        assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ((), "--prompts"),
+        (("--prompts", "p.toml", "--layers", "1"), "--model"),
+        (("--prompts", "p.toml", "--layers", "1", "--modle", "m"), "unknown flag --modle"),
+        (("--prompts", "p.toml", "--layers", "-1", "--model", "m"), "layers"),
+    ],
+)
+def test_a_command_line_that_asks_for_nothing_known(arguments: tuple[str, ...], match: str) -> None:
+    ended = run(*arguments)
+    assert (ended.returncode, match in ended.stderr) == (2, True), ended.stderr
