@@ -7,7 +7,7 @@ import logging
 import signal
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -22,7 +22,7 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.config.startup import GRPC_PACKAGES
 from omni_ws.engine.base import Engine
-from omni_ws.errors import NotFound, ShuttingDown, UpgradeRequired
+from omni_ws.errors import NotFound, ShuttingDown, Unauthenticated, UpgradeRequired
 from omni_ws.logs import configure_logging
 from omni_ws.service.profiling import Profiling
 from omni_ws.service.registry import SessionRegistry
@@ -39,6 +39,7 @@ from omni_ws.transport.mode_b import ModeBRoutes
 from omni_ws.transport.openai import OpenAIRoutes
 from omni_ws.transport.ops import OperationsRoutes
 from omni_ws.transport.profiling_routes import ProfilingRoutes
+from omni_ws.transport.recordings import Recordings
 from omni_ws.transport.router import Router
 from omni_ws.transport.streaming_input import StreamingInput
 from omni_ws.transport.transcriptions import TranscriptionRoutes
@@ -62,10 +63,12 @@ class App:
         self.config = config
         self.sessions = SessionFactory(engine, config)
         self.authenticator = Authenticator(keys)
-        self.native = StreamingInput(self.sessions, self.authenticator)
+        self.recordings = Recordings.configured(config, self.sessions, sessions_path=SESSIONS_PATH)
+        recorder, by_http = (self.recordings.recorder, self.recordings.http) if self.recordings else (None, None)
+        self.native = StreamingInput(self.sessions, self.authenticator, recorder)
         self.registry = SessionRegistry(self.sessions)
         self.profiling = Profiling(engine, self.sessions.observers, config.profiler.root)
-        self._attachments = Attachments(config, self.authenticator, self.registry)
+        self._attachments = Attachments(config, self.authenticator, self.registry, by_http)
         self._router = self._routes()
 
     def _routes(self) -> Router:
@@ -112,6 +115,9 @@ class App:
         return self._router.templates
 
     async def handle(self, exchange: HttpExchange) -> None:
+        if self.recordings is not None:
+            with suppress(Unauthenticated):  # who is sent away is not recorded
+                self.recordings.http.begin(exchange, self.authenticator.authenticate(exchange.request))
         await self._router.dispatch(exchange)
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
@@ -198,6 +204,8 @@ class RunningServer:
                 connection.transport.abort()
             await self._server.wait_closed()
         await self.app.native.wait_closed()
+        if self.app.recordings is not None:
+            await self.app.recordings.close()
         self.app.sessions.speech_workers.close()
         await self.app.profiling.stop()
 

@@ -326,17 +326,6 @@ def test_beyond_loopback_needs_a_key_or_a_word(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "named"),
-    [
-        (ServerConfig(record=Path("there")), "record"),
-    ],
-)
-def test_what_is_not_there_yet_is_refused_by_name(config: ServerConfig, named: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{named}.* not available in this version"):
-        check_available(config)
-
-
-@pytest.mark.parametrize(
     ("grpc", "problem"),
     [
         (GrpcConfig(port=50051), "the fake engine has no token sessions"),

@@ -294,7 +294,20 @@ class ServerConfig(BaseSettings):
     drain_timeout_sec: SecondsOrOff = Field(default=30, description="How long answers may finish after SIGTERM.")
     log_format: LogFormat = Field(default=LogFormat.TEXT, description="Form of the log lines.")
     log_level: LogLevel = Field(default=LogLevel.INFO, description="The least important lines that are logged.")
-    record: Path | None = Field(default=None, description="Folder to record sessions to, for replay.")
+    record: Path | None = Field(default=None, description="Folder to record sessions to, for omni-ws replay.")
+    record_fraction: float = Field(default=1.0, ge=0, le=1, description="Part of the sessions that is recorded.")
+    record_keys: tuple[Text, ...] = Field(
+        default=(), description="Names of the keys whose sessions are recorded; empty: all sessions."
+    )
+    record_payloads: bool = Field(
+        default=True, description="Record what was said; off: sizes and hashes of it, which cannot be replayed."
+    )
+    record_max_bytes: Size = Field(
+        default=1024 * MIB, description="Size of all recordings together; the oldest make room for new ones."
+    )
+    record_max_age_sec: SecondsOrOff = Field(
+        default=7 * 24 * 3600, description="Age at which recordings are removed; 0: never."
+    )
     replica_id: str = Field(
         default="",
         description="Begins every Mode B session id, so that a load balancer finds the replica.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from typing import Final
@@ -12,7 +13,6 @@ from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import EngineName, RemoteConfig, ServerConfig, VllmConfig
 
 GRPC_PACKAGES: Final = ("grpc", "grpc_health", "grpc_reflection")
-_NOT_AVAILABLE: Final = "not available in this version"
 _REMOTE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "modalities": ("text", "audio"),
     "input_modalities": ("text", "audio", "image", "video"),
@@ -69,8 +69,8 @@ def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
         yield "grpc.readout_vectors and grpc.readout_manifest go together"
     if config.grpc.readout_vectors is not None and config.engine is not EngineName.VLLM:
         yield f"the {config.engine} engine has no readouts; leave grpc.readout_vectors out"
-    if config.record is not None:
-        yield f"recording sessions (record) is {_NOT_AVAILABLE}"
+    if config.record is not None and os.name != "posix":
+        yield "recording sessions (record) needs a system whose files belong to a user"
 
 
 def _vllm_problems(vllm: VllmConfig) -> Iterator[str]:

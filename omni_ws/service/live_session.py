@@ -12,6 +12,7 @@ from omni_ws.core.chunks import FinishReason
 from omni_ws.errors import ORDERLY_ENDS, OmniError, ShuttingDown
 from omni_ws.service.conversation import Conversation
 from omni_ws.service.outbox import Outbox
+from omni_ws.service.recorder import Recording
 from omni_ws.wire.server_frames import InputAckFrame, SessionClosing, SessionResumed
 
 
@@ -50,6 +51,7 @@ class LiveSession:
         self.outbox = outbox
         #: Set when the session must end: with the reason to tell the client, None where there is nobody to tell.
         self.ending: asyncio.Future[OmniError | None] = asyncio.get_running_loop().create_future()
+        self.recording: Recording | None = None
         self._grace = grace
         self._loop = asyncio.get_running_loop()
         self._token = b""

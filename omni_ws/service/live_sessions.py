@@ -56,6 +56,8 @@ class LiveSessions:
                 await session.run()
             finally:
                 del self._living[session.session_id]
+                if session.recording is not None:
+                    session.recording.finish()
 
     def claim(self, session_id: str, token: str, key: ApiKey | None) -> LiveSession:
         """The session that this token is for, which is spent thereby.

@@ -31,6 +31,8 @@ from omni_ws.transport.application import UpgradeDecision
 from omni_ws.transport.authentication import Authenticator
 from omni_ws.transport.http_request import HttpRequest
 from omni_ws.transport.output_frames import encode_message
+from omni_ws.transport.recorded_connection import RecordedConnection
+from omni_ws.transport.recorded_exchange import HttpRecordings
 from omni_ws.transport.streaming_input import SUBPROTOCOL_BINARY, chosen_subprotocol, refuse
 from omni_ws.transport.websocket import CLOSE_TIMEOUT_SEC, MAX_CLOSE_REASON_BYTES
 from omni_ws.transport.websocket_connection import StreamConnection
@@ -55,10 +57,24 @@ class AttachedConnection(StreamConnection):
         self.binary_audio = binary_audio
 
 
+class RecordedAttachedConnection(RecordedConnection, AttachedConnection):
+    async def send(self, message: Any, *, text: bool | None = None) -> None:
+        if self.recording is not None:
+            self.recording.sent(message, is_text=bool(text))
+        await super().send(message, text=text)
+
+
 class Attachments:
     """Accepts the handshakes that name a session to read, and serves the connections."""
 
-    def __init__(self, config: ServerConfig, authenticator: Authenticator, registry: SessionRegistry) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        authenticator: Authenticator,
+        registry: SessionRegistry,
+        recordings: HttpRecordings | None = None,
+    ) -> None:
+        self._recordings = recordings
         self._streaming = config.streaming_input
         self._authenticator = authenticator
         self._registry = registry
@@ -74,7 +90,7 @@ class Attachments:
         key = self._authenticator.authenticate(request)
         subprotocol = chosen_subprotocol(request)
         connection = partial(
-            AttachedConnection,
+            AttachedConnection if self._recordings is None else RecordedAttachedConnection,
             session_id=request.query.get("session_id") or "",
             key=key,
             binary_audio=subprotocol == SUBPROTOCOL_BINARY,
@@ -86,6 +102,7 @@ class Attachments:
         streaming = self._streaming
         try:
             session = self._find(connection)
+            self._record(connection)
             with session.reading():
                 await AttachedOutput(
                     connection,
@@ -94,8 +111,14 @@ class Attachments:
                     ping_interval=streaming.ping_interval_sec or None,
                     write_timeout=streaming.write_timeout_sec,
                 ).run()
+            if self._recordings is not None and not session.live:
+                self._recordings.answer_read(connection.session_id)
         except OmniError as error:
             await refuse(connection, error)
+
+    def _record(self, connection: AttachedConnection) -> None:
+        if self._recordings is not None and isinstance(connection, RecordedAttachedConnection):
+            connection.record(self._recordings.find(connection.session_id, connection.key))
 
     def _find(self, connection: AttachedConnection) -> RegisteredSession:
         try:
@@ -182,8 +205,7 @@ class AttachedOutput:
     def _say(self, data: bytes) -> None:
         """Without waiting: what answers a frame is small, and a client that does not read is not read either."""
         if self._connection.state is State.OPEN and not self._connection.transport.is_closing():
-            self._connection.protocol.send_text(data)
-            self._connection.send_data()
+            self._connection.write_message(data, is_text=True)
 
     # the client's frames
 

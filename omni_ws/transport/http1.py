@@ -124,11 +124,34 @@ class HttpCarrier(Protocol):
     def abort(self) -> None: ...
 
 
+class ExchangeRecording(Protocol):
+    """Who wants to know what is read and written."""
+
+    def read(self, data: bytes) -> None:
+        """A piece of the body, b"" at its end."""
+
+    def begun(self, status: int, headers: HeaderList) -> None: ...
+
+    def written(self, data: bytes) -> None: ...
+
+    def ended(self) -> None: ...
+
+    def opens_session(self, session_id: str) -> None:
+        """The request has opened a session, to which others will belong."""
+
+    def ends_session(self) -> None:
+        """Nothing is left to be said about the session that the request belongs to."""
+
+    def over(self) -> None:
+        """Nothing more is read or written, also where that was not all."""
+
+
 class HttpExchange:
     """``route`` and ``path_parameters`` are set by the router.
 
     ``input_pace`` may be set before the body is read: it is told how many bytes of it came, and says for how many
     seconds no more should. They are handed out when that is over; meanwhile, once enough waits, the socket is not read.
+    ``recording`` may be set before anything is read or written.
     """
 
     def __init__(
@@ -143,6 +166,7 @@ class HttpExchange:
         self.input_pace: Callable[[int], float] | None = None
         #: Whether the body waits because it came faster than it may.
         self.input_held_to_pace = False
+        self.recording: ExchangeRecording | None = None
         self._head_sent = False
         self._chunked = False
         self._ended = False
@@ -172,6 +196,8 @@ class HttpExchange:
             await asyncio.sleep(seconds)
             self.input_held_to_pace = False
         self._carrier.body_taken()
+        if self.recording is not None:
+            self.recording.read(chunk)
         return chunk
 
     async def body(self) -> AsyncIterator[bytes]:
@@ -219,6 +245,10 @@ class HttpExchange:
             events.append(h11.Data(data=body))
         self._carrier.send(*events, h11.EndOfMessage())
         self._head_sent = self._ended = True
+        if self.recording is not None:
+            self.recording.begun(status, fields)
+            self.recording.written(body)
+            self.recording.ended()
         await self._carrier.drain()
 
     async def respond_json(self, status: int, content: Any, headers: Iterable[tuple[str, str]] = ()) -> None:
@@ -253,6 +283,8 @@ class HttpExchange:
             fields.append(("Connection", "close"))
         self._carrier.send(self._head(status, fields))
         self._head_sent = True
+        if self.recording is not None:
+            self.recording.begun(status, fields)
         # What h11 makes of a head that says nothing of its length.
         sized = any(name.lower() == "content-length" for name, _ in fields)
         self._chunked = self.request.http_version == "1.1" and self._sends_content(status) and not sized
@@ -266,6 +298,8 @@ class HttpExchange:
             self._carrier.send_chunk(data)
         elif data and self.request.method != "HEAD":
             self._carrier.send(h11.Data(data=data))
+        if self.recording is not None:
+            self.recording.written(data)
         await self._carrier.drain()
 
     def write_all(self, parts: Sequence[bytes]) -> Coroutine[Any, Any, None]:
@@ -277,7 +311,14 @@ class HttpExchange:
         if not self._ended:
             self._carrier.send(h11.EndOfMessage())
             self._ended = True
+            if self.recording is not None:
+                self.recording.ended()
             await self._carrier.drain()
+
+    def over(self) -> None:
+        """For the connection: nothing more is read or written."""
+        if self.recording is not None:
+            self.recording.over()
 
     def _sends_content(self, status: int) -> bool:
         return self.request.method != "HEAD" and status not in _BODILESS

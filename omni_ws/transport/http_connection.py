@@ -288,6 +288,8 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             if exchange.head_sent:
                 logger.warning("%s broke off after its answer began: %s", where, error.code)
             await exchange.respond_error(error)
+        finally:
+            exchange.over()
 
     def _answered(self, task: asyncio.Task[None]) -> None:
         """The request's task is done: on to the next request, or to the connection's end."""

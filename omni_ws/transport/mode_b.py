@@ -58,6 +58,8 @@ class ModeBRoutes:
             # Whoever asked does not get to know its id.
             self._registry.discard(session)
             raise
+        if exchange.recording is not None:
+            exchange.recording.opens_session(session.id)
         location = ("Location", f"{exchange.request.path}/{session.id}")
         await exchange.respond_json(201, self._status(session), [location])
 
@@ -102,6 +104,7 @@ class ModeBRoutes:
         session.cancel()
         await session.over()
         await exchange.respond(204)
+        _nothing_left(exchange)
 
     async def result(self, exchange: HttpExchange) -> None:
         session = self._session(exchange)
@@ -109,6 +112,7 @@ class ModeBRoutes:
         with session.reading():
             if _wants_events(exchange, session):
                 await write_answer_events(exchange, session, heartbeat_sec=self._config.sse_heartbeat_sec)
+                _nothing_left(exchange)
                 return
             try:
                 async with asyncio.timeout(wait):
@@ -117,8 +121,10 @@ class ModeBRoutes:
                 await exchange.respond_json(202, self._status(session), [_RETRY_AFTER])
                 return
             if session.state is not SessionState.FINISHED:
+                _nothing_left(exchange)
                 raise session.failure()
             await write_whole_answer(exchange, session, budget=self._sessions.budget)
+            _nothing_left(exchange)
 
     def _enter(self, exchange: HttpExchange) -> ApiKey | None:
         if not self._config.streaming_input.enabled:
@@ -147,6 +153,11 @@ class ModeBRoutes:
             "created_at": session.created_at,
             "error": None if session.error is None else error_object(session.error),
         }
+
+
+def _nothing_left(exchange: HttpExchange) -> None:
+    if exchange.recording is not None:
+        exchange.recording.ends_session()
 
 
 def _wait(exchange: HttpExchange) -> float:

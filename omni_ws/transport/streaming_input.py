@@ -23,11 +23,13 @@ from omni_ws.errors import (
 )
 from omni_ws.service.live_session import LiveSession
 from omni_ws.service.live_sessions import LiveSessions
+from omni_ws.service.recorder import Recorder
 from omni_ws.service.session_factory import SessionFactory
 from omni_ws.transport.application import UpgradeDecision
 from omni_ws.transport.authentication import Authenticator
 from omni_ws.transport.http_request import HttpRequest
 from omni_ws.transport.keep_alive import KeepAliveSettings
+from omni_ws.transport.recorded_connection import RecordedConnection
 from omni_ws.transport.websocket import CLOSE_TIMEOUT_SEC, WebSocketSession
 from omni_ws.transport.websocket_connection import StreamConnection
 from omni_ws.wire.server_frames import (
@@ -89,10 +91,17 @@ class NativeConnection(StreamConnection):
         self.returning = returning
 
 
+class RecordedNativeConnection(RecordedConnection, NativeConnection):
+    pass
+
+
 class StreamingInput:
     """Accepts the handshakes and brings connections and sessions together."""
 
-    def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
+    def __init__(
+        self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
+    ) -> None:
+        self._recorder = recorder
         self._sessions = sessions
         self._authenticator = authenticator
         self._live = LiveSessions(sessions)
@@ -113,7 +122,7 @@ class StreamingInput:
         subprotocol = chosen_subprotocol(request)
         return UpgradeDecision(
             connection=partial(
-                NativeConnection,
+                NativeConnection if self._recorder is None else RecordedNativeConnection,
                 key=key,
                 binary_audio=subprotocol == SUBPROTOCOL_BINARY,
                 refusal=refusal,
@@ -139,6 +148,11 @@ class StreamingInput:
     def _begin(self, connection: NativeConnection) -> WebSocketSession:
         """Raises what stands in the way of a fresh session."""
         session = self._live.open(connection.key)
+        if self._recorder is not None:
+            session.recording = self._recorder.begin(
+                "websocket", key=connection.key.name if connection.key else None, name=session.session_id
+            )
+            _record(connection, session)
         session.outbox.put_nowait(self._created(session))
         attachment = self._attachment(connection, session)
         session.attach(attachment)
@@ -155,6 +169,7 @@ class StreamingInput:
             _say(connection, ResyncRequired(message, param="last_output"))
             await self._live.give_up(session)
             return None
+        _record(connection, session, last_output=returning.last_output)
         attachment = self._attachment(connection, session)
         attachment.greet_again(*session.resume(attachment, returning.last_output))
         return attachment
@@ -211,6 +226,11 @@ class StreamingInput:
         )
 
 
+def _record(connection: NativeConnection, session: LiveSession, *, last_output: int | None = None) -> None:
+    if isinstance(connection, RecordedNativeConnection):
+        connection.record(session.recording, last_output=last_output)
+
+
 def _returning(request: HttpRequest) -> Return | None:
     """Raises InvalidValue for a ``last_output`` that is no number of an output, and not -1 either."""
     query = request.query
@@ -226,5 +246,4 @@ def _returning(request: HttpRequest) -> Return | None:
 def _say(connection: StreamConnection, error: OmniError) -> None:
     if connection.state is State.OPEN:
         # Without waiting: what is sent is small, and the client may not read at all.
-        connection.protocol.send_text(encode_frame(error_frame(error)))
-        connection.send_data()
+        connection.write_message(encode_frame(error_frame(error)), is_text=True)

@@ -187,8 +187,7 @@ class WebSocketSession:
         self._outbox.clear()
         data, _ = encode_message(error, binary_audio=False)
         if self._is_open():
-            self._connection.protocol.send_text(data)
-            self._connection.send_data()
+            self._connection.write_message(data, is_text=True)
 
     # input
 

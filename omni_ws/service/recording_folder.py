@@ -1,0 +1,130 @@
+"""RecordingFolder: the files of recordings, and the removal of old ones. Used by one thread."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from omni_ws.config.error import ConfigurationError
+
+#: What a file of ours is called: nothing else in the folder is counted or removed.
+_OURS: Final = re.compile(r"\d{8}T\d{6}_[A-Za-z0-9_-]+\.ndjson")
+#: What may never be asked for by a group or by others.
+_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+
+
+class NoRoom(Exception):
+    """All that is left in the folder is being written."""
+
+
+@dataclass(slots=True)
+class _File:
+    name: str
+    size: int
+    #: Wall time of the last write.
+    changed: float
+    live: bool = field(default=False)
+
+
+class RecordingFolder:
+    """At most ``max_bytes`` of recordings, none older than ``max_age`` seconds (0: of any age)."""
+
+    def __init__(
+        self, path: Path, *, max_bytes: int, max_age: float, wall_clock: Callable[[], float] = time.time
+    ) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._max_age = max_age
+        self._now = wall_clock
+        #: Oldest first.
+        self._files: dict[str, _File] = {}
+        self._total = 0
+
+    @property
+    def total(self) -> int:
+        """Bytes of all recordings."""
+        return self._total
+
+    def prepare(self) -> None:
+        """Make the folder, or look at what is in it. Raises ConfigurationError for one that is not private."""
+        try:
+            self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            mode = self._path.stat().st_mode
+            found = sorted(entry.name for entry in self._path.iterdir() if _OURS.fullmatch(entry.name))
+        except OSError as error:
+            raise ConfigurationError([f"record: {self._path}: {error.strerror}"]) from error
+        if mode & _OTHERS:
+            problem = f"record: {self._path} is open to other users (mode {stat.S_IMODE(mode):o})"
+            raise ConfigurationError([f"{problem}; what people say is private: chmod 700, or name another folder"])
+        if not os.access(self._path, os.W_OK | os.X_OK):
+            raise ConfigurationError([f"record: {self._path} cannot be written"])
+        for name in found:
+            status = (self._path / name).lstat()
+            if stat.S_ISREG(status.st_mode):
+                self._files[name] = _File(name, status.st_size, status.st_mtime)
+                self._total += status.st_size
+
+    def create(self, name: str, data: bytes) -> None:
+        """A new file that begins with ``data``. Raises OSError and NoRoom."""
+        self.remove_old()
+        self._make_room(len(data))
+        self._files[name] = _File(name, 0, self._now(), live=True)
+        try:
+            self._write(self._files[name], data, os.O_CREAT | os.O_EXCL)
+        except OSError:
+            self.finish(name)
+            raise
+
+    def append(self, name: str, data: bytes, *, even_beyond: bool = False) -> None:
+        """Raises OSError, after which the file is as long as before, and NoRoom, unless ``even_beyond`` the limit."""
+        if not even_beyond:
+            self._make_room(len(data))
+        self._write(self._files[name], data, 0)
+
+    def finish(self, name: str) -> None:
+        """Nothing more is written to it: it may be removed when its time has come."""
+        self._files[name].live = False
+
+    def remove_old(self) -> None:
+        """What is too old goes."""
+        if self._max_age:
+            oldest = self._now() - self._max_age
+            for file in [one for one in self._files.values() if not one.live and one.changed < oldest]:
+                self._remove(file)
+
+    def _make_room(self, wanted: int) -> None:
+        if self._total + wanted <= self._max_bytes:
+            return
+        for file in [one for one in self._files.values() if not one.live]:
+            self._remove(file)
+            if self._total + wanted <= self._max_bytes:
+                return
+        raise NoRoom
+
+    def _remove(self, file: _File) -> None:
+        (self._path / file.name).unlink(missing_ok=True)
+        del self._files[file.name]
+        self._total -= file.size
+
+    def _write(self, file: _File, data: bytes, flags: int) -> None:
+        # Opened for each write: a thousand sessions that are recorded need no thousand open files.
+        descriptor = os.open(self._path / file.name, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | flags, 0o600)
+        try:
+            written = 0
+            try:
+                while written < len(data):
+                    written += os.write(descriptor, data[written:])
+            except OSError:
+                os.ftruncate(descriptor, file.size)  # half a line is worse than none
+                raise
+        finally:
+            os.close(descriptor)
+        file.size += len(data)
+        file.changed = self._now()
+        self._total += len(data)
