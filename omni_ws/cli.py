@@ -23,7 +23,7 @@ FAILURE: Final = 1
 INTERRUPTED: Final = 130
 
 #: Commands that have a name and are not there yet; --help does not list them.
-_PLANNED: Final = ("replay", "bench")
+_PLANNED: Final = ("bench",)
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
@@ -37,6 +37,10 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         from omni_ws.tools import readout_vectors
 
         return readout_vectors.main(arguments[1:], os.environ if environ is None else environ)
+    if arguments[0] == "replay":
+        from omni_ws.replay.command import main as replay
+
+        return replay(arguments[1:], os.environ if environ is None else environ)
     # The configuration parses what follows: it knows flags that argparse cannot have (--vllm.args.<name>).
     return _serve_command(arguments[1:], os.environ if environ is None else environ)
 
@@ -47,6 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="command", required=True)
     commands.add_parser("serve", help="run the server (omni-ws serve --help lists every setting)", add_help=False)
     commands.add_parser("readout-vectors", help="make the vectors of readouts from example prompts", add_help=False)
+    commands.add_parser("replay", help="send recorded sessions again and compare the answers", add_help=False)
     return parser
 
 

@@ -34,6 +34,7 @@ FLOORS = {
     "omni_ws.logs": 6,
     "omni_ws.__main__": 6,
     "omni_ws.tools": 6,
+    "omni_ws.replay": 6,
     "omni_ws.profiler": 6,
 }
 

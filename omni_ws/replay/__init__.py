@@ -1,0 +1,1 @@
+"""Replay: recorded sessions sent again, and their answers held against those of then."""

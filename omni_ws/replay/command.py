@@ -1,0 +1,113 @@
+"""``omni-ws replay``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from omni_ws.replay.answers import Answers
+from omni_ws.replay.compare import Comparison, differences
+from omni_ws.replay.http import HttpReplay
+from omni_ws.replay.native import NativeReplay, recorded_answers
+from omni_ws.replay.recording import Recording, RecordingError, read_recording
+from omni_ws.replay.report import Result, as_json, as_text
+from omni_ws.replay.target import Target
+from omni_ws.replay.timetable import AT_ONCE, Pace
+
+EQUAL: Final = 0
+DIFFERENT: Final = 1
+#: Also for a recording that cannot be read.
+USAGE_ERROR: Final = 2
+
+
+def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
+    """0 where all answers are the same, 1 where not, 2 for a bad recording or command line (by SystemExit)."""
+    options = _parser().parse_args(arguments)
+    try:
+        target = Target.parse(options.url, api_key=options.api_key or environ.get("OMNI_WS_API_KEY"))
+        recordings = [read_recording(path, incomplete=options.incomplete) for path in options.files]
+    except (ValueError, RecordingError) as error:
+        print(f"omni-ws replay: error: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    pace = Pace(speed=options.speed, patience=options.patience)
+    results = asyncio.run(replay(recordings, target, pace, copies=options.copies, comparison=options.compare))
+    print(orjson.dumps(as_json(results)).decode() if options.format == "json" else as_text(results))
+    return EQUAL if all(result.is_equal for result in results) else DIFFERENT
+
+
+async def replay(
+    recordings: Sequence[Recording], target: Target, pace: Pace, *, copies: int = 1, comparison: Comparison
+) -> list[Result]:
+    """All at once: each recording as many times as there are to be ``copies``."""
+    return await asyncio.gather(
+        *(_one(recording, copy, target, pace, comparison) for copy in range(copies) for recording in recordings)
+    )
+
+
+async def _one(recording: Recording, copy: int, target: Target, pace: Pace, comparison: Comparison) -> Result:
+    now: Answers | None = None
+    if recording.header.kind == "websocket":
+        then = recorded_answers(recording)
+        work = NativeReplay(recording, target, pace).run()
+    else:
+        requests = HttpReplay(recording, target, pace)
+        then = requests.recorded()
+        work = requests.run()
+    try:
+        now = await work
+    except OSError as error:
+        return Result(recording.path, copy, then, None, [f"could not be replayed: {error}"])
+    return Result(recording.path, copy, then, now, differences(then, now, comparison))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="omni-ws replay",
+        description="Send recorded sessions to a server again, and hold its answers against those of then. "
+        "The exit status is 0 where they are the same, 1 where not, 2 for a recording that cannot be read.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="recordings (omni-ws serve --record)")
+    parser.add_argument("--url", default="ws://127.0.0.1:8080", help="the server [%(default)s]")
+    parser.add_argument("--speed", type=_speed, default=1.0, help="how much faster than it was; max: at once [1]")
+    parser.add_argument("--copies", type=_count, default=1, metavar="N", help="each recording so many times at once")
+    parser.add_argument("--api-key", help="key for the server [the variable OMNI_WS_API_KEY]")
+    parser.add_argument(
+        "--compare",
+        type=Comparison,
+        choices=[*Comparison],
+        default=Comparison.FULL,
+        metavar="{" + ",".join(Comparison) + "}",
+        help="exact: audio byte by byte; full: audio by length and level; text: no audio; none [%(default)s]",
+    )
+    parser.add_argument("--format", choices=["text", "json"], default="text", help="of the report [%(default)s]")
+    parser.add_argument(
+        "--patience", type=_seconds, default=15.0, metavar="SEC", help="how long to wait for an answer [%(default)g]"
+    )
+    parser.add_argument("--incomplete", action="store_true", help="take what there is of a recording that was cut")
+    return parser
+
+
+def _speed(text: str) -> float:
+    return AT_ONCE if text == "max" else _seconds(text)
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0 < number < AT_ONCE:
+        raise argparse.ArgumentTypeError("a number above 0 is wanted")
+    return number
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("a whole number above 0 is wanted")
+    return number

@@ -1,0 +1,124 @@
+"""Two answers to the same input, side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+
+from omni_ws.audio.decoder import AudioDecoder
+from omni_ws.audio.samples import Samples
+from omni_ws.core.audio_format import AudioFormat
+from omni_ws.errors import OmniError
+from omni_ws.replay.answers import Answer, Answers
+
+#: How the server closes for reasons of its own, or of time: not part of an answer.
+ORDERLY_CLOSE_CODES: Final = frozenset({1001, 1012, 4408})
+
+#: Audio of the same words may differ by this much.
+LENGTH_TOLERANCE_MS: Final = 100.0
+LENGTH_TOLERANCE: Final = 0.05
+LEVEL_TOLERANCE_DB: Final = 1.5
+#: What digital silence counts for.
+_SILENCE_DB: Final = -100.0
+#: Of the texts in a difference.
+_SHOWN: Final = 60
+
+
+class Comparison(StrEnum):
+    #: Audio byte by byte.
+    EXACT = "exact"
+    #: Audio by its length and level.
+    FULL = "full"
+    #: No audio: for another voice or engine.
+    TEXT = "text"
+    NONE = "none"
+
+
+def differences(then: Answers, now: Answers, comparison: Comparison) -> list[str]:
+    """In words, none where the answers are the same."""
+    if comparison is Comparison.NONE:
+        return []
+    found: list[str] = []
+    if len(then.answers) != len(now.answers):
+        found.append(f"{len(then.answers)} answers then, {len(now.answers)} now")
+    for place, (old, new) in enumerate(zip(then.answers, now.answers, strict=False)):
+        found += [f"answer {place}: {difference}" for difference in _differences(old, new, comparison)]
+    if then.errors != now.errors:
+        found.append(f"errors {_names(then.errors)} then, {_names(now.errors)} now")
+    for number, (was, is_) in enumerate(zip(then.ends, now.ends, strict=False)):
+        ended = {end for end in (was, is_) if end.startswith("server")}
+        if was != is_ and ended and not any(int(end.split()[1]) in ORDERLY_CLOSE_CODES for end in ended):
+            found.append(f"connection {number} was ended by the {was}, now by the {is_}")
+    return found
+
+
+def _differences(old: Answer, new: Answer, comparison: Comparison) -> Iterator[str]:
+    # An answer that was stopped may have come further, or less far, than it did then.
+    partial = old.is_partial and (new.is_partial or old.finish_reason is None)
+    if old.finish_reason is not None and old.finish_reason != new.finish_reason:
+        yield f"finish_reason {old.finish_reason} then, {new.finish_reason} now"
+    if old.errors != new.errors:
+        yield f"errors {_names(old.errors)} then, {_names(new.errors)} now"
+    for name in ("text", "transcript", "tool_calls"):
+        was, is_ = getattr(old, name), getattr(new, name)
+        if not (_agree(was, is_) if partial else was == is_):
+            yield f"{name} {_shown(was)} then, {_shown(is_)} now"
+    if comparison is not Comparison.TEXT and not (same_audio(old, new, partial=partial)):
+        yield from _audio_differences(old, new, exact=comparison is Comparison.EXACT, partial=partial)
+
+
+def same_audio(old: Answer, new: Answer, *, partial: bool = False) -> bool:
+    """Byte by byte; of answers that were stopped, as far as both go."""
+    size = min(len(old.audio), len(new.audio)) if partial else None
+    return old.format == new.format and old.audio[:size] == new.audio[:size]
+
+
+def _audio_differences(old: Answer, new: Answer, *, exact: bool, partial: bool) -> Iterator[str]:
+    if exact:
+        yield f"audio of {len(old.audio)} bytes then, other audio of {len(new.audio)} bytes now"
+        return
+    if partial:
+        return  # two halves of an answer have neither the same length nor the same level
+    try:
+        was, is_ = _samples(old), _samples(new)
+    except OmniError as error:
+        yield f"audio that cannot be read: {error.message}"
+        return
+    then_ms, now_ms = _length_ms(old, was), _length_ms(new, is_)
+    if abs(then_ms - now_ms) > max(LENGTH_TOLERANCE_MS, LENGTH_TOLERANCE * then_ms):
+        yield f"{then_ms:.0f} ms of audio then, {now_ms:.0f} ms now"
+    elif abs(level_db(was) - level_db(is_)) > LEVEL_TOLERANCE_DB:
+        yield f"audio of {level_db(was):.1f} dB then, of {level_db(is_):.1f} dB now"
+
+
+def _samples(answer: Answer) -> Samples:
+    """At the rate of its format. Raises OmniError."""
+    source = answer.format or AudioFormat()
+    with AudioDecoder(source, sample_rate=source.sample_rate) as decoder:
+        return np.concatenate([*decoder.pieces(bytes(answer.audio)), decoder.flush()])
+
+
+def _length_ms(answer: Answer, samples: Samples) -> float:
+    return len(samples) * 1000 / (answer.format or AudioFormat()).sample_rate
+
+
+def level_db(samples: Samples) -> float:
+    """Of the whole, below full scale."""
+    power = float(np.mean(np.square(samples, dtype=np.float64))) if len(samples) else 0.0
+    return max(_SILENCE_DB, 10 * math.log10(power)) if power > 0 else _SILENCE_DB
+
+
+def _agree(was: str, is_: str) -> bool:
+    return was.startswith(is_) or is_.startswith(was)
+
+
+def _names(errors: list[str]) -> str:
+    return ", ".join(errors) or "none"
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")

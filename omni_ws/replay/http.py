@@ -1,0 +1,246 @@
+"""Recorded HTTP requests, sent again: the pieces of their bodies as they came, their answers read meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+import h11
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.typing import Subprotocol
+
+from omni_ws.replay.answers import Answer, Answers, NativeAnswers
+from omni_ws.replay.http_answer import HttpAnswer
+from omni_ws.replay.recording import Recording, content
+from omni_ws.replay.target import Target
+from omni_ws.replay.timetable import Pace, Timetable
+from omni_ws.wire.recording import Answered, Closed, InputEnded, Opened, OutputEnded, Received, Requested, Sent
+
+_READ_BYTES: Final = 1 << 16
+#: Between two looks at an answer that is not there yet.
+_ASK_AGAIN_SEC: Final = 0.1
+_SESSION_ID: Final = re.compile(r"(?<=/v1/streaming_input/sessions/)[^/?]+|(?<=session_id=)[^&]+")
+_FRAMING: Final = frozenset({"content-length", "transfer-encoding"})
+
+
+@dataclass(slots=True)
+class Exchange:
+    """One request and its answer, or one WebSocket that read the answer of a session."""
+
+    head: Requested | Opened
+    began_at: float
+    input_ended_at: float | None = None
+    ended_at: float | None = None
+    lost: bool = False
+    pieces: list[Received] = field(default_factory=list)
+    answer: HttpAnswer = field(default_factory=HttpAnswer)
+    messages: NativeAnswers = field(default_factory=NativeAnswers)
+
+    @property
+    def path(self) -> str:
+        return self.head.target.partition("?")[0]
+
+    @property
+    def reads_result(self) -> bool:
+        return isinstance(self.head, Opened) or self.path.endswith("/result")
+
+
+def recorded_exchanges(recording: Recording) -> list[Exchange]:
+    exchanges: list[Exchange] = []
+    for event in recording.events:
+        if isinstance(event, Requested | Opened):
+            exchanges.append(Exchange(event, event.at))
+            continue
+        one = exchanges[getattr(event, "connection")]  # noqa: B009  (what has none ends a recording)
+        match event:
+            case Received():
+                one.pieces.append(event)
+            case InputEnded():
+                one.input_ended_at = event.at
+            case Answered():
+                one.answer.begin(event.status, event.headers.get("Content-Type", ""))
+            case Sent() if isinstance(one.head, Opened):
+                one.messages.heard(event.at, content(event))
+            case Sent():
+                one.answer.feed(event.at, as_bytes(content(event)))
+            case OutputEnded():
+                one.answer.finish(event.at)
+            case Closed():
+                one.ended_at, one.lost = event.at, event.by == "lost"
+    return exchanges
+
+
+def answers_of(exchanges: list[Exchange], *, is_session: bool) -> Answers:
+    """One for each reader of a session's result; else the only one."""
+    found = Answers()
+    for one in exchanges:
+        if isinstance(one.head, Opened):
+            found.answers += one.messages.found.answers
+        elif one.answer.says_something and (one.reads_result or not is_session):
+            found.answers.append(one.answer.answer)
+        if one.answer.status >= 400:
+            found.errors.append(f"{one.path.rsplit('/', 1)[-1]} {one.answer.status}")
+    for answer in found.answers:
+        answer.asked_at = _asked_at(exchanges, answer)
+    return found
+
+
+def _asked_at(exchanges: list[Exchange], answer: Answer) -> float:
+    """The last end of an input before the answer began."""
+    until = answer.first_output_at
+    ends = [one.input_ended_at for one in exchanges if one.input_ended_at is not None]
+    return max((end for end in ends if until is None or end <= until), default=exchanges[0].began_at)
+
+
+class HttpReplay:
+    """One request, or one session; ``run`` returns what is answered now. Raises OSError where there is no connection to
+    be had."""
+
+    def __init__(self, recording: Recording, target: Target, pace: Pace) -> None:
+        self._is_session = recording.header.kind == "session"
+        self._then = recorded_exchanges(recording)
+        self._now: list[Exchange] = []
+        self._over: set[int] = set()
+        self._target = target
+        self._patience = pace.patience
+        self._time = Timetable(pace)
+        self._session_id: str | None = None
+
+    def recorded(self) -> Answers:
+        return answers_of(self._then, is_session=self._is_session)
+
+    async def run(self) -> Answers:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number, then in enumerate(self._then):
+                    await self._time.until(then.head.at, self._all_over_before(then))
+                    now = Exchange(then.head, self._time.now())
+                    self._now.append(now)
+                    group.create_task(self._exchange(number, then, now), name="replay exchange")
+        except* OSError as errors:
+            raise ConnectionError(str(errors.exceptions[0])) from None
+        return answers_of(self._now, is_session=self._is_session)
+
+    def _all_over_before(self, then: Exchange) -> Callable[[], bool]:
+        """A request that was sent when others had been answered is sent when they have been answered."""
+        before = {
+            number for number, one in enumerate(self._then) if one.ended_at is not None and one.ended_at <= then.head.at
+        }
+        return lambda: before <= self._over
+
+    async def _exchange(self, number: int, then: Exchange, now: Exchange) -> None:
+        try:
+            target = self._rewritten(then.head.target)
+            if isinstance(then.head, Opened):
+                await self._read_messages(target, then.head, now)
+                return
+            deadline = self._time.now() + self._patience * 1000
+            await self._request(target, then, now)
+            while then.answer.status == 200 and now.answer.status == 202 and self._time.now() < deadline:
+                await asyncio.sleep(_ASK_AGAIN_SEC)
+                now.answer = HttpAnswer()
+                await self._request(target, then, now)
+            if self._session_id is None and self._is_session:
+                self._session_id = now.answer.session_id
+        finally:
+            now.ended_at = self._time.now()
+            self._over.add(number)
+            self._time.change()
+
+    def _rewritten(self, target: str) -> str:
+        return _SESSION_ID.sub(self._session_id, target) if self._session_id else target
+
+    async def _read_messages(self, target: str, head: Opened, now: Exchange) -> None:
+        protocols = None if head.subprotocol is None else [Subprotocol(head.subprotocol)]
+        try:
+            async with connect(
+                self._target.websocket(target),
+                subprotocols=protocols,
+                additional_headers=self._target.headers,
+                compression=None,
+                max_size=None,
+                proxy=None,
+            ) as connection:
+                with suppress(ConnectionClosed):
+                    while True:
+                        now.messages.heard(self._time.now(), await connection.recv())
+        except WebSocketException as error:
+            raise ConnectionError(str(error)) from None
+
+    async def _request(self, target: str, then: Exchange, now: Exchange) -> None:
+        reader, writer = await asyncio.open_connection(self._target.host, self._target.port, ssl=self._target.tls)
+        connection = h11.Connection(h11.CLIENT)
+        sending = asyncio.create_task(self._send(connection, writer, target, then, now), name="replay body")
+        try:
+            if then.lost and then.ended_at is not None:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._patience):
+                        await self._read_until_lost(reader, connection, then.ended_at, now)
+            else:
+                await self._read(reader, connection, now)
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+            writer.transport.abort()
+
+    async def _read_until_lost(
+        self, reader: asyncio.StreamReader, connection: h11.Connection, at: float, now: Exchange
+    ) -> None:
+        """The client went away in the middle, and goes again."""
+        reading = asyncio.create_task(self._read(reader, connection, now), name="replay answer")
+        try:
+            await self._time.until(at, lambda: True)
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+
+    async def _send(
+        self, connection: h11.Connection, writer: asyncio.StreamWriter, target: str, then: Exchange, now: Exchange
+    ) -> None:
+        assert isinstance(then.head, Requested)
+        headers = {"Host": self._target.authority, "Connection": "close", **then.head.headers, **self._target.headers}
+        request = h11.Request(method=then.head.method, target=target, headers=list(headers.items()))
+        has_body = any(name.lower() in _FRAMING for name in then.head.headers)
+        with suppress(ConnectionError, h11.LocalProtocolError):  # the server has had enough: its answer says why
+            writer.write(connection.send(request) or b"")
+            for piece in then.pieces:
+                await self._time.until(piece.at, lambda: True)
+                writer.write(connection.send(h11.Data(data=as_bytes(content(piece)))) or b"")
+                await writer.drain()
+            if then.input_ended_at is not None or not has_body:
+                await self._time.until(then.input_ended_at or then.head.at, lambda: True)
+                writer.write(connection.send(h11.EndOfMessage()) or b"")
+                now.input_ended_at = self._time.now()
+            await writer.drain()
+
+    async def _read(self, reader: asyncio.StreamReader, connection: h11.Connection, now: Exchange) -> None:
+        while True:
+            try:
+                event = connection.next_event()
+            except h11.RemoteProtocolError:
+                return  # it broke off
+            match event:
+                case h11.NEED_DATA:
+                    try:
+                        connection.receive_data(await reader.read(_READ_BYTES))
+                    except ConnectionError:
+                        return
+                case h11.Response():
+                    fields = {name.decode(): value.decode("latin-1") for name, value in event.headers}
+                    now.answer.begin(event.status_code, fields.get("content-type", ""))
+                case h11.Data():
+                    now.answer.feed(self._time.now(), bytes(event.data))
+                case h11.EndOfMessage():
+                    now.answer.finish(self._time.now())
+                    return
+                case h11.ConnectionClosed() | h11.PAUSED:
+                    return
+
+
+def as_bytes(data: bytes | str) -> bytes:
+    return data.encode() if isinstance(data, str) else data

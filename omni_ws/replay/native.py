@@ -1,0 +1,245 @@
+"""A recorded native WebSocket session, sent again: every message as it was, in the order in which it came."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlencode
+
+import orjson
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, WebSocketException
+from websockets.typing import Subprotocol
+
+from omni_ws.replay.answers import Answers, NativeAnswers, parsed
+from omni_ws.replay.compare import ORDERLY_CLOSE_CODES
+from omni_ws.replay.recording import Recording, content
+from omni_ws.replay.target import Target
+from omni_ws.replay.timetable import Pace, Timetable
+from omni_ws.wire.recording import Closed, Event, Opened, Received, Sent
+
+#: How long the server may take to close.
+_CLOSE_SEC: Final = 5.0
+#: Close codes that say that there was no close frame, or none with a code (RFC 6455, 7.4.1).
+_NEVER_SENT: Final = frozenset({1005, 1006, 1015})
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What the client did, and what it had heard by then."""
+
+    event: Opened | Received | Closed
+    started: int
+    finals: int
+    configured: int
+    #: Outputs of the answer that was under way, and its place, where the step is one that depends on them.
+    outputs: int
+    place: int
+    highest: int
+
+
+def recorded_answers(recording: Recording) -> Answers:
+    """What was answered then."""
+    answers = NativeAnswers()
+    for _ in _steps(recording.events, answers):
+        pass
+    return _finished(answers, recording.events)
+
+
+class NativeReplay:
+    """One session; ``run`` returns what is answered now. Raises OSError where there is no connection to be had."""
+
+    def __init__(self, recording: Recording, target: Target, pace: Pace) -> None:
+        self._recording = recording
+        self._target = target
+        self._time = Timetable(pace)
+        self._then = NativeAnswers()
+        self._now = NativeAnswers()
+        self._connections: dict[int, ClientConnection] = {}
+        self._readers: list[asyncio.Task[None]] = []
+        self._ends: dict[int, str] = {}
+        #: How many of what was expected did not come: it is not waited for again.
+        self._missing: dict[str, int] = {"started": 0, "finals": 0, "configured": 0}
+
+    async def run(self) -> Answers:
+        try:
+            for step in _steps(self._recording.events, self._then):
+                await self._take(step)
+            await self._time.wait(self._is_answered)
+        finally:
+            for connection in self._connections.values():
+                await connection.close()
+            for reader in self._readers:
+                await reader
+        found = self._now.found
+        found.ends = [self._ends[number] for number in sorted(self._ends)]
+        return found
+
+    async def _take(self, step: _Step) -> None:
+        if not await self._time.until(step.event.at, lambda: self._is_due(step)):
+            for name in self._missing:
+                self._missing[name] = max(0, getattr(step, name) - getattr(self._now, name))
+        match step.event:
+            case Opened():
+                await self._open(step.event)
+            case Received():
+                await self._send(step.event)
+            case Closed():
+                await self._close(step.event)
+
+    def _is_answered(self) -> bool:
+        now, then = self._now, self._then
+        if all(number in self._ends for number in self._connections):
+            return True
+        enough = now.finals >= then.finals - self._missing["finals"] and len(now.found.errors) >= len(then.found.errors)
+        last = next(event for event in reversed(self._recording.events) if isinstance(event, Closed | Opened))
+        closes = isinstance(last, Closed) and last.by == "server" and last.code not in ORDERLY_CLOSE_CODES
+        return enough and not closes
+
+    def _is_due(self, step: _Step) -> bool:
+        now, missing = self._now, self._missing
+        if step.event.connection in self._ends and not isinstance(step.event, Opened):
+            return True
+        heard = all(getattr(now, name) >= getattr(step, name) - missing[name] for name in missing)
+        if isinstance(step.event, Closed) and step.event.by == "lost":
+            return heard and (now.highest >= step.highest or now.finals >= step.finals + 1)
+        return heard and (not step.outputs or now.outputs_of(step.place) >= step.outputs)
+
+    async def _open(self, event: Opened) -> None:
+        query: dict[str, str] = {}
+        if event.last_output is not None and self._now.session_id and self._now.resume_token:
+            query = {
+                "session_id": self._now.session_id,
+                "resume_token": self._now.resume_token,
+                "last_output": str(min(event.last_output, self._now.highest)),
+            }
+        url = self._target.websocket(event.target) + (f"?{urlencode(query)}" if query else "")
+        try:
+            connection = await connect(
+                url,
+                subprotocols=None if event.subprotocol is None else [Subprotocol(event.subprotocol)],
+                additional_headers=self._target.headers,
+                compression=None,
+                max_size=None,
+                proxy=None,
+                close_timeout=_CLOSE_SEC,
+            )
+        except WebSocketException as error:
+            raise ConnectionError(str(error)) from None
+        self._connections[event.connection] = connection
+        self._readers.append(asyncio.create_task(self._read(event.connection, connection), name="replay reader"))
+        # A client does not speak before it was greeted.
+        greetings = self._now.greetings
+        await self._time.wait(lambda: self._now.greetings > greetings or event.connection in self._ends)
+
+    async def _send(self, event: Received) -> None:
+        connection = self._connections.get(event.connection)
+        if connection is None or event.connection in self._ends:
+            return
+        message = self._rewritten(content(event))
+        if message is None:
+            return
+        self._now.asked(self._time.now(), message)
+        with suppress(ConnectionClosed):  # which the reader tells
+            await connection.send(message, text=event.binary is None)
+
+    def _rewritten(self, message: bytes | str) -> bytes | str | None:
+        """With the names that things have now; None for what means nothing now."""
+        if isinstance(message, bytes):
+            return message
+        frame = parsed(message)
+        match frame:
+            case {"type": "cancel", "request_id": str(request_id)}:
+                place = self._then.place_of(request_id)
+                if place is None or place >= len(self._now.found.answers):
+                    return message
+                return orjson.dumps(frame | {"request_id": self._now.found.answers[place].request_id}).decode()
+            case {"type": "output_ack", "sequence_id": int(number)} if number > self._now.highest:
+                # What has not been said yet cannot have been heard.
+                number = self._now.highest
+                return orjson.dumps(frame | {"sequence_id": number}).decode() if number >= 0 else None
+        return message
+
+    async def _close(self, event: Closed) -> None:
+        connection = self._connections.get(event.connection)
+        if connection is None or event.connection in self._ends:
+            return
+        if event.by == "lost":
+            connection.transport.abort()
+            await self._time.wait(lambda: event.connection in self._ends)
+        else:
+            await connection.close(event.code if event.code and event.code not in _NEVER_SENT else 1000)
+
+    async def _read(self, number: int, connection: ClientConnection) -> None:
+        with suppress(ConnectionClosed):
+            while True:
+                self._now.heard(self._time.now(), await connection.recv())
+                self._time.change()
+        await connection.wait_closed()
+        protocol = connection.protocol
+        if protocol.close_rcvd is not None and (protocol.close_sent is None or protocol.close_rcvd_then_sent):
+            self._ends[number] = f"server {connection.close_code}"
+        else:
+            self._ends[number] = "client" if protocol.close_sent is not None else "lost"
+        self._time.change()
+
+
+def _steps(events: Iterable[Event], answers: NativeAnswers) -> Iterator[_Step]:
+    """What the client did, with what ``answers``, which reads along, knew by then."""
+    events = tuple(events)
+    ended = True
+    for index, event in enumerate(events):
+        match event:
+            case Sent():
+                answers.heard(event.at, content(event))
+                continue
+            case Closed(by="server"):
+                continue
+            case Opened() | Received() | Closed():
+                pass
+            case _:
+                continue
+        highest = answers.highest
+        if isinstance(event, Closed) and event.by == "lost":
+            later = (one.last_output for one in events[index:] if isinstance(one, Opened))
+            highest = next((one for one in later if one is not None), highest)
+        ends, depends = (ended, False) if not isinstance(event, Received) else _bearing(event, ended=ended)
+        ended = ends
+        running = answers.running if depends else None
+        yield _Step(
+            event,
+            answers.started,
+            answers.finals,
+            answers.configured,
+            0 if running is None else running.outputs,
+            0 if running is None else answers.found.answers.index(running),
+            highest,
+        )
+        if isinstance(event, Received):
+            answers.asked(event.at, content(event))
+
+
+def _bearing(event: Received, *, ended: bool) -> tuple[bool, bool]:
+    """Whether an input ends with this message, given whether one had ended before it; and whether it stops an answer
+    that is under way, or may."""
+    message = content(event)
+    if isinstance(message, bytes):
+        return (bool(message[3] & 1), ended) if len(message) > 3 else (ended, False)
+    match parsed(message):
+        case {"type": "input_chunk", **fields}:
+            return fields.get("end_of_input") is True, ended
+        case {"type": "finish"}:
+            return True, False
+        case {"type": "cancel"}:
+            return True, True
+    return ended, False
+
+
+def _finished(answers: NativeAnswers, events: Iterable[Event]) -> Answers:
+    ends = {event.connection: event for event in events if isinstance(event, Closed)}
+    found = answers.found
+    found.ends = [f"server {event.code}" if event.by == "server" else event.by for _, event in sorted(ends.items())]
+    return found

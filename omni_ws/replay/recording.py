@@ -1,0 +1,94 @@
+"""Reading recordings, with a clear word and a line number for what is wrong with one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from omni_ws.wire.recording import (
+    Cut,
+    Ended,
+    Event,
+    Header,
+    Opened,
+    Received,
+    Requested,
+    Sent,
+    decode_event,
+    decode_header,
+)
+
+_Decoded = TypeVar("_Decoded")
+
+
+class RecordingError(Exception):
+    """What is wrong, with file and line."""
+
+    def __init__(self, path: Path, line: int, problem: str) -> None:
+        super().__init__(f"{path}:{line}: {problem}" if line else f"{path}: {problem}")
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    path: Path
+    header: Header
+    events: tuple[Event, ...]
+
+
+def read_recording(path: Path, *, incomplete: bool = False) -> Recording:
+    """``incomplete`` takes what there is of a recording that has no end. Raises RecordingError."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise RecordingError(path, 0, error.strerror or "cannot be read") from None
+    unfinished = lines.pop()  # nothing, where the last line has its end
+    if not lines:
+        raise RecordingError(path, 1, "this is empty, or no recording")
+    header = _decoded(decode_header, path, 1, lines[0])
+    if not header.payloads:
+        raise RecordingError(path, 1, "recorded without payloads (record_payloads = false): nothing to send again")
+    events: list[Event] = []
+    connections = 0
+    for number, line in enumerate(lines[1:], start=2):
+        if events and isinstance(events[-1], Ended | Cut):
+            raise RecordingError(path, number, "a line after the end")
+        event = _decoded(decode_event, path, number, line)
+        connections = _checked(event, connections, path, number)
+        events.append(event)
+    end = len(lines) + 1
+    if unfinished and not incomplete:
+        raise RecordingError(path, end, "the recording breaks off inside this line")
+    if events and isinstance(events[-1], Cut) and not incomplete:
+        raise RecordingError(path, end - 1, f"the recording was cut here: {events[-1].reason} (see --incomplete)")
+    if (not events or not isinstance(events[-1], Ended | Cut)) and not incomplete:
+        raise RecordingError(path, end, "the recording has no end: it broke off, or is still being written")
+    if not any(isinstance(event, Opened | Requested) for event in events):
+        raise RecordingError(path, end, "nothing was opened")
+    return Recording(path, header, tuple(event for event in events if not isinstance(event, Cut | Ended)))
+
+
+def _decoded(decode: Callable[[bytes], _Decoded], path: Path, number: int, line: bytes) -> _Decoded:
+    try:
+        return decode(line)
+    except ValueError as error:
+        raise RecordingError(path, number, str(error)) from None
+
+
+def _checked(event: Event, connections: int, path: Path, number: int) -> int:
+    """How many connections there are after this event."""
+    if isinstance(event, Opened | Requested):
+        if event.connection != connections:
+            raise RecordingError(path, number, f"connection {event.connection}, where {connections} is the next")
+        return connections + 1
+    if not isinstance(event, Cut | Ended) and event.connection >= connections:
+        raise RecordingError(path, number, f"there is no connection {event.connection}")
+    return connections
+
+
+def content(event: Received | Sent) -> bytes | str:
+    """What was said: a string for a text message, or for a piece of a body that is text."""
+    if event.text is not None:
+        return event.text
+    return event.binary if event.binary is not None else event.bad_text or b""
