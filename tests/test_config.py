@@ -85,7 +85,7 @@ def test_a_file_is_read_and_named_as_the_origin(tmp_path: Path) -> None:
 SAMPLE_TEXT = {
     Kind.TEXT: "abc",
     Kind.INTEGER: "5",
-    Kind.NUMBER: "2.5",
+    Kind.NUMBER: "0.5",
     Kind.SIZE: "1MiB",
     Kind.SWITCH: "true",
     Kind.LIST: "https://a.example,https://b.example",

@@ -1,4 +1,4 @@
-"""The lines of a recording: what a client sent, what the server answered, and when. See protocol/recording.md."""
+"""The lines of a recording: what a client sent, what the server answered, and when. See docs/recording.md."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Header(Struct, frozen=True, kw_only=True, omit_defaults=True):
     #: Name of the key, never the key.
     key: str | None = None
     #: Whether what was said is here, and not only how much it was.
-    payloads: bool = True
+    payloads: bool
 
 
 class _Line(Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):
