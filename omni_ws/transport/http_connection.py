@@ -271,8 +271,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._task.add_done_callback(self._answered)
 
     async def _run(self, exchange: HttpExchange, *, origin_allowed: bool) -> None:
-        request = exchange.request
-        where = f"{request.method} {request.path}"
+        request, where = exchange.request, f"{exchange.request.method} {exchange.request.path}"
         try:
             if not origin_allowed and (request.method not in cors.SAFE_METHODS or cors.is_preflight(request)):
                 raise OriginNotAllowed("pages of this origin may not use this server")
