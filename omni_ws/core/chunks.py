@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Self
@@ -124,11 +125,19 @@ class ToolCallFragment:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A whole tool call; ``arguments`` is JSON, as the model wrote it."""
+    """A tool call; ``arguments`` is JSON, as the model wrote it."""
 
     id: str
     name: str
     arguments: str
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the arguments are an object, and not what was written of one when the answer was cut off."""
+        try:
+            return isinstance(json.loads(self.arguments), dict)
+        except ValueError:
+            return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

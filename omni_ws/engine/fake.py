@@ -134,6 +134,8 @@ class _Echo:
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
         self._decoder: AudioDecoder | None = None
         self._source: AudioFormat | None = None
+        #: That of the first audio: an answer has one.
+        self._sample_rate: int | None = None
         self._seen = {Modality.IMAGE: 0, Modality.VIDEO: 0}
         self._words_in, self._words_out = WordCounter(), WordCounter()
         self._audio_ms = {"in": 0.0, "out": 0.0}
@@ -217,22 +219,23 @@ class _Echo:
         if source != self._source:
             before = [*await self._flush_audio()]
             self._source = source
-            self._decoder = AudioDecoder(source, sample_rate=source.sample_rate)
+            self._sample_rate = self._sample_rate or source.sample_rate
+            self._decoder = AudioDecoder(source, sample_rate=self._sample_rate)
         assert self._decoder is not None
         samples = await self._run(self._decoder.decode, chunk.payload)
-        return [*before, *self._samples(samples, source.sample_rate)]
+        return [*before, *self._samples(samples, self._decoder.sample_rate)]
 
     async def _flush_audio(self) -> list[AudioOutput]:
         """A part of audio has ended."""
-        decoder, source = self._decoder, self._source
-        if decoder is None or source is None:
+        decoder = self._decoder
+        if decoder is None:
             return []
         try:
             samples = await self._run(decoder.flush)
         finally:
             decoder.close()
             self._decoder = self._source = None
-        return [*self._samples(samples, source.sample_rate)]
+        return [*self._samples(samples, decoder.sample_rate)]
 
     async def _run(self, call: Callable[..., Samples], *arguments: bytes) -> Samples:
         """Bare samples are converted here and now, which keeps this engine free of threads; the rest in a thread."""

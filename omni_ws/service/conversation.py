@@ -231,7 +231,8 @@ class Conversation:
             if not turn.answer.cancelled():
                 turn.answer.result()
         self._end(turn, FinishReason.CANCELLED)
-        if turn.error is not None and websocket_close_code(turn.error) is not None:
+        # What goes wrong while a cancelled answer winds up is nobody's business any more.
+        if turn.error is not None and not turn.cancelled and websocket_close_code(turn.error) is not None:
             raise turn.error
 
     async def _answer(self, turn: Turn, started: GenerationStarted) -> None:

@@ -144,6 +144,7 @@ class LiveSession:
 
     def _unhook(self) -> None:
         self._attachment = None
+        self._announced_closing = False
         self._detached.set()
         self.outbox.on_ready = self.outbox.on_room = _nothing
         self.conversation.on_input_room = self.conversation.on_timer = _nothing
@@ -157,7 +158,6 @@ class LiveSession:
             self.end(None)
             return
         self.outbox.drop_of_the_moment()
-        self._announced_closing = False
         self._grace_timer = self._loop.call_later(self._grace, self.end, None)
         self._end_if_forgotten()
 

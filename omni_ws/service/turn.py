@@ -137,7 +137,8 @@ class Turn:
         text = self.said.joined()
         if self.cancelled or self.interrupted:
             text = heard_part(text, self.spoken, self.playback)
-        said = Message("assistant", text, tool_calls=tuple(self.tool_calls.values()))
+        calls = tuple(call for call in self.tool_calls.values() if call.is_whole or not self.cancelled)
+        said = Message("assistant", text, tool_calls=calls)
         return (*results, Message("user", self.user_text), said)
 
     def withdrawn(self, chunks: Sequence[OutputChunk]) -> None:
@@ -147,6 +148,8 @@ class Turn:
                 self.playback.withdraw(chunk.start_ms)
                 self.spoken = [word for word in self.spoken if word.start_ms < chunk.start_ms]
             self.said.take_back(len(chunk.text) if chunk.modality is OutputModality.TEXT else 0)
+            if chunk.tool_call is not None:
+                self.tool_calls.pop(chunk.tool_call.index, None)
 
     @property
     def waiting_chunks(self) -> int:

@@ -159,6 +159,8 @@ class TurnListener:
         wanted_ms = TURN_PIECE_MS if self._speaking else PIECE_MS
         if self._items.urgent or self._items.waiting_ms >= wanted_ms or not self._listens:
             return True
+        if self.full:
+            return True  # nothing more is read until this is looked at, however short it is
         return self._items.waiting_ms >= URGENT_PIECE_MS and (self._pausing or self._server_speaks())
 
     @property
@@ -176,13 +178,15 @@ class TurnListener:
 
     def _look_at_next_piece(self) -> None:
         assert self._listening is not None
-        source = self._source_of(self._items.first)
+        first = self._items.first
+        assert isinstance(first, InputChunk)
+        source = self._source_of(first)
         size = 0
         while self._items and size < MAX_PIECE_BYTES:
             chunk = self._items.first
             if not isinstance(chunk, InputChunk) or chunk.modality is not Modality.AUDIO:
                 break
-            if chunk.format is not None and self._source_of(chunk) != source:
+            if chunk.format != first.format and self._source_of(chunk) != source:
                 break
             self._items.take()
             self._piece.append(chunk)
@@ -198,11 +202,10 @@ class TurnListener:
         bar = vad.BARGE_IN_BAR if self._server_speaks() else vad.ORDINARY_BAR
         self._workers.submit(lambda: self._look_at(data, source, bar), self._looked_at)
 
-    def _source_of(self, item: Item) -> AudioFormat:
+    def _source_of(self, chunk: InputChunk) -> AudioFormat:
         assert self._listening is not None
-        assert isinstance(item, InputChunk)
         audio = self._listening.audio
-        return audio if item.format is None else parse_audio_format(item.format, audio)
+        return audio if chunk.format is None else parse_audio_format(chunk.format, audio)
 
     def _look_at(self, data: bytes, source: AudioFormat, bar: vad.StartBar) -> Watched:
         """In a thread."""

@@ -336,3 +336,11 @@ async def test_script_waits_for_the_end_of_the_input() -> None:
     assert await reading == TextOutput("x")
     await outputs.aclose()  # type: ignore[attr-defined]
     assert engine.active_requests == 0
+
+
+async def test_an_answer_has_the_rate_of_its_first_audio() -> None:
+    slow, fast = (chunk(TONE[:3200], form=f"audio/pcm;rate={rate}") for rate in (8000, 16_000))
+    outputs, finished = await echo(slow, fast)
+    assert finished.usage.input_audio_ms == 200 + 100
+    assert {output.sample_rate for output in outputs if isinstance(output, AudioOutput)} == {8000}
+    assert len(samples_of(outputs)) == 8 * (200 + 100)

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from omni_ws.core.chunks import FinishReason, InputChunk, Modality
+from omni_ws.core.chunks import FinishReason, InputChunk, Modality, ToolCallFragment
 from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
-from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput
+from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput, ToolCallOutput
 from omni_ws.engine.fake import CAPABILITIES, EchoEngine, ScriptedEngine
-from omni_ws.errors import OmniError, PayloadTooLarge
+from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue, OmniError, PayloadTooLarge
 from omni_ws.service.configuration import Configuration, ConfigurationRules, ServedModel
 from omni_ws.service.conversation import Conversation
 from omni_ws.service.conversation_limits import ConversationLimits
@@ -230,4 +230,50 @@ async def test_requests_that_come_while_draining_are_refused() -> None:
     reasons = {final.request_id: final.finish_reason for final in session.finals}
     assert reasons.pop(errors[0].request_id or "") is FinishReason.ERROR
     assert list(reasons.values()) == [FinishReason.STOP]
+    session.check_nothing_left()
+
+
+@pytest.mark.parametrize("error", [EngineFailed("gone", fatal=True), EngineOverloaded("busy"), InvalidValue("odd")])
+async def test_what_goes_wrong_behind_a_cancelled_answer_ends_nothing(error: OmniError) -> None:
+    async def wait() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise error
+
+    engine = ScriptedEngine([TextOutput("a"), wait])
+    session = Session(engine)
+    running = asyncio.create_task(session.conversation.run())
+    session.chunk("one", end=True)
+    await passes(10)
+    session.conversation.cancel()
+    engine.script = (TextOutput("b"),)
+    session.chunk("two", end=True)
+    session.conversation.close()
+    await running
+    assert [final.finish_reason for final in session.finals] == [FinishReason.CANCELLED, FinishReason.STOP]
+    assert not any(isinstance(message, OmniError) for message in session.messages)
+    session.check_nothing_left()
+
+
+WHOLE = ToolCallOutput(ToolCallFragment(0, "call_0", "look", '{"at": "this"}'))
+BEGUN = ToolCallOutput(ToolCallFragment(1, "call_1", "look", '{"at": '))
+
+
+@pytest.mark.parametrize(("written", "kept"), [(0, ()), (1, ()), (2, ("call_0",)), (3, ("call_0",))])
+async def test_history_has_the_calls_that_went_out_whole(written: int, kept: tuple[str, ...]) -> None:
+    """No engine takes half a call, and no client answers one that it never saw."""
+    engine = ScriptedEngine([WHOLE, BEGUN, asyncio.Event().wait])
+    session = Session(engine)
+    running = asyncio.create_task(session.conversation.run())
+    session.chunk("one", end=True)
+    await passes(10)
+    session.messages += filter(None, (session.outbox.take() for _ in range(written)))
+    session.conversation.cancel()
+    engine.script = ()
+    session.chunk("two", end=True)
+    session.conversation.close()
+    await running
+    calls = [call.id for message in engine.requests[-1].history for call in message.tool_calls]
+    assert tuple(calls) == kept
     session.check_nothing_left()

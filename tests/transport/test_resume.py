@@ -445,6 +445,24 @@ async def test_drain_waits_for_a_client_that_is_owed_something() -> None:
             await draining
 
 
+async def test_takeover_during_a_drain_hears_of_it() -> None:
+    go_on = asyncio.Event()
+    engine = ScriptedEngine([TextOutput("a"), lambda: go_on.wait(), TextOutput("b")])
+    async with live_server(engine, streaming_input=KEEPS, still_answers=False) as server:  # noqa: SIM117
+        async with native_client(server) as client:
+            await client.say("hello")
+            await client.until("output_chunk")
+            draining = asyncio.create_task(server.running.drain(20))
+            assert (await client.until("session_closing"))["reason"] == "shutting_down"
+            async with back(server, client) as again:
+                closing = await again.until("session_closing")
+                assert (closing["reason"], closing["time_left_ms"] > 0) == ("shutting_down", True)
+                go_on.set()
+                assert (await again.answer()).text == "b"
+                assert await again.closed() == 1012
+            await draining
+
+
 async def test_server_closes_with_a_session_that_waits() -> None:
     async with live_server(streaming_input=KEEPS, still_answers=False) as server, native_client(server) as client:
         await client.say("hello")

@@ -544,6 +544,36 @@ async def test_many_chunks_that_nobody_listens_to_yet_stop_the_reading(monkeypat
 
 
 @pytest.mark.virtual_clock
+@pytest.mark.parametrize("payload", [b"", b"\0\0", bytes(4 * 32 * 192)])
+async def test_what_is_too_short_to_listen_to_is_read_on(payload: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many chunks may be little audio: nothing at all, or a millisecond of 32 channels."""
+    monkeypatch.setattr(turn_listener, "MAX_WAITING_BYTES", 100_000)
+    async with live_server() as server, inline_client(server) as client:
+        await listen(client)
+        await client.configure(input_audio={"format": "f32", "sample_rate": 192_000, "channels": 32})
+        for _ in range(1000 if len(payload) < 100 else 20):
+            await client.binary(payload)
+        await client.say("end")
+        assert (await client.answer()).text == "end"
+
+
+@pytest.mark.virtual_clock
+async def test_the_format_of_a_chunk_is_its_own() -> None:
+    """Those that name none are in the session's, whatever a neighbour's is."""
+    narrow = (8000 + np.arange(20 * 8)).astype("<i2").tobytes()
+    async with live_server() as server, inline_client(server) as client:
+        await listen(client, prefix_padding_ms=0)
+        await stream(client, quiet(96) + loud(320))
+        await client.until("speech_started")
+        await client.chunk(narrow, format="audio/pcm;rate=8000")
+        await stream(client, loud(60))
+        await client.chunk(narrow, format="audio/pcm;rate=8000")
+        await client.send("finish")
+        assert (await client.answer()).final["usage"]["input_audio_ms"] >= 400
+        assert len(heard(client)) == (320 + 20 + 60 + 20) * MS
+
+
+@pytest.mark.virtual_clock
 async def test_images_and_text_join_the_turn() -> None:
     async with live_server() as server, inline_client(server) as client:
         await listen(client, prefix_padding_ms=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -178,17 +177,10 @@ def _without_broken_calls(history: Sequence[Message]) -> Iterator[Message]:
     """No template takes a call whose arguments were cut off when the answer was, nor a result of such a call."""
     broken: set[str] = set()
     for message in history:
-        whole = tuple(call for call in message.tool_calls if is_object(call.arguments))
+        whole = tuple(call for call in message.tool_calls if call.is_whole)
         broken.update(call.id for call in message.tool_calls if call not in whole)
         if message.tool_call_id not in broken and (whole or message.text or not message.tool_calls):
             yield replace(message, tool_calls=whole)
-
-
-def is_object(text: str) -> bool:
-    try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False
 
 
 @dataclass(slots=True)

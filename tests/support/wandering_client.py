@@ -1,0 +1,417 @@
+"""A client that does anything a client may do, at random, and holds what it hears to the protocol at every frame."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+import numpy as np
+import orjson
+from support.live_server import LiveServer
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.wire.binary import decode_output_audio, encode_input
+
+#: Milliseconds of pcm16 at 16 kHz.
+MS: Final = 32
+VAD: Final = {"type": "server_vad", "silence_duration_ms": 200}
+#: A client that is silent for longer than this leaves no gap behind.
+_GAP_PATIENCE_SEC: Final = 5
+#: More chunks may follow in the same step, and all of them lie within the window.
+_WIDEST_GAP: Final = 100
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a client knows after an output: it forgets the rest when it comes back."""
+
+    next_output: int = 0
+    running: str | None = None
+    finished: frozenset[str] = frozenset()
+    started: frozenset[str] = frozenset()
+    speaking: bool = False
+    audio_ms: float = 0
+
+
+@dataclass
+class Guarantees:
+    """What a client can rely on (protocol/README.md), across all connections of its session."""
+
+    now: Heard = field(default_factory=Heard)
+    settled: Heard = field(default_factory=Heard)
+    acknowledged: int = 0
+
+    def hear(self, frame: dict[str, Any]) -> None:
+        now = self.now
+        request_id = frame.get("request_id")
+        assert request_id not in now.finished or request_id is None, f"after its final: {frame}"
+        match frame["type"]:
+            case "response_started":
+                assert now.running is None, "two requests are answered at once"
+                assert request_id is not None
+                self.now = replace(now, running=request_id, started=now.started | {request_id})
+            case "output_chunk":
+                self._output(frame)
+            case "error":
+                assert frame["error"]["request_id"] not in now.finished or frame["error"]["request_id"] is None
+            case "speech_started":
+                assert not now.speaking
+                assert frame["audio_ms"] >= now.audio_ms
+                self.now = replace(now, speaking=True, audio_ms=frame["audio_ms"])
+            case "speech_stopped":
+                assert now.speaking
+                assert frame["audio_ms"] >= now.audio_ms
+                self.now = replace(now, speaking=False, audio_ms=frame["audio_ms"])
+            case "input_ack":
+                assert frame["next_sequence_id"] >= self.acknowledged
+                assert frame["credit_bytes"] > 0
+                self.acknowledged = frame["next_sequence_id"]
+
+    def _output(self, frame: dict[str, Any]) -> None:
+        now, request_id = self.now, frame.get("request_id")
+        assert frame["sequence_id"] == now.next_output, f"{now.next_output} was to come: {frame}"
+        assert request_id is None or frame.get("final") or request_id == now.running
+        if frame.get("final"):
+            assert request_id is not None
+            assert frame["usage"]["output_audio_ms"] >= 0
+            now = replace(
+                now,
+                finished=now.finished | {request_id},
+                running=None if request_id == now.running else now.running,
+            )
+        else:
+            assert now.running is not None
+        self.now = self.settled = replace(now, next_output=now.next_output + 1)
+
+
+class WanderingClient:
+    """``wander`` takes one step at random; ``settle`` ends what is open and asks one last question."""
+
+    def __init__(self, server: LiveServer, rng: random.Random) -> None:
+        self.server = server
+        self.rng = rng
+        self.guarantees = Guarantees()
+        #: What was done, for whoever reads a failure.
+        self.story: list[str] = []
+        self.texts: dict[str, str] = {}
+        self._connection: ClientConnection | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._session_id = ""
+        self._token = ""
+        #: All chunks, by their number, as they are sent again after a cut.
+        self._chunks: list[str | bytes] = []
+        self._held_back: list[int] = []
+        self._gap_since = 0.0
+        self._arrived = asyncio.Condition()
+        self._pongs = 0
+        self._pings = 0
+        self._rate = 16_000
+        #: Who says that outputs have arrived that did not cannot come back.
+        self._honest = rng.random() < 0.8
+
+    # steps
+
+    async def wander(self) -> None:
+        steps: dict[Callable[[], Any], int] = {
+            self._audio: 30,
+            self._text: 8,
+            self._whole_text: 5,
+            self._image: 2,
+            self._tool_result: 2,
+            self._finish: 4,
+            self._cancel: 6,
+            self._configure: 6,
+            self._acknowledge: 8,
+            self._nonsense: 4,
+            self._leave_gap: 3,
+            self._repeat: 3,
+            self._wait: 12,
+            self._listen: 8,
+            self._doze: 3,
+            self._come_back: 5 * self._honest,
+            self._take_over: 3 * self._honest,
+        }
+        (step,) = self.rng.choices(list(steps), list(steps.values()))
+        self.story.append(step.__name__)
+        self._complain()
+        with contextlib.suppress(ConnectionClosed):
+            await step()
+            if self._held_back and (self._now - self._gap_since > _GAP_PATIENCE_SEC or self._gap > _WIDEST_GAP):
+                await self._fill_gap()
+
+    async def _audio(self) -> None:
+        """Some speech, some silence, or both, in frames of any length."""
+        rng = self.rng
+        ramp = np.arange(rng.randrange(20, 900) * self._rate // 1000)
+        loud = rng.choice([(8000 + ramp % 9973), ramp % 97]).astype("<i2").tobytes()
+        size = rng.choice([20, 20, 7, 300]) * self._rate // 1000 * 2
+        frames = [loud[start : start + size] for start in range(0, len(loud), size)]
+        for number, payload in enumerate(frames):
+            await self._chunk(payload, end=number == len(frames) - 1 and rng.random() < 0.1)
+
+    async def _text(self) -> None:
+        await self._chunk("some words ", end=self.rng.random() < 0.3)
+
+    async def _whole_text(self) -> None:
+        await self._chunk("a question", end=True)
+
+    async def _image(self) -> None:
+        await self._chunk(b"\x89PNG", modality=Modality.IMAGE)
+
+    async def _tool_result(self) -> None:
+        frame = {"text": "42", "role": "tool", "tool_call_id": "call_1", "end_of_input": self.rng.random() < 0.5}
+        await self._number(frame)
+
+    async def _finish(self) -> None:
+        for _ in range(self.rng.choice([1, 1, 2])):
+            await self._say("finish")
+
+    async def _cancel(self) -> None:
+        named = self.rng.choice([None, None, self.guarantees.now.running, "req_unknown", *self.guarantees.now.started])
+        await self._say("cancel", request_id=named)
+
+    async def _configure(self) -> None:
+        rng = self.rng
+        patch: dict[str, Any] = {}
+        if rng.random() < 0.7:
+            patch["turn_detection"] = rng.choice(
+                [None, VAD, VAD | {"interrupt_response": False}, VAD | {"prefix_padding_ms": 0}]
+            )
+        if rng.random() < 0.3:
+            patch["overlap"] = rng.choice([None, "wait", "interrupt"])
+        if rng.random() < 0.3:
+            patch["max_lead_ms"] = rng.choice([None, 0, 400, 100_000])
+        if rng.random() < 0.2:
+            patch["start_policy"] = rng.choice(["on_first_chunk", "on_end_only", "on_min_length", None])
+        if rng.random() < 0.2:
+            patch["after_start"] = rng.choice(["extend", "snapshot", None])
+        if rng.random() < 0.2:
+            self._rate = rng.choice([8000, 16_000, 48_000])
+            patch["input_audio"] = {"sample_rate": self._rate}
+        if rng.random() < 0.2:
+            patch["output_audio"] = {"sample_rate": rng.choice([8000, 24_000])}
+        await self._say("session_config", **patch)
+
+    async def _acknowledge(self) -> None:
+        rng, heard = self.rng, self.guarantees.now.next_output - 1
+        if heard < 0 and self._honest:
+            return
+        number = rng.choice([heard, heard, 0] if self._honest else [heard, 0, 4_000_000_000, heard + 3])
+        fields: dict[str, Any] = {"sequence_id": max(0, number)}
+        played = rng.choice([None, 0, 10, 500, 500.25, 3000, 1e300])
+        if played is not None:
+            fields["played_ms"] = played
+        await self._say("output_ack", **fields)
+
+    async def _nonsense(self) -> None:
+        nonsense: list[Callable[[], Coroutine[Any, Any, None]]] = [
+            lambda: self._number({"payload": "no base64"}),
+            lambda: self._number({"modality": "smell", "text": "roses"}),
+            lambda: self._say("output_ack", sequence_id=0, played_ms=-1),
+            lambda: self._say("session_config", max_lead_ms="far"),
+            lambda: self._say("what is this"),
+            lambda: self._send(b"\x01\x01"),
+        ]
+        await self.rng.choice(nonsense)()
+
+    async def _leave_gap(self) -> None:
+        """The next chunk comes later than those behind it."""
+        if not self._held_back:
+            self._gap_since = self._now
+            frame = {"type": "input_chunk", "sequence_id": len(self._chunks), "text": "late "}
+            self._held_back.append(len(self._chunks))
+            self._chunks.append(orjson.dumps(frame).decode())
+
+    async def _fill_gap(self) -> None:
+        held_back, self._held_back = self._held_back, []
+        for number in held_back:
+            await self._send(self._chunks[number])
+
+    async def _repeat(self) -> None:
+        if self._chunks and not self._held_back:
+            await self._send(self._chunks[self.rng.randrange(len(self._chunks))])
+
+    async def _wait(self) -> None:
+        await asyncio.sleep(self.rng.choice([0, 0, 0.001, 0.05, 0.3, 2]))
+
+    async def _listen(self) -> None:
+        """Until everything that was sent has been looked at."""
+        self._pings += 1
+        wanted = self._pings
+        await self._say("ping", t=wanted)
+        await self._until(lambda: self._pongs >= wanted or self._closed)
+
+    async def _doze(self) -> None:
+        """Nothing is read for a while, and what the server has to say waits with it."""
+        assert self._connection is not None
+        transport = self._connection.transport
+        transport.pause_reading()
+        await asyncio.sleep(self.rng.choice([0.1, 1, 3]))
+        for _ in range(self.rng.randrange(3)):
+            await self.rng.choice([self._cancel, self._audio, self._whole_text, self._acknowledge])()
+        if self.rng.random() < 0.3 * self._honest:
+            await self.rng.choice([self._come_back, self._take_over])()
+        transport.resume_reading()
+
+    async def _come_back(self) -> None:
+        """The connection breaks, perhaps with frames on their way in both directions; later there is another."""
+        if self.rng.random() < 0.5:
+            await self._audio()
+        await self._stop_listening()
+        assert self._connection is not None
+        self._connection.transport.abort()
+        await asyncio.sleep(self.rng.choice([0, 0, 0.01, 1, 8]))
+        await self._return()
+
+    async def _take_over(self) -> None:
+        """Another connection, while the first is as good as ever."""
+        await self._stop_listening()
+        old = self._connection
+        await self._return()
+        assert old is not None
+        old.transport.abort()
+
+    async def settle(self) -> None:
+        """Nothing is open any more, and the session still does its work."""
+        self.story.append("settle")
+        await self._fill_gap()
+        await self._say("session_config", turn_detection=None, overlap=None, max_lead_ms=None, start_policy=None)
+        await self._listen()
+        # Answers may wait for an input that ends behind audio that is still being listened to.
+        for _ in range(8):
+            await self._say("finish")
+            await self._listen()
+            await self._say("cancel")
+            await asyncio.sleep(0.1)
+        await self._listen()
+        before = self.guarantees.now.finished
+        await self._chunk("a question", end=True)
+        await self._until(lambda: len(self.guarantees.now.finished) > len(before))
+        await self._listen()
+        now = self.guarantees.now
+        assert now.running is None
+        assert not now.speaking
+        assert now.started <= now.finished, "a request without a final"
+        assert len(now.finished) == len(before) + 1
+        (last,) = now.finished - before
+        assert last in now.started
+        assert self.guarantees.acknowledged == len(self._chunks)
+
+    @property
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    @property
+    def _gap(self) -> int:
+        return len(self._chunks) - self._held_back[0]
+
+    # frames
+
+    async def _chunk(self, content: str | bytes, *, end: bool = False, modality: Modality = Modality.AUDIO) -> None:
+        number = len(self._chunks)
+        if isinstance(content, bytes):
+            self._chunks.append(encode_input(InputChunk(modality, content, number, end_of_input=end)))
+            await self._send(self._chunks[number])
+        else:
+            await self._number({"text": content, "end_of_input": end})
+
+    async def _number(self, fields: dict[str, Any]) -> None:
+        number = len(self._chunks)
+        self._chunks.append(orjson.dumps({"type": "input_chunk", "sequence_id": number, **fields}).decode())
+        await self._send(self._chunks[number])
+
+    async def _say(self, type_: str, **fields: Any) -> None:
+        await self._send(orjson.dumps({"type": type_, **fields}).decode())
+
+    async def _send(self, frame: str | bytes) -> None:
+        assert self._connection is not None
+        await self._connection.send(frame)
+
+    # connections
+
+    async def begin(self) -> None:
+        await self._open("")
+        created = await self._receive()
+        assert created["type"] == "session_created"
+        self._session_id, self._token = created["session_id"], created["resume_token"]
+        self._start_listening()
+
+    async def _return(self) -> None:
+        last_output = self.guarantees.settled.next_output - 1
+        await self._open(f"?session_id={self._session_id}&resume_token={self._token}&last_output={last_output}")
+        resumed = await self._receive()
+        assert resumed["type"] == "session_resumed", resumed
+        self._token = resumed["resume_token"]
+        self.guarantees.now = self.guarantees.settled
+        self._start_listening()
+        assert self.guarantees.acknowledged <= resumed["next_sequence_id"] <= len(self._chunks)
+        for number in range(resumed["next_sequence_id"], len(self._chunks)):
+            if number not in self._held_back:
+                await self._send(self._chunks[number])
+
+    async def _open(self, query: str) -> None:
+        binary = self.rng.random() < 0.5
+        self._connection = await connect(
+            self.server.websocket_url + query,
+            subprotocols=["omni.v1+binary"] if binary else None,  # type: ignore[list-item]
+            compression=None,
+            ping_interval=None,
+            proxy=None,
+            close_timeout=2,
+            max_size=None,
+        )
+
+    def _start_listening(self) -> None:
+        self._reader = asyncio.create_task(self._listen_on(), name="wandering client")
+
+    async def _stop_listening(self) -> None:
+        assert self._reader is not None
+        self._complain()
+        self._reader.cancel()
+        await asyncio.gather(self._reader, return_exceptions=True)
+
+    async def _listen_on(self) -> None:
+        try:
+            while True:
+                self.guarantees.hear(await self._receive())
+                async with self._arrived:
+                    self._arrived.notify_all()
+        finally:
+            async with self._arrived:
+                self._arrived.notify_all()
+
+    async def _receive(self) -> dict[str, Any]:
+        assert self._connection is not None
+        message = await self._connection.recv()
+        if isinstance(message, bytes):
+            audio = decode_output_audio(message)
+            return {"type": "output_chunk", "sequence_id": audio.sequence_id, "modality": "audio"}
+        frame: dict[str, Any] = orjson.loads(message)
+        if frame["type"] == "pong":
+            self._pongs = max(self._pongs, frame["t"])
+        return frame
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        async with self._arrived:
+            await self._arrived.wait_for(lambda: condition() or self._closed)
+        self._complain()
+
+    @property
+    def _closed(self) -> bool:
+        return self._reader is None or self._reader.done()
+
+    def _complain(self) -> None:
+        """What the listening task found wrong."""
+        if self._reader is not None and self._reader.done() and not self._reader.cancelled():
+            self._reader.result()
+
+    async def end(self) -> None:
+        await self._stop_listening()
+        assert self._connection is not None
+        await self._connection.close()
