@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from datetime import UTC, datetime
+from typing import Any, Final
 
 from omni_ws.config.model import LogFormat, LogLevel
 
+#: What would make one line look like two, or like another: everything that controls a terminal.
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_PLAIN: Final = re.compile(r"[^\s\"=]+")
+
 
 class JsonFormatter(logging.Formatter):
-    """``time`` is UTC in ISO 8601."""
+    """``time`` is UTC in ISO 8601. Facts of a line stand beside its message."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {
@@ -19,18 +25,42 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        fields = _facts(record) | fields
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(fields, ensure_ascii=False)
+        return json.dumps(fields, ensure_ascii=False, default=str)
+
+
+class TextFormatter(logging.Formatter):
+    """Facts stand behind the message as ``name=value``. A line stays one line; only a traceback has its own."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # the name is the library's
+        facts = "".join(f" {name}={_word(value)}" for name, value in _facts(record).items())
+        return _CONTROL.sub(_escaped, super().formatMessage(record)) + facts
+
+
+def _facts(record: logging.LogRecord) -> dict[str, Any]:
+    facts: dict[str, Any] = getattr(record, "facts", {})
+    return facts
+
+
+def _word(value: object) -> str:
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) and not _CONTROL.search(text) else json.dumps(text)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return json.dumps(found[0])[1:-1]
 
 
 def configure_logging(log_format: LogFormat, level: LogLevel) -> None:
     """Send the logs of this process to standard error."""
     handler = logging.StreamHandler()
-    if log_format is LogFormat.JSON:
-        handler.setFormatter(JsonFormatter())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
+    handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
     logging.basicConfig(level=level.value.upper(), handlers=[handler], force=True)
-    # A line for each connection that opens or fails says nothing to an operator.
+    # A line for each connection that opens or fails says nothing to an operator, and its debug lines hold all that is
+    # sent, keys included.
     logging.getLogger("websockets").setLevel(logging.ERROR)

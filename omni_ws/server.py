@@ -7,7 +7,7 @@ import logging
 import signal
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -19,14 +19,18 @@ from omni_ws import __version__
 from omni_ws.config import check_available, check_exposure, configured_keys
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.keys import ApiKey
-from omni_ws.config.model import EngineName, ServerConfig
+from omni_ws.config.model import ServerConfig
 from omni_ws.config.startup import GRPC_PACKAGES
 from omni_ws.engine.base import Engine
+from omni_ws.engine_choice import create_engine
 from omni_ws.errors import NotFound, ShuttingDown, Unauthenticated, UpgradeRequired
 from omni_ws.logs import configure_logging
+from omni_ws.service.gauges import connect_gauges
+from omni_ws.service.loop_watch import watching_loop
 from omni_ws.service.profiling import Profiling
 from omni_ws.service.registry import SessionRegistry
 from omni_ws.service.session_factory import SessionFactory
+from omni_ws.transport.access_log import AccessLog
 from omni_ws.transport.application import HttpLimits, UpgradeDecision
 from omni_ws.transport.attached_output import AttachedConnection, Attachments
 from omni_ws.transport.authentication import Authenticator
@@ -41,7 +45,7 @@ from omni_ws.transport.ops import OperationsRoutes
 from omni_ws.transport.profiling_routes import ProfilingRoutes
 from omni_ws.transport.recordings import Recordings
 from omni_ws.transport.router import Router
-from omni_ws.transport.streaming_input import StreamingInput
+from omni_ws.transport.streaming_input import NATIVE_PATH, StreamingInput
 from omni_ws.transport.transcriptions import TranscriptionRoutes
 
 if TYPE_CHECKING:
@@ -49,7 +53,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-NATIVE_PATH: Final = "/v1/streaming_input"
 SESSIONS_PATH: Final = f"{NATIVE_PATH}/sessions"
 #: How long connections may take to close once everything that they waited for is done.
 CLOSE_TIMEOUT_SEC: Final = 5.0
@@ -70,6 +73,7 @@ class App:
         self.profiling = Profiling(engine, self.sessions.observers, config.profiler.root)
         self._attachments = Attachments(config, self.authenticator, self.registry, by_http)
         self._router = self._routes()
+        connect_gauges(self.sessions, sessions_away=lambda: self.native.sessions_away)
 
     def _routes(self) -> Router:
         router = Router()
@@ -79,6 +83,7 @@ class App:
         router.add("GET", "/", demo.page)
         router.add("GET", "/browser/{name}", demo.file)
         router.add("GET", "/health", operations.health)
+        router.add("GET", "/metrics", operations.metrics)
         router.add("GET", "/openapi.json", operations.openapi)
         router.add("GET", "/v1/models", operations.models)
         router.add("GET", "/v1/models/{id:path}", operations.model)
@@ -216,6 +221,7 @@ async def listen(app: App) -> AsyncIterator[RunningServer]:
     config = app.config
     streaming = config.streaming_input
     http = config.http
+    metrics = app.sessions.metrics
     connections = Connections(max_open=config.limits.max_connections)
     limits = HttpLimits(
         header_timeout_sec=http.header_timeout_sec,
@@ -228,7 +234,7 @@ async def listen(app: App) -> AsyncIterator[RunningServer]:
         app.serve_websocket,
         config.host,
         config.port,
-        create_connection=front_door(app, connections=connections, limits=limits),
+        create_connection=front_door(app, connections=connections, limits=limits, account=AccessLog(metrics)),
         compression="deflate" if streaming.permessage_deflate else None,
         # The session has a keep-alive of its own: the library's cannot know when it is us who do not read.
         ping_interval=None,
@@ -237,6 +243,8 @@ async def listen(app: App) -> AsyncIterator[RunningServer]:
         server_header="omni_ws",
         ssl=_tls(config),
     )
+    metrics.http_connections.set_function(lambda: len(connections))
+    metrics.websocket_connections.set_function(lambda: len(server.all_connections))
     running = RunningServer(app, server, connections)
     try:
         yield running
@@ -252,40 +260,6 @@ def _tls(config: ServerConfig) -> ssl.SSLContext | None:
     return context
 
 
-def create_engine(config: ServerConfig) -> Engine:
-    """The engine that the configuration names; imported only here."""
-    if config.engine is EngineName.FAKE:
-        from omni_ws.engine.fake import EchoEngine, EchoSettings
-
-        return EchoEngine(EchoSettings(**config.fake.model_dump()))
-    if config.engine is EngineName.EMBEDDED:
-        from omni_ws.engine.embedded.config import EmbeddedConfig
-        from omni_ws.engine.embedded.engine import EmbeddedEngine
-
-        embedded = config.embedded
-        return EmbeddedEngine(
-            EmbeddedConfig(
-                max_recognisers=embedded.max_recognisers,
-                voice=embedded.voice,
-                default_voice=embedded.default_voice,
-            )
-        )
-    if config.engine is EngineName.REMOTE:
-        from omni_ws.engine.remote.engine import RemoteEngine
-
-        return RemoteEngine(config.remote)
-    assert config.engine is EngineName.VLLM
-    from omni_ws.engine.vllm.engine import VllmEngine
-
-    readouts = None
-    if config.grpc.readout_vectors is not None and config.grpc.readout_manifest is not None:
-        from omni_ws.engine.vllm.readout_vectors import load_vectors
-        from omni_ws.engine.vllm.readouts import Readouts
-
-        readouts = Readouts(load_vectors(config.grpc.readout_vectors, config.grpc.readout_manifest))
-    return VllmEngine(config.vllm, readouts=readouts, trace_root=config.profiler.root)
-
-
 async def serve(config: ServerConfig) -> int:
     """The whole life of a server: engine, port, signals, drain. Returns the exit status.
 
@@ -299,9 +273,10 @@ async def serve(config: ServerConfig) -> int:
     engine = create_engine(config)
     stop, at_once = asyncio.Event(), asyncio.Event()
     try:
-        with _signals(lambda: (at_once if stop.is_set() else stop).set()):
+        with ExitStack() as watch, _signals(lambda: (at_once if stop.is_set() else stop).set()):
             # The port answers while the engine starts: /health says so, with 503.
             async with listen(create_app(engine, config, keys)) as server:
+                watch.enter_context(watching_loop(server.app.sessions.metrics.loop_lag_seconds.observe))
                 if not await _unless(stop, engine.start(), name="engine start"):
                     return 0
                 async with serve_tokens(server.app) as token_service:
@@ -343,6 +318,7 @@ async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
             host=config.host,
             port=DEFAULT_GRPC_PORT if config.grpc.port is None else config.grpc.port,
             max_message_bytes=config.grpc.max_message_bytes,
+            metrics=app.sessions.metrics,
             credentials=credentials,
         ) as running:
             yield running

@@ -25,6 +25,7 @@ FLOORS = {
     "omni_ws.audio": 2,
     "omni_ws.media": 2,
     "omni_ws.engine": 3,
+    "omni_ws.engine_choice": 6,
     "omni_ws.service": 4,
     "omni_ws.transport": 5,
     "omni_ws.client": 5,

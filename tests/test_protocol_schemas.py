@@ -33,6 +33,7 @@ ROUTES = {
     "/": {"get"},
     "/browser/{name}": {"get"},
     "/health": {"get"},
+    "/metrics": {"get"},
     "/openapi.json": {"get"},
     "/v1/models": {"get"},
     "/v1/models/{id}": {"get"},

@@ -294,6 +294,9 @@ class ServerConfig(BaseSettings):
     drain_timeout_sec: SecondsOrOff = Field(default=30, description="How long answers may finish after SIGTERM.")
     log_format: LogFormat = Field(default=LogFormat.TEXT, description="Form of the log lines.")
     log_level: LogLevel = Field(default=LogLevel.INFO, description="The least important lines that are logged.")
+    log_content: bool = Field(
+        default=False, description="Log the texts that clients send and get, too; keys and audio never are."
+    )
     record: Path | None = Field(default=None, description="Folder to record sessions to, for omni-ws replay.")
     record_fraction: float = Field(default=1.0, ge=0, le=1, description="Part of the sessions that is recorded.")
     record_keys: tuple[Text, ...] = Field(

@@ -11,7 +11,8 @@ from typing import Final
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.core.token_bucket import TokenBucket
-from omni_ws.errors import EngineOverloaded, RateLimited, ShuttingDown
+from omni_ws.errors import EngineOverloaded, OmniError, RateLimited, ShuttingDown
+from omni_ws.metrics import Metrics
 
 #: When it is worth another try where a place must become free, which nobody can foretell.
 PLACE_RETRY_MS: Final = 1000
@@ -29,10 +30,11 @@ class Admission:
     with ``request``. Rates belong to a key, over all that it has open, and outlive its sessions.
     """
 
-    def __init__(self, *, max_sessions: int) -> None:
+    def __init__(self, *, max_sessions: int, metrics: Metrics | None = None) -> None:
         self.max_sessions = max_sessions
         self.draining = False
         self.sessions = 0
+        self._metrics = metrics or Metrics()
         self._by_key: Counter[str] = Counter()
         self._requests: dict[str, TokenBucket] = {}
         self._input: dict[str, TokenBucket] = {}
@@ -46,12 +48,7 @@ class Admission:
     @contextmanager
     def session(self, key: ApiKey | None, *, many_requests: bool = False) -> Iterator[None]:
         """Raises ShuttingDown, EngineOverloaded (the server is full) or RateLimited (the key has its share)."""
-        if self.draining:
-            raise ShuttingDown("the server is shutting down", retry_after_ms=PLACE_RETRY_MS)
-        if self.sessions >= self.max_sessions:
-            raise EngineOverloaded(f"all {self.max_sessions} sessions are taken", retry_after_ms=PLACE_RETRY_MS)
-        if key is not None and key.max_sessions is not None and self._by_key[key.name] >= key.max_sessions:
-            raise RateLimited(f"this key may have {key.max_sessions} sessions at a time", retry_after_ms=PLACE_RETRY_MS)
+        self._check_place(key)
         if not many_requests:
             self.request(key)
         self.sessions += 1
@@ -68,6 +65,20 @@ class Admission:
                 self._by_key[key.name] -= 1
                 self._by_key += Counter()  # forget keys that hold nothing
 
+    def _check_place(self, key: ApiKey | None) -> None:
+        if self.draining:
+            raise self._refused("session", ShuttingDown("the server is shutting down", retry_after_ms=PLACE_RETRY_MS))
+        if self.sessions >= self.max_sessions:
+            message = f"all {self.max_sessions} sessions are taken"
+            raise self._refused("session", EngineOverloaded(message, retry_after_ms=PLACE_RETRY_MS))
+        if key is not None and key.max_sessions is not None and self._by_key[key.name] >= key.max_sessions:
+            message = f"this key may have {key.max_sessions} sessions at a time"
+            raise self._refused("session", RateLimited(message, retry_after_ms=PLACE_RETRY_MS))
+
+    def _refused(self, what: str, error: OmniError) -> OmniError:
+        self._metrics.refused.labels(what, error.code).inc()
+        return error
+
     def request(self, key: ApiKey | None) -> None:
         """Count a request of ``key``. Raises RateLimited past its rate; such a request is not counted."""
         if key is None or key.requests_per_sec is None:
@@ -78,9 +89,8 @@ class Admission:
             capacity = max(1.0, key.requests_per_sec) if key.burst is None else key.burst
             bucket = self._requests[key.name] = TokenBucket(rate=key.requests_per_sec, capacity=capacity, now=now)
         if wait := bucket.try_take(now=now):
-            raise RateLimited(
-                f"this key may send {key.requests_per_sec:g} requests a second", retry_after_ms=math.ceil(wait * 1000)
-            )
+            message = f"this key may send {key.requests_per_sec:g} requests a second"
+            raise self._refused("request", RateLimited(message, retry_after_ms=math.ceil(wait * 1000)))
 
     def input_pace(self, key: ApiKey | None) -> InputPace | None:
         """What the connections of ``key`` are read at; None where there is no bound."""

@@ -44,6 +44,7 @@ class AnswerWriter:
         self._outbox = outbox
         self._sequencer = sequencer
         self._wanted = frozenset(turn.config.modalities)
+        self._begun: set[OutputModality] = set()
         self._speech = SpeechOutput(turn.output_format, turn.playback, max_lead_ms=turn.config.max_lead_ms)
 
     def start(self, event: GenerationStarted) -> None:
@@ -140,7 +141,10 @@ class AnswerWriter:
         request_id = self._turn.request_id
         number = self._sequencer.take_number(request_id)
         chunk = OutputChunk(request_id=request_id, sequence_id=number, modality=modality, **fields)
-        if self._observed.listening:
+        if modality not in self._begun:
+            self._begun.add(modality)
+            self._observed.tell(observer.OutputBegan(self._turn, modality))
+        if self._observed.listening_to_outputs:
             self._observed.tell(observer.OutputMade(self._turn, chunk))
         self._outbox.put_nowait(chunk)
         return number

@@ -212,6 +212,7 @@ class Conversation:
 
     def end(self) -> None:
         """What is open is finished, and nothing is held any more. ``run`` does so too, if it ever ran. Idempotent."""
+        self._room.tell_observers(self._receiving)
         for turn in tuple(self._turns):
             self._end(turn, self.finish_reason_at_end)
         if self._listener is not None:
@@ -331,7 +332,7 @@ class Conversation:
         self._admit()
 
     def _input_ended(self, turn: Turn, error: EmptyInput | None) -> None:
-        self._room.ended(turn)
+        self._room.tell_observers(turn)
         self.observed.tell(observer.InputEnded(turn))
         self._stop_receiving()
         turn.error = turn.error or error

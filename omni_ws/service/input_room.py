@@ -38,8 +38,7 @@ class InputRoom:
 
     def take_ack(self, receiving: Turn | None) -> InputAckFrame:
         ack = self._stream.take_ack()
-        if self._observed.listening:
-            self._tell(receiving)
+        self.tell_observers(receiving)
         limits = self._stream.limits
         credit = limits.max_held_bytes - self._stream.held_bytes
         if receiving is not None and receiving.answer is not None:
@@ -54,12 +53,10 @@ class InputRoom:
             credit_bytes=max(0, credit),
         )
 
-    def ended(self, turn: Turn) -> None:
-        """The input of a request is complete, acknowledged or not."""
-        if self._observed.listening:
-            self._tell(turn)
-
-    def _tell(self, turn: Turn | None) -> None:
+    def tell_observers(self, turn: Turn | None) -> None:
+        """How much has come; also when it will not be acknowledged, since the request or the session is over."""
+        if not self._observed.listening:
+            return
         stream, reorder = self._stream, self._stream.reorder
         self._observed.tell(
             InputAcknowledged(

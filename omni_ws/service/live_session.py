@@ -95,6 +95,11 @@ class LiveSession:
 
     # connections
 
+    @property
+    def away(self) -> bool:
+        """Whether the client has no connection just now."""
+        return self._attachment is None
+
     def attach(self, attachment: Attachment) -> None:
         """From here on the session speaks through this connection."""
         self._attachment = attachment

@@ -78,6 +78,11 @@ class LiveSessions:
         if living is not None:
             await asyncio.wait([living.life])
 
+    @property
+    def away(self) -> int:
+        """How many sessions have no connection."""
+        return sum(living.session.away for living in self._living.values())
+
     def drain(self, time_left: float) -> None:
         """Sessions end when their open requests are answered."""
         for living in tuple(self._living.values()):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from omni_ws.core.chunks import InputChunk
+from omni_ws.core.chunks import InputChunk, OutputModality
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.reorder import ReorderStatistics
 from omni_ws.core.session import GenerationStarted
@@ -104,8 +104,16 @@ class AnswerEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class OutputBegan:
+    """The first output of its modality goes into the outbox."""
+
+    turn: Turn
+    modality: OutputModality
+
+
+@dataclass(frozen=True, slots=True)
 class OutputMade:
-    """An output is in the outbox."""
+    """An output is in the outbox. Only for observers of every output."""
 
     turn: Turn
     chunk: OutputChunk
@@ -113,7 +121,7 @@ class OutputMade:
 
 @dataclass(frozen=True, slots=True)
 class OutputWritten:
-    """The socket has got an output."""
+    """The socket has got an output. Only for observers of every output."""
 
     chunk: OutputChunk | FinalChunk
 
@@ -161,6 +169,7 @@ Observation: TypeAlias = (
     | InputEnded
     | AnswerStarted
     | AnswerEnded
+    | OutputBegan
     | OutputMade
     | OutputWritten
     | OutputStalled
@@ -178,19 +187,33 @@ class Observer(Protocol):
         """
 
 
-class Observers:
-    """Those who listen to a server; most of the time there is nobody.
+@dataclass(frozen=True, slots=True)
+class _Interest:
+    every_chunk: bool
+    every_output: bool
 
-    Look at ``listening``, or for what comes with every chunk at ``listening_to_chunks``, before making an observation.
+    def covers(self, observation: Observation) -> bool:
+        kind = type(observation)
+        if kind is InputReceived:
+            return self.every_chunk
+        return self.every_output or kind not in (OutputMade, OutputWritten)
+
+
+class Observers:
+    """Those who listen to a server.
+
+    Look at ``listening``, or for what comes with every chunk or output at ``listening_to_chunks`` and
+    ``listening_to_outputs``, before making an observation.
     """
 
     def __init__(self) -> None:
         self.listening = False
         self.listening_to_chunks = False
-        self._observers: dict[Observer, bool] = {}
+        self.listening_to_outputs = False
+        self._observers: dict[Observer, _Interest] = {}
 
-    def add(self, observer: Observer, *, every_chunk: bool = False) -> None:
-        self._observers[observer] = every_chunk
+    def add(self, observer: Observer, *, every_chunk: bool = False, every_output: bool = True) -> None:
+        self._observers[observer] = _Interest(every_chunk, every_output)
         self._look()
 
     def remove(self, observer: Observer) -> None:
@@ -199,9 +222,8 @@ class Observers:
         self._look()
 
     def tell(self, session: SessionIdentity, observation: Observation) -> None:
-        of_every_chunk = type(observation) is InputReceived
-        for observer, every_chunk in tuple(self._observers.items()):
-            if of_every_chunk and not every_chunk:
+        for observer, interest in tuple(self._observers.items()):
+            if not interest.covers(observation):
                 continue
             try:
                 observer.observe(session, observation)
@@ -212,7 +234,8 @@ class Observers:
 
     def _look(self) -> None:
         self.listening = bool(self._observers)
-        self.listening_to_chunks = any(self._observers.values())
+        self.listening_to_chunks = any(one.every_chunk for one in self._observers.values())
+        self.listening_to_outputs = any(one.every_output for one in self._observers.values())
 
 
 class ObservedSession:
@@ -230,6 +253,10 @@ class ObservedSession:
     @property
     def listening_to_chunks(self) -> bool:
         return self._observers.listening_to_chunks
+
+    @property
+    def listening_to_outputs(self) -> bool:
+        return self._observers.listening_to_outputs
 
     def tell(self, observation: Observation) -> None:
         if self._observers.listening:

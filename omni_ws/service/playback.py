@@ -26,6 +26,12 @@ class Playback:
         #: When the beginning of the answer was played, or would have been, had it been played without a break.
         self._origin: float | None = None
         self._stopped = False
+        #: How often, and how long together, a player that reports had played all there was before more came.
+        self.underruns = 0
+        self.underrun_sec: float = 0
+        #: The least that it had left, of what was there, when it reported; None where it never did. When the answer is
+        #: complete, this is of interest no more.
+        self.least_lead_ms: float | None = None
 
     @property
     def position_ms(self) -> float:
@@ -44,12 +50,18 @@ class Playback:
         """The next audio goes out. Where the player has run dry, its clock has stood still."""
         if self.first_sequence_id is None:
             self.first_sequence_id = sequence_id
-        if self._origin is None or (self._now() - self._origin) * 1000 > start_ms:
-            self._origin = self._now() - start_ms / 1000
+        now = self._now()
+        if self._origin is None or (now - self._origin) * 1000 > start_ms:
+            if self._origin is not None and self.reported_ms is not None:
+                self.underruns += 1
+                self.underrun_sec += now - self._origin - start_ms / 1000
+            self._origin = now - start_ms / 1000
         self.sent_ms = end_ms
 
     def report(self, played_ms: float) -> None:
         self.reported_ms = min(played_ms, self.sent_ms)
+        lead_ms = self.sent_ms - self.reported_ms
+        self.least_lead_ms = lead_ms if self.least_lead_ms is None else min(lead_ms, self.least_lead_ms)
         self._origin = self._now() - self.reported_ms / 1000
 
     def withdraw(self, start_ms: float) -> None:

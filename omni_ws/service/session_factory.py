@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast
+from weakref import WeakSet
 
 from omni_ws.config.model import ServerConfig
 from omni_ws.core.audio_format import AudioEncoding
@@ -15,6 +16,8 @@ from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.base import Engine, EngineState
 from omni_ws.engine.tokens import HasTokens
 from omni_ws.errors import EngineFailed, EngineOverloaded
+from omni_ws.metrics import Metrics
+from omni_ws.service.accounts import Accounts
 from omni_ws.service.admission import Admission
 from omni_ws.service.configuration import LOCAL_MODEL, Configuration, ConfigurationRules, ServedModel
 from omni_ws.service.conversation import Conversation
@@ -22,6 +25,7 @@ from omni_ws.service.conversation_limits import ConversationLimits
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.observer import ObservedSession, Observers, Origin, SessionIdentity, SessionOpened
 from omni_ws.service.outbox import Outbox
+from omni_ws.service.session_log import SessionLog
 from omni_ws.service.speech_workers import SpeechWorkers
 from omni_ws.service.token_sessions import TokenSessions
 
@@ -49,11 +53,17 @@ class SessionFactory:
 
     def __init__(self, engine: Engine, config: ServerConfig, *, speech_workers: SpeechWorkers | None = None) -> None:
         self.engine = engine
-        self.speech_workers = speech_workers or SpeechWorkers()
+        self.metrics = Metrics()
+        self.speech_workers = speech_workers or SpeechWorkers(self.metrics)
         self.config = config
-        self.admission = Admission(max_sessions=config.limits.max_sessions)
+        self.admission = Admission(max_sessions=config.limits.max_sessions, metrics=self.metrics)
         self.budget = ByteBudget(config.limits.max_held_bytes)
         self.observers = Observers()
+        self.observers.add(
+            Accounts(self.metrics, SessionLog(content=config.log_content)), every_chunk=False, every_output=False
+        )
+        #: Those that are there, for whoever looks at what they hold.
+        self.conversations: WeakSet[Conversation] = WeakSet()
         streaming = config.streaming_input
         self._limits = ConversationLimits(
             stream=StreamLimits(
@@ -141,6 +151,7 @@ class SessionFactory:
             speech_workers=self.speech_workers if listens else None,
             observed=observed,
         )
+        self.conversations.add(conversation)
         return NewSession(conversation, outbox)
 
     def _defaults(self, *, paced: bool) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import Final, TypeVar
 
 from omni_ws.audio.vad import SpeechDetector
 from omni_ws.engine.loan_pool import LoanPool
+from omni_ws.metrics import Metrics
 
 T = TypeVar("T")
 
@@ -21,7 +23,8 @@ MAX_THREADS: Final = 4
 class SpeechWorkers:
     """Threads and detectors are made when they are first wanted."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: Metrics | None = None) -> None:
+        self._metrics = metrics or Metrics()
         self.detectors: LoanPool[SpeechDetector] = LoanPool(SpeechDetector)
         self._executor: ThreadPoolExecutor | None = None
         self._closed = False
@@ -45,10 +48,13 @@ class SpeechWorkers:
 
         def run() -> None:
             outcome: T | Exception
+            begun = time.monotonic()
             try:
                 outcome = work()
             except Exception as error:
                 outcome = error
+            self._metrics.listening_pieces.inc()
+            self._metrics.listening_seconds.inc(time.monotonic() - begun)
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(done, outcome)
 

@@ -54,6 +54,9 @@ class Answering(Protocol):
 class EventSink(Protocol):
     """Where events go: an HttpExchange, or what stands in front of one."""
 
+    #: What was told as an event, for the account of the request.
+    error: OmniError | None
+
     @property
     def head_sent(self) -> bool: ...
 
@@ -109,6 +112,7 @@ async def write_events(
     except OmniError as error:
         if not exchange.head_sent and not events:
             raise
+        exchange.error = error
         events.append(error_event(error))
     await _write(exchange, events)
     await exchange.end()
@@ -128,6 +132,7 @@ async def _start(exchange: EventSink) -> None:
 
 async def write_error_event(exchange: HttpExchange, error: OmniError) -> None:
     """An answer of events that went wrong before its first one."""
+    exchange.error = error
     await exchange.start(200, SSE_HEADERS)
     await exchange.write(error_event(error))
     await exchange.end()

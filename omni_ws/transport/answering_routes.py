@@ -102,13 +102,20 @@ class AnsweringRoutes:
                 yield replace(chunk, payload=chunk.payload[start : start + size])
 
     def open_session(
-        self, patch: ConfigurationPatch, *, owner: str | None, whole_audio: bool, streaming_input: bool
+        self,
+        exchange: HttpExchange,
+        patch: ConfigurationPatch,
+        *,
+        owner: str | None,
+        whole_audio: bool,
+        streaming_input: bool,
     ) -> tuple[HttpSession, AudioFormat]:
         """A session with this configuration, and the format that its client wants.
 
         For an answer that goes out whole the audio is made as samples and becomes a file at the end.
         """
         new = self.sessions.open(output_formats=FILE_FORMATS, single_request=True, owner=owner)
+        exchange.session_id = new.conversation.observed.identity.session_id
         target = configure(new.conversation, patch)
         if whole_audio:
             new.conversation.configure({"output_audio": {"format": AudioEncoding.PCM16.value}})

@@ -21,12 +21,13 @@ class UpgradeDecision:
     """How an upgrade is accepted.
 
     ``subprotocol`` is the chosen one, or None for none; ``max_size`` is the WebSocket message limit in bytes of this
-    path, None for the one given to ``serve``.
+    path, None for the one given to ``serve``; ``route`` is the template of the path, for accounts.
     """
 
     connection: ConnectionFactory = ServerConnection
     subprotocol: str | None = None
     max_size: int | None = None
+    route: str = ""
 
 
 class Application(Protocol):

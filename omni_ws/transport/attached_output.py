@@ -33,7 +33,7 @@ from omni_ws.transport.http_request import HttpRequest
 from omni_ws.transport.output_frames import encode_message
 from omni_ws.transport.recorded_connection import RecordedConnection
 from omni_ws.transport.recorded_exchange import HttpRecordings
-from omni_ws.transport.streaming_input import SUBPROTOCOL_BINARY, chosen_subprotocol, refuse
+from omni_ws.transport.streaming_input import NATIVE_PATH, SUBPROTOCOL_BINARY, chosen_subprotocol, refuse
 from omni_ws.transport.websocket import CLOSE_TIMEOUT_SEC, MAX_CLOSE_REASON_BYTES
 from omni_ws.transport.websocket_connection import StreamConnection
 from omni_ws.wire.binary import decode_input
@@ -95,7 +95,9 @@ class Attachments:
             key=key,
             binary_audio=subprotocol == SUBPROTOCOL_BINARY,
         )
-        return UpgradeDecision(connection=connection, subprotocol=subprotocol, max_size=_MAX_MESSAGE_BYTES)
+        return UpgradeDecision(
+            connection=connection, subprotocol=subprotocol, max_size=_MAX_MESSAGE_BYTES, route=NATIVE_PATH
+        )
 
     async def serve(self, connection: AttachedConnection) -> None:
         """The life of one connection, from the end of its handshake."""

@@ -27,12 +27,12 @@ class CompletionRoutes(AnsweringRoutes):
             self.ordinary(exchange, chat_wants_events) as body,
         ):
             request = await body.read(read_completion)
-            sessions = [self._prompt_session(request, owner=owner) for _ in request.prompts]
+            sessions = [self._prompt_session(exchange, request, owner=owner) for _ in request.prompts]
             async with self._answering(request, sessions) as answering:
                 await self._answer(exchange, request, answering)
 
-    def _prompt_session(self, request: CompletionRequest, *, owner: str | None) -> HttpSession:
-        session, _ = self.open_session(request.patch, owner=owner, whole_audio=False, streaming_input=False)
+    def _prompt_session(self, exchange: HttpExchange, request: CompletionRequest, *, owner: str | None) -> HttpSession:
+        session, _ = self.open_session(exchange, request.patch, owner=owner, whole_audio=False, streaming_input=False)
         session.conversation.options = checked_options(session.conversation, request.answer, raw_prompt=True)
         return session
 

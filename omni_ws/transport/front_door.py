@@ -28,6 +28,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from omni_ws.errors import HeaderTooLarge, InvalidFrame, UpgradeRequired
+from omni_ws.transport.answered_request import Account, AnsweredRequest, no_account
 from omni_ws.transport.application import Application, HttpLimits, UpgradeDecision
 from omni_ws.transport.connections import Connections
 from omni_ws.transport.http_connection import HttpConnection
@@ -49,9 +50,12 @@ class FrontDoor(HttpConnection):
         application: Application,
         connections: Connections,
         limits: HttpLimits | None = None,
+        account: Account = no_account,
         **options: Any,
     ) -> None:
-        super().__init__(application=application, connections=connections, limits=limits or HttpLimits())
+        super().__init__(
+            application=application, connections=connections, limits=limits or HttpLimits(), account=account
+        )
         self._given_protocol = protocol
         self._server = server
         self._options = options
@@ -66,6 +70,7 @@ class FrontDoor(HttpConnection):
         if self._peer_finished:
             raise InvalidFrame("a WebSocket needs both directions of the connection, and one is closed")
         connection = decision.connection(self._protocol_for(decision), self._server, **self._options)
+        self.account(AnsweredRequest(request.method, decision.route, 101, client=request.client))
         head = b"GET %b HTTP/1.1\r\n" % event.target
         head += b"".join(b"%b: %b\r\n" % field for field in event.headers.raw_items())
         trailing = self._http.trailing_data[0]
@@ -92,11 +97,15 @@ class FrontDoor(HttpConnection):
 
 
 def front_door(
-    application: Application, *, connections: Connections, limits: HttpLimits | None = None
+    application: Application,
+    *,
+    connections: Connections,
+    limits: HttpLimits | None = None,
+    account: Account = no_account,
 ) -> type[ServerConnection]:
     """What to give to ``serve`` as ``create_connection``."""
     door: Callable[..., FrontDoor] = functools.partial(
-        FrontDoor, application=application, connections=connections, limits=limits
+        FrontDoor, application=application, connections=connections, limits=limits, account=account
     )
     # websockets documents "a wrapper or a subclass" and annotates only the latter.
     return cast("type[ServerConnection]", door)

@@ -42,6 +42,8 @@ class RequestBody:
 
     def __init__(self) -> None:
         self._bytes = bytearray()
+        #: How much came in all.
+        self.received = 0
         self._complete = False
         self._failure: Exception | None = None
         self._changed = asyncio.Event()
@@ -61,6 +63,7 @@ class RequestBody:
 
     def feed(self, data: bytes | bytearray) -> None:
         self._bytes += data
+        self.received += len(data)
         self._changed.set()
 
     def finish(self) -> None:
@@ -160,6 +163,12 @@ class HttpExchange:
         self.request = request
         self.route: str = ""
         self.path_parameters: Mapping[str, str] = {}
+        #: For the account of this request: the session that it is for, and an error that it told by itself.
+        self.session_id: str = ""
+        self.error: OmniError | None = None
+        #: Of the answer; 0 before it began.
+        self.status = 0
+        self.sent_bytes = 0
         self._carrier = carrier
         self._body = body
         self._origin_allowed = origin_allowed
@@ -172,6 +181,10 @@ class HttpExchange:
         self._ended = False
 
     # The request's body.
+
+    @property
+    def received_bytes(self) -> int:
+        return self._body.received
 
     @property
     def body_timeout(self) -> float | None:
@@ -243,6 +256,7 @@ class HttpExchange:
         events: list[h11.Event] = [self._head(status, fields)]
         if body and self._sends_content(status):
             events.append(h11.Data(data=body))
+            self.sent_bytes = len(body)
         self._carrier.send(*events, h11.EndOfMessage())
         self._head_sent = self._ended = True
         if self.recording is not None:
@@ -295,8 +309,10 @@ class HttpExchange:
     async def write(self, data: bytes) -> None:
         """Send a part of a started answer, and wait while the peer is behind. Raises PeerGone."""
         if data and self._chunked and not self._ended:
+            self.sent_bytes += len(data)
             self._carrier.send_chunk(data)
         elif data and self.request.method != "HEAD":
+            self.sent_bytes += len(data)
             self._carrier.send(h11.Data(data=data))
         if self.recording is not None:
             self.recording.written(data)
@@ -324,6 +340,7 @@ class HttpExchange:
         return self.request.method != "HEAD" and status not in _BODILESS
 
     def _head(self, status: int, headers: HeaderList) -> h11.Response:
+        self.status = status
         return answer_head(status, [*headers, *cors.answer_headers(self.request, allowed=self._origin_allowed)])
 
 

@@ -19,11 +19,11 @@ import h11
 
 from omni_ws.errors import EngineOverloaded, HeaderTooLarge, OmniError, OriginNotAllowed, SessionTimeout
 from omni_ws.service.failure import unexpected
-from omni_ws.transport import cors
+from omni_ws.transport.answered_request import Account, answer_request, refused
 from omni_ws.transport.application import Application, HttpLimits
 from omni_ws.transport.connections import Connections
 from omni_ws.transport.deadline import Deadline
-from omni_ws.transport.error_answer import error_body, error_headers, sole_cause
+from omni_ws.transport.error_answer import error_body, error_headers
 from omni_ws.transport.half_close import HalfCloseProbe
 from omni_ws.transport.http1 import JSON, HttpExchange, PeerGone, answer_head
 from omni_ws.transport.http_input import HttpInput
@@ -50,8 +50,11 @@ class Phase(enum.Enum):
 class HttpConnection(asyncio.Protocol, abc.ABC):
     """Fulfils HttpCarrier for its exchanges and OpenConnection for the registry."""
 
-    def __init__(self, *, application: Application, connections: Connections, limits: HttpLimits) -> None:
+    def __init__(
+        self, *, application: Application, connections: Connections, limits: HttpLimits, account: Account
+    ) -> None:
         self._application = application
+        self.account = account
         self._connections = connections
         self._limits = limits
         self._loop = asyncio.get_running_loop()
@@ -267,28 +270,9 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             self._probe.begin()
         exchange = HttpExchange(self, request, self._input.body, origin_allowed=origin_allowed)
         # Cancelling this task is the one way to abort what a handler does.
-        self._task = self._loop.create_task(self._run(exchange, origin_allowed=origin_allowed))
+        work = answer_request(self._application, exchange, origin_allowed=origin_allowed, account=self.account)
+        self._task = self._loop.create_task(work)
         self._task.add_done_callback(self._answered)
-
-    async def _run(self, exchange: HttpExchange, *, origin_allowed: bool) -> None:
-        request, where = exchange.request, f"{exchange.request.method} {exchange.request.path}"
-        try:
-            if not origin_allowed and (request.method not in cors.SAFE_METHODS or cors.is_preflight(request)):
-                raise OriginNotAllowed("pages of this origin may not use this server")
-            await self._application.handle(exchange)
-            if not exchange.head_sent:
-                raise RuntimeError(f"the handler of {where} returned without an answer")
-            await exchange.end()
-        except Exception as raised:
-            cause = sole_cause(raised)
-            if isinstance(cause, PeerGone):
-                raise cause from None
-            error = cause if isinstance(cause, OmniError) else unexpected(raised, where=where)
-            if exchange.head_sent:
-                logger.warning("%s broke off after its answer began: %s", where, error.code)
-            await exchange.respond_error(error)
-        finally:
-            exchange.over()
 
     def _answered(self, task: asyncio.Task[None]) -> None:
         """The request's task is done: on to the next request, or to the connection's end."""
@@ -325,6 +309,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
 
     def _refuse(self, error: OmniError) -> None:
         """Answer what never became an exchange, and end the connection."""
+        self.account(refused(self._request, error.wire.http_status or 400, client=self._client, error=error))
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self._transport.is_closing():
             content = error_body(error)
             fields = [("Content-Type", JSON), ("Content-Length", str(len(content))), *error_headers(error)]

@@ -99,7 +99,7 @@ class HttpSession:
         message = self._outbox.take()
         if isinstance(message, OmniError):
             raise message
-        if self.conversation.observed.listening and isinstance(message, OutputChunk | FinalChunk):
+        if self.conversation.observed.listening_to_outputs and isinstance(message, OutputChunk | FinalChunk):
             self._unwritten.append(message)
         return message
 

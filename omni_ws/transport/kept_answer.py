@@ -93,6 +93,14 @@ class NumberedEvents:
         self._started = False
 
     @property
+    def error(self) -> OmniError | None:
+        return self._exchange.error
+
+    @error.setter
+    def error(self, error: OmniError | None) -> None:
+        self._exchange.error = error
+
+    @property
     def head_sent(self) -> bool:
         """Whether the answer began, for this client or for the one that it was before."""
         return self._started

@@ -58,6 +58,7 @@ class ModeBRoutes:
             # Whoever asked does not get to know its id.
             self._registry.discard(session)
             raise
+        exchange.session_id = session.id
         if exchange.recording is not None:
             exchange.recording.opens_session(session.id)
         location = ("Location", f"{exchange.request.path}/{session.id}")
@@ -134,7 +135,9 @@ class ModeBRoutes:
     def _session(self, exchange: HttpExchange) -> RegisteredSession:
         """Raises SessionNotFound and SessionExpired."""
         key = self._enter(exchange)
-        return self._registry.get(exchange.path_parameters["id"], key)
+        session = self._registry.get(exchange.path_parameters["id"], key)
+        exchange.session_id = session.id
+        return session
 
     def _status(self, session: RegisteredSession) -> dict[str, Any]:
         progress = session.progress

@@ -74,7 +74,7 @@ class OpenAIRoutes(AnsweringRoutes):
     ) -> None:
         streamed = streaming_input if request.stream is None else request.stream
         session, target = self.open_session(
-            request.patch, owner=owner, whole_audio=not streamed, streaming_input=streaming_input
+            exchange, request.patch, owner=owner, whole_audio=not streamed, streaming_input=streaming_input
         )
         prepare_answer(session.conversation, request)
         options = chat_options(request, model=self.sessions.model.names[0])
@@ -102,7 +102,7 @@ class OpenAIRoutes(AnsweringRoutes):
     ) -> None:
         whole = request.dialect is SpeechDialect.WHOLE
         session, target = self.open_session(
-            request.patch, owner=owner, whole_audio=whole, streaming_input=streaming_input
+            exchange, request.patch, owner=owner, whole_audio=whole, streaming_input=streaming_input
         )
         kind = media_type(target)
         if whole:

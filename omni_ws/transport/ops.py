@@ -1,7 +1,8 @@
-"""What a server says of itself: its health, its models, its interface."""
+"""What a server says of itself: its health, its numbers, its models, its interface."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from functools import cache
 from importlib import resources
@@ -16,7 +17,7 @@ from omni_ws.transport.http1 import HttpExchange
 
 
 class OperationsRoutes:
-    """``/health`` and ``/openapi.json`` need no key; ``/v1/models`` does where there are keys."""
+    """``/health`` and ``/openapi.json`` need no key; ``/metrics`` and ``/v1/models`` do where there are keys."""
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
         self._sessions = sessions
@@ -38,6 +39,12 @@ class OperationsRoutes:
                 "version": __version__,
             },
         )
+
+    async def metrics(self, exchange: HttpExchange) -> None:
+        self._authenticator.authenticate(exchange.request)
+        accept = ",".join(exchange.request.headers.get_all("accept"))
+        text, media_type = await asyncio.to_thread(self._sessions.metrics.render(accept))
+        await exchange.respond(200, [("Content-Type", media_type), ("Cache-Control", "no-store")], text)
 
     async def models(self, exchange: HttpExchange) -> None:
         self._authenticator.authenticate(exchange.request)

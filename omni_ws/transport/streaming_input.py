@@ -43,6 +43,7 @@ from omni_ws.wire.streaming_body import max_line_bytes
 
 _WHOLE_NUMBER: Final = re.compile(r"-1|[0-9]{1,10}")
 
+NATIVE_PATH: Final = "/v1/streaming_input"
 SUBPROTOCOL_JSON: Final = "omni.v1+json"
 SUBPROTOCOL_BINARY: Final = "omni.v1+binary"
 
@@ -130,6 +131,7 @@ class StreamingInput:
                 returning=returning,
             ),
             subprotocol=subprotocol,
+            route=NATIVE_PATH,
             max_size=max_line_bytes(self._sessions.config.streaming_input.max_chunk_bytes),
         )
 
@@ -163,19 +165,31 @@ class StreamingInput:
 
         Raises SessionNotFound.
         """
-        session = self._live.claim(returning.session_id, returning.resume_token, connection.key)
+        resumes = self._sessions.metrics.resumes
+        try:
+            session = self._live.claim(returning.session_id, returning.resume_token, connection.key)
+        except SessionNotFound:
+            resumes.labels("refused").inc()
+            raise
         if not session.can_resume(returning.last_output):
+            resumes.labels("resync").inc()
             message = f"what came after output {returning.last_output} is not kept any more"
             _say(connection, ResyncRequired(message, param="last_output"))
             await self._live.give_up(session)
             return None
         _record(connection, session, last_output=returning.last_output)
         attachment = self._attachment(connection, session)
+        resumes.labels("resumed").inc()
         attachment.greet_again(*session.resume(attachment, returning.last_output))
         return attachment
 
     def _attachment(self, connection: NativeConnection, session: LiveSession) -> WebSocketSession:
         return WebSocketSession(connection, session, binary_audio=connection.binary_audio, keep_alive=self._keep_alive)
+
+    @property
+    def sessions_away(self) -> int:
+        """How many sessions wait for their client to come back."""
+        return self._live.away
 
     def drain(self, time_left: float) -> None:
         """Sessions end when their open requests are answered."""

@@ -51,7 +51,9 @@ class TranscriptionRoutes(AnsweringRoutes):
         streaming_input: bool = False,
     ) -> None:
         language = self._language(request)
-        session, _ = self.open_session(request.patch, owner=owner, whole_audio=False, streaming_input=streaming_input)
+        session, _ = self.open_session(
+            exchange, request.patch, owner=owner, whole_audio=False, streaming_input=streaming_input
+        )
         streamed = streaming_input if request.stream is None else request.stream
         if streamed and request.response_format not in TIMED_FORMATS:
             async with session.running(partial(source, session)):

@@ -25,5 +25,5 @@ def write_some(connection: StreamConnection, outbox: Outbox, observed: ObservedS
         data, is_binary = encode_message(message, binary_audio=binary_audio)
         connection.write_message(data, is_text=not is_binary)
         size += len(data)
-        if observed.listening and isinstance(message, OutputChunk | FinalChunk):
+        if observed.listening_to_outputs and isinstance(message, OutputChunk | FinalChunk):
             observed.tell(OutputWritten(message))

@@ -71,7 +71,15 @@ async def test_the_life_of_a_request_over_a_websocket() -> None:
         await server.until(lambda: "SessionEnded" in hearing.names)
     expected = ["SessionOpened", "InputReceived", "RequestOpened", "PolicyFired", "InputAcknowledged", "InputEnded"]
     assert hearing.names[:6] == expected
-    rest = ["AnswerStarted", "OutputMade", "AnswerEnded", "RequestEnded", "OutputWritten", "SessionEnded"]
+    rest = [
+        "AnswerStarted",
+        "OutputBegan",
+        "OutputMade",
+        "AnswerEnded",
+        "RequestEnded",
+        "OutputWritten",
+        "SessionEnded",
+    ]
     assert sorted(set(hearing.names[6:]) - {"InputAcknowledged"}) == sorted(rest)
     (identity,) = {session for session, _ in hearing.heard}
     assert (identity.session_id, identity.origin) == (client.created["session_id"], observer.Origin.WEBSOCKET)
@@ -98,7 +106,7 @@ async def test_an_observer_that_fails_is_heard_of_once_and_harms_nobody(caplog: 
             async with native_client(server) as client:
                 await client.say("hello")
                 assert (await client.answer()).text == "hello"
-        assert not server.app.sessions.observers.listening
+        assert not server.app.sessions.observers.listening_to_outputs  # only those who keep the accounts are left
     assert [record.message for record in caplog.records] == ["Failing failed and hears no more"]
 
 

@@ -105,3 +105,28 @@ def test_without_words_text_is_cut_in_proportion(played_ms: float, heard: str) -
 def test_without_audio_or_a_report_what_was_sent_counts() -> None:
     assert heard_part("one two", [], Playback(Clock())) == "one two"
     assert heard_part("one two", [], playing(sent_ms=100)[0]) == "one two"
+
+
+def test_a_player_that_reports_and_runs_dry_has_an_underrun_and_a_least_lead() -> None:
+    playback, clock = playing(sent_ms=1000)
+    clock.now += 0.4
+    playback.report(400)
+    clock.now += 0.5
+    playback.report(900)
+    assert playback.least_lead_ms == pytest.approx(100)
+    clock.now += 0.3
+    playback.sending(8, 1000, 2000)
+    assert playback.underruns == 1
+    assert playback.underrun_sec == pytest.approx(0.2)
+    clock.now += 0.1
+    playback.sending(9, 2000, 3000)
+    playback.report(100)
+    assert playback.underruns == 1
+    assert playback.least_lead_ms == pytest.approx(100)
+
+
+def test_of_a_player_that_says_nothing_nothing_is_known() -> None:
+    playback, clock = playing(sent_ms=100)
+    clock.now += 5
+    playback.sending(8, 100, 200)
+    assert (playback.underruns, playback.least_lead_ms) == (0, None)

@@ -92,6 +92,8 @@ class _Complaints(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
+        if hasattr(record, "facts"):
+            return  # what became of a request; if it became an error, its client was told
         self.lines.append(f"{record.name}: {self.format(record)}")
 
     def on_loop_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -18,7 +18,8 @@ from support.tone_engine import ToneEngine
 from omni_ws import __version__
 from omni_ws.engine.base import EngineState, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
-from omni_ws.server import NATIVE_PATH, App
+from omni_ws.server import App
+from omni_ws.transport.streaming_input import NATIVE_PATH
 
 CHAT = "/v1/chat/completions"
 SPEECH = "/v1/audio/speech"
@@ -164,7 +165,7 @@ async def test_head_is_get_without_its_content(path: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["/v1", "/metrics", "/v1/realtime", "/x", "//x"],
+    ["/v1", "/metric", "/v1/realtime", "/x", "//x"],
 )
 async def test_what_is_not_there(path: str) -> None:
     async with live_server() as server:

@@ -57,7 +57,7 @@ async def test_events_are_recorded_from_start_to_stop(tmp_path: Path) -> None:
     assert Path(stopped.json()["event_file"]).parent == tmp_path / "profiles" / "a" / "b"
     assert event_names(stopped).count("request_admission") == 1
     assert events.recorder is None
-    assert not server.app.sessions.observers.listening
+    assert not server.app.sessions.observers.listening_to_outputs
 
 
 async def test_start_profile_without_torch_records_events(tmp_path: Path) -> None:

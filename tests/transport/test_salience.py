@@ -13,6 +13,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.salience_server import SalienceServer, refused, salience_server
 from support.token_engine import CONCEPTS, END, EOS, LAYERS, PAD, START, TokenEngine, logprob, next_token, readout
+from support.until import until
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import GrpcConfig, LimitsConfig, ServerConfig
@@ -632,3 +633,32 @@ async def test_two_hundred_thousand_tokens() -> None:
         await server.events(child, [8], count - 1)
         assert (await server.dump(child))[-2:] == [7, 8]
         assert server.held_bytes == 8 * count
+
+
+async def test_calls_are_counted_by_their_names_and_statuses(server: SalienceServer) -> None:
+    session = await server.open()
+    await server.events(session, [5, 6, 7], max_tokens=4)
+    async with refused(Status.NOT_FOUND):
+        await server.dump("nobody's")
+    calling = server.generate(session, max_tokens=10_000, offset=7)
+    await anext(aiter(calling))
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await anext(aiter(calling))
+    made: Any = server.channel.unary_unary("/salience.v1.Salience/whatever-a-client-wrote")
+    async with refused(Status.UNIMPLEMENTED):
+        await made(b"")
+    counted = server.app.sessions.metrics.grpc_calls
+
+    def calls() -> dict[tuple[str, str], float]:
+        (family,) = counted.collect()
+        found = (sample for sample in family.samples if sample.name.endswith("_total"))
+        return {(sample.labels["method"], sample.labels["status"]): sample.value for sample in found}
+
+    await until(lambda: len(calls()) == 4)
+    assert calls() == {
+        ("OpenSession", "OK"): 1,
+        ("Generate", "OK"): 1,
+        ("DumpSession", "NOT_FOUND"): 1,
+        ("Generate", "CANCELLED"): 1,
+    }

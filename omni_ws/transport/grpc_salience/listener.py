@@ -13,6 +13,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from omni_ws.generated import salience_pb2, salience_pb2_grpc
+from omni_ws.metrics import Metrics
+from omni_ws.transport.grpc_salience.call_accounts import CallAccounts
 from omni_ws.transport.grpc_salience.servicer import Salience
 
 SERVICE: Final = salience_pb2.DESCRIPTOR.services_by_name["Salience"].full_name
@@ -52,16 +54,18 @@ async def listen(
     host: str,
     port: int,
     max_message_bytes: int,
+    metrics: Metrics,
     credentials: grpc.ServerCredentials | None = None,
 ) -> AsyncIterator[GrpcListener]:
     """Serve for as long as the block lasts. Raises OSError for a port that cannot be had."""
     server = grpc.aio.server(
+        interceptors=[CallAccounts(metrics, service=SERVICE)],
         options=[
             ("grpc.max_receive_message_length", max_message_bytes),
             ("grpc.max_send_message_length", -1),
             # A taken port is an error, and not shared.
             ("grpc.so_reuseport", 0),
-        ]
+        ],
     )
     salience_pb2_grpc.add_SalienceServicer_to_server(servicer, server)
     health_servicer: Any = health.aio.HealthServicer()

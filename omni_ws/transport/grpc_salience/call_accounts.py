@@ -1,0 +1,74 @@
+"""CallAccounts: one count and one line of the log for each call of the token service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any, Final, cast
+
+import grpc
+
+from omni_ws.metrics import Metrics
+from omni_ws.service.log_lines import write_line
+
+logger = logging.getLogger("omni_ws.grpc")
+
+_OURS: Final = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS"})
+
+
+class CallAccounts(grpc.aio.ServerInterceptor):
+    """Only calls of ``service`` that it has: the names of others are whatever a client wrote."""
+
+    def __init__(self, metrics: Metrics, *, service: str) -> None:
+        self._metrics = metrics
+        self._prefix = f"/{service}/"
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler: Any = await continuation(handler_call_details)
+        path = handler_call_details.method
+        if handler is None or not path.startswith(self._prefix):
+            return cast("grpc.RpcMethodHandler[Any, Any] | None", handler)
+        method = path.removeprefix(self._prefix)
+        how = {"request_deserializer": handler.request_deserializer, "response_serializer": handler.response_serializer}
+        if handler.response_streaming:
+
+            async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+                with self._call(method, context):
+                    async with aclosing(handler.unary_stream(request, context)) as events:
+                        async for event in events:
+                            yield event
+
+            return grpc.unary_stream_rpc_method_handler(stream, **how)
+
+        async def answer(request: Any, context: Any) -> Any:
+            with self._call(method, context):
+                return await handler.unary_unary(request, context)
+
+        return grpc.unary_unary_rpc_method_handler(answer, **how)
+
+    @contextmanager
+    def _call(self, method: str, context: Any) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        failed = "UNKNOWN"
+        try:
+            yield
+            failed = "OK"
+        except (asyncio.CancelledError, GeneratorExit):
+            failed = "CANCELLED"
+            raise
+        finally:
+            # What a servicer has set: a status, or 0 where it set none.
+            told = context.code()
+            status = told.name if isinstance(told, grpc.StatusCode) else failed
+            seconds = loop.time() - begun
+            self._metrics.grpc_calls.labels(method, status).inc()
+            self._metrics.grpc_call_seconds.labels(method).observe(seconds)
+            level = logging.ERROR if status in _OURS else logging.INFO
+            write_line(logger, level, "grpc call", method=method, status=status, seconds=round(seconds, 4))

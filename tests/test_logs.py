@@ -1,0 +1,85 @@
+"""The two forms of the log: a line is one line, and its facts can be told apart."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from omni_ws.config.model import LogFormat, LogLevel
+from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue, RateLimited, ShuttingDown
+from omni_ws.logs import JsonFormatter, TextFormatter, configure_logging
+from omni_ws.service.log_lines import level_of, write_line
+
+logger = logging.getLogger("omni_ws.test")
+
+
+def record(message: str, *arguments: object, facts: dict[str, object] | None = None) -> logging.LogRecord:
+    made = logging.LogRecord("omni_ws.test", logging.INFO, __file__, 1, message, arguments, None)
+    if facts is not None:
+        made.facts = facts
+    return made
+
+
+def test_json_has_facts_beside_the_message_and_its_own_names_win() -> None:
+    line = JsonFormatter().format(record("request %d", 7, facts={"status": 200, "level": "mine", "text": 'a "b"\n☃'}))
+    assert "\n" not in line
+    read = json.loads(line)
+    assert (read["message"], read["level"], read["status"], read["text"]) == ("request 7", "info", 200, 'a "b"\n☃')
+    assert set(read) == {"time", "level", "logger", "message", "status", "text"}
+
+
+def test_json_holds_a_traceback_in_the_line() -> None:
+    made = record("failed")
+    try:
+        raise ValueError("why")
+    except ValueError:
+        made.exc_info = sys.exc_info()
+    line = JsonFormatter().format(made)
+    assert "\n" not in line
+    assert "ValueError: why" in json.loads(line)["traceback"]
+
+
+def test_text_has_facts_behind_the_message_quoted_where_they_must() -> None:
+    line = TextFormatter().format(record("request", facts={"status": 200, "said": "a b", "odd": 'x="1"\n'}))
+    assert line.endswith('INFO    omni_ws.test: request status=200 said="a b" odd="x=\\"1\\"\\n"')
+
+
+@pytest.mark.parametrize("forged", ["a\nb", "a\r\nb", "a\x1b[31mb", "a\x85b", "a\u2028b", "a\x00b"])
+def test_a_message_cannot_look_like_two(forged: str) -> None:
+    line = TextFormatter().format(record("of %s", forged, facts={"text": forged}))
+    assert len(line.splitlines()) == 1
+    assert "\x1b" not in line
+    assert "\x00" not in line
+
+
+@pytest.fixture
+def _logging_as_it_was() -> Iterator[None]:
+    root, library = logging.getLogger(), logging.getLogger("websockets")
+    level, handlers, library_level = root.level, root.handlers[:], library.level
+    yield
+    library.setLevel(library_level)
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+@pytest.mark.usefixtures("_logging_as_it_was")
+def test_lines_go_to_standard_error_from_the_level_on(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging(LogFormat.JSON, LogLevel.INFO)
+    write_line(logger, logging.DEBUG, "too small")
+    write_line(logger, logging.INFO, "request", status=200, code=None)
+    out, err = capsys.readouterr()
+    assert out == ""
+    (line,) = err.splitlines()
+    assert (json.loads(line)["status"], "code" in json.loads(line)) == (200, False)
+
+
+def test_what_is_whose_fault() -> None:
+    levels = [
+        level_of(error)
+        for error in (InvalidValue("x"), RateLimited("x"), EngineOverloaded("x"), ShuttingDown("x"), EngineFailed("x"))
+    ]
+    assert levels == [logging.INFO, logging.INFO, logging.WARNING, logging.WARNING, logging.ERROR]
