@@ -202,7 +202,7 @@ $(VLLM_VENV)/.ready: $(VLLM_LOCK) $(VLLM_WHEEL) requirements/torchvision_on_cpu.
 $(GPU_VENV)/.ready: pyproject.toml | $(BIN)/python
 	@echo 'installing vLLM for CUDA (several GB)'
 	@test -x $(GPU_VENV)/bin/python || $(BIN)/python -m venv $(GPU_VENV)
-	@$(GPU_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[vllm]'
+	@$(GPU_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[vllm,grpc]'
 	@touch $@
 
 clean:

@@ -19,12 +19,10 @@ from omni_ws.engine.vllm.readout_making import Concept, load_concepts
 from omni_ws.engine.vllm.readout_vectors import load_vectors
 from omni_ws.engine.vllm.readouts import Readouts
 
-#: In a model of random weights the last letter says most of the stream at the last token.
 PROMPTS = {
     "loud": {"positive": ["come here!", "stop!", "what a day!"], "negative": ["come here", "stop", "what a day"]},
     "asking": {"positive": ["you come?", "is it?"], "negative": ["you come", "is it", "so be it"]},
 }
-UNSEEN = {"loud": ("over there!", "over there"), "asking": ("over there?", "over there")}
 
 
 @pytest.mark.parametrize("kind", ["json", "toml"])
@@ -100,23 +98,31 @@ async def test_vectors_from_the_command_line(tmp_path: Path) -> None:
             read.append(torch.stack([reference.streams[layer][-1] for layer in (0, 1)]).numpy())
         return np.stack(read)
 
+    #: How far the two kinds of prompts of each concept are apart, at each layer.
+    apart: list[np.ndarray[Any, Any]] = []
     for index, one in enumerate(PROMPTS.values()):
         wanted = streams(one["positive"]).mean(0) - streams(one["negative"]).mean(0)
-        wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
+        apart.append(np.linalg.norm(wanted, axis=1))
+        wanted /= apart[-1][:, None]
         assert close(np.stack([matrix[index] for matrix in made.matrices]), wanted)
 
     engine = VllmEngine(VllmConfig(model=str(model), args=dict(ENGINE_ARGS)), readouts=Readouts(made))
     async with salience_server(engine) as server:
 
-        async def read(text: str) -> np.ndarray[Any, Any]:
-            """Shape (layers, concepts)."""
-            tokens = tokenizer(text).input_ids
-            place = {"start": len(tokens) - 1, "end": len(tokens)}
-            (token,), _ = await server.events(await server.open(), tokens, readout_ranges=[place])
-            return np.array(token.readout).reshape(2, 2)
+        async def read(texts: list[str]) -> np.ndarray[Any, Any]:
+            """The mean at the last tokens, shape (layers, concepts)."""
+            session, found = await server.open(), []
+            for text in texts:
+                tokens = tokenizer(text).input_ids
+                place = {"start": len(tokens) - 1, "end": len(tokens)}
+                length = len(await server.dump(session))
+                (token,), _ = await server.events(session, [*tokens], 0, truncating=length > 0, readout_ranges=[place])
+                found.append(np.array(token.readout).reshape(2, 2))
+            return np.asarray(np.mean(found, axis=0))
 
-        for index, (positive, negative) in enumerate(UNSEEN.values()):
-            assert (await read(positive) > await read(negative))[:, index].all()
+        for index, one in enumerate(PROMPTS.values()):
+            seen = await read(one["positive"]) - await read(one["negative"])
+            assert seen[:, index] == pytest.approx(apart[index], rel=1e-2)
 
     for changes, match, status in (
         (["--layers", "0,2"], "the layers [2]; the model has 2", 2),
