@@ -97,7 +97,17 @@ class AnswerWriter:
             case TextOutput(text=text) if "text" in self._wanted and (text or output.logprobs):
                 if self._outbox.full:
                     await self._outbox.room()
-                self._put(OutputModality.TEXT, text=text, logprobs=output.logprobs, choice=output.choice)
+                number = self._sequencer.take_number(turn.request_id)
+                self._put(
+                    OutputChunk(
+                        request_id=turn.request_id,
+                        sequence_id=number,
+                        modality=OutputModality.TEXT,
+                        text=text,
+                        logprobs=output.logprobs,
+                        choice=output.choice,
+                    )
+                )
                 turn.said.append(text)
             case ToolCallOutput(call=call, choice=choice):
                 await self._send(OutputModality.TOOL_CALL, tool_call=call, choice=choice)
@@ -135,19 +145,18 @@ class AnswerWriter:
     async def _send(self, modality: OutputModality, **fields: Any) -> int:
         """Returns the number that it went out with."""
         await self._outbox.room()
-        return self._put(modality, **fields)
-
-    def _put(self, modality: OutputModality, **fields: Any) -> int:
         request_id = self._turn.request_id
         number = self._sequencer.take_number(request_id)
-        chunk = OutputChunk(request_id=request_id, sequence_id=number, modality=modality, **fields)
-        if modality not in self._begun:
-            self._begun.add(modality)
-            self._observed.tell(observer.OutputBegan(self._turn, modality))
+        self._put(OutputChunk(request_id=request_id, sequence_id=number, modality=modality, **fields))
+        return number
+
+    def _put(self, chunk: OutputChunk) -> None:
+        if chunk.modality not in self._begun:
+            self._begun.add(chunk.modality)
+            self._observed.tell(observer.OutputBegan(self._turn, chunk.modality))
         if self._observed.listening_to_outputs:
             self._observed.tell(observer.OutputMade(self._turn, chunk))
         self._outbox.put_nowait(chunk)
-        return number
 
 
 def final_chunk(

@@ -112,7 +112,7 @@ class Outbox:
     def _give_back(self, cost: int) -> None:
         self.queued -= cost
         if self._budget is not None:
-            self._budget.give(cost)
+            self._budget.used -= cost
         if self._full_since is not None:
             self._make_room()
 

@@ -13,5 +13,5 @@ HEARTBEAT: Final = b": keep-alive\n\n"
 
 def event(data: Any, *, name: str | None = None) -> bytes:
     """One JSON object, or what is its JSON already, on one ``data:`` line. Only errors have a ``name``."""
-    head = b"" if name is None else b"event: " + name.encode() + b"\n"
-    return b"%bdata: %b\n\n" % (head, data if type(data) is bytes else orjson.dumps(data))
+    line = b"data: %b\n\n" % (data if type(data) is bytes else orjson.dumps(data))
+    return line if name is None else b"event: %b\n%b" % (name.encode(), line)
