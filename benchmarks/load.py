@@ -17,13 +17,23 @@ import socket
 import struct
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
-from benchmarks.server_process import cpu_seconds
+from benchmarks.server_process import scheduled_seconds
 
 FRAME_SEC: Final = 0.02
 #: 20 ms of pcm16 at 16 kHz.
 FRAME_BYTES: Final = 640
+#: A run is measured in slices of so many rounds of all streams, 200 ms …
+SLICE_ROUNDS: Final = 10
+#: … and a slice counts when no round of it began later than this, and the server worked on about as many frames as were
+#: sent meanwhile: frames that come, or wait, in bunches cost less.
+MAX_LATE_MS: Final = 5.0
+MAX_BEHIND: Final = 0.2
+#: Where other work keeps the generator from its pace a run goes on until enough has been counted, or it has taken so
+#: many times as long.
+PATIENCE: Final = 4
 #: How far the last acknowledgement may be behind the last frame: peers have no timer to send it.
 MAX_UNACKNOWLEDGED: Final = 16
 _HANDSHAKE: Final = (
@@ -50,21 +60,68 @@ class Load:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """``frames`` were sent in the measured time, ``answers`` (acknowledgements or echoes) came back in it.
-
-    ``late_ms`` is the 99th percentile of how late the generator itself was: a figure above a frame says that the
-    streams were not paced.
-    """
+    """What the slices amount to that count: ``frames`` that the server said it had received, in so many ``answers``
+    (acknowledgements or echoes). ``counted`` says which part of all the slices they are."""
 
     frames: int
     answers: int
     server_cpu_sec: float
-    generator_cpu_sec: float
-    late_ms: float
+    counted: float
 
     @property
     def microseconds_per_frame(self) -> float:
         return self.server_cpu_sec / self.frames * 1e6
+
+    @property
+    def stream_sec(self) -> float:
+        """How much of the streams that is."""
+        return self.frames * FRAME_SEC
+
+
+class Meter:
+    """Adds up the slices in which the streams were paced."""
+
+    def __init__(self, load: Load, streams: Sequence[Stream]) -> None:
+        self._load = load
+        self._streams = streams
+        self._slices = 0
+        self._counted = 0
+        self._cpu = 0.0
+        self._frames = 0
+        self._answers = 0
+        self._begin: tuple[float, int, int] | None = None
+        self._latest = 0.0
+
+    @property
+    def enough(self) -> bool:
+        return self._counted * SLICE_ROUNDS * FRAME_SEC >= self._load.seconds
+
+    def round_began(self, late_sec: float) -> None:
+        self._latest = max(self._latest, late_sec)
+
+    def cut(self) -> None:
+        """One slice ends here, if there was one, and another begins."""
+        answers = sum(stream.answers for stream in self._streams)
+        received = answers if self._load.echo else sum(stream.acknowledged for stream in self._streams)
+        now = scheduled_seconds(self._load.pid), received, answers
+        if self._begin is not None:
+            self._slices += 1
+            frames = received - self._begin[1]
+            sent = SLICE_ROUNDS * len(self._streams)
+            if self._latest * 1000 <= MAX_LATE_MS and abs(frames - sent) <= MAX_BEHIND * sent:
+                self._counted += 1
+                self._cpu += now[0] - self._begin[0]
+                self._frames += frames
+                self._answers += answers - self._begin[2]
+        self._begin, self._latest = now, 0.0
+
+    def outcome(self) -> Outcome:
+        return Outcome(
+            frames=self._frames,
+            answers=self._answers,
+            server_cpu_sec=self._cpu,
+            counted=self._counted / max(1, self._slices),
+        )
 
 
 class Stream:
@@ -155,8 +212,8 @@ def chunk_frame(sequence_id: int, *, binary: bool) -> bytes:
 
 
 def run(load: Load) -> Outcome:
-    rounds = round((load.warm_up + load.seconds) / FRAME_SEC)
     measured_from = round(load.warm_up / FRAME_SEC)
+    rounds = measured_from + round(PATIENCE * load.seconds / FRAME_SEC)
     frames = [chunk_frame(number, binary=load.binary) for number in range(rounds)]
     streams = [Stream(load) for _ in range(load.streams)]
     by_descriptor = {stream.socket.fileno(): stream for stream in streams}
@@ -164,13 +221,14 @@ def run(load: Load) -> Outcome:
     for descriptor in by_descriptor:
         poll.register(descriptor, select.EPOLLIN)
 
-    late: list[float] = []
+    meter = Meter(load, streams)
     begin = time.monotonic() + 0.1
-    cpu, own_cpu, answers = 0.0, 0.0, 0
+    sent = 0
     for number, frame in enumerate(frames):
-        if number == measured_from:
-            cpu, own_cpu = cpu_seconds(load.pid), time.process_time()
-            answers = sum(stream.answers for stream in streams)
+        if number >= measured_from and (number - measured_from) % SLICE_ROUNDS == 0:
+            meter.cut()
+            if meter.enough:
+                break
         for index, stream in enumerate(streams):
             # The streams are spread evenly over the 20 ms.
             due = begin + (number + index / load.streams) * FRAME_SEC
@@ -179,19 +237,12 @@ def run(load: Load) -> Outcome:
                     by_descriptor[descriptor].receive()
                 if 0.00005 < early <= 0.001:
                     time.sleep(0.00005)
-            if index == 0 and number >= measured_from:
-                late.append(-early)
+            if index == 0:
+                meter.round_began(-early)
             stream.socket.send(frame)
-    cpu, own_cpu = cpu_seconds(load.pid) - cpu, time.process_time() - own_cpu
-    answers = sum(stream.answers for stream in streams) - answers
-    settle(load, streams, poll, rounds)
-    return Outcome(
-        frames=(rounds - measured_from) * load.streams,
-        answers=answers,
-        server_cpu_sec=cpu,
-        generator_cpu_sec=own_cpu,
-        late_ms=sorted(late)[int(len(late) * 0.99)] * 1000,
-    )
+        sent += 1
+    settle(load, streams, poll, sent)
+    return meter.outcome()
 
 
 def settle(load: Load, streams: list[Stream], poll: select.epoll, sent: int) -> None:
