@@ -64,3 +64,5 @@ def configure_logging(log_format: LogFormat, level: LogLevel) -> None:
     # A line for each connection that opens or fails says nothing to an operator, and its debug lines hold all that is
     # sent, keys included.
     logging.getLogger("websockets").setLevel(logging.ERROR)
+    # Nor does one for each form that cannot be read: its client is told.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)

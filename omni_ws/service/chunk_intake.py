@@ -41,6 +41,11 @@ class ChunkIntake:
         return self._conversation.input_full
 
     @property
+    def refused(self) -> bool:
+        """Whether the request has failed before any work on it began; an input without contents does so at its end."""
+        return self._conversation.refused
+
+    @property
     def progress(self) -> InputProgress:
         ack = self._stream.take_ack()
         return InputProgress(

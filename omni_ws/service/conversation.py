@@ -170,6 +170,11 @@ class Conversation:
         return bool(self._turns)
 
     @property
+    def refused(self) -> bool:
+        """Whether a request has failed before any work on it began, and its end is about to be told."""
+        return any(turn.error is not None and turn.answer is None for turn in self._turns)
+
+    @property
     def input_full(self) -> bool:
         """Whether the socket should rest until ``on_input_room``: there is more than is worked on."""
         return self._room.is_full(self._receiving)

@@ -171,8 +171,14 @@ class RegisteredSession:
             if index % _CHUNKS_AT_A_STRETCH == 0:
                 await asyncio.sleep(0)  # the others share the loop, and the engine cannot fall behind before it begins
             await self._input_room()
+        await self.settled()
         if refusal is not None:
             raise refusal
+
+    async def settled(self) -> None:
+        """Waits for the end of a request that was refused, which is then no secret: it comes in a moment."""
+        if self.live and self._intake.refused:
+            await self.ended.wait()
 
     def finish(self) -> None:
         """The end of the input; where a gap is open, behind it. Idempotent, also when everything is over."""

@@ -13,10 +13,11 @@ from msgspec.structs import replace
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality
 from omni_ws.errors import NotFound, OmniError
+from omni_ws.service.conversation import Conversation
 from omni_ws.service.session_factory import FILE_FORMATS, SessionFactory
 from omni_ws.transport.answer_writers import Answering, EventEncoder, write_error_event, write_events
 from omni_ws.transport.authentication import Authenticator
-from omni_ws.transport.chat_session import configure
+from omni_ws.transport.chat_session import configure, ended_where_refused
 from omni_ws.transport.http1 import HttpExchange
 from omni_ws.transport.http_session import HttpSession, feed_all
 from omni_ws.transport.json_body import beside, read_json_object
@@ -109,19 +110,23 @@ class AnsweringRoutes:
         owner: str | None,
         whole_audio: bool,
         streaming_input: bool,
+        prepare: Callable[[Conversation], None] = lambda conversation: None,
     ) -> tuple[HttpSession, AudioFormat]:
         """A session with this configuration, and the format that its client wants.
 
-        For an answer that goes out whole the audio is made as samples and becomes a file at the end.
+        ``prepare`` does what else is to be done before it runs, and may refuse to. For an answer that goes out whole
+        the audio is made as samples and becomes a file at the end.
         """
         new = self.sessions.open(output_formats=FILE_FORMATS, single_request=True, owner=owner)
         exchange.session_id = new.conversation.observed.identity.session_id
-        target = configure(new.conversation, patch)
-        if whole_audio:
-            new.conversation.configure({"output_audio": {"format": AudioEncoding.PCM16.value}})
-        if new.conversation.configuration.effective.after_start is InputMode.SNAPSHOT and not streaming_input:
-            # A start halfway through what is all at hand would lose the other half.
-            new.conversation.configure({"start_policy": "on_end_only"})
+        with ended_where_refused(new.conversation):
+            target = configure(new.conversation, patch)
+            if whole_audio:
+                new.conversation.configure({"output_audio": {"format": AudioEncoding.PCM16.value}})
+            if new.conversation.configuration.effective.after_start is InputMode.SNAPSHOT and not streaming_input:
+                # A start halfway through what is all at hand would lose the other half.
+                new.conversation.configure({"start_policy": "on_end_only"})
+            prepare(new.conversation)
         return HttpSession(new.conversation, new.outbox), target
 
     async def events(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 from omni_ws.audio.encoder import AudioEncoder
@@ -27,6 +29,16 @@ def configure(conversation: Conversation, patch: ConfigurationPatch) -> AudioFor
         error.param = patch.name_in_body(error.param)
         raise
     return target
+
+
+@contextmanager
+def ended_where_refused(conversation: Conversation) -> Iterator[None]:
+    """Around what may refuse a conversation that was opened: nobody will run it then, and say that it is over."""
+    try:
+        yield
+    except BaseException:
+        conversation.observed.ended()
+        raise
 
 
 def prepare_answer(conversation: Conversation, request: ChatRequest) -> None:

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 
 from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.service.conversation import Conversation
 from omni_ws.service.identifiers import new_id
 from omni_ws.transport.answer_writers import Answering, gather, held_answer
 from omni_ws.transport.answering_routes import AnsweringRoutes
@@ -32,8 +33,12 @@ class CompletionRoutes(AnsweringRoutes):
                 await self._answer(exchange, request, answering)
 
     def _prompt_session(self, exchange: HttpExchange, request: CompletionRequest, *, owner: str | None) -> HttpSession:
-        session, _ = self.open_session(exchange, request.patch, owner=owner, whole_audio=False, streaming_input=False)
-        session.conversation.options = checked_options(session.conversation, request.answer, raw_prompt=True)
+        def prepare(conversation: Conversation) -> None:
+            conversation.options = checked_options(conversation, request.answer, raw_prompt=True)
+
+        session, _ = self.open_session(
+            exchange, request.patch, owner=owner, whole_audio=False, streaming_input=False, prepare=prepare
+        )
         return session
 
     @asynccontextmanager

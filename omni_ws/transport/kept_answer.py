@@ -8,13 +8,13 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from omni_ws.audio.wav import wav_header
-from omni_ws.core.audio_format import AudioEncoding
+from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidValue, OmniError
 from omni_ws.service.answer_journal import AnswerMessage
 from omni_ws.service.messages import Message
-from omni_ws.service.registered_session import RegisteredSession
+from omni_ws.service.registered_session import AnswerForm, RegisteredSession
 from omni_ws.transport.answer_writers import SSE_HEADERS, held_answer, write_events
 from omni_ws.transport.http1 import HttpExchange
 from omni_ws.transport.json_body import beside
@@ -42,7 +42,9 @@ async def write_whole_answer(exchange: HttpExchange, session: RegisteredSession,
     size = session.answer.size
     with held_answer(budget) as hold:
         hold(2 * size)  # gathered, and in base64
-        await exchange.respond_json(200, await beside(size, lambda: whole_answer(session)))
+        # Taken now: the session may be deleted, or expire, while it is written.
+        messages = session.answer.messages
+        await exchange.respond_json(200, await beside(size, lambda: whole_answer(session.form, messages)))
 
 
 class AnswerReader:
@@ -157,22 +159,22 @@ def _last_event_id(exchange: HttpExchange) -> int:
     return int(text)
 
 
-def whole_answer(session: RegisteredSession) -> dict[str, object]:
-    completion = ChatCompletion(session.form.options)
+def whole_answer(form: AnswerForm, messages: Iterable[AnswerMessage]) -> dict[str, object]:
+    """``messages`` are all of a session that is finished."""
+    completion = ChatCompletion(form.options)
     final: FinalChunk | None = None
-    for message in session.answer.messages:
+    for message in messages:
         match message:
             case OutputChunk():
                 completion.output(message)
             case FinalChunk():
                 final = message
     assert final is not None, "a session is finished by its final"
-    return completion.final(final, audio=_file(completion.audio, session))
+    return completion.final(final, audio=_file(completion.audio, form.audio))
 
 
-def _file(audio: bytes, session: RegisteredSession) -> bytes:
+def _file(audio: bytes, target: AudioFormat) -> bytes:
     """The stream of audio as a file: a wav stream does not know its length when it begins."""
-    target = session.form.audio
     if target.encoding is not AudioEncoding.WAV or not audio:
         return audio
     header = wav_header(sample_rate=target.sample_rate, channels=target.channels, data_bytes=None)

@@ -10,14 +10,13 @@ from typing import Any, Final
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.core.session import SessionState
-from omni_ws.engine.base import Message as HistoryMessage
 from omni_ws.errors import InvalidValue, NotFound, PayloadTooLarge
 from omni_ws.service.observer import Origin
 from omni_ws.service.registered_session import AnswerForm, RegisteredSession
 from omni_ws.service.registry import SessionRegistry
 from omni_ws.service.session_factory import FILE_FORMATS, SessionFactory
 from omni_ws.transport.authentication import Authenticator
-from omni_ws.transport.chat_session import chat_options, configure
+from omni_ws.transport.chat_session import chat_options, configure, ended_where_refused, prepare_answer
 from omni_ws.transport.error_answer import error_object
 from omni_ws.transport.http1 import HttpExchange
 from omni_ws.transport.json_body import beside, read_json_object
@@ -54,15 +53,15 @@ class ModeBRoutes:
             session = self._open(parameters, key, place)
         try:
             await session.feed(chunks)
+            exchange.session_id = session.id
+            if exchange.recording is not None:
+                exchange.recording.opens_session(session.id)
+            location = ("Location", f"{exchange.request.path}/{session.id}")
+            await exchange.respond_json(201, self._status(session), [location])
         except BaseException:
             # Whoever asked does not get to know its id.
             self._registry.discard(session)
             raise
-        exchange.session_id = session.id
-        if exchange.recording is not None:
-            exchange.recording.opens_session(session.id)
-        location = ("Location", f"{exchange.request.path}/{session.id}")
-        await exchange.respond_json(201, self._status(session), [location])
 
     def _open(self, parameters: dict[str, Any], key: ApiKey | None, place: ExitStack) -> RegisteredSession:
         request = read_chat(parameters, input_follows=True)
@@ -73,8 +72,9 @@ class ModeBRoutes:
             origin=Origin.SESSIONS,
             session_id=self._registry.new_id(),
         ).conversation
-        audio = configure(conversation, request.patch)
-        conversation.history.add(HistoryMessage(one.role, one.text) for one in request.history)
+        with ended_where_refused(conversation):
+            audio = configure(conversation, request.patch)
+            prepare_answer(conversation, request)
         options = chat_options(request, model=self._sessions.model.names[0])
         form = AnswerForm(options, audio, events=request.stream is True)
         return self._registry.add(conversation, form, key=key, place=place.pop_all())
@@ -95,6 +95,7 @@ class ModeBRoutes:
     async def finish(self, exchange: HttpExchange) -> None:
         session = self._session(exchange)
         session.finish()
+        await session.settled()
         await exchange.respond_json(200, self._status(session))
 
     async def status(self, exchange: HttpExchange) -> None:

@@ -33,7 +33,7 @@ async def read_form(exchange: HttpExchange, limit: int) -> list[FormPart]:
 
     Raises UnsupportedFormat, InvalidFrame, InvalidValue or PayloadTooLarge.
     """
-    reader = _FormReader(exchange.request.headers.get("content-type") or "")
+    reader = FormReader(exchange.request.headers.get("content-type") or "")
     if (exchange.request.content_length or 0) > limit:
         raise PayloadTooLarge(f"the request body has more than {limit} bytes")
     size = 0
@@ -45,7 +45,9 @@ async def read_form(exchange: HttpExchange, limit: int) -> list[FormPart]:
     return reader.finish()
 
 
-class _FormReader:
+class FormReader:
+    """Takes a body in pieces, however it is cut. Raises what ``read_form`` does."""
+
     def __init__(self, content_type: str) -> None:
         kind, parameters = parse_options_header(content_type)
         boundary = parameters.get(b"boundary")
@@ -55,6 +57,9 @@ class _FormReader:
         self._headers: dict[str, bytes] = {}
         self._name, self._value = b"", b""
         self._ended = False
+        #: What has to come first; and what came of it, None once it is whole.
+        self._delimiter = b"--" + boundary
+        self._beginning: bytes | None = b""
         try:
             self._parser = MultipartParser(
                 boundary,
@@ -73,6 +78,15 @@ class _FormReader:
             raise InvalidFrame(f"not a boundary: {str(error)[:80]}") from None
 
     def feed(self, data: bytes) -> None:
+        if self._beginning is not None:
+            # Of what may stand before it the parser makes something else each time that it is cut otherwise.
+            data = (self._beginning + data).lstrip(b"\r\n")
+            if not data.startswith(self._delimiter[: len(data)]):
+                raise InvalidFrame("the form does not begin with its boundary")
+            whole = len(data) >= len(self._delimiter)
+            self._beginning = None if whole else data
+            if not whole:
+                return
         try:
             self._parser.write(data)
         except FormParserError as error:

@@ -74,9 +74,13 @@ class OpenAIRoutes(AnsweringRoutes):
     ) -> None:
         streamed = streaming_input if request.stream is None else request.stream
         session, target = self.open_session(
-            exchange, request.patch, owner=owner, whole_audio=not streamed, streaming_input=streaming_input
+            exchange,
+            request.patch,
+            owner=owner,
+            whole_audio=not streamed,
+            streaming_input=streaming_input,
+            prepare=partial(prepare_answer, request=request),
         )
-        prepare_answer(session.conversation, request)
         options = chat_options(request, model=self.sessions.model.names[0])
         if streamed:
             async with session.running(partial(source, session)):

@@ -63,16 +63,16 @@ class TranscriptionRequest:
 
 
 def form_fields(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """The fields of a form as a body: names that end with ``[]`` are lists, of the others the last one counts."""
+    """The fields of a form as a body: names that end with ``[]`` are lists, and win over those without; of the others
+    the last one counts."""
     fields: dict[str, Any] = {}
+    lists: dict[str, list[str]] = {}
     for name, value in pairs:
-        if name.endswith("[]"):
-            fields.setdefault(name.removesuffix("[]"), []).append(value)
-        elif name == "timestamp_granularities":
-            fields.setdefault(name, []).append(value)
+        if name.endswith("[]") or name == "timestamp_granularities":
+            lists.setdefault(name.removesuffix("[]"), []).append(value)
         else:
             fields[name] = value
-    return fields
+    return fields | lists
 
 
 def read_transcription(body: Mapping[str, Any]) -> TranscriptionRequest:

@@ -4,22 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import numpy as np
 import orjson
 import pytest
+from support.capable_engine import CapableEngine, finished, said
 from support.live_server import live_server
 from support.mode_b_client import EVENTS, JSON, SESSIONS, ModeBSession, call, create, mode_b, numbered_events, text
 from support.raw_http import raw_client, request
 from support.tone_engine import CountingEngine, SnapshotEngine, ToneEngine
 
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.core.chunks import FinishReason, Usage
-from omni_ws.engine.base import EngineOutput, Finished, GenerationRequest, TextOutput, TranscriptOutput
+from omni_ws.core.chunks import FinishReason, ToolCall, Usage
+from omni_ws.engine.base import (
+    EngineOutput,
+    Finished,
+    GenerationRequest,
+    StructuredOutput,
+    TextOutput,
+    TranscriptOutput,
+)
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
+from omni_ws.service.observer import Observation, SessionEnded, SessionIdentity, SessionOpened
+from omni_ws.transport import kept_answer
+from omni_ws.transport.http1 import HttpExchange, PeerGone
 from omni_ws.transport.mode_b import MAX_WAIT_SEC
+
+
+class Recorder:
+    """The sessions that began and ended."""
+
+    def __init__(self) -> None:
+        self.opened: list[str] = []
+        self.ended: list[str] = []
+
+    def observe(self, session: SessionIdentity, observation: Observation) -> None:
+        match observation:
+            case SessionOpened():
+                self.opened.append(session.session_id)
+            case SessionEnded():
+                self.ended.append(session.session_id)
 
 
 class Hasty(EchoEngine):
@@ -35,6 +61,9 @@ class Hasty(EchoEngine):
         finally:
             self.active_requests -= 1
 
+
+CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+CALLED = [{"role": "assistant", "tool_calls": [CALL]}, {"role": "tool", "tool_call_id": "call_1", "content": "7"}]
 
 KEYS = (ApiKey(name="one", key_sha256=digest("sesame")), ApiKey(name="two", key_sha256=digest("open"), max_sessions=1))
 ONE, TWO = "Authorization: Bearer sesame", "Authorization: Bearer open"
@@ -144,6 +173,39 @@ async def test_parameters_are_those_of_a_streamed_body() -> None:
     assert np.abs(np.frombuffer(wav[44:], "<i2")).max() > 10_000
 
 
+async def test_what_is_asked_of_the_answer_and_the_calls_before_it_reach_the_engine() -> None:
+    script = [said("a", logprobs=True), said("b", choice=1, logprobs=True), finished()]
+    engine = CapableEngine(script)
+    parameters = {"n": 2, "logprobs": True, "response_format": {"type": "json_object"}, "priority": 3}
+    body = {**parameters, "messages": CALLED, "chunk": text("go on", end_of_input=True)}
+    async with live_server(engine) as server, mode_b(server, body) as session:
+        choices = (await session.completion())["choices"]
+    assert [choice["message"]["content"] for choice in choices] == ["a", "b"]
+    assert [choice["logprobs"]["content"][0]["token"] for choice in choices] == ["a", "b"]
+    (seen,) = engine.requests
+    options = seen.options
+    assert (options.choices, options.logprobs, options.structure, options.priority) == (2, 0, StructuredOutput(), 3)
+    assistant, tool = seen.history
+    assert (assistant.tool_calls, tool.tool_call_id) == ((ToolCall("call_1", "f", "{}"),), "call_1")
+
+
+async def test_a_session_that_is_refused_is_over_for_those_who_look_on() -> None:
+    engine = CapableEngine()
+    seen = Recorder()
+    async with live_server(engine) as server:
+        server.app.sessions.observers.add(seen)
+        wrong = {"messages": [{"role": "user", "content": "hi"}], "voice": "nobody"}
+        for path, body in (
+            (SESSIONS, {"voice": "nobody"}),
+            ("/v1/chat/completions", wrong),
+            ("/v1/audio/speech", {"input": "hi", "voice": "nobody"}),
+            ("/v1/completions", {"prompt": "hi", "model": "nobody's"}),
+        ):
+            assert (await call(server.port, "POST", path, body)).status in (400, 404)
+    assert seen.opened == seen.ended
+    assert len(seen.opened) == 4
+
+
 async def test_spoken_answers_are_pcm_unless_named_and_the_same_for_every_reader() -> None:
     {"modalities": ["audio"], "chunk": text("do re mi", 0, end_of_input=True)}
     async with (
@@ -216,6 +278,11 @@ async def test_the_longest_wait() -> None:
         ({"logit_bias": {"1": 1}}, 400, "unsupported_parameter", "logit_bias"),
         ({"audio": {"voice": "nobody"}}, 400, "invalid_value", "audio.voice"),
         ({"start_policy": "whenever"}, 400, "invalid_value", "start_policy"),
+        ({"n": 2}, 400, "unsupported_parameter", "n"),
+        ({"logprobs": True}, 400, "unsupported_parameter", "logprobs"),
+        ({"response_format": {"type": "json_object"}}, 400, "unsupported_parameter", "response_format"),
+        ({"video_fps": 1}, 400, "unsupported_parameter", "video_fps"),
+        ({"messages": CALLED}, 400, "unsupported_parameter", "messages[0].tool_calls"),
         ({"text": "hello"}, 400, "invalid_value", "text"),
         ({"chunk": 1}, 400, "invalid_frame", "chunk"),
         ({"chunk": {"sequence_id": -1}}, 400, "invalid_value", "chunk.sequence_id"),
@@ -357,9 +424,18 @@ async def test_an_engine_that_cannot_extend_answers_the_whole() -> None:
 # failures
 
 
-async def test_an_empty_input() -> None:
-    async with live_server() as server, mode_b(server) as session:
-        await session.finish()
+@pytest.mark.parametrize("end", ["finish", "chunk", "first chunk"])
+async def test_an_empty_input(end: str) -> None:
+    nothing = {"end_of_input": True}
+    async with live_server() as server, mode_b(server, {"chunk": nothing} if end == "first chunk" else None) as session:
+        match end:
+            case "finish":
+                status = await session.finish()
+            case "chunk":
+                status = await session.append(nothing)
+            case _:
+                status = session.created
+        assert (status["state"], status["error"]["code"], status["input_ended"]) == ("failed", "empty_input", True)
         answer = await session.result()
         assert (answer.status, answer.error["code"]) == (400, "empty_input")
         status = await session.finish()
@@ -592,3 +668,29 @@ async def test_a_client_that_leaves_while_it_opens_a_session_leaves_none() -> No
             await server.until(lambda: server.held_bytes > 1 << 20)
             client.reset()
         await server.until(lambda: len(server.app.registry) == 0 and server.held_bytes == 0)
+
+
+async def test_a_client_that_leaves_before_it_is_told_of_its_session_leaves_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def gone(exchange: HttpExchange, *arguments: Any) -> None:
+        raise PeerGone("the client closed the connection")
+
+    async with live_server() as server:
+        with monkeypatch.context() as patched:
+            patched.setattr(HttpExchange, "respond_json", gone)
+            with pytest.raises(EOFError):
+                await create(server, {"chunk": {"text": "hello"}})
+        assert len(server.app.registry) == 0
+
+
+async def test_an_answer_that_is_being_written_may_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with live_server() as server, mode_b(server, {"chunk": text("hello", end_of_input=True)}) as session:
+        before = await session.completion()
+
+        async def deleted_meanwhile(size: int, work: Callable[[], Any]) -> Any:
+            assert await session.delete() == 204
+            return work()
+
+        monkeypatch.setattr(kept_answer, "beside", deleted_meanwhile)
+        assert await session.completion() == before

@@ -209,6 +209,8 @@ async def test_kinds_of_files(filename: str, kind: str | None, data: bytes, form
         ({"response_format": "xml"}, 400, "invalid_value", "response_format"),
         ({"temperature": "hot"}, 400, "invalid_value", "temperature"),
         ({"temperature": "3"}, 400, "invalid_value", "temperature"),
+        ({"model": "whisper-1", "model__": "whisper-1"}, 400, "invalid_value", "model"),
+        ({"model__": "whisper-1", "model": "whisper-1"}, 400, "invalid_value", "model"),
         ({"stream": "maybe"}, 400, "invalid_value", "stream"),
         ({"stream": "true", "response_format": "srt"}, 400, "unsupported_parameter", "response_format"),
         ({"timestamp_granularities__": "word"}, 400, "invalid_value", "timestamp_granularities"),
@@ -252,6 +254,8 @@ async def test_files_that_are_none(parts: tuple[Part, ...], status: int, code: s
     [
         (b"", "invalid_frame"),
         (b"hello", "invalid_frame"),
+        (b"hello\r\n" + form(FILE), "invalid_frame"),
+        (b"--xX", "invalid_frame"),
         (form(FILE)[:-8], "invalid_frame"),
         (b'--xXx\r\nContent-Disposition: form-data; filename="a"\r\n\r\na\r\n--xXx--\r\n', "invalid_frame"),
         (b"--xXx\r\n\r\na\r\n--xXx--\r\n", "invalid_frame"),

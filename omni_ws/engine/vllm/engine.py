@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from dataclasses import fields
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +36,7 @@ from omni_ws.engine.vllm.token_logprobs import TokenBytes
 from omni_ws.engine.vllm.tool_calls import check_tool_parser, load_tool_parser
 from omni_ws.engine.vllm.torch_trace import TorchTrace, traced_arguments
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedParameter
+from omni_ws.media.limits import MediaLimits
 
 log = logging.getLogger(__name__)
 
@@ -128,6 +130,7 @@ class VllmEngine:
             choices=True,
             raw_prompts=True,
             priority=self.config.args.get("scheduling_policy") == "priority",
+            media_limits=frozenset(field.name for field in fields(MediaLimits)),
         )
 
     def describe(self) -> tuple[str, ...]:
@@ -205,7 +208,11 @@ class VllmEngine:
             raise EngineFailed("the engine is not running", fatal=True)
         work = _Work(shared, self._speaker, request)
         decoded = decode_input(
-            request.input, audio=request.input_audio, sample_rate=shared.sample_rate, executor=decoding
+            request.input,
+            audio=request.input_audio,
+            sample_rate=shared.sample_rate,
+            executor=decoding,
+            limits=MediaLimits(**request.options.media_limits),  # type: ignore[arg-type]  # checked on the wire
         )
         self.active_requests += 1
         try:
