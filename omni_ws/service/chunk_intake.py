@@ -77,11 +77,7 @@ class ChunkIntake:
 
     def finish(self) -> None:
         """The end of the input; where a gap is open, behind it. Idempotent."""
-        if self._stream.opened or self._stream.has_gap:
-            self._conversation.finish()
-        else:
-            # Nothing at all came: a request with an end and no input says so by itself.
-            self._conversation.receive_chunk(InputChunk.end())
+        self._conversation.finish()
         self._end_announced()
 
     def touch(self) -> None:

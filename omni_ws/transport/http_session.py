@@ -64,9 +64,6 @@ class HttpSession:
         stream = self.conversation.stream
         if stream.has_gap:
             raise stream.gap_error()
-        if not stream.opened:
-            # Nothing at all came: a request with an end and no input says so by itself.
-            self.conversation.receive_chunk(InputChunk.end())
         self.conversation.finish()
         self.conversation.close()
 

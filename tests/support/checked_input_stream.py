@@ -235,12 +235,16 @@ class InputStreamModel:
 
     def _finish(self, sequence_id: int | None = None) -> list[Happening]:
         request, self.current = self.current, None
+        happenings: list[Happening] = []
         if request is None:
-            return []
+            if not self.single_request or self.requests:
+                return []
+            request = _Request(0, self.mode)
+            self.requests.append(request)
+            happenings.append(("opened", 0))
         self.ack_now = True
         if not request.open:
             return []
-        happenings: list[Happening] = []
         if request.total and not request.started:
             happenings.append(self._start(request, StartTrigger.END_OF_INPUT, sequence_id))
         request.end()

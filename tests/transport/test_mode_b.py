@@ -436,6 +436,7 @@ async def test_an_empty_input(end: str) -> None:
             case _:
                 status = session.created
         assert (status["state"], status["error"]["code"], status["input_ended"]) == ("failed", "empty_input", True)
+        assert status["next_sequence_id"] == (0 if end == "finish" else 1)
         answer = await session.result()
         assert (answer.status, answer.error["code"]) == (400, "empty_input")
         status = await session.finish()
@@ -694,3 +695,13 @@ async def test_an_answer_that_is_being_written_may_be_deleted(monkeypatch: pytes
 
         monkeypatch.setattr(kept_answer, "beside", deleted_meanwhile)
         assert await session.completion() == before
+
+
+async def test_an_input_of_which_nothing_is_left_ends_behind_its_gap() -> None:
+    async with live_server() as server, mode_b(server) as session:
+        refused = {"sequence_id": 1, "payload": "!"}
+        assert (await session.call("POST", "/chunks", refused)).status == 400
+        assert (await session.finish())["state"] == "open"
+        assert (await session.call("POST", "/chunks", {**refused, "sequence_id": 0})).status == 400
+        status = await session.status()
+        assert (status["state"], status["error"]["code"], status["next_sequence_id"]) == ("failed", "empty_input", 2)

@@ -16,7 +16,7 @@ from omni_ws.audio.wav import wav_header
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, Usage, Word
 from omni_ws.engine.base import Finished, TextOutput, TranscriptOutput
 from omni_ws.errors import EngineFailed
-from omni_ws.transport.multipart_form import MAX_FIELD_BYTES, MAX_PARTS
+from omni_ws.transport.multipart_form import MAX_FIELD_BYTES, MAX_PARTS, FormReader
 
 PATH = "/v1/audio/transcriptions"
 WAV = wav_header(sample_rate=16_000, channels=1, data_bytes=320) + bytes(320)
@@ -341,3 +341,14 @@ async def test_the_embedded_engine_writes_a_recording_down() -> None:
     assert [word["word"] for word in heard["words"]] == heard["text"].split()
     assert 0 < heard["words"][0]["start"] < heard["words"][-1]["end"] < heard["duration"]
     assert streamed[-1].json()["text"] == heard["text"]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3, 5, 9, 60, 100, 150])
+async def test_a_form_is_the_same_however_it_is_cut(cut: int) -> None:
+    reader = FormReader("multipart/form-data; boundary=xXx")
+    body = b"\r\n" + form(FILE, model="whisper-1")
+    reader.feed(body[:cut])
+    reader.feed(body[cut:])
+    model, file = reader.finish()
+    assert (model.name, model.filename, bytes(model.data)) == ("model", None, b"whisper-1")
+    assert (file.name, file.filename, bytes(file.data)) == ("file", "a.wav", WAV)

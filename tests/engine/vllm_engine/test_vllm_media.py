@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncIterator
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -14,8 +15,10 @@ from PIL import Image
 from support.vllm_engine import Input, answer, plain_answer, running_engine, text_chunk, until_idle
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality
+from omni_ws.engine.base import AnswerOptions
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.errors import InvalidValue
+from omni_ws.media.limits import MediaLimits
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -117,6 +120,7 @@ async def test_sees_pictures(tmp_path_factory: pytest.TempPathFactory) -> None:
     async with running_engine(folder, args) as engine:
         assert engine.capabilities.input_modalities == {Modality.TEXT, Modality.IMAGE, Modality.VIDEO}
         await _pictures(engine)
+        await _smaller_pictures(engine)
         await _too_many_pictures(engine)
         await _frames_of_a_camera(engine)
 
@@ -141,6 +145,21 @@ async def _pictures(engine: VllmEngine) -> None:
     source.end()
     live, _ = await answering
     assert live == text
+
+
+async def _smaller_pictures(engine: VllmEngine) -> None:
+    assert engine.capabilities.media_limits == {field.name for field in fields(MediaLimits)}
+    pixels = 60 * 80
+    options = AnswerOptions(media_limits={"image_max_pixels": pixels})
+    text, final = await answer(
+        engine, Input("Look", png(picture(1)), "well"), input_mode=InputMode.SNAPSHOT, options=options
+    )
+    small = Image.fromarray(MediaLimits(image_max_pixels=pixels).fit_image(np.asarray(picture(1))))
+    assert small.size == (80, 60)
+    prompt = {"prompt": f"user: Look\n{SEEN}\nwell\nassistant:", "multi_modal_data": {"image": [small]}}
+    assert text == await plain_answer(engine, prompt)
+    _, large = await answer(engine, Input("Look", png(picture(1)), "well"), input_mode=InputMode.SNAPSHOT)
+    assert final.usage.input_tokens < large.usage.input_tokens
 
 
 async def _too_many_pictures(engine: VllmEngine) -> None:
