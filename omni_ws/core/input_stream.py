@@ -136,8 +136,7 @@ class InputStream:
         return self._place(sequence_id, _CONSUMED, 0, now)
 
     def finish(self, *, now: float) -> list[StreamEvent]:
-        """The end of input, once everything that is buffered now has been released. Idempotent. A single request of
-        which nothing came is opened by it, too."""
+        """The end of input, once everything that is buffered now has been released. Idempotent."""
         self._last_activity = now
         highest = self.reorder.highest
         if highest is not None:
@@ -367,17 +366,14 @@ class InputStream:
         if self.diverting:
             self._ack_now = True
             return [Diverted(None)]
-        session, self.current = self.current, None
-        events: list[StreamEvent] = []
-        if session is None:
-            if not self.single_request or self.opened:
-                return []
+        if self.single_request and not self.opened:
             # Nothing came of the one request there is: with an end and no input it says so by itself.
-            self.opened = True
-            session = StreamingInputSession(self._settings())
-            events.append(RequestOpened(session, False))
+            return self._deliver(InputChunk.end())
+        session, self.current = self.current, None
+        if session is None:
+            return []
         self._ack_now = True
-        return [*events, *session.finish()]
+        return [*session.finish()]
 
     def _hold(self, size: int) -> None:
         if self._closed:

@@ -1,4 +1,4 @@
-"""Mode B: however chunks are dealt to bodies and connections, repeated, cut off and sent again, the input is the list."""
+"""Mode B: however chunks are dealt to bodies and connections, repeated and sent again, the input is the list."""
 
 from __future__ import annotations
 
