@@ -366,8 +366,7 @@ class InputStream:
         if self.diverting:
             self._ack_now = True
             return [Diverted(None)]
-        if self.single_request and not self.opened:
-            # Nothing came of the one request there is: with an end and no input it says so by itself.
+        if self.single_request and not self.opened:  # and what has an end and no input says so by itself
             return self._deliver(InputChunk.end())
         session, self.current = self.current, None
         if session is None:
