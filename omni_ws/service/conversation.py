@@ -86,7 +86,9 @@ class Conversation:
                 listened=lambda: self._room.offer(),
                 server_speaks=lambda: self.loudspeaker.playing,
             )
-        self._room: InputRoom = InputRoom(self.stream, self.observed, listener=self._listener, offer=self._offer_room)
+        self._room: InputRoom = InputRoom(
+            self.stream, self.observed, listener=self._listener, offer=lambda: self.on_input_room()
+        )
         #: For the requests that open from now on; what may be asked is checked by ``configuration.check_options``.
         self.options = AnswerOptions()
         self._owner = owner
@@ -183,8 +185,7 @@ class Conversation:
         return self._room.take_ack(self._receiving)
 
     def get_timer(self) -> float | None:
-        times = (self.stream.get_timer(), self.outbox.get_timer())
-        return min((when for when in times if when is not None), default=None)
+        return min((when for when in (self.stream.get_timer(), self.outbox.get_timer()) if when is not None), default=None)
 
     def handle_timer(self, now: float | None = None) -> None:
         """Raises SequenceGap, SessionTimeout or SlowConsumer when their time has come."""
@@ -351,9 +352,6 @@ class Conversation:
         settings = self.configuration.input_settings()
         audio = None if self._listener is None else self._listener.audio
         return settings if audio is None else dataclasses.replace(settings, audio=audio)
-
-    def _offer_room(self) -> None:
-        self.on_input_room()
 
     def _tell_heard(self, message: SpeechStarted | SpeechStopped | OmniError) -> None:
         if not isinstance(message, OmniError):
