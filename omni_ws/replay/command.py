@@ -25,6 +25,8 @@ EQUAL: Final = 0
 DIFFERENT: Final = 1
 #: Also for a recording that cannot be read.
 USAGE_ERROR: Final = 2
+#: As shells have it for a program ended by SIGINT.
+INTERRUPTED: Final = 130
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
@@ -37,7 +39,10 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
         print(f"omni-ws replay: error: {error}", file=sys.stderr)
         return USAGE_ERROR
     pace = Pace(speed=options.speed, patience=options.patience)
-    results = asyncio.run(replay(recordings, target, pace, copies=options.copies, comparison=options.compare))
+    try:
+        results = asyncio.run(replay(recordings, target, pace, copies=options.copies, comparison=options.compare))
+    except KeyboardInterrupt:
+        return INTERRUPTED
     print(orjson.dumps(as_json(results)).decode() if options.format == "json" else as_text(results))
     return EQUAL if all(result.is_equal for result in results) else DIFFERENT
 

@@ -35,7 +35,7 @@ class _Step:
     started: int
     finals: int
     configured: int
-    #: Outputs of the answer that was under way, and its place, where the step is one that depends on them.
+    #: Outputs of the answer that was under way, as far as the step depends on them, and its place.
     outputs: int
     place: int
     highest: int
@@ -63,6 +63,8 @@ class NativeReplay:
         self._ends: dict[int, str] = {}
         #: How many of what was expected did not come: it is not waited for again.
         self._missing: dict[str, int] = {"started": 0, "finals": 0, "configured": 0}
+        #: The places of answers that did not come as far.
+        self._given_up: set[int] = set()
 
     async def run(self) -> Answers:
         try:
@@ -82,6 +84,7 @@ class NativeReplay:
         if not await self._time.until(step.event.at, lambda: self._is_due(step)):
             for name in self._missing:
                 self._missing[name] = max(0, getattr(step, name) - getattr(self._now, name))
+            self._given_up.add(step.place)
         match step.event:
             case Opened():
                 await self._open(step.event)
@@ -106,7 +109,9 @@ class NativeReplay:
         heard = all(getattr(now, name) >= getattr(step, name) - missing[name] for name in missing)
         if isinstance(step.event, Closed) and step.event.by == "lost":
             return heard and (now.highest >= step.highest or now.finals >= step.finals + 1)
-        return heard and (not step.outputs or now.outputs_of(step.place) >= step.outputs)
+        if not step.outputs or step.place in self._given_up:
+            return heard
+        return heard and now.outputs_of(step.place) >= step.outputs
 
     async def _open(self, event: Opened) -> None:
         query: dict[str, str] = {}
@@ -208,13 +213,15 @@ def _steps(events: Iterable[Event], answers: NativeAnswers) -> Iterator[_Step]:
             highest = next((one for one in later if one is not None), highest)
         ends, depends = (ended, False) if not isinstance(event, Received) else _bearing(event, ended=ended)
         ended = ends
-        running = answers.running if depends else None
+        running = answers.running if isinstance(event, Received) else None
+        heard = 0 if running is None else running.outputs
         yield _Step(
             event,
             answers.started,
             answers.finals,
             answers.configured,
-            0 if running is None else running.outputs,
+            # What comes into an answer comes when it has begun; what stops it, when it was as far.
+            heard if depends else min(heard, 1),
             0 if running is None else answers.found.answers.index(running),
             highest,
         )

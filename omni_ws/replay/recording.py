@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from omni_ws.errors import InvalidFrame
 from omni_ws.wire.recording import (
     Cut,
     Ended,
@@ -19,6 +20,7 @@ from omni_ws.wire.recording import (
     decode_event,
     decode_header,
 )
+from omni_ws.wire.server_frames import ServerFrame, decode_server_frame
 
 _Decoded = TypeVar("_Decoded")
 
@@ -56,6 +58,8 @@ def read_recording(path: Path, *, incomplete: bool = False) -> Recording:
             raise RecordingError(path, number, "a line after the end")
         event = _decoded(decode_event, path, number, line)
         connections = _checked(event, connections, path, number)
+        if isinstance(event, Sent) and event.text is not None and header.kind == "websocket":
+            _decoded(_server_frame, path, number, event.text.encode())
         events.append(event)
     end = len(lines) + 1
     if unfinished and not incomplete:
@@ -74,6 +78,13 @@ def _decoded(decode: Callable[[bytes], _Decoded], path: Path, number: int, line:
         return decode(line)
     except ValueError as error:
         raise RecordingError(path, number, str(error)) from None
+
+
+def _server_frame(data: bytes) -> ServerFrame:
+    try:
+        return decode_server_frame(data)
+    except InvalidFrame as error:
+        raise ValueError(f"this is no frame of a server: {error.message}") from None
 
 
 def _checked(event: Event, connections: int, path: Path, number: int) -> int:

@@ -164,7 +164,12 @@ class Recorder:
             batch = Batch(self._folder, payloads=self._choice.payloads)
             while item is not None:
                 file, event, size = item
-                batch.add(file, event)
+                try:
+                    batch.add(file, event)
+                except Exception:
+                    # The thread serves the other recordings, too.
+                    logger.exception("the recording %s has failed", file.name)
+                    file.failure = "an internal error"
                 self._taken_bytes += size
                 item = self._next()
             batch.flush()

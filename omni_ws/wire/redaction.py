@@ -49,9 +49,9 @@ def without_content(data: bytes) -> bytes | None:
     """A JSON frame with a size and a hash in the place of all that was said; None for what is no such frame."""
     try:
         frame = orjson.loads(data)
-    except orjson.JSONDecodeError:
+        return orjson.dumps(_emptied(frame, is_inner=False)) if isinstance(frame, dict) else None
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # the latter for what is nested too deeply
         return None
-    return orjson.dumps(_emptied(frame)) if isinstance(frame, dict) else None
 
 
 def without_payload(data: bytes) -> tuple[bytes, int, str]:
@@ -59,12 +59,12 @@ def without_payload(data: bytes) -> tuple[bytes, int, str]:
     return data[: HEADER.size], *digest(data[HEADER.size :])
 
 
-def _emptied(fields: dict[str, Any]) -> dict[str, Any]:
+def _emptied(fields: dict[str, Any], *, is_inner: bool) -> dict[str, Any]:
     emptied: dict[str, Any] = {}
     for name, value in fields.items():
-        if name in _OBJECTS and isinstance(value, dict):
-            emptied[name] = _emptied(value)
-        elif name in _HARMLESS or value is None or isinstance(value, bool):
+        if name in _OBJECTS and isinstance(value, dict) and not is_inner:
+            emptied[name] = _emptied(value, is_inner=True)
+        elif (name in _HARMLESS - _OBJECTS) or value is None or isinstance(value, bool):
             emptied[name] = value
         else:
             content = value.encode() if isinstance(value, str) else orjson.dumps(value)

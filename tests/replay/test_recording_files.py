@@ -52,6 +52,7 @@ def test_a_whole_one(tmp_path: Path) -> None:
         (HEADER + OPEN + SAID.replace(b"{}", b"\xff") + END, 3, "UTF-8|utf-8"),
         (HEADER + OPEN + SAID.replace(b'"connection":0', b'"connection":7') + END, 3, "no connection 7"),
         (HEADER + OPEN + OPEN + END, 3, "connection 0, where 1 is the next"),
+        (HEADER + OPEN + SAID.replace(b'"in"', b'"out"') + END, 3, "no frame of a server"),
         (WHOLE + SAID, 5, "after the end"),
         (HEADER + OPEN + b'{"event":"cut","at":2,"reason":"the disk is too slow"}\n', 3, "cut here: the disk is too"),
     ],

@@ -131,6 +131,7 @@ def test_payloads_can_be_left_out(tmp_path: Path) -> None:
         connection.received(b"\x01\x01\x02\x00" + bytes(8) + b"loud", is_text=False)
         connection.received(b"no frame, secret", is_text=True)
         connection.received(b"a piece of a secret body")
+        connection.received(b'{"x":%b"secret"%b}' % (b'{"y":' * 400, b"}" * 400), is_text=True)
         error = {"type": "error", "error": {"code": "invalid_value", "message": "no voice is called secret"}}
         connection.sent(orjson.dumps(error), is_text=True)
         connection.closed("client")
@@ -139,12 +140,13 @@ def test_payloads_can_be_left_out(tmp_path: Path) -> None:
     text = file.read_text()
     assert "Rumpelstiltskin" not in text
     assert "secret" not in text
-    header, chunk, binary, bad, piece, failed, *_ = lines(file)
+    header, chunk, binary, bad, piece, deep, failed, *_ = lines(file)
     assert header["payloads"] is False
     fields = orjson.loads(chunk["text"])
     assert (fields["sequence_id"], fields["text"]["size"], len(fields["text"]["sha256"])) == (3, 26, 64)
     assert (binary["binary"], binary["size"]) == ("AQECAAAAAAAAAAAA", 4)
     assert (bad["size"], piece["size"]) == (16, 24)
+    assert deep["size"] == 2414
     assert orjson.loads(failed["text"])["error"]["code"] == "invalid_value"
 
 
