@@ -86,9 +86,7 @@ class Conversation:
                 listened=lambda: self._room.offer(),
                 server_speaks=lambda: self.loudspeaker.playing,
             )
-        self._room: InputRoom = InputRoom(
-            self.stream, self.observed, listener=self._listener, offer=lambda: self.on_input_room()
-        )
+        self._room = InputRoom(self.stream, self.observed, listener=self._listener, offer=lambda: self.on_input_room())
         #: For the requests that open from now on; what may be asked is checked by ``configuration.check_options``.
         self.options = AnswerOptions()
         self._owner = owner
@@ -147,8 +145,7 @@ class Conversation:
 
         Nothing happens where there is nothing to stop.
         """
-        turn = self._turn_to_cancel(request_id)
-        if turn is None and request_id is not None:
+        if (turn := self._turn_to_cancel(request_id)) is None and request_id is not None:
             return  # it has ended already, and what waits behind a gap belongs to others
         if turn is self._receiving:
             self.stream.cancel(now=self._now())
@@ -185,7 +182,8 @@ class Conversation:
         return self._room.take_ack(self._receiving)
 
     def get_timer(self) -> float | None:
-        return min((when for when in (self.stream.get_timer(), self.outbox.get_timer()) if when is not None), default=None)
+        times = (self.stream.get_timer(), self.outbox.get_timer())
+        return min((when for when in times if when is not None), default=None)
 
     def handle_timer(self, now: float | None = None) -> None:
         """Raises SequenceGap, SessionTimeout or SlowConsumer when their time has come."""
