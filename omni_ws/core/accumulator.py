@@ -38,9 +38,9 @@ class InputAccumulator:
 
     def count(self, chunk: InputChunk) -> None:
         """Note a chunk in the summary without keeping it."""
-        if not chunk.has_content:
-            return
         size = len(chunk.payload)
+        if not size and not chunk.has_content:
+            return
         summary = self.summary
         summary.chunks += 1
         summary.bytes += size

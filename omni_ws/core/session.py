@@ -104,14 +104,14 @@ class StreamingInputSession:
         size = len(chunk.payload)
         self.received_bytes += size
         if self.state is SessionState.OPEN:
-            if chunk.has_content:
+            if size or chunk.has_content:
                 self._accumulator.append(chunk)
                 if self.settings.start_policy.should_start(self._accumulator.summary):
                     events.append(self._start(self.settings.start_policy.trigger, chunk.sequence_id))
         else:
             self.bytes_after_start += size
             self._accumulator.count(chunk)
-            if chunk.has_content and self.settings.mode is InputMode.EXTEND:
+            if (size or chunk.has_content) and self.settings.mode is InputMode.EXTEND:
                 events.append(InputAppended(chunk))
         if chunk.end_of_input:
             events += self.finish(chunk.sequence_id)
