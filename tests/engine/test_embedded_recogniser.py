@@ -74,10 +74,24 @@ def test_nothing_is_remembered_from_the_utterance_before(recogniser: Recogniser)
     assert recogniser.transcribe(clip_pcm("cards_005")) == first
 
 
-def test_silence_and_nothing_have_no_words(recogniser: Recogniser) -> None:
-    assert recogniser.transcribe(np.zeros(16_000, np.int16)) == ()
-    assert recogniser.transcribe(np.zeros(0, np.int16)) == ()
-    assert recogniser.transcribe(np.zeros(1, np.int16)) == ()
+@pytest.mark.parametrize("before", ["goforward", "cards_001"])
+def test_silence_and_nothing_have_no_words(recogniser: Recogniser, before: str) -> None:
+    """Whatever was said before: there is nothing to set the mean of the cepstra from, so the words would be left-overs."""
+    clicks = np.arange(16_000) % 2
+    for silence in (np.zeros(16_000), np.zeros(0), np.zeros(1), np.ones(16_000), clicks):
+        recogniser.transcribe(clip_pcm(before))
+        assert recogniser.transcribe(silence.astype(np.int16)) == ()
+
+
+def test_priming_with_silence_is_like_no_priming(recogniser: Recogniser) -> None:
+    def heard(primer: np.ndarray) -> str:
+        recogniser.begin(primer)
+        recogniser.hear(clip_pcm("goforward"))
+        words = recogniser.partial()
+        recogniser.end()
+        return words
+
+    assert heard(np.zeros(PRIMING_SAMPLES, np.int16)) == heard(np.zeros(0, np.int16)) != ""
 
 
 @pytest.mark.slow

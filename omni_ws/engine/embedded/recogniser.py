@@ -47,6 +47,7 @@ _FUNCTIONS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("ps_add_jsgf_string", ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_char_p)),
     ("ps_activate_search", ctypes.c_int, (ctypes.c_void_p, ctypes.c_char_p)),
     ("ps_reinit_feat", ctypes.c_int, (ctypes.c_void_p, ctypes.c_void_p)),
+    ("ps_get_cmn", ctypes.c_char_p, (ctypes.c_void_p, ctypes.c_int)),
     ("ps_start_utt", ctypes.c_int, (ctypes.c_void_p,)),
     ("ps_end_utt", ctypes.c_int, (ctypes.c_void_p,)),
     (
@@ -150,7 +151,7 @@ class Recogniser:
             self._process(pcm, whole=True)
         finally:
             self._check(self._library.ps_end_utt(self._decoder))
-        return tuple(self._words())
+        return tuple(self._words()) if self._heard_anything() else ()
 
     def begin(self, speech: NDArray[np.int16]) -> None:
         """Starts a live utterance. ``speech`` sets the mean of the cepstra: 600 ms of it, without leading silence."""
@@ -160,6 +161,8 @@ class Recogniser:
             self._check(self._library.ps_start_utt(self._decoder))
             self._process(speech, search=False, whole=True)
             self._check(self._library.ps_end_utt(self._decoder))
+            if not self._heard_anything():
+                self._check(self._library.ps_reinit_feat(self._decoder, None))
         finally:
             self._check(self._library.ps_activate_search(self._decoder, _DICTATION))
         self._check(self._library.ps_start_utt(self._decoder))
@@ -184,6 +187,14 @@ class Recogniser:
         self._check(
             self._library.ps_process_raw(self._decoder, contiguous.ctypes.data, len(contiguous), not search, whole)
         )
+
+    def _heard_anything(self) -> bool:
+        """False where no frame had energy, as in digital silence.
+
+        The mean of the cepstra is over the frames that have some. Over none it is not a number, and the words found
+        with it are what happens to be left from the utterance before.
+        """
+        return b"nan" not in self._library.ps_get_cmn(self._decoder, False)
 
     def _words(self) -> list[RecognisedWord]:
         words: list[RecognisedWord] = []
