@@ -35,6 +35,9 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 VLLM_TINY_ENVIRONMENT := VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_NUM_THREADS=1 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 \
   VLLM_LOGGING_LEVEL=ERROR TORCH_CPP_LOG_LEVEL=ERROR TORCH_LOGS=-all PYTHONWARNINGS=ignore
 
+# How many processes share the tests of test-fast.
+WORKERS := 2
+
 TINY_MODELS := .cache/tiny-models
 # What ended in the first of two runs, for the report of the second.
 OUTCOMES := .cache/test-outcomes.json
@@ -83,7 +86,7 @@ test-base: $(VENV)/.ready-to-test chromium
 	@$(BIN)/python -m pytest -m "not vllm" $(ARGS)
 
 test-fast: $(VENV)/.ready-to-test
-	@$(BIN)/python -m pytest -m "not slow and not vllm" $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow and not vllm" -n $(WORKERS) --dist worksteal --hypothesis-profile=fast $(ARGS)
 
 # The browser tests use the system's own Chromium; without it they are skipped, each by name, and fail under CI.
 chromium:

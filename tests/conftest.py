@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from hypothesis import settings
 from support.virtual_clock import VirtualClockLoop
 
 pytest_plugins = ["support.report"]
@@ -19,6 +20,9 @@ pytest_plugins = ["support.report"]
 _BOTH_LOOPS = Path(__file__).parent / "transport"
 #: Passes of the event loop in which what was cancelled may still come to its end.
 _WINDING_UP_PASSES = 50
+
+#: For ``--hypothesis-profile=fast``; tests that say themselves how many examples they need keep to that.
+settings.register_profile("fast", max_examples=25)
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 

@@ -6,7 +6,8 @@ import ast
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -88,60 +89,90 @@ def floor(module: str) -> int:
     return FLOORS[max(homes, key=len)]
 
 
-def imported(module: str) -> Iterator[str]:
+SOURCES = {module: path.read_text(encoding="utf-8") for module, path in MODULES.items()}
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(SOURCES[module])
+
+
+@cache
+def imported(module: str) -> tuple[str, ...]:
     """Every name that a module imports, also inside functions; of ``from package import module``, both."""
-    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+    found: list[str] = []
+    for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found.extend(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module}: imports are absolute"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             inner = [name for name in names if name in MODULES]
-            yield from inner
+            found.extend(inner)
             # ``from omni_ws import errors`` takes a module out of the package; the package is not what it wants.
             if len(inner) < len(names):
-                yield node.module or ""
+                found.append(node.module or "")
+    return tuple(found)
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_imports_point_downward(module: str) -> None:
-    reached = [name for name in imported(module) if is_within(name, "omni_ws") and floor(name) > floor(module)]
-    assert reached == [], f"{module} reaches up"
+def top_names(module: str) -> set[str]:
+    return {name.partition(".")[0] for name in imported(module)}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_lower_floors_stay_free_of_loops_and_sockets(module: str) -> None:
-    banned = {name for package, names in BANNED.items() if is_within(module, package) for name in names}
-    assert banned & {name.partition(".")[0] for name in imported(module)} == set()
+def broken(found: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """The modules that break a rule, each with what of it does."""
+    return {module: what for module, what in found.items() if what}
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_heavy_libraries_are_imported_at_home_only(module: str) -> None:
-    names = {name.partition(".")[0] for name in imported(module)}
-    assert [name for name in names & AT_HOME.keys() if not is_within(module, AT_HOME[name])] == []
+def test_imports_point_downward() -> None:
+    up = {
+        module: [name for name in imported(module) if is_within(name, "omni_ws") and floor(name) > floor(module)]
+        for module in MODULES
+    }
+    assert broken(up) == {}, "these reach up"
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if is_within(module, "omni_ws.client")])
-def test_the_client_stands_on_the_wire_alone(module: str) -> None:
-    for name in imported(module):
+def test_lower_floors_stay_free_of_loops_and_sockets() -> None:
+    found = {}
+    for module in MODULES:
+        banned = {name for package, names in BANNED.items() if is_within(module, package) for name in names}
+        found[module] = sorted(banned & top_names(module))
+    assert broken(found) == {}, "these import what has no place on their floor"
+
+
+def test_heavy_libraries_are_imported_at_home_only() -> None:
+    astray = {
+        module: [name for name in top_names(module) & AT_HOME.keys() if not is_within(module, AT_HOME[name])]
+        for module in MODULES
+    }
+    assert broken(astray) == {}, "these import a library outside its one place"
+
+
+def test_the_client_stands_on_the_wire_alone() -> None:
+    libraries = sys.stdlib_module_names | {"omni_ws", "websockets", "orjson", "msgspec"}
+
+    def may(name: str) -> bool:
         if is_within(name, "omni_ws") and name != "omni_ws":
-            assert any(is_within(name, package) for package in CLIENT_MAY_IMPORT), f"{module} imports {name}"
-        else:
-            top = name.partition(".")[0]
-            assert top in sys.stdlib_module_names | {"omni_ws", "websockets", "orjson", "msgspec"}, f"{module}: {name}"
+            return any(is_within(name, package) for package in CLIENT_MAY_IMPORT)
+        return name.partition(".")[0] in libraries
+
+    client = [module for module in MODULES if is_within(module, "omni_ws.client")]
+    assert broken({module: [name for name in imported(module) if not may(name)] for module in client}) == {}
+    assert client
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_modules_and_functions_are_small(module: str) -> None:
-    source = MODULES[module].read_text(encoding="utf-8")
-    assert len(source.splitlines()) <= MODULE_LINES
-    long = [
-        f"{node.name}: {length} lines"
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES
-    ]
-    assert long == []
+def test_modules_and_functions_are_small() -> None:
+    large = {}
+    for module, source in SOURCES.items():
+        large[module] = [
+            f"{node.name}: {length} lines"
+            for node in ast.walk(tree(module))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES
+        ]
+        if (lines := len(source.splitlines())) > MODULE_LINES:
+            large[module].append(f"{lines} lines")
+    assert broken(large) == {}, f"at most {MODULE_LINES} lines a module and {FUNCTION_LINES} a function"
 
 
 @pytest.mark.parametrize(

@@ -70,3 +70,16 @@ def test_the_report_of_the_second_run_tells_of_both(tmp_path: Path, monkeypatch:
     assert "tests/core/test_one.py::test_d: no flute" in lines
     assert "FAILED tests/core/test_one.py::test_c - assert 0" in lines
     assert "1 failed, 3 passed, 2 skipped, 1 deselected" in lines[-1]
+
+
+def test_a_failure_is_told_also_where_garbage_is_parsed_into_it(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    many = "".join(f"def f{at}(a, b): return [a + b, (a, b), {{'x': a}}]\n" for at in range(400))
+    (tmp_path / "tests" / "test_one.py").write_text(
+        "import ast, gc\ndef test_a():\n"
+        "    gc.callbacks.append(lambda phase, info: ast.parse('a + b'))\n    assert [1, 2] == [3]\n" + many,
+        encoding="utf-8",
+    )
+    lines = pytest_run(tmp_path).stdout.splitlines()
+    assert "FAILED tests/test_one.py::test_a - assert [1, 2] == [3]" in lines

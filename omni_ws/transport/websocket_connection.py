@@ -289,7 +289,7 @@ class StreamConnection(ServerConnection):
             self._takes_frames = False
             return start
         self._incomplete += data[start:]
-        self._wanted = wanted
+        self._wanted = wanted if len(data) > start + 1 else 2
         return len(data)
 
     def _take_slice(self, data: bytes, start: int) -> int:

@@ -76,7 +76,7 @@ def test_nothing_is_remembered_from_the_utterance_before(recogniser: Recogniser)
 
 @pytest.mark.parametrize("before", ["goforward", "cards_001"])
 def test_silence_and_nothing_have_no_words(recogniser: Recogniser, before: str) -> None:
-    """Whatever was said before: there is nothing to set the mean of the cepstra from, so the words would be left-overs."""
+    """There is nothing to set the mean of the cepstra from; words would be left over from what was said before."""
     clicks = np.arange(16_000) % 2
     for silence in (np.zeros(16_000), np.zeros(0), np.zeros(1), np.ones(16_000), clicks):
         recogniser.transcribe(clip_pcm(before))

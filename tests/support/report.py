@@ -6,9 +6,10 @@ Where tests need two environments there are two runs: ``--keep-outcomes=FILE`` f
 
 from __future__ import annotations
 
+import gc
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -74,6 +75,22 @@ def add_outcomes(file: Path, terminalreporter: pytest.TerminalReporter) -> None:
     left_out = [item for item in stats.pop("deselected", []) if item.nodeid not in ran]
     if left_out:
         stats["deselected"] = left_out
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Lets no garbage be collected while pytest parses the source of a test that failed.
+
+    What is collected may log its traceback, which parses source too, and in Python 3.11 a parser inside another breaks
+    that one ("AST constructor recursion depth mismatch"): instead of the failure there would be an internal error.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -288,6 +288,7 @@ async def test_delays_of_the_fake_engine() -> None:
 # timers
 
 
+@pytest.mark.slow
 async def test_timers_do_not_storm() -> None:
     """A quiet session wakes the loop for its pings and for nothing else; a busy one for its acknowledgements."""
     loop: Any = asyncio.get_running_loop()

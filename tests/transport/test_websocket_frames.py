@@ -197,6 +197,7 @@ async def feed(session: Session, data: bytes, cuts: list[int]) -> None:
 @given(data=streams, places=st.lists(st.floats(0, 1), max_size=8))
 @example(data=TEXT + CLOSE + TEXT, places=[])
 @example(data=LARGE[:9], places=[0.5])
+@example(data=frame(Opcode.TEXT, b"", masked=False), places=[0.5])
 @example(data=frame(Opcode.TEXT, bytes(130), masked=False) + TEXT, places=[])
 async def test_the_same_comes_out_as_from_the_library(data: bytes, places: list[float]) -> None:
     cuts = [round(place * len(data)) for place in places]

@@ -86,6 +86,7 @@ async def test_flood_of_frames_that_are_answered(frame: bytes, answer: str) -> N
 
 
 @pytest.mark.virtual_clock
+@pytest.mark.slow
 async def test_flood_before_there_is_a_session() -> None:
     """A client that is refused and floods: what it sends is thrown away, and it is dropped in the end."""
     async with live_server(limits={"max_sessions": 1}) as server, native_client(server):
