@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -30,6 +30,9 @@ class ReorderStatistics:
     gaps: float = 0
 
 
+NONE_REORDERED: Final = ReorderStatistics()
+
+
 class ReorderBuffer(Generic[T]):
     """Numbers start at 0 and are contiguous; of copies of one number the first counts.
 
@@ -40,7 +43,7 @@ class ReorderBuffer(Generic[T]):
         self.window = window
         #: Everything below it has been released, in order.
         self.next_sequence_id = 0
-        self.statistics = ReorderStatistics()
+        self.statistics = NONE_REORDERED
         #: With the time at which each came.
         self._ahead: dict[int, tuple[T, float]] = {}
         self._gap_since = 0.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from omni_ws.core.output import FinalChunk
-from omni_ws.core.reorder import ReorderStatistics
+from omni_ws.core.reorder import NONE_REORDERED
 from omni_ws.profiler import events
 from omni_ws.service.observer import (
     AnswerEnded,
@@ -66,9 +66,13 @@ class EventObserver:
 
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
         known = self._sessions.get(session.session_id)
+        if type(observation) is InputAcknowledged:  # what comes most often
+            if known is not None:
+                self._input(observation, known)
+            return
         match observation:
             case SessionOpened():
-                self._sessions[session.session_id] = _Session(InputAcknowledged(None, 0, 0, 0, ReorderStatistics()))
+                self._sessions[session.session_id] = _Session(InputAcknowledged(None, 0, 0, 0, NONE_REORDERED))
                 return
             case SessionEnded():
                 self._sessions.pop(session.session_id, None)
@@ -91,8 +95,6 @@ class EventObserver:
                 )
             case OutputWritten():
                 self._written(observation, known)
-            case InputAcknowledged():
-                self._input(observation, known)
             case SpeechHeard(event=event):
                 name = type(event).__struct_config__.tag
                 events.emit(INPUT, str(name), request_id=known.newest, audio_ms=event.audio_ms)
@@ -195,17 +197,18 @@ class EventObserver:
         if (old.next_sequence_id, old.duplicates) == (new.next_sequence_id, new.duplicates):
             return
         before, now = old.reordering, new.reordering
-        events.emit(
-            INPUT,
-            "input_received",
-            request_id=request_id,
-            chunks=new.next_sequence_id - old.next_sequence_id,
-            bytes=new.received_bytes - old.received_bytes,
-            duplicates=new.duplicates - old.duplicates,
-            reordered=now.items - before.items,
-            reorder_wait_ms=1000 * (now.waited - before.waited),
-            gap_ms=1000 * (now.gaps - before.gaps),
-        )
+        told: dict[str, float] = {
+            "chunks": new.next_sequence_id - old.next_sequence_id,
+            "bytes": new.received_bytes - old.received_bytes,
+            "duplicates": new.duplicates - old.duplicates,
+        }
+        if now is not before:  # nearly always they are one
+            told |= {
+                "reordered": now.items - before.items,
+                "reorder_wait_ms": 1000 * (now.waited - before.waited),
+                "gap_ms": 1000 * (now.gaps - before.gaps),
+            }
+        events.emit(INPUT, "input_received", request_id=request_id, **told)
 
     def _written(self, observation: OutputWritten, known: _Session) -> None:
         chunk = observation.chunk

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from msgspec import Struct
+
 from omni_ws.core.chunks import InputChunk, OutputModality
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.reorder import ReorderStatistics
@@ -51,15 +53,13 @@ class SessionEnded:
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class InputReceived:
+class InputReceived(Struct, frozen=True):
     """A chunk as it arrived, before it was put in order. Only for observers of every chunk."""
 
     chunk: InputChunk
 
 
-@dataclass(frozen=True, slots=True)
-class InputAcknowledged:
+class InputAcknowledged(Struct, frozen=True):
     """So much of the session's input has come so far; ``turn`` is the request that takes input, if any does."""
 
     turn: Turn | None
@@ -111,16 +111,14 @@ class OutputBegan:
     modality: OutputModality
 
 
-@dataclass(frozen=True, slots=True)
-class OutputMade:
+class OutputMade(Struct, frozen=True):
     """An output is in the outbox. Only for observers of every output."""
 
     turn: Turn
     chunk: OutputChunk
 
 
-@dataclass(frozen=True, slots=True)
-class OutputWritten:
+class OutputWritten(Struct, frozen=True):
     """The socket has got an output. Only for observers of every output."""
 
     chunk: OutputChunk | FinalChunk
@@ -211,6 +209,7 @@ class Observers:
         self.listening_to_chunks = False
         self.listening_to_outputs = False
         self._observers: dict[Observer, _Interest] = {}
+        self._told: tuple[tuple[Observer, _Interest], ...] = ()
 
     def add(self, observer: Observer, *, every_chunk: bool = False, every_output: bool = True) -> None:
         self._observers[observer] = _Interest(every_chunk, every_output)
@@ -222,7 +221,7 @@ class Observers:
         self._look()
 
     def tell(self, session: SessionIdentity, observation: Observation) -> None:
-        for observer, interest in tuple(self._observers.items()):
+        for observer, interest in self._told:
             if not interest.covers(observation):
                 continue
             try:
@@ -233,6 +232,7 @@ class Observers:
                 self.remove(observer)
 
     def _look(self) -> None:
+        self._told = tuple(self._observers.items())
         self.listening = bool(self._observers)
         self.listening_to_chunks = any(one.every_chunk for one in self._observers.values())
         self.listening_to_outputs = any(one.every_output for one in self._observers.values())

@@ -27,16 +27,16 @@ async def test_fifty_mixed_requests_on_the_embedded_engine(tmp_path: Path, capsy
     clip = clip_bytes("goforward")
     text = {"modalities": ["text"]}
     kinds = [
-        mixed_requests.typed,
+        mixed_requests.typed(),
         mixed_requests.spoken(clip),
         mixed_requests.chat(stream=True, **text),
         mixed_requests.chat(**text),
         mixed_requests.spoken(clip, disorder=True),
-        mixed_requests.streamed_body,
-        mixed_requests.several_requests,
-        mixed_requests.interrupted,
-        mixed_requests.speech,
-        mixed_requests.typed,
+        mixed_requests.streamed_body(modalities=["text"]),
+        mixed_requests.several_requests(modalities=["text"]),
+        interrupted := mixed_requests.interrupted(),
+        mixed_requests.speech(),
+        mixed_requests.typed(modalities=["text"]),
     ]
     async with live_server(EmbeddedEngine(EmbeddedConfig()), profiler={"root": tmp_path}) as server:
         if not server.engine.capabilities.voices:
@@ -47,7 +47,7 @@ async def test_fifty_mixed_requests_on_the_embedded_engine(tmp_path: Path, capsy
     assert stopped["dropped_events"] == 0
     folder = Path(started.json()["event_file"]).parent
     report = build_report(read([folder]))
-    interruptions = sum(kinds[number % len(kinds)] is mixed_requests.interrupted for number in range(REQUESTS))
+    interruptions = sum(kinds[number % len(kinds)] is interrupted for number in range(REQUESTS))
     assert (report["request_count"], report["partial_requests"]) == (REQUESTS + interruptions, 0)
     assert report["accounted_share"] >= ACCOUNTED, report["stage_breakdown"][-1]
     # What the clients measured is explained as well; they also wait for connections, and for the loop that they share.

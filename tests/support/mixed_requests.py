@@ -35,15 +35,19 @@ async def run_mixed(server: LiveServer, kinds: list[Kind], count: int) -> list[f
     return list(await asyncio.gather(*(one(number) for number in range(count))))
 
 
-async def typed(server: LiveServer, number: int) -> float:
-    async with native_client(server) as client:
-        began = time.perf_counter()
-        for piece in (QUESTION[:8], QUESTION[8:]):
-            await client.chunk(piece)
-        await client.chunk(end=True)
-        answer = await client.answer()
-        assert answer.reason in ("stop", "length")
-        return (time.perf_counter() - began) * 1000
+def typed(**config: Any) -> Kind:
+    async def kind(server: LiveServer, number: int) -> float:
+        async with native_client(server) as client:
+            await client.configure(**config)
+            began = time.perf_counter()
+            for piece in (QUESTION[:8], QUESTION[8:]):
+                await client.chunk(piece)
+            await client.chunk(end=True)
+            answer = await client.answer()
+            assert answer.reason in ("stop", "length")
+            return (time.perf_counter() - began) * 1000
+
+    return kind
 
 
 def spoken(audio: bytes, *, disorder: bool = False) -> Kind:
@@ -66,16 +70,19 @@ def spoken(audio: bytes, *, disorder: bool = False) -> Kind:
     return kind
 
 
-async def interrupted(server: LiveServer, number: int) -> float:
-    async with native_client(server) as client:
-        await client.configure(overlap="interrupt")
-        began = time.perf_counter()
-        await client.say("Count to one thousand.")
-        await client.until("output_chunk")
-        await client.say("Stop.")
-        reasons = [(await client.answer()).reason for _ in range(2)]
-        assert reasons[0] == "cancelled", reasons
-        return (time.perf_counter() - began) * 1000
+def interrupted(**config: Any) -> Kind:
+    async def kind(server: LiveServer, number: int) -> float:
+        async with native_client(server) as client:
+            await client.configure(overlap="interrupt", **config)
+            began = time.perf_counter()
+            await client.say("Count to one thousand.")
+            await client.until("output_chunk")
+            await client.say("Stop.")
+            reasons = [(await client.answer()).reason for _ in range(2)]
+            assert reasons[0] == "cancelled", reasons
+            return (time.perf_counter() - began) * 1000
+
+    return kind
 
 
 def chat(**fields: Any) -> Kind:
@@ -89,37 +96,43 @@ def chat(**fields: Any) -> Kind:
     return kind
 
 
-async def streamed_body(server: LiveServer, number: int) -> float:
-    lines = b"".join(
-        orjson.dumps(one) + b"\n" for one in ({"text": QUESTION}, {"end_of_input": True, "modality": "text"})
-    )
-    began = time.perf_counter()
-    answer = await post(server.port, CHAT, lines, "Content-Type: application/x-ndjson", "X-Streaming-Input: true")
-    assert answer.status == 200, answer.body
-    return (time.perf_counter() - began) * 1000
-
-
-async def speech(server: LiveServer, number: int) -> float:
-    began = time.perf_counter()
-    answer = await post(
-        server.port, "/v1/audio/speech", {"input": QUESTION, "voice": "alloy", "response_format": "wav"}
-    )
-    assert answer.status == 200, answer.body
-    return (time.perf_counter() - began) * 1000
-
-
-async def several_requests(server: LiveServer, number: int) -> float:
-    began = time.perf_counter()
-    session = (await post(server.port, SESSIONS, {"modalities": ["text"]})).json()["session_id"]
-    payload = base64.b64encode(QUESTION.encode()).decode()
-    chunk = {"modality": "text", "payload": payload, "sequence_id": 0, "end_of_input": True}
-    answer = await post(server.port, f"{SESSIONS}/{session}/chunks", chunk)
-    assert answer.status == 202, answer.body
-    try:
-        assert await _of_session(server, "GET", f"{session}/result?wait=30") == 200
+def streamed_body(**fields: Any) -> Kind:
+    async def kind(server: LiveServer, number: int) -> float:
+        body = b"".join(orjson.dumps(one) + b"\n" for one in (fields, {"text": QUESTION}))
+        began = time.perf_counter()
+        answer = await post(server.port, CHAT, body, "Content-Type: application/x-ndjson", "X-Streaming-Input: true")
+        assert answer.status == 200, answer.body
         return (time.perf_counter() - began) * 1000
-    finally:
-        await _of_session(server, "DELETE", session)
+
+    return kind
+
+
+def speech(voice: str = "alloy") -> Kind:
+    async def kind(server: LiveServer, number: int) -> float:
+        body = {"input": QUESTION, "voice": voice, "response_format": "wav"}
+        began = time.perf_counter()
+        answer = await post(server.port, "/v1/audio/speech", body)
+        assert answer.status == 200, answer.body
+        return (time.perf_counter() - began) * 1000
+
+    return kind
+
+
+def several_requests(**fields: Any) -> Kind:
+    async def kind(server: LiveServer, number: int) -> float:
+        began = time.perf_counter()
+        session = (await post(server.port, SESSIONS, fields)).json()["session_id"]
+        payload = base64.b64encode(QUESTION.encode()).decode()
+        chunk = {"modality": "text", "payload": payload, "sequence_id": 0, "end_of_input": True}
+        answer = await post(server.port, f"{SESSIONS}/{session}/chunks", chunk)
+        assert answer.status == 202, answer.body
+        try:
+            assert await _of_session(server, "GET", f"{session}/result?wait=30") == 200
+            return (time.perf_counter() - began) * 1000
+        finally:
+            await _of_session(server, "DELETE", session)
+
+    return kind
 
 
 async def _of_session(server: LiveServer, method: str, target: str) -> int:

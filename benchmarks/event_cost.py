@@ -1,0 +1,104 @@
+"""What the server's own code takes for a frame, from the unmasked message to the acknowledgement, without any socket.
+
+A child process of ``benchmarks.events``: batches of frames, each a session, on a loop of their own. Prints the CPU time
+of each batch in microseconds a frame. Runs in older checkouts, too, as long as nothing is to be recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from websockets.protocol import State
+
+from omni_ws.config.model import EngineName, ServerConfig
+from omni_ws.engine.fake import EchoEngine
+from omni_ws.service.live_sessions import LiveSessions
+from omni_ws.service.session_factory import SessionFactory
+from omni_ws.transport.keep_alive import KeepAliveSettings
+from omni_ws.transport.websocket import WebSocketSession
+
+FRAMES = 2000
+#: As many as come within the delay of an acknowledgement.
+FRAMES_PER_ACK = 5
+
+
+class Nowhere:
+    """A connection that takes everything."""
+
+    state = State.OPEN
+    paused = False
+    is_reading = True
+    held_to_pace = False
+
+    def __init__(self) -> None:
+        self.transport = self
+
+    def is_closing(self) -> bool:
+        return False
+
+    def write_message(self, data: bytes, *, is_text: bool) -> None:
+        pass
+
+
+def messages() -> list[bytes]:
+    payload = base64.b64encode(bytes(640)).decode()
+    return [
+        json.dumps({"type": "input_chunk", "modality": "audio", "sequence_id": number, "payload": payload}).encode()
+        for number in range(FRAMES)
+    ]
+
+
+async def batch(live: LiveSessions, frames: list[bytes]) -> float:
+    session = live.open(None)
+    session.conversation.configure({"start_policy": "on_end_only"})
+    connection: Any = Nowhere()
+    attachment = WebSocketSession(
+        connection, session, binary_audio=False, keep_alive=KeepAliveSettings(ping_interval=None, ping_timeout=None)
+    )
+    began = time.process_time()
+    for number, frame in enumerate(frames):
+        attachment.receive_message(frame, is_text=True)
+        if number % FRAMES_PER_ACK == 0:
+            attachment._acknowledge()
+    took = time.process_time() - began
+    session.end(None)
+    await asyncio.sleep(0)
+    await live.wait_closed()
+    return took / len(frames) * 1e6
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batches", type=int, required=True)
+    parser.add_argument("--record", action="store_true")
+    options = parser.parse_args()
+    engine = EchoEngine()
+    await engine.start()
+    factory = SessionFactory(engine, ServerConfig(engine=EngineName.FAKE))
+    live = LiveSessions(factory)
+    frames = messages()
+    with tempfile.TemporaryDirectory() as folder:
+        if options.record:
+            from omni_ws.service.profiling import ProfileRequest, Profiling
+
+            profiling = Profiling(engine, factory.observers, Path(folder))
+            await profiling.start(ProfileRequest(run_id="cost"))
+        await batch(live, frames)
+        print(json.dumps([await batch(live, frames) for _ in range(options.batches)]))
+        if options.record:
+            finished = await profiling.stop()
+            assert finished is not None
+            assert finished.dropped_events == 0
+    factory.speech_workers.close()
+    await engine.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
