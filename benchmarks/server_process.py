@@ -24,14 +24,9 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(module: str, *arguments: str, port: int, tree: Path | None = None) -> Iterator[subprocess.Popen[bytes]]:
-    """``python -m module arguments`` until the block ends; entered when its port takes connections.
-
-    ``tree`` is the checkout that the module is taken from, where it is another one than this.
-    """
-    command = [sys.executable, "-m", module, *arguments, "--port", str(port)]
-    environment = None if tree is None else {**os.environ, "PYTHONPATH": str(tree.resolve())}
-    process = subprocess.Popen(command, env=environment, cwd=tree)
+def running(module: str, *arguments: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """``python -m module arguments`` until the block ends; entered when its port takes connections."""
+    process = subprocess.Popen([sys.executable, "-m", module, *arguments, "--port", str(port)])
     try:
         _wait_for_port(process, port)
         yield process
