@@ -23,7 +23,7 @@ from omni_ws.errors import ContextLengthExceeded, EngineFailed, InvalidValue
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
-CONTEXT = 512
+CONTEXT = 2048
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 24}
 
 

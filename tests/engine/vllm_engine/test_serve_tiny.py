@@ -63,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
-    with made("serve-tiny", f"TINY_MODELS={folder}", "ARGS=--port 0") as address:
+    with made("serve-tiny", f"TINY_MODELS={folder}", "ARGS=--port 0 --grpc-port 0") as address:
         yield address
 
 
@@ -122,7 +122,7 @@ def shell(line: str, address: str, folder: Path) -> bytes:
 
 
 def test_the_curl_lines_of_the_readme(address: str, tmp_path: Path) -> None:
-    text, recording, speech = curl_lines()
+    text, recording, speech, transcription = curl_lines()
     for line in (text, recording):
         *events, done, _ = shell(line, address, tmp_path).decode().split("\n\n")
         assert done == "data: [DONE]"
@@ -134,6 +134,8 @@ def test_the_curl_lines_of_the_readme(address: str, tmp_path: Path) -> None:
     with av.open(str(tmp_path / "morning.mp3")) as file:
         samples = sum(frame.samples for frame in file.decode(audio=0))
     assert samples > 0
+    refusal = json.loads(shell(transcription, address, tmp_path))
+    assert refusal["error"]["code"] == "unsupported_parameter"
 
 
 def test_the_sdk_of_openai(address: str) -> None:
@@ -166,7 +168,8 @@ def test_the_sdk_of_openai(address: str) -> None:
 def test_make_serve_with_a_model_and_a_talker(address: str, folder: Path, tmp_path: Path) -> None:
     """The models that are built by now, named as those of a hub would be."""
     settings = (
-        "--port 0 --vllm.args.dtype float32 --vllm.args.enforce_eager true --vllm.args.max_model_len 1024 "
+        "--port 0 --grpc-port 0 --vllm.args.dtype float32 --vllm.args.enforce_eager true "
+        "--vllm.args.max_model_len 1024 "
         "--vllm.args.kv_cache_memory_bytes 33554432 --vllm.args.skip_mm_profiling true "
         "--vllm.args.mm_processor_cache_gb 0.05 --vllm.talker_args.dtype float32 --vllm.talker_args.enforce_eager true "
         f"--vllm.talker_args.kv_cache_memory_bytes 33554432 --vllm.talker_profile {folder}/talker.toml"

@@ -30,7 +30,7 @@ async def served(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process
         f'engine = "vllm"\nport = 0\n[vllm]\nmodel = {json.dumps(str(model))}\n[vllm.args]\n{args}'
     )
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "omni_ws", "serve", "--config", str(configuration)),
+        *(sys.executable, "-m", "omni_ws", "serve", "--config", str(configuration), "--grpc-port", "0"),
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,
     )
