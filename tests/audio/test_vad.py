@@ -157,7 +157,7 @@ def test_recorded_speech_is_one_turn(name: str) -> None:
     assert [type(event) for event in turns_of(speech)] == [SpeechStarted, SpeechStopped]
 
 
-@pytest.mark.parametrize("name", ["silence", "white noise", "tone", "hum"])
+@pytest.mark.parametrize("name", ["silence", "white noise", "tone", "hum", "music"])
 def test_noise_is_no_turn(name: str) -> None:
     assert turns_of(noises()[name]) == []
 

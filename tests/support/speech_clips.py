@@ -45,7 +45,7 @@ def silence(seconds: float) -> bytes:
 
 
 def noises(seconds: float = 4.0) -> dict[str, Samples]:
-    """What is no speech: nothing, white noise at -30 dBFS, a tone, hum with its harmonics."""
+    """What is no speech: nothing, white noise at -30 dBFS, a tone, hum with its harmonics, chords with a drum."""
     time = np.arange(int(seconds * SAMPLE_RATE)) / SAMPLE_RATE
     generator = np.random.default_rng(7)
     sounds = {
@@ -53,8 +53,25 @@ def noises(seconds: float = 4.0) -> dict[str, Samples]:
         "white noise": generator.normal(0, 10 ** (-30 / 20), len(time)),
         "tone": 0.3 * np.sin(2 * np.pi * 433 * time),
         "hum": sum(0.1 / k * np.sin(2 * np.pi * 50 * k * time) for k in range(1, 6)),
+        "music": _music(len(time), generator),
     }
     return {name: np.asarray(sound, np.float32) for name, sound in sounds.items()}
+
+
+def _music(length: int, generator: np.random.Generator) -> NDArray[np.float64]:
+    """A chord that dies away and a beat of a drum, twice a second."""
+    time = np.arange(SAMPLE_RATE // 2) / SAMPLE_RATE
+    vibrato = 1 + 0.002 * np.sin(2 * np.pi * 5 * time)
+    bars = []
+    for _ in range(0, length, len(time)):
+        root = 220 * 2 ** (generator.integers(-12, 12) / 12)
+        partials = [
+            (root * interval * harmonic, harmonic) for interval in (1, 5 / 4, 3 / 2) for harmonic in range(1, 6)
+        ]
+        chord = sum(np.sin(2 * np.pi * pitch * time * vibrato) / harmonic for pitch, harmonic in partials)
+        drum = generator.normal(0, 1, len(time)) * np.exp(-50 * time)
+        bars.append(0.1 * chord * np.exp(-3 * time) + 0.3 * drum)
+    return np.concatenate(bars)[:length]
 
 
 def as_pcm16(samples: Samples) -> bytes:

@@ -93,13 +93,14 @@ class Guarantees:
 class WanderingClient:
     """``wander`` takes one step at random; ``settle`` ends what is open and asks one last question."""
 
-    def __init__(self, server: LiveServer, rng: random.Random) -> None:
+    def __init__(self, server: LiveServer, rng: random.Random, *, may_lose: bool = False) -> None:
+        """``may_lose`` says that the server keeps too little for all that may have to be told again."""
         self.server = server
         self.rng = rng
         self.guarantees = Guarantees()
         #: What was done, for whoever reads a failure.
         self.story: list[str] = []
-        self.texts: dict[str, str] = {}
+        self.connections = 0
         self._connection: ClientConnection | None = None
         self._reader: asyncio.Task[None] | None = None
         self._session_id = ""
@@ -112,8 +113,10 @@ class WanderingClient:
         self._pongs = 0
         self._pings = 0
         self._rate = 16_000
-        #: Who says that outputs have arrived that did not cannot come back.
+        self._closing: list[str] = []
+        #: Who says that outputs have arrived that did not loses what was not told.
         self._honest = rng.random() < 0.8
+        self._may_lose = may_lose or not self._honest
 
     # steps
 
@@ -126,16 +129,16 @@ class WanderingClient:
             self._tool_result: 2,
             self._finish: 4,
             self._cancel: 6,
-            self._configure: 6,
+            self._configure: 4,
             self._acknowledge: 8,
             self._nonsense: 4,
             self._leave_gap: 3,
             self._repeat: 3,
             self._wait: 12,
             self._listen: 8,
-            self._doze: 3,
-            self._come_back: 5 * self._honest,
-            self._take_over: 3 * self._honest,
+            self._doze: 6,
+            self._come_back: 5,
+            self._take_over: 3,
         }
         (step,) = self.rng.choices(list(steps), list(steps.values()))
         self.story.append(step.__name__)
@@ -255,7 +258,7 @@ class WanderingClient:
         await asyncio.sleep(self.rng.choice([0.1, 1, 3]))
         for _ in range(self.rng.randrange(3)):
             await self.rng.choice([self._cancel, self._audio, self._whole_text, self._acknowledge])()
-        if self.rng.random() < 0.3 * self._honest:
+        if self.rng.random() < 0.3:
             await self.rng.choice([self._come_back, self._take_over])()
         transport.resume_reading()
 
@@ -311,6 +314,28 @@ class WanderingClient:
     def _gap(self) -> int:
         return len(self._chunks) - self._held_back[0]
 
+    async def acknowledge_all(self) -> None:
+        await self._say("output_ack", sequence_id=self.guarantees.now.next_output - 1)
+        await self._listen()
+
+    async def hear_the_end(self) -> None:
+        """The server drains: what is open is answered, and then it goes."""
+        self.story.append("drain")
+        with contextlib.suppress(ConnectionClosed):
+            await self._fill_gap()
+            await self._say("session_config", turn_detection=None)
+            while not self._closed:
+                await self._say("finish")
+                await asyncio.sleep(0.5)
+        assert self._reader is not None
+        with contextlib.suppress(ConnectionClosed):
+            await self._reader
+        now = self.guarantees.now
+        assert self._connection is not None
+        assert self._connection.close_code == 1012
+        assert now.started <= now.finished, "a request without a final"
+        assert self._closing == ["shutting_down"]
+
     # frames
 
     async def _chunk(self, content: str | bytes, *, end: bool = False, modality: Modality = Modality.AUDIO) -> None:
@@ -337,15 +362,26 @@ class WanderingClient:
 
     async def begin(self) -> None:
         await self._open("")
+        await self._begin_anew()
+
+    async def _begin_anew(self) -> None:
         created = await self._receive()
         assert created["type"] == "session_created"
         self._session_id, self._token = created["session_id"], created["resume_token"]
+        self.guarantees = Guarantees()
+        self._chunks, self._held_back, self._rate = [], [], 16_000
         self._start_listening()
+        if self.rng.random() < 0.7:
+            await self._say("session_config", turn_detection=VAD, max_lead_ms=self.rng.choice([400, 100_000]))
 
     async def _return(self) -> None:
         last_output = self.guarantees.settled.next_output - 1
         await self._open(f"?session_id={self._session_id}&resume_token={self._token}&last_output={last_output}")
         resumed = await self._receive()
+        if resumed["type"] == "error" and self._may_lose:
+            assert resumed["error"]["code"] == "resync_required", resumed
+            await self._begin_anew()
+            return
         assert resumed["type"] == "session_resumed", resumed
         self._token = resumed["resume_token"]
         self.guarantees.now = self.guarantees.settled
@@ -357,6 +393,7 @@ class WanderingClient:
 
     async def _open(self, query: str) -> None:
         binary = self.rng.random() < 0.5
+        self.connections += 1
         self._connection = await connect(
             self.server.websocket_url + query,
             subprotocols=["omni.v1+binary"] if binary else None,  # type: ignore[list-item]
@@ -393,6 +430,8 @@ class WanderingClient:
             audio = decode_output_audio(message)
             return {"type": "output_chunk", "sequence_id": audio.sequence_id, "modality": "audio"}
         frame: dict[str, Any] = orjson.loads(message)
+        if frame["type"] == "session_closing":
+            self._closing.append(frame["reason"])
         if frame["type"] == "pong":
             self._pongs = max(self._pongs, frame["t"])
         return frame

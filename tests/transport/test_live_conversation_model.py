@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 
 import numpy as np
@@ -59,14 +60,20 @@ def _engine(name: str) -> Engine:
 ENGINES = ["echo", "slow echo", "talks", "talks long", "talks slowly"]
 
 
-async def converse(engine: Engine, seed: int, *, steps: int = STEPS) -> None:
-    async with live_server(engine, streaming_input={"resume_grace_sec": 30, "ping_interval_sec": 0}) as server:
+async def converse(engine: Engine, seed: int, *, kept_bytes: int = 8 << 20, drain: bool = False) -> None:
+    fields = {"resume_grace_sec": 30, "ping_interval_sec": 0, "max_output_bytes": kept_bytes}
+    async with live_server(engine, streaming_input=fields, still_answers=not drain) as server:
         server.app.sessions.speech_workers = InlineWorkers()
-        client = WanderingClient(server, random.Random(seed))
+        client = WanderingClient(server, random.Random(seed), may_lose=kept_bytes < 8 << 20)
         await client.begin()
         try:
-            for _ in range(steps):
+            for _ in range(STEPS):
                 await client.wander()
+            if drain:
+                draining = asyncio.create_task(server.running.drain(60))
+                await client.hear_the_end()
+                await draining
+                return
             await client.settle()
             await server.until(lambda: engine.active_requests == 0, "an engine that is free")
             (living,) = server.app.native._live._living.values()
@@ -85,3 +92,49 @@ async def converse(engine: Engine, seed: int, *, steps: int = STEPS) -> None:
 @pytest.mark.parametrize("seed", range(3))
 async def test_any_conversation(name: str, seed: int) -> None:
     await converse(_engine(name), seed)
+
+
+@pytest.mark.virtual_clock
+@pytest.mark.parametrize("name", ENGINES)
+async def test_any_conversation_of_which_little_is_kept(name: str) -> None:
+    await converse(_engine(name), 0, kept_bytes=5000)
+
+
+@pytest.mark.virtual_clock
+@pytest.mark.parametrize("name", ENGINES)
+async def test_any_conversation_that_is_drained(name: str) -> None:
+    await converse(_engine(name), 0, drain=True)
+
+
+@pytest.mark.slow
+@pytest.mark.virtual_clock
+async def test_an_hour_of_any_conversation_grows_no_memory() -> None:
+    """Turns, interruptions, gaps and broken connections, all at once."""
+    engine = _engine("talks slowly")
+    assert isinstance(engine, ScriptedEngine)
+    fields = {"resume_grace_sec": 30, "ping_interval_sec": 0}
+    async with live_server(engine, streaming_input=fields, limits={"max_history_tokens": 200}) as server:
+        server.app.sessions.speech_workers = InlineWorkers()
+        client = WanderingClient(server, random.Random(4))
+        await client.begin()
+
+        async def talk(*, until: float) -> tuple[int, int]:
+            """What is held at its end: objects of this project, and bytes of input and output."""
+            while asyncio.get_running_loop().time() < until:
+                await client.wander()
+                await asyncio.sleep(2)
+                engine.requests.clear()
+            await client.settle()
+            await client.acknowledge_all()
+            engine.requests.clear()
+            gc.collect()
+            ours = sum(str(type(one).__module__).startswith("omni_ws") for one in gc.get_objects())
+            return ours, server.held_bytes
+
+        objects, held = await talk(until=600)
+        assert held == 0
+        later_objects, later_held = await talk(until=3600)
+        assert later_objects <= objects + 20
+        assert later_held == 0
+        assert client.connections > 50
+        await client.end()

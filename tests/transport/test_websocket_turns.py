@@ -325,7 +325,7 @@ async def test_what_cannot_be_decoded_is_told_once_and_the_session_goes_on() -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["silence", "white noise", "tone", "hum"])
+@pytest.mark.parametrize("name", ["silence", "white noise", "tone", "hum", "music"])
 async def test_no_turn_in_what_is_no_speech(name: str) -> None:
     async with live_server() as server, native_client(server) as client:
         await listen(client)
