@@ -1,0 +1,66 @@
+"""The events of a pipeline's stages and links, and of what a model generates."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from omni_ws.engine.base import EngineOutput, TextOutput
+from omni_ws.engine.channel import Channel
+from omni_ws.engine.pipeline import Link, pipeline
+from omni_ws.profiler import events
+from omni_ws.profiler.events import EventRecorder
+from omni_ws.profiler.reading import read
+from omni_ws.profiler.timeline import timelines
+
+
+@pytest.fixture
+def recorder(tmp_path: Path) -> Iterator[EventRecorder]:
+    events.recorder = EventRecorder("run", tmp_path)
+    yield events.recorder
+    events.recorder.close()
+    events.recorder = None
+
+
+class Passing:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    async def run(self, source: AsyncIterator[Any], sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
+        async for item in events.generated(self.name, aiter(source)):
+            await (outputs.put(TextOutput(item)) if sink is None else sink.put(item))
+
+
+async def words() -> AsyncIterator[str]:
+    for word in ("a", "b", "c"):
+        await asyncio.sleep(0)
+        yield word
+
+
+async def test_stages_and_links_tell_what_they_do(recorder: EventRecorder) -> None:
+    events.current_request.set("req_1")
+    stages = [Passing("thinker"), Passing("talker")]
+    async with pipeline(words(), stages, [Link(2, len)]) as outputs:
+        assert [output.text async for output in outputs if isinstance(output, TextOutput)] == ["a", "b", "c"]
+    recorder.close()
+    (one,) = timelines(read([recorder.path]).events).values()
+    assert [(hop.source, hop.target) for hop in one.hops] == [("thinker", "talker")] * 3
+    for stage in ("thinker", "talker"):
+        named = {interval.name: interval.explains for interval in one.intervals if interval.stage == stage}
+        assert named["stage_input_received->stage_complete"] is False
+        assert named["scheduler_queue_enter->generation_end"] is True
+        assert named["scheduler_queue_enter->scheduler_first_emit"] is True
+
+
+async def test_a_stage_that_is_cancelled_ends_too(recorder: EventRecorder) -> None:
+    events.current_request.set("req_1")
+    async with pipeline(words(), [Passing("thinker"), Passing("talker")], [Link(1, len)]) as outputs:
+        await anext(outputs)
+    recorder.close()
+    names = [json.loads(line)["event_name"] for line in recorder.path.read_text().splitlines()]
+    assert names.count("stage_complete") == 2
