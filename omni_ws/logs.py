@@ -19,13 +19,13 @@ class JsonFormatter(logging.Formatter):
     """``time`` is UTC in ISO 8601. Facts of a line stand beside its message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = {
+        fields: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
-        fields = _facts(record) | fields
+        fields |= {name: fact for name, fact in _facts(record).items() if name not in fields}
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         return json.dumps(fields, ensure_ascii=False, default=str)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -18,6 +18,9 @@ from prometheus_client.registry import Collector
 WAITS: Final = (0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)
 SHORT: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 LONG: Final = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+
+# The time at which each count began, which nobody asks for, would be as many numbers again.
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 HTTP_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -44,6 +47,8 @@ class Metrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.descriptions: list[Description] = []
+        #: What is done before anything is read: some counts are brought up to date only then.
+        self.before_reading: list[Callable[[], None]] = []
         self._sessions()
         self._requests()
         self._input()
@@ -188,6 +193,8 @@ class Metrics:
 
         It holds what other libraries in this process count, too: vLLM, and the process itself.
         """
+        for prepare in self.before_reading:
+            prepare()
         encode, media_type = choose_encoder(accept)
         families = [*self.registry.collect(), *REGISTRY.collect()]
         return lambda: (encode(_Read(families)), media_type)

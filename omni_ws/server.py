@@ -27,6 +27,7 @@ from omni_ws.errors import NotFound, ShuttingDown, Unauthenticated, UpgradeRequi
 from omni_ws.logs import configure_logging
 from omni_ws.service.gauges import connect_gauges
 from omni_ws.service.loop_watch import watching_loop
+from omni_ws.service.observer import Observer
 from omni_ws.service.profiling import Profiling
 from omni_ws.service.registry import SessionRegistry
 from omni_ws.service.session_factory import SessionFactory
@@ -275,7 +276,9 @@ async def serve(config: ServerConfig) -> int:
     try:
         with ExitStack() as watch, _signals(lambda: (at_once if stop.is_set() else stop).set()):
             # The port answers while the engine starts: /health says so, with 503.
-            async with listen(create_app(engine, config, keys)) as server:
+            async with tracing(config) as spans, listen(create_app(engine, config, keys)) as server:
+                if spans is not None:
+                    server.app.sessions.observers.add(spans, every_output=False)
                 watch.enter_context(watching_loop(server.app.sessions.metrics.loop_lag_seconds.observe))
                 if not await _unless(stop, engine.start(), name="engine start"):
                     return 0
@@ -290,6 +293,21 @@ async def serve(config: ServerConfig) -> int:
     finally:
         await engine.stop()
     return 0
+
+
+@asynccontextmanager
+async def tracing(config: ServerConfig) -> AsyncIterator[Observer | None]:
+    """What makes spans, where that is asked for; they are sent until the block is left."""
+    if not config.tracing:
+        yield None
+        return
+    from omni_ws.service.tracing import RequestSpans, network_processor, tracer_provider
+
+    provider = tracer_provider(network_processor())
+    try:
+        yield RequestSpans(provider.get_tracer("omni_ws", __version__))
+    finally:
+        await asyncio.to_thread(provider.shutdown)
 
 
 @asynccontextmanager

@@ -406,3 +406,13 @@ def test_remote_settings_that_can_work() -> None:
 @pytest.mark.parametrize("engine", [EngineName.EMBEDDED, EngineName.FAKE])
 def test_what_is_there_is_not_refused(engine: EngineName) -> None:
     check_available(ServerConfig(engine=engine))
+
+
+def test_tracing_needs_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_ws.config.startup.TRACING_PACKAGES", ("asyncio", "asyncio.queues"))
+    check_available(ServerConfig(engine=EngineName.FAKE, tracing=True))
+    for missing in ("no_such_package.at.all", "asyncio.no_such_module"):
+        monkeypatch.setattr("omni_ws.config.startup.TRACING_PACKAGES", ("asyncio", missing))
+        with pytest.raises(ConfigurationError, match=r"pip install 'omni_ws\[otel\]'"):
+            check_available(ServerConfig(engine=EngineName.FAKE, tracing=True))
+        check_available(ServerConfig(engine=EngineName.FAKE))

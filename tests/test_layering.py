@@ -59,6 +59,7 @@ AT_HOME = {
     "pocketsphinx": "omni_ws.engine.embedded",
     "grpc": "omni_ws.transport",
     "httpx": "omni_ws.engine.remote",
+    "opentelemetry": "omni_ws.service.tracing",
 }
 
 CLIENT_MAY_IMPORT = ("omni_ws.client", "omni_ws.wire", "omni_ws.core", "omni_ws.errors")
@@ -180,7 +181,7 @@ def test_modules_and_functions_are_small() -> None:
     [name for name in ("omni_ws.server", "omni_ws.cli", "omni_ws.engine.base") if importlib.util.find_spec(name)],
 )
 def test_importing_it_loads_nothing_heavy(module: str) -> None:
-    heavy = ["torch", "vllm", "pocketsphinx", "grpc", "httpx", "av"]
+    heavy = ["torch", "vllm", "pocketsphinx", "grpc", "httpx", "av", "opentelemetry"]
     program = f"import sys, {module}; print(*[name for name in {heavy} if name in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.strip() == ""

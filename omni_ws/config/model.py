@@ -297,6 +297,10 @@ class ServerConfig(BaseSettings):
     log_content: bool = Field(
         default=False, description="Log the texts that clients send and get, too; keys and audio never are."
     )
+    tracing: bool = Field(
+        default=False,
+        description="Send a span of each request by OTLP over HTTP; where to, OTEL_EXPORTER_OTLP_ENDPOINT says.",
+    )
     record: Path | None = Field(default=None, description="Folder to record sessions to, for omni-ws replay.")
     record_fraction: float = Field(default=1.0, ge=0, le=1, description="Part of the sessions that is recorded.")
     record_keys: tuple[Text, ...] = Field(

@@ -13,6 +13,7 @@ from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import EngineName, RemoteConfig, ServerConfig, VllmConfig
 
 GRPC_PACKAGES: Final = ("grpc", "grpc_health", "grpc_reflection")
+TRACING_PACKAGES: Final = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
 _REMOTE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "modalities": ("text", "audio"),
     "input_modalities": ("text", "audio", "image", "video"),
@@ -69,8 +70,17 @@ def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
         yield "grpc.readout_vectors and grpc.readout_manifest go together"
     if config.grpc.readout_vectors is not None and config.engine is not EngineName.VLLM:
         yield f"the {config.engine} engine has no readouts; leave grpc.readout_vectors out"
+    if config.tracing and not all(map(_is_installed, TRACING_PACKAGES)):
+        yield "tracing needs OpenTelemetry: pip install 'omni_ws[otel]'"
     if config.record is not None and os.name != "posix":
         yield "recording sessions (record) needs a system whose files belong to a user"
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # of a package that it is in
+        return False
 
 
 def _vllm_problems(vllm: VllmConfig) -> Iterator[str]:

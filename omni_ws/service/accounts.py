@@ -36,6 +36,9 @@ from omni_ws.wire.server_frames import SpeechStarted
 STAGES: Final = ("input", "queue", "engine")
 
 
+_NOTHING: Final = InputAcknowledged(None, 0, 0, 0, ReorderStatistics())
+
+
 @dataclass(slots=True)
 class _Request:
     times: RequestTimes
@@ -52,6 +55,8 @@ class _Request:
 class _Session:
     opened: float
     acknowledged: InputAcknowledged
+    #: What of that has been counted.
+    counted: InputAcknowledged
     requests: dict[str, _Request] = field(default_factory=dict)
     #: How many there have been.
     request_count: int = 0
@@ -65,14 +70,19 @@ class Accounts:
         self._log = log
         self._sessions: dict[str, _Session] = {}
         self._in_stage: Counter[str] = Counter()
+        metrics.before_reading.append(self._count_all_input)
         for stage in STAGES:
             metrics.requests_active.labels(stage).set_function(partial(self._in_stage.__getitem__, stage))
 
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
+        if type(observation) is InputAcknowledged:
+            # By far the most frequent: counted when the request ends, or when somebody asks.
+            if (receiving := self._sessions.get(session.session_id)) is not None:
+                receiving.acknowledged = observation
+            return
         now = asyncio.get_running_loop().time()
         if isinstance(observation, SessionOpened):
-            nothing = InputAcknowledged(None, 0, 0, 0, ReorderStatistics())
-            self._sessions[session.session_id] = _Session(now, nothing)
+            self._sessions[session.session_id] = _Session(now, _NOTHING, _NOTHING)
             self._metrics.sessions_opened.labels(session.origin).inc()
             return
         known = self._sessions.get(session.session_id)
@@ -81,8 +91,6 @@ class Accounts:
         match observation:
             case SessionEnded():
                 self._session_ended(session, known, now)
-            case InputAcknowledged():
-                self._input(observation, known)
             case OutputStalled(seconds=seconds):
                 self._metrics.stalls.inc()
                 self._metrics.stall_seconds.inc(seconds)
@@ -134,6 +142,7 @@ class Accounts:
             case AnswerEnded():
                 self._answer_ended(request, now)
             case RequestEnded():
+                self._count_input(known)
                 self._request_ended(session, request, observation, now)
         if request.ended and request.stage != "engine":
             known.requests.pop(turn.request_id, None)
@@ -194,9 +203,14 @@ class Accounts:
             metrics.player_lead_seconds.observe(playback.least_lead_ms / 1000)
         self._log.request_ended(session, observation, request.times, seconds=seconds)
 
-    def _input(self, new: InputAcknowledged, known: _Session) -> None:
+    def _count_all_input(self) -> None:
+        for known in self._sessions.values():
+            self._count_input(known)
+
+    def _count_input(self, known: _Session) -> None:
         """What came since the last time."""
-        old, known.acknowledged = known.acknowledged, new
+        old, new = known.counted, known.acknowledged
+        known.counted = new
         metrics, before, after = self._metrics, old.reordering, new.reordering
         if new.next_sequence_id > old.next_sequence_id:
             metrics.input_chunks.inc(new.next_sequence_id - old.next_sequence_id)
@@ -211,6 +225,7 @@ class Accounts:
     def _session_ended(self, session: SessionIdentity, known: _Session, now: float) -> None:
         for request in known.requests.values():
             self._leave(request, now)
+        self._count_input(known)
         del self._sessions[session.session_id]
         seconds = now - known.opened
         self._metrics.session_seconds.labels(session.origin).observe(seconds)

@@ -120,8 +120,8 @@ scrape_configs:
 
 - Labels have values from short lists: no model name, address, path or id that a client sends is one. `origin` is how a
   session came: `websocket`, `http` (one request) or `sessions` (over several requests).
-- Counts of input grow with its acknowledgements, at the latest when its request or session ends; those of requests, and
-  of their audio, at the final.
+- Counts of input are those of its last acknowledgement, and of all when its request or session ends; those of requests,
+  and of their audio, grow at the final.
 - Times are those of the event loop's clock, which counts whole milliseconds under uvloop.
 - What is told of players needs clients that send `played_ms`.
 - Beside these stand the metrics of the process (`process_…`, `python_…`), and those of libraries that share it: vLLM's

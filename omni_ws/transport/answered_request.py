@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from omni_ws.errors import OmniError, OriginNotAllowed
 from omni_ws.service.failure import unexpected
+from omni_ws.service.trace_context import take_trace
 from omni_ws.transport import cors
 from omni_ws.transport.application import Application
 from omni_ws.transport.error_answer import sole_cause
@@ -57,6 +58,7 @@ async def answer_request(
     loop = asyncio.get_running_loop()
     begun = loop.time()
     error: OmniError | None = None
+    take_trace(exchange.request.headers.get)
     try:
         error = await _answer(application, exchange, origin_allowed=origin_allowed)
     finally:

@@ -25,6 +25,7 @@ from omni_ws.service.live_session import LiveSession
 from omni_ws.service.live_sessions import LiveSessions
 from omni_ws.service.recorder import Recorder
 from omni_ws.service.session_factory import SessionFactory
+from omni_ws.service.trace_context import take_trace
 from omni_ws.transport.application import UpgradeDecision
 from omni_ws.transport.authentication import Authenticator
 from omni_ws.transport.http_request import HttpRequest
@@ -138,6 +139,8 @@ class StreamingInput:
     async def serve(self, connection: ServerConnection) -> None:
         """One connection, from the end of its handshake to its close."""
         assert isinstance(connection, NativeConnection)
+        if connection.request is not None:  # which it has once it is open
+            take_trace(connection.request.headers.get)
         try:
             if connection.refusal is not None:
                 raise connection.refusal
