@@ -125,7 +125,7 @@ scrape_configs:
 - Times are those of the event loop's clock, which counts whole milliseconds under uvloop.
 - What is told of players needs clients that send `played_ms`.
 - Beside these stand the metrics of the process (`process_…`, `python_…`), and those of libraries that share it: vLLM's
-  (`vllm:…`) where it is started with `--vllm.args.disable_log_stats false`.
+  (`vllm:…`) where it is started with `--vllm.args.disable_log_stats false` (*not run*: so its source has it).
 
 | metric | kind | labels | meaning |
 |---|---|---|---|

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from support.inline_workers import InlineWorkers
 from support.live_server import live_server
 from support.mode_b_client import mode_b, text
 from support.native_client import native_client
@@ -23,6 +25,7 @@ from omni_ws.engine.base import AudioOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 from omni_ws.errors import ShuttingDown
 from omni_ws.metrics import Metrics
+from omni_ws.service.speech_workers import SpeechWorkers
 
 REPOSITORY = Path(__file__).parents[2]
 #: A second of silence at 16 kHz.
@@ -299,6 +302,33 @@ async def test_players_that_tell_nothing_say_nothing() -> None:
             await client.answer()
         found = await scrape(server)
     assert found.value("player_lead_seconds_count") == found.value("player_underruns_total") == 0
+
+
+async def test_turns_that_are_heard_in_an_open_microphone() -> None:
+    spoken = (8000 + np.arange(16 * 600) % 9973).astype("<i2").tobytes()
+    async with live_server() as server:
+        server.app.sessions.speech_workers = InlineWorkers()
+        async with native_client(server) as client:
+            await client.configure(turn_detection={"type": "server_vad"}, output_audio={"sample_rate": 16_000})
+            for _ in range(2):
+                await client.binary(spoken)
+                await client.binary(SECOND)
+                await client.answer()
+        found = await scrape(server)
+    assert found.value("speech_turns_total") == 2
+    assert found.value("requests_total", origin="websocket", finish_reason="stop", code="") == 2
+
+
+async def test_the_work_of_listening_threads_is_timed() -> None:
+    metrics = Metrics()
+    workers = SpeechWorkers(metrics)
+    done = asyncio.Event()
+    workers.submit(lambda: time.sleep(0.02), lambda outcome: done.set())
+    await done.wait()
+    workers.close()
+    found = Scrape(metrics.render("")()[0].decode())
+    assert found.value("listening_pieces_total") == 1
+    assert 0.02 <= found.value("listening_seconds_total") < 5
 
 
 async def test_nobody_is_told_of_every_chunk_and_output_without_asking() -> None:
