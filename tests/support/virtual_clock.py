@@ -33,6 +33,8 @@ class JumpingSelector(selectors.BaseSelector):
     def __init__(self) -> None:
         self._real = selectors.DefaultSelector()
         self.now = 0.0
+        #: How often nothing but the time woke anybody.
+        self.jumps = 0
 
     def select(self, timeout: float | None = None) -> _Ready:
         ready = self._real.select(0)
@@ -46,6 +48,7 @@ class JumpingSelector(selectors.BaseSelector):
         ready = self._real.select(_SETTLE_SEC)
         if not ready:
             self.now += timeout
+            self.jumps += 1
         return ready
 
     def register(self, fileobj: FileDescriptorLike, events: int, data: Any = None) -> selectors.SelectorKey:
@@ -73,3 +76,8 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self._jumping.now
+
+    @property
+    def jumps(self) -> int:
+        """How often nothing but a timer woke anybody."""
+        return self._jumping.jumps

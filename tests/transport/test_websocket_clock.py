@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Any
 
 import numpy as np
 import pytest
 from support.live_server import live_server
 from support.native_client import NativeClient, frame_bytes, native_client, raw_websocket, text
+from support.virtual_clock import VirtualClockLoop
 from websockets.frames import Opcode
 
 from omni_ws.core.chunks import InputChunk, Modality
@@ -32,6 +34,27 @@ async def expect_timeout(client: NativeClient, *, begin: float, after: float) ->
     assert now() - begin == pytest.approx(after, abs=JUST)
     assert await client.closed() == 4408
     assert "session_timeout" not in {frame["error"]["code"] for frame in client.seen("error")}
+
+
+# nothing to do
+
+
+@pytest.mark.parametrize("turns", [None, {"type": "server_vad"}])
+async def test_sessions_that_wait_wake_nobody(turns: dict[str, Any] | None) -> None:
+    """Neither one that has said nothing, nor one whose input is acknowledged."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualClockLoop)
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(live_server())
+        clients = [await stack.enter_async_context(native_client(server)) for _ in range(4)]
+        for client in clients[::2]:
+            await client.configure(start_policy="on_end_only", turn_detection=turns)
+            await client.chunk("a beginning")
+            await client.until("input_ack")
+        await asyncio.sleep(JUST)
+        before = loop.jumps
+        await asyncio.sleep(15)
+        assert loop.jumps - before == 1, "the test's own timer, before the first ping is due"
 
 
 # silence
