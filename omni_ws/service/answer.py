@@ -86,7 +86,10 @@ class AnswerWriter:
                     finished = output
                     break
                 with events.span("answer"):
-                    await self._write(output)
+                    if isinstance(output, TextOutput) and not self._outbox.full:
+                        self._say(output)  # nearly always, and without a coroutine
+                    else:
+                        await self._write(output)
         with events.span("answer"):
             await self._send_audio(await self._speech.flush())
         return finished
@@ -94,21 +97,9 @@ class AnswerWriter:
     async def _write(self, output: EngineOutput) -> None:
         turn = self._turn
         match output:
-            case TextOutput(text=text) if "text" in self._wanted and (text or output.logprobs):
-                if self._outbox.full:
-                    await self._outbox.room()
-                number = self._sequencer.take_number(turn.request_id)
-                self._put(
-                    OutputChunk(
-                        request_id=turn.request_id,
-                        sequence_id=number,
-                        modality=OutputModality.TEXT,
-                        text=text,
-                        logprobs=output.logprobs,
-                        choice=output.choice,
-                    )
-                )
-                turn.said.append(text)
+            case TextOutput():
+                await self._outbox.room()
+                self._say(output)
             case ToolCallOutput(call=call, choice=choice):
                 await self._send(OutputModality.TOOL_CALL, tool_call=call, choice=choice)
                 turn.called(call)
@@ -127,6 +118,24 @@ class AnswerWriter:
                 await self._send_audio(encoded, words=output.words)
             case _:
                 pass
+
+    def _say(self, output: TextOutput) -> None:
+        """The outbox must have room."""
+        turn = self._turn
+        if "text" not in self._wanted or not (output.text or output.logprobs):
+            return
+        number = self._sequencer.take_number(turn.request_id)
+        self._put(
+            OutputChunk(
+                request_id=turn.request_id,
+                sequence_id=number,
+                modality=OutputModality.TEXT,
+                text=output.text,
+                logprobs=output.logprobs,
+                choice=output.choice,
+            )
+        )
+        turn.said.append(output.text)
 
     async def _send_audio(self, encoded: EncodedAudio | None, words: tuple[Word, ...] = ()) -> None:
         turn = self._turn

@@ -6,7 +6,7 @@ Pure: what goes in is what the session said, what comes out is JSON objects in t
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -88,11 +88,15 @@ class ChatStream:
         #: The JSON of a delta of text, which is nearly all there is, before its text and behind it.
         self._before_text, _, self._behind_text = orjson.dumps(self._delta({"content": ""})).rpartition(b'""')
 
-    def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any] | bytes]:
+    def output(self, chunk: OutputChunk) -> Iterable[dict[str, Any] | bytes]:
+        if self._role_sent and chunk.modality is OutputModality.TEXT and not self._options.wants_audio:
+            return (self._content(chunk),) if self._options.wants_text else ()
+        return self._outputs(chunk)
+
+    def _outputs(self, chunk: OutputChunk) -> Iterator[dict[str, Any] | bytes]:
         if chunk.modality is OutputModality.TRANSCRIPT and not self._options.input_transcript:
             return
-        if not self._role_sent:
-            yield from self._role()
+        yield from self._role()
         match chunk.modality:
             case OutputModality.TEXT:
                 if self._options.wants_audio:
