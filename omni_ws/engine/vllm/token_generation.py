@@ -293,10 +293,12 @@ class _Ahead:
 
     async def __aiter__(self) -> AsyncGenerator[RequestOutput, None]:
         while True:
-            self._next = self._next or asyncio.create_task(_anext(self._outputs), name="tokens of vLLM")
-            await asyncio.wait([self._next])
-            output = self._next.result()
-            self._next = None
+            if self._next is None:
+                output = await _anext(self._outputs)
+            else:
+                await asyncio.wait([self._next])
+                output = self._next.result()
+                self._next = None
             if output is None:
                 return
             yield output

@@ -6,7 +6,9 @@ import io
 import json
 import os
 import re
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 import wave
@@ -62,8 +64,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def address(folder: Path) -> Iterator[str]:
-    with made("serve-tiny", f"TINY_MODELS={folder}", "ARGS=--port 0 --grpc-port 0") as address:
+def grpc_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path, grpc_port: int) -> Iterator[str]:
+    with made("serve-tiny", f"TINY_MODELS={folder}", f"ARGS=--port 0 --grpc-port {grpc_port}") as address:
         yield address
 
 
@@ -180,3 +189,14 @@ def test_make_serve_with_a_model_and_a_talker(address: str, folder: Path, tmp_pa
         events = mic_client(served, "--text", "Hello!", *options, "--save", f"{tmp_path}/x.wav")
         assert final_of(events)["usage"]["output_tokens"] == 8
         assert final_of(events)["usage"]["output_audio_ms"] > 0
+
+
+def test_the_lines_of_the_guide_to_token_sessions(address: str, grpc_port: int, folder: Path) -> None:
+    guide = (ROOT / "docs" / "salience.md").read_text()
+    (line,) = re.findall(r"^\.venv-vllm/bin/python (examples/salience_client\.py .*)$", guide, re.MULTILINE)
+    arguments = [str(folder / "thinker") if one.endswith("tiny-models/thinker") else one for one in shlex.split(line)]
+    program = [sys.executable, *arguments, "--address", f"127.0.0.1:{grpc_port}"]
+    for more, last in (([], r"11 \+ \d+ tokens, (length|eos)"), (["--score"], r"log-probability -\d.*")):
+        ended = subprocess.run([*program, *more], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        assert ended.returncode == 0, ended.stderr
+        assert re.fullmatch(last, ended.stdout.splitlines()[-1])

@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 import pytest
 import pytest_asyncio
+from salience_client import SalienceClient
 from support.salience_server import SalienceServer, refused, salience_server
 from support.token_reference import ALL, Reference, close, png, readouts
 from support.until import until
@@ -155,6 +156,20 @@ async def test_the_whole_context(server: SalienceServer) -> None:
     async with refused(Status.RESOURCE_EXHAUSTED):
         await server.events(session, [1], longest)
     await server.close(session)
+
+
+async def test_the_client_of_the_examples(server: SalienceServer, reference: Reference) -> None:
+    async with SalienceClient(server.channel).session() as session:
+        async for _ in session.generate(TEXT[:120], max_tokens=5, top_k=1):
+            pass
+        assert len(session.tokens) == 125
+        async for _ in session.generate([*TEXT[:90], 7, 8], max_tokens=300, top_k=1):
+            if len(session.tokens) > 95:
+                break  # which cancels the call
+        scores = reference.run(TEXT)
+        wanted = [sum(float(scores[at - 1][TEXT[at]]) for at in range(*place)) for place in ((1, 200), (150, 160))]
+        assert await session.score(TEXT, [(0, 200), (150, 160)]) == pytest.approx(wanted, rel=1e-3)
+        assert await server.dump(session.session_id) == session.tokens == TEXT
 
 
 # readouts
