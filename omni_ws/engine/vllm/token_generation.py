@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
@@ -23,6 +22,7 @@ from omni_ws.engine.tokens import (
     TokenStop,
 )
 from omni_ws.engine.vllm.language_model import LanguageModel
+from omni_ws.engine.vllm.read_ahead import ReadAhead
 from omni_ws.engine.vllm.readout_channel import ReadoutChannel, ReadoutCollector
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError, UnsupportedFormat
 from omni_ws.media.image import decode_image
@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 
 class _ReadFromCache(Exception):
     """Positions that should be read out were found in the cache."""
-
-
-#: How long a readout may take to arrive after the engine said that its step is over.
-_ARRIVAL_SEC: Final = 10.0
 
 
 class TokenGenerator:
@@ -122,7 +118,7 @@ class TokenGenerator:
                 readouts = stack.enter_context(self._channel.collect(call.key))
             priority = call.generation.priority if self._by_priority else 0
             outputs = self._model.generate(prompt, call.parameters(), call.key, priority=priority)
-            ahead = await stack.enter_async_context(aclosing(_Ahead(outputs)))
+            ahead = await stack.enter_async_context(aclosing(ReadAhead(outputs)))
             events = await stack.enter_async_context(aclosing(call.events(ahead, readouts)))
             async for event in events:
                 yield event
@@ -208,7 +204,7 @@ class _Call:
             output_kind=RequestOutputKind.DELTA,
         )
 
-    async def events(self, outputs: _Ahead, readouts: ReadoutCollector | None) -> AsyncGenerator[TokenEvent, None]:
+    async def events(self, outputs: ReadAhead, readouts: ReadoutCollector | None) -> AsyncGenerator[TokenEvent, None]:
         first = True
         count = 0
         async for output in outputs:
@@ -243,7 +239,7 @@ class _Call:
         return self.reads_out_prompt and covered is not None and (output.num_cached_tokens or 0) > covered
 
     async def _prompt_tokens(
-        self, output: RequestOutput, outputs: _Ahead, readouts: ReadoutCollector | None
+        self, output: RequestOutput, outputs: ReadAhead, readouts: ReadoutCollector | None
     ) -> AsyncGenerator[TokenEvent, None]:
         generation = self.generation
         told = output.prompt_logprobs
@@ -262,7 +258,7 @@ class _Call:
         token_id: int,
         position: int,
         told: Mapping[int, Any] | None,
-        outputs: _Ahead,
+        outputs: ReadAhead,
         readouts: ReadoutCollector | None,
         *,
         is_prefill: bool,
@@ -282,52 +278,6 @@ class _Call:
             logprobs=tuple((other, logprob) for _, other, logprob in top),
             logprob=told[token_id].logprob,
         )
-
-
-class _Ahead:
-    """vLLM's outputs, read one ahead while something else is waited for: a failure is noticed at once."""
-
-    def __init__(self, outputs: AsyncGenerator[RequestOutput, None]) -> None:
-        self._outputs = outputs
-        self._next: asyncio.Task[RequestOutput | None] | None = None
-
-    async def __aiter__(self) -> AsyncGenerator[RequestOutput, None]:
-        while True:
-            if self._next is None:
-                output = await _anext(self._outputs)
-            else:
-                await asyncio.wait([self._next])
-                output = self._next.result()
-                self._next = None
-            if output is None:
-                return
-            yield output
-
-    async def until(self, arrival: asyncio.Future[None]) -> None:
-        """Raises what the engine fails with meanwhile, EngineFailed for what does not come."""
-        if arrival.done():
-            return
-        if self._next is None:
-            self._next = asyncio.create_task(_anext(self._outputs), name="tokens of vLLM")
-        await asyncio.wait({self._next, arrival}, return_when=asyncio.FIRST_COMPLETED)
-        if arrival.done():
-            return
-        self._next.result()
-        try:
-            async with asyncio.timeout(_ARRIVAL_SEC):
-                await arrival
-        except TimeoutError:
-            raise EngineFailed("a readout did not arrive") from None
-
-    async def aclose(self) -> None:
-        if self._next is not None:
-            self._next.cancel()
-            await asyncio.wait([self._next])
-        await self._outputs.aclose()
-
-
-async def _anext(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput | None:
-    return await anext(outputs, None)
 
 
 def _union(generation: TokenGeneration, length: int) -> Iterator[int]:
