@@ -93,7 +93,7 @@ class ReorderBuffer(Generic[T]):
         if len(run) > 1:
             before = self.statistics
             self.statistics = ReorderStatistics(
-                before.items + len(run) - 1, before.waited + waited, before.gaps + now - self._gap_since
+                before.items + len(run) - 1, before.waited + waited, before.gaps + (now - self._gap_since)
             )
             self._gap_since = now
         return run

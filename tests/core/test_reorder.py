@@ -104,3 +104,19 @@ def test_any_order_and_repetition_comes_out_sorted_and_unique(numbers: list[int]
         assert released == list(range(prefix))
         assert len(buffer) == len(seen) - prefix
     assert released == sorted(set(numbers))
+
+
+@pytest.mark.parametrize("now", [0.3, 1e3 + 0.7, 1e7 + 0.1])
+def test_statistics_only_grow(now: float) -> None:
+    """Also for gaps that are filled in the same moment, whatever the clock shows: they feed counters."""
+    buffer: ReorderBuffer[str] = ReorderBuffer(window=8)
+    before = buffer.statistics
+    for turn in range(200):
+        number = buffer.next_sequence_id
+        buffer.hold(number + 1, "later", now=now)
+        now += 0.1 if turn % 2 else 0
+        buffer.release("sooner", now=now)
+        after = buffer.statistics
+        assert after.waited >= before.waited
+        assert after.gaps >= before.gaps
+        before = after

@@ -22,6 +22,7 @@ from omni_ws.core.image_type import sniff_image
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import GenerationRequest
 from omni_ws.engine.decoding import AudioPart, decode_input
+from omni_ws.engine.remote.call_order import with_results
 from omni_ws.errors import EmptyInput, InvalidValue, PayloadTooLarge, UnsupportedFormat
 
 #: What the encoders of speech models take; whatever a client sends is brought to it here, once.
@@ -230,7 +231,7 @@ def chat_body(request: GenerationRequest, prompt: Prompt, *, model: str, config:
     """The JSON; ``audio``: whether the answer is to be spoken by the chat upstream itself."""
     body: dict[str, Any] = {
         "model": model,
-        "messages": [*_earlier(request), *_input(prompt)],
+        "messages": [*with_results([*_earlier(request), *_input(prompt)])],
         "stream": True,
         "stream_options": {"include_usage": True},
         **request.sampling,
