@@ -116,7 +116,8 @@ class Configuration:
 
     def check_chunk(self, chunk: InputChunk) -> None:
         """Raises UnsupportedModality or UnsupportedFormat for what this engine cannot take."""
-        if chunk.modality not in self.rules.capabilities.input_modalities:
+        # A bare end of input is called audio, for want of another name, and every engine takes it.
+        if chunk.payload and chunk.modality not in self.rules.capabilities.input_modalities:
             raise UnsupportedModality(
                 f"this engine takes no {chunk.modality}", param="modality", sequence_id=chunk.sequence_id
             )

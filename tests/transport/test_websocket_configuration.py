@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.live_server import live_server
 from support.native_client import native_client
+from support.tone_engine import TextOnlyEngine
 
 from omni_ws.audio.decoder import AudioDecoder
 from omni_ws.config.keys import ApiKey, digest
@@ -302,6 +303,17 @@ async def test_engine_that_cannot_extend() -> None:
         await client.say("hello")
         answer = await client.answer()
         assert (answer.text, answer.started and answer.started["input_mode"]) == ("answer", "snapshot")
+
+
+async def test_a_bare_end_of_input_has_no_modality_to_be_refused() -> None:
+    engine = TextOnlyEngine([TextOutput("answer")])
+    async with live_server(engine) as server, native_client(server) as client:
+        await client.chunk("hello")
+        await client.chunk(end=True)
+        answer = await client.answer()
+        assert (answer.text, answer.errors, answer.reason) == ("answer", [], "stop")
+        await client.chunk(b"\x00\x00")
+        assert (await client.error())["code"] == "unsupported_modality"
 
 
 # the handshake

@@ -1,28 +1,92 @@
-"""Traces of the vLLM engine: what they need, and who does not get them."""
+"""Profiles of the vLLM engine: what its stages explain, and the traces of its processes."""
 
 from __future__ import annotations
 
+import gzip
+import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
+from support import mixed_requests
+from support.live_server import LiveServer, live_server
+from support.raw_http import post
 
 from omni_ws.config.model import VllmConfig
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.engine.vllm.torch_trace import TorchTrace, traced_arguments
-from omni_ws.errors import UnsupportedParameter
+from omni_ws.profiler.reading import read
+from omni_ws.profiler.report import build_report
+
+REQUESTS = 50
+ACCOUNTED = 0.95
 
 
-async def test_models_that_were_not_started_for_traces_refuse_them(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedParameter, match=r"profiler\.root is not set"):
-        await TorchTrace(None, []).start(tmp_path / "x")
-    engine = VllmEngine(VllmConfig(model="nowhere", args={"profiler_config": {}}), trace_root=tmp_path)
-    with pytest.raises(UnsupportedParameter, match="profiler_config is set"):
-        await engine.start_trace(tmp_path / "x")
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LiveServer]:
+    from support.tiny_codec import build_codec, write_talker_profile
+    from support.tiny_models import ENGINE_ARGS, build_talker, build_text_model
+
+    folder = tmp_path_factory.mktemp("profile")
+    config = VllmConfig(
+        model=str(build_text_model(folder / "thinker")),
+        args=dict(ENGINE_ARGS),
+        talker=str(build_talker(folder / "talker")),
+        talker_profile=str(write_talker_profile(folder / "tiny.toml", build_codec(folder / "codec"))),
+        talker_args=dict(ENGINE_ARGS),
+    )
+    root = folder / "profiles"
+    async with live_server(VllmEngine(config, trace_root=root), profiler={"root": root}) as running:
+        yield running
 
 
-def test_what_the_operator_set_counts(tmp_path: Path) -> None:
-    assert traced_arguments({"a": 1}, None, "Thinker") == {"a": 1}
-    assert traced_arguments({"profiler_config": {"b": 2}}, tmp_path, "Thinker") == {"profiler_config": {"b": 2}}
-    added = traced_arguments({"a": 1}, tmp_path, "Thinker")
-    assert (added["a"], added["profiler_config"]["profiler"]) == (1, "torch")
-    assert Path(added["profiler_config"]["torch_profiler_dir"]).is_relative_to(tmp_path)
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.asyncio(loop_scope="module")
+class TestWithVllm:
+    async def test_fifty_mixed_requests(self, server: LiveServer) -> None:
+        short = {"sampling": {"max_tokens": 12}}
+        text = {"modalities": ["text"]}
+        kinds = [
+            mixed_requests.typed(**short, **text),
+            mixed_requests.typed(**short),
+            mixed_requests.chat(stream=True, max_tokens=12, **text),
+            mixed_requests.chat(max_tokens=12, **text),
+            mixed_requests.streamed_body(max_tokens=12, **text),
+            mixed_requests.several_requests(max_tokens=12, **text),
+            interrupted := mixed_requests.interrupted(sampling={"max_tokens": 64}, **text),
+            mixed_requests.speech("ada"),
+        ]
+        started = await post(server.port, "/start_request_profile", {"run_id": "mixed"})
+        await mixed_requests.run_mixed(server, kinds, REQUESTS)
+        stopped = (await post(server.port, "/stop_request_profile", {})).json()
+        assert stopped["dropped_events"] == 0
+        report = build_report(read([Path(started.json()["event_file"])]))
+        interruptions = sum(kinds[number % len(kinds)] is interrupted for number in range(REQUESTS))
+        assert (report["request_count"], report["partial_requests"]) == (REQUESTS + interruptions, 0)
+        assert report["accounted_share"] >= ACCOUNTED, report["stage_breakdown"]
+        stages = {row["stage"] for row in report["stage_breakdown"]}
+        assert stages >= {"input", "queue", "decode", "thinker", "talker", "code2wav", "answer"}
+        hops = {(row["src"], row["dst"]) for row in report["hop_breakdown"]}
+        assert hops >= {("thinker", "talker"), ("talker", "code2wav"), ("answer", "transport")}
+
+    async def test_a_trace_of_every_process(self, server: LiveServer) -> None:
+        for run in ("first", "second"):
+            started = await post(server.port, "/start_profile", {"run_id": run})
+            assert started.status == 200, started.body
+            await mixed_requests.speech("ada")(server, 0)
+            await mixed_requests.typed(sampling={"max_tokens": 4})(server, 0)
+            stopped = await post(server.port, "/stop_profile", {})
+            files = [Path(name) for name in stopped.json()["trace_files"]]
+            assert {path.name.split("_")[1] for path in files} == {"talker", "thinker"}, files
+            computed = set()
+            for path in files:
+                assert str(path).startswith(started.json()["trace_path_template"])
+                if ".json" not in path.suffixes:
+                    continue  # tables that vLLM writes beside
+                data = path.read_bytes()
+                trace = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+                # The process that computes writes one, and so does the one that asks it to.
+                if any("aten::" in event.get("name", "") for event in trace["traceEvents"]):
+                    computed.add(path.name.split("_")[1])
+            assert computed == {"talker", "thinker"}, files
