@@ -42,6 +42,7 @@ def test_report_counts_by_area_and_names_skips(tmp_path: Path) -> None:
     assert "1 failed, 2 passed, 2 skipped" in lines[-1]
 
 
+@pytest.mark.slow
 def test_the_report_of_the_second_run_tells_of_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tests" / "core").mkdir(parents=True)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = far\n    near\n", encoding="utf-8")

@@ -16,6 +16,8 @@ from support.recordings import events, lines, recordings, replay
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.engine.fake import EchoEngine, EchoSettings
 
+pytestmark = pytest.mark.slow
+
 CHAT = "/v1/chat/completions"
 SESSIONS = "/v1/streaming_input/sessions"
 KEY = ApiKey(name="phones", key_sha256=digest("k"))

@@ -15,6 +15,8 @@ from support.recordings import events, lines, recordings, replay
 from omni_ws.engine.base import TextOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 
+pytestmark = pytest.mark.slow
+
 BINARY = ["omni.v1+binary"]
 RESUMABLE = {"resume_grace_sec": 5}
 

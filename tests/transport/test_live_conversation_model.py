@@ -16,6 +16,8 @@ from omni_ws.core.chunks import ToolCallFragment, Word
 from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, TextOutput, ToolCallOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 
+pytestmark = pytest.mark.slow
+
 STEPS = 120
 
 

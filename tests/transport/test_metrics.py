@@ -304,6 +304,7 @@ async def test_players_that_tell_nothing_say_nothing() -> None:
     assert found.value("player_lead_seconds_count") == found.value("player_underruns_total") == 0
 
 
+@pytest.mark.slow
 async def test_turns_that_are_heard_in_an_open_microphone() -> None:
     spoken = (8000 + np.arange(16 * 600) % 9973).astype("<i2").tobytes()
     async with live_server() as server:

@@ -153,6 +153,7 @@ async def test_a_client_that_dies_in_the_middle_frees_the_engine(reset: bool) ->
         assert received < len(kept) < 900_000
 
 
+@pytest.mark.slow
 async def test_closing_a_session_whose_client_does_not_read() -> None:
     engine = Endless()
     async with salience_server(engine) as server:
@@ -172,6 +173,7 @@ async def test_closing_a_session_whose_client_does_not_read() -> None:
 # the end
 
 
+@pytest.mark.slow
 async def test_a_drain_waits_for_what_runs_and_takes_nothing_new() -> None:
     engine = TokenEngine()
     await engine.start()

@@ -193,6 +193,7 @@ async def feed(session: Session, data: bytes, cuts: list[int]) -> None:
     await session.settle()
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(data=streams, places=st.lists(st.floats(0, 1), max_size=8))
 @example(data=TEXT + CLOSE + TEXT, places=[])
