@@ -23,6 +23,7 @@ from omni_ws.service.observer import (
     RequestCancelled,
     RequestEnded,
     RequestOpened,
+    RequestProgress,
     SessionEnded,
     SessionIdentity,
     SessionOpened,
@@ -100,15 +101,7 @@ class Accounts:
                 known.requests[turn.request_id] = _Request(RequestTimes(now), by_speech, stage_since=now)
                 known.request_count += 1
                 self._in_stage[STAGES[0]] += 1
-            case (
-                PolicyFired()
-                | InputEnded()
-                | AnswerStarted()
-                | AnswerEnded()
-                | OutputBegan()
-                | RequestCancelled()
-                | RequestEnded()
-            ):
+            case _ if isinstance(observation, RequestProgress):
                 request = known.requests.get(observation.turn.request_id)
                 if request is not None:
                     self._progress(session, known, request, observation, now)
@@ -118,13 +111,7 @@ class Accounts:
         session: SessionIdentity,
         known: _Session,
         request: _Request,
-        observation: PolicyFired
-        | InputEnded
-        | AnswerStarted
-        | AnswerEnded
-        | OutputBegan
-        | RequestCancelled
-        | RequestEnded,
+        observation: RequestProgress,
         now: float,
     ) -> None:
         turn = observation.turn

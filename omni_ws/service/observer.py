@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 from msgspec import Struct
 
 from omni_ws.core.chunks import InputChunk, OutputModality
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.output import AnyOutput, FinalChunk, OutputChunk
 from omni_ws.core.reorder import ReorderStatistics
 from omni_ws.core.session import GenerationStarted
 from omni_ws.errors import OmniError
@@ -121,7 +121,7 @@ class OutputMade(Struct, frozen=True):
 class OutputWritten(Struct, frozen=True):
     """The socket has got an output. Only for observers of every output."""
 
-    chunk: OutputChunk | FinalChunk
+    chunk: AnyOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,23 +157,21 @@ class RequestEnded:
     error: OmniError | None
 
 
+#: How a request comes from its opening to its end, whoever listens.
+RequestProgress: TypeAlias = (
+    PolicyFired | InputEnded | AnswerStarted | AnswerEnded | OutputBegan | RequestCancelled | RequestEnded
+)
 Observation: TypeAlias = (
     SessionOpened
     | SessionEnded
     | InputReceived
     | InputAcknowledged
     | RequestOpened
-    | PolicyFired
-    | InputEnded
-    | AnswerStarted
-    | AnswerEnded
-    | OutputBegan
+    | RequestProgress
     | OutputMade
     | OutputWritten
     | OutputStalled
     | SpeechHeard
-    | RequestCancelled
-    | RequestEnded
 )
 
 

@@ -12,7 +12,7 @@ from typing import Final
 
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import FinishReason
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.output import AnyOutput, FinalChunk, OutputChunk
 from omni_ws.core.session import SessionState
 from omni_ws.errors import (
     ORDERLY_ENDS,
@@ -283,7 +283,7 @@ class RegisteredSession:
     def _collect(self, conversation: Conversation) -> None:
         """Takes over what the conversation says, as it says it."""
         while (message := conversation.outbox.take()) is not None:
-            if isinstance(message, OutputChunk | FinalChunk):
+            if isinstance(message, AnyOutput):
                 conversation.observed.tell(OutputWritten(message))  # from here on whoever asks may read it
             match message:
                 case FinalChunk() if self.live:

@@ -27,6 +27,7 @@ from omni_ws.service.observer import (
     RequestCancelled,
     RequestEnded,
     RequestOpened,
+    RequestProgress,
     SessionEnded,
     SessionIdentity,
     SessionOpened,
@@ -91,15 +92,7 @@ class RequestSpans:
                     self._end(request)
             case RequestOpened(turn=turn):
                 known.requests[turn.request_id] = self._open(session, known, turn)
-            case (
-                PolicyFired()
-                | InputEnded()
-                | AnswerStarted()
-                | AnswerEnded()
-                | OutputBegan()
-                | RequestCancelled()
-                | RequestEnded()
-            ):
+            case _ if isinstance(observation, RequestProgress):
                 request_id = observation.turn.request_id
                 if (found := known.requests.get(request_id)) is not None:
                     self._progress(found, observation)
@@ -126,13 +119,7 @@ class RequestSpans:
     def _progress(
         self,
         request: _Request,
-        observation: PolicyFired
-        | InputEnded
-        | AnswerStarted
-        | AnswerEnded
-        | OutputBegan
-        | RequestCancelled
-        | RequestEnded,
+        observation: RequestProgress,
     ) -> None:
         now = time.time_ns()
         match observation:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 
 from omni_ws.core.chunks import InputChunk
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.output import AnyOutput
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation import Conversation
 from omni_ws.service.failure import unexpected
@@ -31,7 +31,7 @@ class HttpSession:
         self._idle = Deadline(self._loop, self._idle_expired)
         self._idle_over = False
         #: Outputs that were received and, as far as is known, not written yet; kept while anybody wants to know.
-        self._unwritten: list[OutputChunk | FinalChunk] = []
+        self._unwritten: list[AnyOutput] = []
         self._input_room = asyncio.Event()
         self._timer_changed = asyncio.Event()
         #: Whether it is the server that does not read, and not the client that is silent.
@@ -96,7 +96,7 @@ class HttpSession:
         message = self._outbox.take()
         if isinstance(message, OmniError):
             raise message
-        if self.conversation.observed.listening_to_outputs and isinstance(message, OutputChunk | FinalChunk):
+        if self.conversation.observed.listening_to_outputs and isinstance(message, AnyOutput):
             self._unwritten.append(message)
         return message
 

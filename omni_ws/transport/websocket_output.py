@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.output import AnyOutput
 from omni_ws.service.observer import ObservedSession, OutputWritten
 from omni_ws.service.outbox import Outbox
 from omni_ws.transport.output_frames import encode_message
@@ -25,5 +25,5 @@ def write_some(connection: StreamConnection, outbox: Outbox, observed: ObservedS
         data, is_binary = encode_message(message, binary_audio=binary_audio)
         connection.write_message(data, is_text=not is_binary)
         size += len(data)
-        if observed.listening_to_outputs and isinstance(message, OutputChunk | FinalChunk):
+        if observed.listening_to_outputs and isinstance(message, AnyOutput):
             observed.tell(OutputWritten(message))

@@ -15,7 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-#: As in readout_worker.py, which imports torch.
+#: What a worker sends: bytes of the key, first position, positions; then the key, and float32 numbers
+#: [position][layer][concept].
 FRAME: Final = struct.Struct("<IQI")
 _NUMBER_BYTES: Final = 4
 

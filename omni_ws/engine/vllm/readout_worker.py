@@ -8,7 +8,6 @@ so that a token costs no call. vLLM has to run eagerly: compiled graphs know no 
 from __future__ import annotations
 
 import socket
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-#: Bytes of the key, first position, positions; then the key, and float32 numbers [position][layer][concept].
-FRAME: Final = struct.Struct("<IQI")
+from omni_ws.engine.vllm.readout_channel import FRAME
+
 _SEND_BUFFER_BYTES: Final = 4 << 20
 
 

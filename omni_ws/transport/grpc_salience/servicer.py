@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from typing import Any, Final, NoReturn, TypeAlias, TypeVar
 
@@ -48,7 +48,7 @@ class Salience(SalienceServicer):
     async def OpenSession(  # the names of the calls are those of the definition
         self, request: messages.OpenSessionRequest, context: Context
     ) -> messages.OpenSessionResponse:
-        async def open_session(key: ApiKey | None) -> messages.OpenSessionResponse:
+        def open_session(key: ApiKey | None) -> messages.OpenSessionResponse:
             if not request.model:
                 raise ModelNotFound("name the model that the session is for", param="model")
             self._model().check(request.model)
@@ -62,14 +62,14 @@ class Salience(SalienceServicer):
     async def CloseSession(
         self, request: messages.CloseSessionRequest, context: Context
     ) -> messages.CloseSessionResponse:
-        async def close(key: ApiKey | None) -> messages.CloseSessionResponse:
+        def close(key: ApiKey | None) -> messages.CloseSessionResponse:
             self._sessions.close(request.session_id, key)
             return messages.CloseSessionResponse()
 
         return await self._answer(context, close)
 
     async def ForkSession(self, request: messages.ForkSessionRequest, context: Context) -> messages.ForkSessionResponse:
-        async def fork(key: ApiKey | None) -> messages.ForkSessionResponse:
+        def fork(key: ApiKey | None) -> messages.ForkSessionResponse:
             child = self._sessions.fork(request.session_id, key, at=request.at_position)
             return messages.ForkSessionResponse(session_id=child)
 
@@ -78,7 +78,7 @@ class Salience(SalienceServicer):
     async def GetReadoutManifest(
         self, request: messages.GetReadoutManifestRequest, context: Context
     ) -> messages.ReadoutManifest:
-        async def manifest(key: ApiKey | None) -> messages.ReadoutManifest:
+        def manifest(key: ApiKey | None) -> messages.ReadoutManifest:
             known = self._sessions.engine.readout_manifest
             return messages.ReadoutManifest(
                 concepts=known.concepts, layers=known.layers, hidden_size=known.hidden_size, dtype=known.dtype
@@ -87,7 +87,7 @@ class Salience(SalienceServicer):
         return await self._answer(context, manifest)
 
     async def DumpSession(self, request: messages.DumpSessionRequest, context: Context) -> messages.DumpSessionResponse:
-        async def dump(key: ApiKey | None) -> messages.DumpSessionResponse:
+        def dump(key: ApiKey | None) -> messages.DumpSessionResponse:
             return messages.DumpSessionResponse(tokens=self._sessions.dump(request.session_id, key))
 
         return await self._answer(context, dump)
@@ -128,9 +128,9 @@ class Salience(SalienceServicer):
             raise ShuttingDown("the server is shutting down", retry_after_ms=PLACE_RETRY_MS)
         return key
 
-    async def _answer(self, context: Context, call: Callable[[ApiKey | None], Awaitable[Answer]]) -> Answer:
+    async def _answer(self, context: Context, call: Callable[[ApiKey | None], Answer]) -> Answer:
         try:
-            return await call(self._key(context))
+            return call(self._key(context))
         except OmniError as error:
             await _refuse(context, error)
         except Exception as error:

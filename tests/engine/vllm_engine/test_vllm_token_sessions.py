@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from salience_client import SalienceClient
+from support.readouts import LAYERS, random_vectors
 from support.salience_server import SalienceServer, refused, salience_server
 from support.token_reference import ALL, Reference, close, png, readouts
 from support.until import until
@@ -41,7 +42,6 @@ Status = grpc.StatusCode
 Done = messages.GenerateDone
 TEXT = [(index * 37) % 250 + 1 for index in range(200)]
 CONCEPTS = ("warm", "loud", "round", "late", "near")
-LAYERS = (0, 1)
 
 
 @pytest.fixture(scope="module")
@@ -51,10 +51,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def vectors() -> ReadoutVectors:
-    random = np.random.default_rng(5)
-    matrices = tuple(random.standard_normal((len(CONCEPTS), 128)).astype(np.float32) for _ in LAYERS)
-    manifest = ReadoutManifest(concepts=CONCEPTS, layers=LAYERS, hidden_size=128, dtype="float16")
-    return ReadoutVectors(manifest, matrices)
+    return random_vectors(CONCEPTS)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+from support.readouts import random_vectors
 from support.salience_server import SalienceServer, salience_server
 from support.token_reference import ALL, Reference, close, png, readouts
 from support.until import until
@@ -24,7 +25,7 @@ from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import GrpcConfig, ServerConfig, VllmConfig
 from omni_ws.core.chunks import OutputModality
 from omni_ws.engine.base import AudioOutput
-from omni_ws.engine.tokens import ReadoutManifest, TokenGeneration
+from omni_ws.engine.tokens import TokenGeneration
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.readout_vectors import ReadoutVectors, save_vectors
 from omni_ws.engine.vllm.readouts import Readouts
@@ -36,7 +37,6 @@ from support.tiny_models import ENGINE_ARGS, MULTIMODAL_ARGS, build_talker, buil
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
 CONCEPTS = ("warm", "loud", "round")
-LAYERS = (0, 1)
 KEYS = (ApiKey(name="one", key_sha256=digest("secret-one")), ApiKey(name="two", key_sha256=digest("secret-two")))
 #: Room for so many tokens in vLLM's cache.
 ROOM = 24 * 32
@@ -53,10 +53,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def vectors() -> ReadoutVectors:
-    random = np.random.default_rng(5)
-    matrices = tuple(random.standard_normal((len(CONCEPTS), 128)).astype(np.float32) for _ in LAYERS)
-    manifest = ReadoutManifest(concepts=CONCEPTS, layers=LAYERS, hidden_size=128, dtype="float16")
-    return ReadoutVectors(manifest, matrices)
+    return random_vectors(CONCEPTS)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
