@@ -75,11 +75,13 @@ CALLS: Final[tuple[Callable[[CheckedInputStream, int], None], ...]] = (
 
 
 def seeds() -> Iterator[bytes]:
+    two_ends = bytes([2, _BEHIND + 1, 4, _BEHIND + 3, 5, 0, 1, _BEHIND + 2])
     in_order = bytes([0, 4] * 6 + [0, 204] + [16, 0])
     with_a_gap = bytes([1, _BEHIND + 1, 2, _BEHIND + 2, 5, 0, 1, _BEHIND + 4, 17, 3, 0, 3, 0, 2, 9, 8, 10, 0])
     yield b"\0" + in_order * 2
     yield b"\0" + with_a_gap
     yield b"\xff" + in_order + with_a_gap
+    yield b"\xff" + two_ends + in_order
     yield b"\0" + bytes([14, 1, 13, 1]) + with_a_gap + bytes([13, 0, 12, 1]) + with_a_gap + bytes([6, 0]) + in_order
     yield b"\0" + bytes([3, 5, 17, 7, 0, 9, 11, 40]) + in_order + bytes([8, 0, 0, 7, 18, 255]) + in_order
 

@@ -141,7 +141,7 @@ class InputStream:
         highest = self.reorder.highest
         if highest is not None:
             self._finish_after.add(highest)
-            self._ends_at = highest
+            self._ends_at = highest if self._ends_at is None else self._ends_at  # the first end counts
             return []
         return self._finish()
 

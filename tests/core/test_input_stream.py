@@ -325,6 +325,22 @@ def test_a_chunk_behind_the_end_of_a_single_request_that_waits_itself(ended_by: 
     assert (payload(events), shapes(events)[-1]) == (b"abc", InputEnded)
 
 
+@pytest.mark.parametrize("ended_by", ["chunk", "finish"])
+def test_of_two_ends_of_a_single_request_the_first_counts(ended_by: str) -> None:
+    stream = make(single_request=True)
+    stream.receive_chunk(text(2, b"c", end=ended_by == "chunk"), now=0)
+    if ended_by == "finish":
+        stream.finish(now=0)
+    stream.refuse(4, now=0)  # uses up a number behind the end, and is no input
+    stream.finish(now=0)
+    with pytest.raises(SessionConflict) as caught:
+        stream.receive_chunk(text(3), now=0)
+    assert caught.value.sequence_id == 3
+    stream.receive_chunk(text(1, b"b"), now=0)
+    events = stream.receive_chunk(text(0, b"a"), now=0)
+    assert (payload(events), shapes(events)[-1]) == (b"abc", InputEnded)
+
+
 def test_a_chunk_far_behind_the_end_of_a_single_request() -> None:
     stream = make(single_request=True)
     stream.receive_chunk(text(0, end=True), now=0)
