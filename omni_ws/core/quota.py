@@ -20,3 +20,21 @@ class ByteBudget:
 
     def give(self, size: int) -> None:
         self.used -= size
+
+
+class Share:
+    """What one holder has of a budget, said anew each time that it changes."""
+
+    __slots__ = ("_budget", "size")
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self.size = 0
+
+    def resize(self, size: int) -> None:
+        """Raises EngineOverloaded, and changes nothing, when there is no room for so much more."""
+        if size > self.size:
+            self._budget.take(size - self.size)
+        else:
+            self._budget.give(self.size - size)
+        self.size = size

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 
 from omni_ws.core.chunks import OutputModality
 from omni_ws.core.output import FinalChunk, OutputChunk
-from omni_ws.core.quota import ByteBudget
+from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.service.messages import MESSAGE_OVERHEAD_BYTES, Message
 from omni_ws.transport.error_answer import error_object
@@ -170,17 +170,11 @@ async def write_raw_audio(exchange: HttpExchange, session: Answering, media_type
 @contextmanager
 def held_answer(budget: ByteBudget) -> Iterator[Callable[[int], None]]:
     """Counts the bytes of an answer that is kept to be sent whole against what the server may hold."""
-    held = 0
-
-    def hold(size: int) -> None:
-        nonlocal held
-        budget.take(size)
-        held += size
-
+    share = Share(budget)
     try:
-        yield hold
+        yield lambda size: share.resize(share.size + size)
     finally:
-        budget.give(held)
+        share.resize(0)
 
 
 async def gather(session: Answering, hold: Callable[[int], None]) -> tuple[list[OutputChunk], FinalChunk]:

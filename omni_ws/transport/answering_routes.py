@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality
+from omni_ws.core.quota import Share
 from omni_ws.errors import NotFound, OmniError
 from omni_ws.service.conversation import Conversation
 from omni_ws.service.session_factory import FILE_FORMATS, SessionFactory
@@ -53,6 +54,7 @@ class AnsweringRoutes:
         with admission.session(key):
             self.sessions.check_ready()
             exchange.input_pace = admission.input_pace(key)
+            exchange.input_share = Share(self.sessions.budget)
             yield None if key is None else key.name
 
     def streaming_body(self, exchange: HttpExchange) -> StreamingBody:

@@ -231,6 +231,9 @@ class AttachedOutput:
             self._connection.send_data()
             self.connection_closing()
 
+    def input_refused(self, error: OmniError) -> None:
+        pass  # the client's messages are small, and count nowhere
+
     def connection_closing(self) -> None:
         if self._writing is not None:
             self._writing.cancel()

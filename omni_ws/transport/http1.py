@@ -19,6 +19,7 @@ from typing import Any, Final, Protocol
 import h11
 import orjson
 
+from omni_ws.core.quota import Share
 from omni_ws.errors import OmniError, PayloadTooLarge, UnsupportedFormat
 from omni_ws.transport import cors
 from omni_ws.transport.error_answer import HeaderList, error_body, error_headers
@@ -154,6 +155,7 @@ class HttpExchange:
 
     ``input_pace`` may be set before the body is read: it is told how many bytes of it came, and says for how many
     seconds no more should. They are handed out when that is over; meanwhile, once enough waits, the socket is not read.
+    ``input_share`` may be set before that, too: what is kept of the body is counted there, until the exchange is over.
     ``recording`` may be set before anything is read or written.
     """
 
@@ -173,6 +175,7 @@ class HttpExchange:
         self._body = body
         self._origin_allowed = origin_allowed
         self.input_pace: Callable[[int], float] | None = None
+        self.input_share: Share | None = None
         #: Whether the body waits because it came faster than it may.
         self.input_held_to_pace = False
         self.recording: ExchangeRecording | None = None
@@ -219,7 +222,10 @@ class HttpExchange:
             yield chunk
 
     async def read_body(self, limit: int) -> bytes:
-        """The whole body of at most ``limit`` bytes. Raises PayloadTooLarge, before reading where the size is known."""
+        """The whole body of at most ``limit`` bytes.
+
+        Raises PayloadTooLarge, before reading where the size is known, and EngineOverloaded as ``keep`` does.
+        """
         self._refuse_encoded_body()
         if (self.request.content_length or 0) > limit:
             raise PayloadTooLarge(f"the request body has more than {limit} bytes")
@@ -228,7 +234,13 @@ class HttpExchange:
             whole += chunk
             if len(whole) > limit:
                 raise PayloadTooLarge(f"the request body has more than {limit} bytes")
+            self.keep(len(whole))
         return bytes(whole)
+
+    def keep(self, size: int) -> None:
+        """So many bytes of the body are kept from here on. Raises EngineOverloaded where the server has no room."""
+        if self.input_share is not None:
+            self.input_share.resize(size)
 
     def _refuse_encoded_body(self) -> None:
         for coding in self.request.headers.tokens("content-encoding"):
@@ -333,6 +345,7 @@ class HttpExchange:
 
     def over(self) -> None:
         """For the connection: nothing more is read or written."""
+        self.keep(0)
         if self.recording is not None:
             self.recording.over()
 

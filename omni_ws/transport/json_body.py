@@ -31,7 +31,7 @@ async def read_json_object(
     """The object that a body is, and the body's size in bytes.
 
     ``otherwise`` tells those who send something else what they may have meant. Raises UnsupportedFormat,
-    PayloadTooLarge, InvalidFrame.
+    PayloadTooLarge, EngineOverloaded, InvalidFrame.
     """
     kind = exchange.request.content_type
     if kind not in _JSON_TYPES and not kind.endswith("+json"):

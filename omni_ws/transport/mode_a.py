@@ -73,8 +73,12 @@ class StreamingBody:
 
     async def _next(self) -> BodyItem | None:
         """The next item, None at the end of the body."""
-        while (item := next(self._items, None)) is None and not self._ended:
+        while (item := next(self._items, None)) is None:
+            self._exchange.keep(self._reader.unfinished_bytes)
+            if self._ended:
+                break
             data = await self._exchange.read()
+            self._exchange.keep(0)  # until it is known what of it is no whole item still
             if self._session is not None:
                 self._session.touch()
             self._ended = not data

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from omni_ws.config.keys import ApiKey
+from omni_ws.core.quota import Share
 from omni_ws.core.session import SessionState
 from omni_ws.errors import InvalidValue, NotFound, PayloadTooLarge
 from omni_ws.service.observer import Origin
@@ -44,7 +45,7 @@ class ModeBRoutes:
         with ExitStack() as place:
             place.enter_context(self._sessions.admission.session(key))
             self._sessions.check_ready()
-            exchange.input_pace = self._sessions.admission.input_pace(key)
+            self._count_input(exchange, key)
             fields: dict[str, Any] = {}
             size = 0
             if exchange.request.has_body:
@@ -81,7 +82,7 @@ class ModeBRoutes:
 
     async def append(self, exchange: HttpExchange) -> None:
         session = self._session(exchange)
-        exchange.input_pace = self._sessions.admission.input_pace(self._enter(exchange))
+        self._count_input(exchange, self._enter(exchange))
         try:
             with session.incoming():
                 fields, size = await read_json_object(exchange, self._config.http.max_body_bytes)
@@ -132,6 +133,10 @@ class ModeBRoutes:
         if not self._config.streaming_input.enabled:
             raise NotFound("streaming input is turned off on this server")
         return self._authenticator.authenticate(exchange.request)
+
+    def _count_input(self, exchange: HttpExchange, key: ApiKey | None) -> None:
+        exchange.input_pace = self._sessions.admission.input_pace(key)
+        exchange.input_share = Share(self._sessions.budget)
 
     def _session(self, exchange: HttpExchange) -> RegisteredSession:
         """Raises SessionNotFound and SessionExpired."""

@@ -31,7 +31,7 @@ class FormPart:
 async def read_form(exchange: HttpExchange, limit: int) -> list[FormPart]:
     """The parts of a body of at most ``limit`` bytes, in order.
 
-    Raises UnsupportedFormat, InvalidFrame, InvalidValue or PayloadTooLarge.
+    Raises UnsupportedFormat, InvalidFrame, InvalidValue, PayloadTooLarge or EngineOverloaded.
     """
     reader = FormReader(exchange.request.headers.get("content-type") or "")
     if (exchange.request.content_length or 0) > limit:
@@ -41,12 +41,13 @@ async def read_form(exchange: HttpExchange, limit: int) -> list[FormPart]:
         size += len(data)
         if size > limit:
             raise PayloadTooLarge(f"the request body has more than {limit} bytes")
+        exchange.keep(size)
         reader.feed(data)
     return reader.finish()
 
 
 class FormReader:
-    """Takes a body in pieces, however it is cut. Raises what ``read_form`` does."""
+    """Takes a body in pieces, however it is cut. Raises what is wrong with it."""
 
     def __init__(self, content_type: str) -> None:
         kind, parameters = parse_options_header(content_type)

@@ -129,6 +129,7 @@ class StreamingInput:
                 binary_audio=subprotocol == SUBPROTOCOL_BINARY,
                 refusal=refusal,
                 input_pace=self._sessions.admission.input_pace(key),
+                budget=self._sessions.budget,
                 returning=returning,
             ),
             subprotocol=subprotocol,

@@ -16,6 +16,7 @@ from omni_ws.core.chunks import InputChunk
 from omni_ws.core.input_stream import ACK_DELAY_SEC
 from omni_ws.errors import (
     ORDERLY_ENDS,
+    EngineOverloaded,
     InvalidRequest,
     OmniError,
     SlowConsumer,
@@ -226,6 +227,9 @@ class WebSocketSession:
             self._pause_reading()
         if outbox_full or stream.has_gap:
             self._arm(now)
+
+    def input_refused(self, error: EngineOverloaded) -> None:
+        self._session.end(error)
 
     def receive_bytes(self) -> None:
         self._keep_alive.last_sign_of_life = self._loop.time()

@@ -13,6 +13,9 @@ from websockets.asyncio.server import ServerConnection
 from websockets.frames import CTRL_OPCODES, Frame, Opcode
 from websockets.protocol import State
 
+from omni_ws.core.quota import ByteBudget, Share
+from omni_ws.errors import EngineOverloaded
+
 try:
     from websockets.speedups import apply_mask
 except ImportError:  # pragma: no cover
@@ -66,6 +69,9 @@ class FrameReceiver(Protocol):
 
     def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None: ...
 
+    def input_refused(self, error: EngineOverloaded) -> None:
+        """There is no room for the message under way: nothing of the input is looked at from here on."""
+
     def connection_closing(self) -> None:
         """Nothing can be sent any more: the peer closed the connection, broke the protocol, or is gone."""
 
@@ -87,10 +93,22 @@ class StreamConnection(ServerConnection):
     always stands between two frames, and can be given everything else, for ever, at the first frame that is unusual.
     """
 
-    def __init__(self, *arguments: Any, input_pace: Callable[[int], float] | None = None, **options: Any) -> None:
-        """``input_pace`` is told how many bytes came, and says for how many seconds no more should be read."""
+    def __init__(
+        self,
+        *arguments: Any,
+        input_pace: Callable[[int], float] | None = None,
+        budget: ByteBudget | None = None,
+        **options: Any,
+    ) -> None:
+        """``input_pace`` is told how many bytes came, and says for how many seconds no more should be read.
+
+        ``budget`` is what messages count in while they have not come whole.
+        """
         super().__init__(*arguments, **options)
         self._input_pace = input_pace
+        self._unfinished = Share(budget or ByteBudget(sys.maxsize))
+        #: Whether what comes is thrown away, since the rest of a message would be taken for another.
+        self._refusing = False
         self._pace_timer: asyncio.TimerHandle | None = None
         self._receiver: FrameReceiver | None = None
         #: What was read and not looked at yet begins at ``_position`` of ``_pending``.
@@ -170,7 +188,12 @@ class StreamConnection(ServerConnection):
         """Close, and drop what a peer that does not read has left unread by then."""
         try:
             async with asyncio.timeout(seconds):
-                await self.close(code, reason)
+                if self._refusing:  # and would not see the client's part of a closing handshake
+                    self.protocol.fail(code, reason)
+                    self.send_data()
+                    await self.wait_closed()
+                else:
+                    await self.close(code, reason)
         except TimeoutError:
             pass
         finally:
@@ -203,9 +226,11 @@ class StreamConnection(ServerConnection):
         """What came of a frame before, and ``data``; nothing while that is too little to be looked at."""
         self._incomplete += data
         if len(self._incomplete) < self._wanted:
+            self._count_unfinished(len(self._incomplete))
             return b""
         data = bytes(self._incomplete)
         self._incomplete.clear()
+        self._unfinished.resize(0)
         return data
 
     def _keep_pace(self, seconds: float) -> None:
@@ -290,13 +315,34 @@ class StreamConnection(ServerConnection):
             return start
         self._incomplete += data[start:]
         self._wanted = wanted if len(data) > start + 1 else 2
+        self._count_unfinished(len(self._incomplete))
         return len(data)
 
     def _take_slice(self, data: bytes, start: int) -> int:
         """Returns where it stopped."""
+        if self._refusing:
+            return len(data)
         end = min(len(data), start + _LIBRARY_BYTES_PER_TURN)
         self._give_to_library(data[start:end])
+        self._count_unfinished(len(self.protocol.reader.buffer) + len(self._fragments))
         return end
+
+    def _count_unfinished(self, size: int) -> None:
+        """So much is kept of a message that has not come whole."""
+        try:
+            self._unfinished.resize(size)
+        except EngineOverloaded as error:
+            self._refusing = True
+            self._takes_frames = False
+            self._forget_unfinished()
+            if self._receiver is not None:
+                self._receiver.input_refused(error)
+
+    def _forget_unfinished(self) -> None:
+        self._incomplete.clear()
+        self._fragments.clear()
+        self.protocol.reader.discard()
+        self._unfinished.resize(0)
 
     def _give_to_library(self, data: bytes) -> None:
         super().data_received(data)
@@ -321,6 +367,7 @@ class StreamConnection(ServerConnection):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._pending = b""
+        self._forget_unfinished()
         if self._pace_timer is not None:
             self._pace_timer.cancel()
         if self._receiver is not None:
@@ -341,5 +388,6 @@ class StreamConnection(ServerConnection):
             self._hand_over(message, is_text=self._fragments_are_text)
 
     def _hand_over(self, message: bytes | bytearray | memoryview, *, is_text: bool) -> None:
+        self._unfinished.resize(0)
         if self._receiver is not None:
             self._receiver.receive_message(message, is_text=is_text)

@@ -18,6 +18,11 @@ class NdjsonDecoder:
         self.line_number = 0
         self._pending = bytearray()
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Of a line whose end has not come."""
+        return len(self._pending)
+
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Raises PayloadTooLarge when a line, white space and all, is longer than allowed."""
         first, *rest = data.split(b"\n")
@@ -55,6 +60,11 @@ class LengthPrefixedDecoder:
         self.max_frame_bytes = max_frame_bytes
         self.frame_number = 0
         self._pending = bytearray()
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """Of a frame whose end has not come."""
+        return len(self._pending)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Raises PayloadTooLarge as soon as a length is read that is over the cap; empty frames are skipped."""

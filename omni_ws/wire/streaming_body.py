@@ -60,6 +60,11 @@ class BodyReader(Protocol):
         """Where the item stands that was given out last; "" where a body has no places."""
         ...
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """What is kept of an item whose end has not come, once everything before it was given out."""
+        ...
+
     def feed(self, data: bytes) -> Iterator[BodyItem]: ...
 
     def finish(self) -> Iterator[BodyItem]: ...
@@ -75,6 +80,10 @@ class NdjsonBody:
     @property
     def place(self) -> str:
         return f"line {self._lines.line_number}"
+
+    @property
+    def unfinished_bytes(self) -> int:
+        return self._lines.unfinished_bytes
 
     def feed(self, data: bytes) -> Iterator[BodyItem]:
         return self._items(self._lines.feed(data))
@@ -102,6 +111,10 @@ class LengthPrefixedBody:
     def place(self) -> str:
         return f"frame {self._frames.frame_number}"
 
+    @property
+    def unfinished_bytes(self) -> int:
+        return self._frames.unfinished_bytes
+
     def feed(self, data: bytes) -> Iterator[BodyItem]:
         return self._items(self._frames.feed(data))
 
@@ -121,6 +134,7 @@ class RawAudioBody:
     """The bytes are the audio."""
 
     place = ""
+    unfinished_bytes = 0
 
     def __init__(self, *, media_type: str, max_chunk_bytes: int) -> None:
         self.media_type = media_type

@@ -539,15 +539,16 @@ async def test_an_answer_that_is_too_long_to_keep() -> None:
 
 async def test_a_server_that_holds_enough() -> None:
     async with (
-        live_server(CountingEngine(), limits={"max_held_bytes": 4000}) as server,
+        live_server(CountingEngine(), limits={"max_held_bytes": 9000}) as server,
         mode_b(server, {"start_policy": "on_end_only"}) as session,
     ):
-        await session.append(text("x" * 4000, 0))
-        busy = await session.call("POST", "/chunks", text("y", 1))
+        await session.append(text("x" * 4000, 0))  # a body counts beside the chunk that it holds
+        await server.until(lambda: server.held_bytes == 4000, "the end of the request")
+        busy = await session.call("POST", "/chunks", text("y" * 4000, 1))
         assert (busy.status, busy.error["code"]) == (503, "engine_overloaded")
         # It was not taken, and may come again.
         assert (await session.status())["next_sequence_id"] == 1
-        assert server.held_bytes == 4000
+        await server.until(lambda: server.held_bytes == 4000, "the end of the request")
         await session.finish()
         assert await session.content() == "4000"
 
