@@ -136,9 +136,9 @@ class Session:
         self.protocol.debug = by_library
         self.connection.attach(self.recorder)
 
-    async def settle(self) -> None:
-        """Everything that came has been looked at."""
-        for _ in range(200):
+    async def settle(self, byte_count: int = 0) -> None:
+        """Everything that came, ``byte_count`` at once, has been looked at: hundreds of bytes in a turn of the loop."""
+        for _ in range(200 + byte_count // 256):
             await asyncio.sleep(0)
 
     @property
@@ -193,7 +193,7 @@ async def feed(session: Session, data: bytes, cuts: list[int]) -> None:
     for start, end in pairwise([0, *sorted(cuts), len(data)]):
         if start < end:
             session.connection.data_received(data[start:end])
-    await session.settle()
+    await session.settle(len(data))
 
 
 @pytest.mark.slow
