@@ -85,11 +85,11 @@ class AnswerWriter:
                 if isinstance(output, Finished):
                     finished = output
                     break
+                if type(output) is TextOutput and events.recorder is None and not self._outbox.full:
+                    self._say(output)  # nearly always, and without a coroutine
+                    continue
                 with events.span("answer"):
-                    if isinstance(output, TextOutput) and not self._outbox.full:
-                        self._say(output)  # nearly always, and without a coroutine
-                    else:
-                        await self._write(output)
+                    await self._write(output)
         with events.span("answer"):
             await self._send_audio(await self._speech.flush())
         return finished

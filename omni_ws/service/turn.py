@@ -32,9 +32,10 @@ class KeptText:
         self._room = MAX_KEPT_TEXT
 
     def append(self, piece: str) -> None:
-        if piece and self._room:
-            self._pieces.append(piece[: self._room])
-            self._room = max(0, self._room - len(piece))
+        piece = piece[: self._room]
+        if piece:
+            self._pieces.append(piece)
+            self._room -= len(piece)
 
     def take_back(self, length: int) -> None:
         """The last pieces, of this length together, were not said after all."""

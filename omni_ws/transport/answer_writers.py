@@ -42,13 +42,26 @@ class Answering(Protocol):
     """Who has something to say; see ``HttpSession``."""
 
     def take(self) -> Message | None:
-        """What ``receive`` would give at once, if there is anything."""
+        """The next message, if there is one. Raises what went wrong."""
         ...
 
-    async def receive(self, *, idle_sec: float | None = None) -> Message | None: ...
+    async def wait(self, *, idle_sec: float | None = None, meanwhile: Callable[[], bool] | None = None) -> bool:
+        """Until there may be something to take; False where for ``idle_sec`` seconds there was not. Raises as ``take``.
+
+        ``meanwhile`` may be called instead of ending the wait, and says whether to go on waiting: to wake a task up
+        costs as much as all that it does for a token. What it raises ends the wait.
+        """
+        ...
 
     def written(self) -> None:
-        """What was received so far has been written."""
+        """What was taken so far has been written."""
+
+
+async def receive(session: Answering) -> Message:
+    """The next message, once there is one."""
+    while (message := session.take()) is None:
+        await session.wait()
+    return message
 
 
 class EventSink(Protocol):
@@ -65,6 +78,10 @@ class EventSink(Protocol):
     async def write(self, data: bytes) -> None: ...
 
     async def write_all(self, parts: Sequence[bytes]) -> None: ...
+
+    def try_write(self, parts: Sequence[bytes]) -> bool:
+        """Write several parts where that needs no waiting; False where it does, and nothing was written."""
+        ...
 
     async def end(self) -> None: ...
 
@@ -85,45 +102,78 @@ async def write_events(
     ``event: error``, and the stream ends there, without [DONE]. A comment goes out after ``heartbeat_sec`` without an
     event, once the head is out; 0 means never. Events that are there together are written together.
     """
-    events: list[bytes] = []
+    events = _Events(exchange, session, encoder, head_at_start=head_at_start)
     try:
-        final = False
-        while not final:
-            full = len(events) >= WRITE_BATCH_EVENTS or (events and len(events[-1]) >= LARGE_EVENT_BYTES)
-            # Taken without waiting where it can be: each step of a coroutine costs as much as the making of an event.
-            message = None if full else session.take()
-            if message is None:
-                if events:
-                    await _write(exchange, events)
-                    session.written()
-                message = await session.receive(idle_sec=heartbeat_sec or None)
-            match message:
-                case OutputChunk():
-                    events += map(sse.event, encoder.output(message))
-                case FinalChunk():
-                    events += map(sse.event, encoder.final(_checked(message)))
-                    final = True
-                case ResponseStarted() if head_at_start:
-                    await _start(exchange)
-                case None if exchange.head_sent:
-                    await exchange.write(sse.HEARTBEAT)
+        while True:
+            events.gather()
+            if events.complete:
+                break
+            if events.waiting or events.head_due:
+                await events.write()
+            elif (
+                not await session.wait(idle_sec=heartbeat_sec or None, meanwhile=events.pass_on) and exchange.head_sent
+            ):
+                await exchange.write(sse.HEARTBEAT)
         if done:
-            events.append(sse.DONE)
+            events.waiting.append(sse.DONE)
     except OmniError as error:
-        if not exchange.head_sent and not events:
+        if not exchange.head_sent and not events.waiting:
             raise
         exchange.error = error
-        events.append(error_event(error))
-    await _write(exchange, events)
+        events.waiting.append(error_event(error))
+    await events.write()
     await exchange.end()
 
 
-async def _write(exchange: EventSink, events: list[bytes]) -> None:
-    """Write what has gathered, and begin to gather anew."""
-    if not exchange.head_sent:
-        await _start(exchange)
-    await exchange.write_all(events)
-    events.clear()
+class _Events:
+    """The events of one answer, on their way from a session to a client."""
+
+    def __init__(self, sink: EventSink, session: Answering, encoder: EventEncoder, *, head_at_start: bool) -> None:
+        #: Those that are not written yet.
+        self.waiting: list[bytes] = []
+        #: Whether the answer is to begin, with or without them, before anything else is taken, which may be an error.
+        self.head_due = False
+        #: Whether the session has said its last.
+        self.complete = False
+        self._sink = sink
+        self._session = session
+        self._encoder = encoder
+        self._head_at_start = head_at_start
+
+    def gather(self) -> bool:
+        """Make events of what there is to take, up to what is written at a stretch. Whether that was all for now."""
+        waiting = self.waiting
+        while not (self.complete or self.head_due):
+            if len(waiting) >= WRITE_BATCH_EVENTS or (waiting and len(waiting[-1]) >= LARGE_EVENT_BYTES):
+                return False
+            match self._session.take():
+                case OutputChunk() as message:
+                    for event in self._encoder.output(message):
+                        waiting.append(sse.event(event))
+                case FinalChunk() as message:
+                    waiting += map(sse.event, self._encoder.final(_checked(message)))
+                    self.complete = True
+                case ResponseStarted() if self._head_at_start:
+                    self.head_due = True
+                case None:
+                    return True
+        return False
+
+    def pass_on(self) -> bool:
+        """Write what has come, if nothing has to be waited for and more is to come; whether it was so."""
+        if not self.gather() or not self._sink.try_write(self.waiting):
+            return False
+        self.waiting.clear()
+        self._session.written()
+        return True
+
+    async def write(self) -> None:
+        self.head_due = False
+        if not self._sink.head_sent:
+            await _start(self._sink)
+        await self._sink.write_all(self.waiting)
+        self.waiting.clear()
+        self._session.written()
 
 
 async def _start(exchange: EventSink) -> None:
@@ -153,7 +203,7 @@ async def write_raw_audio(exchange: HttpExchange, session: Answering, media_type
 
     final = False
     while not final:
-        match await session.receive():
+        match await receive(session):
             case ResponseStarted() if head_at_start:
                 await start()
             case OutputChunk(modality=OutputModality.AUDIO, payload=payload):
@@ -181,7 +231,7 @@ async def gather(session: Answering, hold: Callable[[int], None]) -> tuple[list[
     """Everything that a session says to its one request. Raises EngineOverloaded where it is too much to hold."""
     outputs: list[OutputChunk] = []
     while True:
-        match await session.receive():
+        match await receive(session):
             case OutputChunk() as message:
                 hold(MESSAGE_OVERHEAD_BYTES + len(message.payload) + 4 * len(message.text))
                 outputs.append(message)

@@ -112,6 +112,11 @@ class HttpCarrier(Protocol):
     def send_chunk(self, data: bytes) -> None:
         """Content of an answer that was begun and is sent in chunks. Raises PeerGone."""
 
+    @property
+    def has_room(self) -> bool:
+        """Whether ``drain`` would return at once."""
+        ...
+
     def set_filler(self, data: bytes) -> None:
         """What may be sent at any moment of the answer to find out whether the peer is there."""
 
@@ -320,6 +325,21 @@ class HttpExchange:
 
     async def write(self, data: bytes) -> None:
         """Send a part of a started answer, and wait while the peer is behind. Raises PeerGone."""
+        self._send_part(data)
+        await self._carrier.drain()
+
+    def write_all(self, parts: Sequence[bytes]) -> Coroutine[Any, Any, None]:
+        """Send several parts at once."""
+        return self.write(b"".join(parts))
+
+    def try_write(self, parts: Sequence[bytes]) -> bool:
+        """The same where nothing has to be waited for; False, and nothing is sent, where the peer is behind."""
+        if not self._head_sent or not self._carrier.has_room:
+            return False
+        self._send_part(b"".join(parts))
+        return True
+
+    def _send_part(self, data: bytes) -> None:
         if data and self._chunked and not self._ended:
             self.sent_bytes += len(data)
             self._carrier.send_chunk(data)
@@ -328,11 +348,6 @@ class HttpExchange:
             self._carrier.send(h11.Data(data=data))
         if self.recording is not None:
             self.recording.written(data)
-        await self._carrier.drain()
-
-    def write_all(self, parts: Sequence[bytes]) -> Coroutine[Any, Any, None]:
-        """Send several parts at once."""
-        return self.write(b"".join(parts))
 
     async def end(self) -> None:
         """End a started answer; does nothing where it has ended."""

@@ -190,6 +190,10 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
     def send_chunk(self, data: bytes) -> None:
         self._output.send_chunk(data)
 
+    @property
+    def has_room(self) -> bool:
+        return self._output.has_room
+
     def set_filler(self, data: bytes) -> None:
         self._filler = data
 

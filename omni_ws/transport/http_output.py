@@ -54,6 +54,12 @@ class HttpOutput:
             self._unshared_bytes += len(data)
             self._transport.write(data)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether ``drain`` would return at once."""
+        is_fair = self._unshared_bytes <= _FAIR_SHARE_BYTES
+        return is_fair and self._writable.is_set() and not self._transport.is_closing()
+
     async def drain(self) -> None:
         """Wait for room. Raises PeerGone."""
         if self._writable.is_set() and self._unshared_bytes > _FAIR_SHARE_BYTES:

@@ -19,17 +19,19 @@ from omni_ws.transport.http1 import PeerGone
 
 
 class HttpSession:
-    """``running`` runs everything; ``feed`` and ``end_input`` are for the source of the input, ``receive`` is for the
-    writer of the answer."""
+    """``running`` runs everything; ``feed`` and ``end_input`` are for the source of the input, ``take`` and ``wait``
+    for the writer of the answer."""
 
     def __init__(self, conversation: Conversation, outbox: Outbox) -> None:
         self.conversation = conversation
         self._outbox = outbox
         self._loop = asyncio.get_running_loop()
-        self._output = asyncio.Event()
+        #: Of the writer that waits for output, with what is called first when some is there.
+        self._waiting: asyncio.Future[bool] | None = None
+        self._meanwhile: Callable[[], bool] | None = None
+        self._idle_sec: float | None = None
         #: One timer that is moved: a new one for each output would cost as much as the output.
         self._idle = Deadline(self._loop, self._idle_expired)
-        self._idle_over = False
         #: Outputs that were received and, as far as is known, not written yet; kept while anybody wants to know.
         self._unwritten: list[AnyOutput] = []
         self._input_room = asyncio.Event()
@@ -38,7 +40,7 @@ class HttpSession:
         self._held_up = False
         #: Whether what the client sends is not being read; for the source of the input to say.
         self.is_unread: Callable[[], bool] = lambda: False
-        outbox.on_ready = self._output.set
+        outbox.on_ready = self._output_ready
         conversation.on_input_room = self._input_room.set
         conversation.on_timer = self._timer_changed.set
 
@@ -94,32 +96,53 @@ class HttpSession:
     def take(self) -> Message | None:
         """The next message, if there is one. Raises the error of the input, of the clock, or of the request."""
         message = self._outbox.take()
+        if message is None:
+            return None
         if isinstance(message, OmniError):
             raise message
         if self.conversation.observed.listening_to_outputs and isinstance(message, AnyOutput):
             self._unwritten.append(message)
         return message
 
-    async def receive(self, *, idle_sec: float | None = None) -> Message | None:
-        """The next message; None when there is none for ``idle_sec`` seconds. Raises as ``take`` does."""
-        while (message := self.take()) is None:
-            self._output.clear()
-            self._idle_over = False
-            self._idle.arm(idle_sec)
-            await self._output.wait()
-            if self._idle_over and not self._outbox:
-                return None
-        return message
+    async def wait(self, *, idle_sec: float | None = None, meanwhile: Callable[[], bool] | None = None) -> bool:
+        """See ``Answering``. ``meanwhile`` is called when output has come, and begins the time of silence anew."""
+        if self._outbox:
+            return True
+        self._waiting = self._loop.create_future()
+        self._meanwhile, self._idle_sec = meanwhile, idle_sec
+        self._idle.arm(idle_sec)
+        try:
+            return await self._waiting
+        finally:
+            self._waiting = None
+
+    def _output_ready(self) -> None:
+        if self._waiting is not None:
+            self._loop.call_soon(self._output_came)  # by then there may be more, which is written together with it
+
+    def _output_came(self) -> None:
+        waiting = self._waiting
+        if waiting is None or waiting.done():
+            return
+        try:
+            if self._meanwhile is not None and self._meanwhile():
+                self._idle.arm(self._idle_sec)
+            else:
+                waiting.set_result(True)
+        except Exception as error:
+            waiting.set_exception(error)
+
+    def _idle_expired(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(False)
 
     def written(self) -> None:
         """What was received has been written."""
+        if not self._unwritten:
+            return
         for message in self._unwritten:
             self.conversation.observed.tell(OutputWritten(message))
         self._unwritten.clear()
-
-    def _idle_expired(self) -> None:
-        self._idle_over = True
-        self._output.set()
 
     async def _guard(self, work: Awaitable[None]) -> None:
         """What goes wrong beside the receiver reaches it as a message."""

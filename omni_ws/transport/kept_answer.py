@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from omni_ws.audio.wav import wav_header
@@ -60,18 +60,18 @@ class AnswerReader:
         found = self._session.answer.find(self._position)
         return None if found is None else self._read(*found)
 
-    async def receive(self, *, idle_sec: float | None = None) -> Message | None:
-        """None when there is nothing for ``idle_sec`` seconds. Raises why there is no whole answer."""
+    async def wait(self, *, idle_sec: float | None = None, meanwhile: Callable[[], bool] | None = None) -> bool:
+        """See ``Answering``. Raises why there is no whole answer."""
         if self._position >= self._session.answer.end:
             await self._events.caught_up()
         try:
             async with asyncio.timeout(idle_sec):
                 found = await self._session.answer.get(self._position)
         except TimeoutError:
-            return None
+            return False
         if found is None:
             raise self._session.failure()
-        return self._read(*found)
+        return True
 
     def _read(self, position: int, message: AnswerMessage) -> Message:
         self._position = position
@@ -114,6 +114,9 @@ class NumberedEvents:
     async def write_all(self, parts: Sequence[bytes]) -> None:
         for part in parts:
             await self.write(part)
+
+    def try_write(self, parts: Sequence[bytes]) -> bool:
+        return False  # what the client has is passed over with pauses
 
     async def write(self, data: bytes) -> None:
         if data != sse.HEARTBEAT:

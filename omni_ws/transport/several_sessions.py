@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from omni_ws.core.chunks import FinishReason, Usage
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.service.messages import Message
-from omni_ws.transport.answer_writers import Answering
+from omni_ws.transport.answer_writers import Answering, receive
 
 
 class SeveralSessions:
@@ -26,11 +26,11 @@ class SeveralSessions:
         self._choices = choices
         self._finals: dict[int, FinalChunk] = {}
         #: What is waited for, of each session that has more to say.
-        self._receiving: dict[int, asyncio.Task[Message | None]] = {}
+        self._receiving: dict[int, asyncio.Task[Message]] = {}
 
     @asynccontextmanager
     async def receiving(self) -> AsyncIterator[None]:
-        """``receive`` may be called while the block lasts."""
+        """``wait`` may be called while the block lasts."""
         try:
             yield
         finally:
@@ -45,18 +45,13 @@ class SeveralSessions:
                 return message
         return None
 
-    async def receive(self, *, idle_sec: float | None = None) -> Message | None:
-        """The next message; None when there is none for ``idle_sec`` seconds. Raises as ``take`` does."""
-        while (message := self.take()) is None:
-            for index, session in enumerate(self._sessions):
-                if index not in self._finals and index not in self._receiving:
-                    self._receiving[index] = asyncio.create_task(session.receive(), name=f"prompt {index}")
-            done, _ = await asyncio.wait(
-                self._receiving.values(), timeout=idle_sec, return_when=asyncio.FIRST_COMPLETED
-            )
-            if not done:
-                return None
-        return message
+    async def wait(self, *, idle_sec: float | None = None, meanwhile: Callable[[], bool] | None = None) -> bool:
+        """See ``Answering``."""
+        for index, session in enumerate(self._sessions):
+            if index not in self._finals and index not in self._receiving:
+                self._receiving[index] = asyncio.create_task(receive(session), name=f"prompt {index}")
+        done, _ = await asyncio.wait(self._receiving.values(), timeout=idle_sec, return_when=asyncio.FIRST_COMPLETED)
+        return bool(done)
 
     def _received(self, index: int) -> Message | None:
         """What this session said, if it means anything for all of them."""

@@ -831,6 +831,41 @@ async def test_comments_come_while_nothing_else_does() -> None:
         assert [event.comment for event in await stream(server)].count(True) == 1
 
 
+@pytest.mark.virtual_clock
+async def test_silence_begins_with_the_last_token() -> None:
+    """Also where tokens come one by one."""
+
+    async def rest() -> None:
+        await asyncio.sleep(10)
+
+    script: list[Any] = [piece for letter in "abcdef" for piece in (TextOutput(letter), rest)]
+    async with live_server(ScriptedEngine(script)) as server:
+        events = await stream(server)
+        assert not any(event.comment for event in events)
+        assert content(events) == "abcdef"
+    async with live_server(ScriptedEngine([*script, rest])) as server:
+        comments = [event.comment for event in await stream(server)]
+        assert comments.index(True) == len(["role", *"abcdef"])
+        assert comments.count(True) == 1
+
+
+async def test_what_goes_wrong_behind_tokens_that_came_one_by_one() -> None:
+    go_on, fail = asyncio.Event(), asyncio.Event()
+    steps: list[Any] = [TextOutput("a"), go_on.wait, TextOutput("b"), fail.wait, EngineFailed("broken")]
+    async with live_server(ScriptedEngine(steps)) as server, raw_client(server.port) as client:
+        await client.send(request("POST", PATH, body=CHAT_BODY % b"true"))
+        await client.head()
+        events = arriving_events(client)
+        assert (await anext(events)).json()["choices"][0]["delta"] == {"role": "assistant"}
+        assert (await anext(events)).json()["choices"][0]["delta"] == {"content": "a"}
+        go_on.set()
+        assert (await anext(events)).json()["choices"][0]["delta"] == {"content": "b"}
+        fail.set()
+        failure = await anext(events)
+        assert (failure.name, failure.json()["message"]) == ("error", "broken")
+        assert [event async for event in events] == []
+
+
 async def forever() -> None:
     await asyncio.Event().wait()
 
@@ -868,9 +903,21 @@ async def test_the_engine_stops_when_the_client_closes_the_connection(streamed: 
         assert asyncio.get_running_loop().time() - started < 35
 
 
-async def test_the_engine_stops_when_the_client_does_not_read() -> None:
-    engine = ScriptedEngine([AudioOutput(np.zeros(240_000, np.float32), 24_000)] * 1000)
-    body = b'{"stream":true,"modalities":["audio"],"messages":[{"role":"user","content":"a"}]}'
+async def soon() -> None:
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("modality", "script"),
+    [
+        ("audio", [AudioOutput(np.zeros(240_000, np.float32), 24_000)] * 1000),
+        ("text", [TextOutput("x" * 800), soon] * 20_000),
+    ],
+    ids=["much at a time", "token by token"],
+)
+async def test_the_engine_stops_when_the_client_does_not_read(modality: str, script: list[Any]) -> None:
+    engine = ScriptedEngine(script)
+    body = b'{"stream":true,"modalities":["%b"],"messages":[{"role":"user","content":"a"}]}' % modality.encode()
     async with live_server(engine, streaming_input={"write_timeout_sec": 0.2}) as server:
         async with raw_client(server.port, read_ahead=1024) as client:
             await client.send(request("POST", PATH, body=body))

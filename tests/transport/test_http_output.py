@@ -53,6 +53,30 @@ async def test_drain_waits_while_the_transport_is_full() -> None:
     assert transport.written.startswith(b"HTTP/1.1 200")
 
 
+async def test_there_is_room_where_drain_would_not_wait() -> None:
+    output, transport = started()
+    room = [output.has_room]
+    output.pause()
+    room.append(output.has_room)
+    output.resume()
+    room.append(output.has_room)
+    transport.closing = True
+    room.append(output.has_room)
+    assert room == [True, False, True, False]
+
+
+async def test_there_is_no_room_beyond_a_fair_share() -> None:
+    output, transport = started()
+    output.send_chunk(b"x" * (64 * 1024 - len(transport.written) - len(b"ffff\r\n\r\n")))
+    assert len(transport.written) == 64 * 1024
+    room = [output.has_room]
+    output.send_chunk(b"x")
+    room.append(output.has_room)
+    await output.drain()
+    room.append(output.has_room)
+    assert room == [True, False, True]
+
+
 async def test_full_output_is_stuck_after_its_time_unless_it_drains() -> None:
     stuck: list[float] = []
     loop = asyncio.get_running_loop()
