@@ -39,6 +39,7 @@ class Nowhere:
 
     def __init__(self) -> None:
         self.transport = self
+        self.heard_at = asyncio.get_running_loop().time()
 
     def is_closing(self) -> bool:
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -290,7 +290,7 @@ def test_order_of_arrival(vector: Vector) -> None:
 
 
 def arrive(stream: InputStream, step: Vector) -> dict[str, Any]:
-    events: list[StreamEvent] = []
+    events: Sequence[StreamEvent] = []
     error = None
     try:
         events = act(stream, step)
@@ -312,7 +312,7 @@ def arrive(stream: InputStream, step: Vector) -> dict[str, Any]:
     }
 
 
-def act(stream: InputStream, step: Vector) -> list[StreamEvent]:
+def act(stream: InputStream, step: Vector) -> Sequence[StreamEvent]:
     now = step["at_ms"] / 1000
     match step:
         case {"chunk": chunk}:

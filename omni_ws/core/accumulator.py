@@ -9,6 +9,8 @@ from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.start_policy import InputSummary
 
+#: A name of the module is found faster than a member of an enum, and nearly all chunks are audio.
+_AUDIO: Final = Modality.AUDIO
 #: Every byte of UTF-8 that does not begin a character.
 _CONTINUATION_BYTES: Final = bytes(range(0x80, 0xC0))
 
@@ -32,25 +34,25 @@ class InputAccumulator:
         self._alignment = alignment
         self._chunks: list[InputChunk] = []
 
-    def append(self, chunk: InputChunk) -> None:
-        self.count(chunk)
-        self._chunks.append(chunk)
-
-    def count(self, chunk: InputChunk) -> None:
-        """Note a chunk in the summary without keeping it."""
+    def append(self, chunk: InputChunk, *, keep: bool = True) -> None:
+        """Without ``keep`` a chunk is only noted in the summary."""
         size = len(chunk.payload)
         if not size and not chunk.has_content:
             return
         summary = self.summary
         summary.chunks += 1
         summary.bytes += size
-        if chunk.modality is not summary.open_part:
-            self._open_part(chunk.modality)
-        match chunk.modality:
-            case Modality.AUDIO:
-                duration = size / self._bytes_per_ms
-                summary.audio_ms += duration
-                summary.open_part_audio_ms += duration
+        if keep:
+            self._chunks.append(chunk)
+        modality = chunk.modality
+        if modality is not summary.open_part:
+            self._open_part(modality)
+        if modality is _AUDIO:
+            duration = size / self._bytes_per_ms
+            summary.audio_ms += duration
+            summary.open_part_audio_ms += duration
+            return
+        match modality:
             case Modality.TEXT:
                 summary.text_chars += len(chunk.payload.translate(None, _CONTINUATION_BYTES))
             case Modality.IMAGE:

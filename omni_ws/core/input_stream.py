@@ -7,7 +7,7 @@ the three clocks: the gap that is not filled, the silence that lasts too long, t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -94,14 +94,17 @@ class InputStream:
         self.opened = False
         self._closed = False
         self._last_activity = now
-        self._gap_since: float | None = None
+        #: Since when a chunk is missing before others that have come.
+        self.gap_since: float | None = None
+        #: Whether an acknowledgement should go out now.
+        self.ack_due = False
+        #: Since when anything was accepted that is not acknowledged.
+        self.unacknowledged_since: float | None = None
         self._unacknowledged = 0
-        self._unacknowledged_since: float | None = None
-        self._ack_now = False
 
     # input
 
-    def receive_chunk(self, chunk: InputChunk, *, now: float) -> list[StreamEvent]:
+    def receive_chunk(self, chunk: InputChunk, *, now: float) -> Sequence[StreamEvent]:
         """One chunk as it arrived.
 
         Raises PayloadTooLarge and ReorderWindowExceeded, which end the session; OutOfOrder and EngineOverloaded,
@@ -109,6 +112,7 @@ class InputStream:
         SessionConflict after the end of a single request.
         """
         self._last_activity = now
+        reorder = self.reorder
         sequence_id = chunk.sequence_id
         if sequence_id is None or not self._numbered:
             sequence_id = self._number(chunk)
@@ -119,15 +123,15 @@ class InputStream:
                 param="payload",
                 sequence_id=chunk.sequence_id,
             )
-        if sequence_id == self.reorder.next_sequence_id and self._gap_since is None:
+        if sequence_id == reorder.next_sequence_id and self.gap_since is None:
             # The path of nearly every frame of nearly every stream.
             events = self._deliver(chunk)
-            self.reorder.next_sequence_id += 1
+            reorder.next_sequence_id = sequence_id + 1
             self._accepted(now)
             return events
         return self._place(sequence_id, chunk, size, now)
 
-    def refuse(self, sequence_id: int, *, now: float) -> list[StreamEvent]:
+    def refuse(self, sequence_id: int, *, now: float) -> Sequence[StreamEvent]:
         """A chunk was refused whose number could be read: the number is used up and leaves no gap.
 
         Raises ReorderWindowExceeded and OutOfOrder, as ``receive_chunk`` does.
@@ -135,7 +139,7 @@ class InputStream:
         self._last_activity = now
         return self._place(sequence_id, _CONSUMED, 0, now)
 
-    def finish(self, *, now: float) -> list[StreamEvent]:
+    def finish(self, *, now: float) -> Sequence[StreamEvent]:
         """The end of input, once everything that is buffered now has been released. Idempotent."""
         self._last_activity = now
         highest = self.reorder.highest
@@ -145,13 +149,13 @@ class InputStream:
             return []
         return self._finish()
 
-    def admit(self, chunk: InputChunk, *, by_speech: bool = False) -> list[StreamEvent]:
+    def admit(self, chunk: InputChunk, *, by_speech: bool = False) -> Sequence[StreamEvent]:
         """A chunk whose bytes are held already joins the open request, or opens the next one."""
-        if not self._keeps_next:
+        if self.current is not None and not self.current.keeps_input:
             self._release(len(chunk.payload))
         return self._assign(chunk, by_speech=by_speech)
 
-    def end_input(self, trigger: StartTrigger, sequence_id: int | None) -> list[StreamEvent]:
+    def end_input(self, trigger: StartTrigger, sequence_id: int | None) -> Sequence[StreamEvent]:
         """The input of the open request ends here, whatever is diverted; nothing happens where none is open."""
         session, self.current = self.current, None
         return [] if session is None else [*session.finish(sequence_id, trigger=trigger)]
@@ -171,10 +175,10 @@ class InputStream:
         """Give up on what waits behind a gap; numbering goes on after the highest number that waited."""
         self._last_activity = now
         for item in self.reorder.discard():
-            self._ack_now = True
+            self.ack_due = True
             if isinstance(item, InputChunk):
                 self._release(len(item.payload))
-        self._gap_since = None
+        self.gap_since = None
         self._finish_after.clear()
         self._ends_at = None
 
@@ -189,8 +193,8 @@ class InputStream:
     def unheard(self, *, now: float) -> None:
         """Until now the client was not read, or not there: neither its silence nor its gap counts."""
         self._last_activity = now
-        if self._gap_since is not None:
-            self._gap_since = now
+        if self.gap_since is not None:
+            self.gap_since = now
 
     def taken(self, session: StreamingInputSession, byte_count: int) -> None:
         """The engine took over this much of what is held of a request; what was forgotten is not taken once more."""
@@ -209,19 +213,10 @@ class InputStream:
 
     # acknowledgements
 
-    @property
-    def ack_due(self) -> bool:
-        return self._ack_now or self._unacknowledged >= ACK_EVERY_CHUNKS
-
-    @property
-    def unacknowledged(self) -> bool:
-        """Whether any chunk was accepted since the last acknowledgement."""
-        return self._unacknowledged_since is not None
-
     def take_ack(self) -> InputAck:
         self._unacknowledged = 0
-        self._unacknowledged_since = None
-        self._ack_now = False
+        self.unacknowledged_since = None
+        self.ack_due = False
         return InputAck(self.reorder.next_sequence_id, len(self.reorder), self.received_bytes)
 
     # time
@@ -229,26 +224,22 @@ class InputStream:
     def get_timer(self) -> float | None:
         """When ``handle_timer`` has something to do at the earliest."""
         when = math.inf if self.answering else self._last_activity + self.limits.session_timeout
-        if self._gap_since is not None:
-            when = min(when, self._gap_since + self.limits.reorder_timeout)
-        if self._unacknowledged_since is not None:
-            when = min(when, self._unacknowledged_since + ACK_DELAY_SEC)
+        if self.gap_since is not None:
+            when = min(when, self.gap_since + self.limits.reorder_timeout)
+        if self.unacknowledged_since is not None:
+            when = min(when, self.unacknowledged_since + ACK_DELAY_SEC)
         return None if when == math.inf else when
 
     def handle_timer(self, *, now: float) -> None:
         """Raises SequenceGap or SessionTimeout when their time has come; otherwise an acknowledgement may be due."""
-        if self._gap_since is not None and now >= self._gap_since + self.limits.reorder_timeout:
+        if self.gap_since is not None and now >= self.gap_since + self.limits.reorder_timeout:
             raise self.gap_error()
         if not self.answering and now >= self._last_activity + self.limits.session_timeout:
             if self.current is not None and self.current.input_open:
                 self.current.expire()
             raise SessionTimeout(f"nothing came for {self.limits.session_timeout:g} seconds")
-        if self._unacknowledged_since is not None and now >= self._unacknowledged_since + ACK_DELAY_SEC:
-            self._ack_now = True
-
-    @property
-    def has_gap(self) -> bool:
-        return self._gap_since is not None
+        if self.unacknowledged_since is not None and now >= self.unacknowledged_since + ACK_DELAY_SEC:
+            self.ack_due = True
 
     def gap_error(self) -> SequenceGap:
         missing = self.reorder.missing
@@ -268,7 +259,7 @@ class InputStream:
             )
         return self.reorder.next_sequence_id if chunk.sequence_id is None else chunk.sequence_id
 
-    def _place(self, sequence_id: int, item: InputChunk | _Consumed, size: int, now: float) -> list[StreamEvent]:
+    def _place(self, sequence_id: int, item: InputChunk | _Consumed, size: int, now: float) -> Sequence[StreamEvent]:
         arrival = self.reorder.classify(sequence_id)
         if self.single_request and arrival in (Arrival.NEXT, Arrival.AHEAD) and isinstance(item, InputChunk):
             self._check_end(sequence_id, item)
@@ -277,7 +268,7 @@ class InputStream:
                 return self._fill(item, now)
             case Arrival.DUPLICATE:
                 self.duplicates += 1
-                self._ack_now = True
+                self.ack_due = True
             case Arrival.AHEAD if self.reject_out_of_order:
                 raise OutOfOrder(
                     f"expected chunk {self.reorder.next_sequence_id}", param="sequence_id", sequence_id=sequence_id
@@ -287,8 +278,8 @@ class InputStream:
                 self.reorder.hold(sequence_id, item, now=now)
                 if isinstance(item, InputChunk) and item.end_of_input:
                     self._ends_at = sequence_id
-                if self._gap_since is None:
-                    self._gap_since = now
+                if self.gap_since is None:
+                    self.gap_since = now
             case Arrival.BEYOND_WINDOW:  # pragma: no branch
                 raise ReorderWindowExceeded(
                     f"chunk {self.reorder.next_sequence_id} is missing and chunk {sequence_id} is "
@@ -308,16 +299,16 @@ class InputStream:
         if self._over or (self._ends_at is not None and sequence_id > self._ends_at):
             raise _ended(sequence_id)
 
-    def _fill(self, item: InputChunk | _Consumed, now: float) -> list[StreamEvent]:
+    def _fill(self, item: InputChunk | _Consumed, now: float) -> Sequence[StreamEvent]:
         """The item is the next one: pass it on with whatever it releases."""
         # Delivered before it is released: where there is no room for it, its number may come again.
-        events = self._deliver(item) if isinstance(item, InputChunk) else []
+        events: list[StreamEvent] = [*self._deliver(item)] if isinstance(item, InputChunk) else []
         following = self.reorder.next_sequence_id + 1
         waiting = self.reorder.release(item, now=now)[1:]
         if waiting:
-            self._ack_now = True
+            self.ack_due = True
             # A gap that is left is another gap, with a clock of its own.
-            self._gap_since = now if self.reorder else None
+            self.gap_since = now if self.reorder else None
         for sequence_id, released in enumerate(waiting, following):
             if isinstance(released, InputChunk):
                 self._release(len(released.payload))  # counted again, or not, where it goes now
@@ -328,50 +319,45 @@ class InputStream:
         self._accepted(now)
         return events
 
-    def _deliver(self, chunk: InputChunk) -> list[StreamEvent]:
-        if self._over:
+    def _deliver(self, chunk: InputChunk) -> Sequence[StreamEvent]:
+        session, size = self.current, len(chunk.payload)
+        if session is None and self._over:
             raise _ended(chunk.sequence_id)
-        size = len(chunk.payload)
-        if size and (self.diverting or self._keeps_next):
+        if size and (session is None or session.keeps_input or self.diverting):
             self._hold(size)
         self.received_bytes += size
         self.opened = True
         if chunk.end_of_input:
-            self._ack_now = True
+            self.ack_due = True
         return [Diverted(chunk)] if self.diverting else self._assign(chunk)
 
-    def _assign(self, chunk: InputChunk, *, by_speech: bool = False) -> list[StreamEvent]:
-        events: list[StreamEvent] = []
+    def _assign(self, chunk: InputChunk, *, by_speech: bool = False) -> Sequence[StreamEvent]:
         session = self.current
         if session is None:
-            session = StreamingInputSession(self._settings())
-            events.append(RequestOpened(session, by_speech))
-        if session.input_open:
-            if session.keeps_input:
-                session.held_bytes += len(chunk.payload)
-            events += session.receive_chunk(chunk)
-        self.current = None if chunk.end_of_input else session
-        return events
-
-    @property
-    def _keeps_next(self) -> bool:
-        """Whether what comes now will be held for the engine."""
-        return self.current is None or (self.current.input_open and self.current.keeps_input)
+            session = self.current = StreamingInputSession(self._settings())
+            return [RequestOpened(session, by_speech), *self._assign(chunk)]
+        if chunk.end_of_input:
+            self.current = None
+        if not session.input_open:
+            return []
+        if session.keeps_input:
+            session.held_bytes += len(chunk.payload)
+        return session.receive_chunk(chunk)
 
     @property
     def _over(self) -> bool:
         return self.single_request and self.opened and self.current is None
 
-    def _finish(self) -> list[StreamEvent]:
+    def _finish(self) -> Sequence[StreamEvent]:
         if self.diverting:
-            self._ack_now = True
+            self.ack_due = True
             return [Diverted(None)]
         if self.single_request and not self.opened:  # and what has an end and no input says so by itself
             return self._deliver(InputChunk.end())
         session, self.current = self.current, None
         if session is None:
             return []
-        self._ack_now = True
+        self.ack_due = True
         return [*session.finish()]
 
     def _hold(self, size: int) -> None:
@@ -392,8 +378,10 @@ class InputStream:
 
     def _accepted(self, now: float) -> None:
         self._unacknowledged += 1
-        if self._unacknowledged_since is None:
-            self._unacknowledged_since = now
+        if self.unacknowledged_since is None:
+            self.unacknowledged_since = now
+        elif self._unacknowledged == ACK_EVERY_CHUNKS:
+            self.ack_due = True
 
 
 def _ended(sequence_id: int | None) -> SessionConflict:

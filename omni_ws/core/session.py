@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from omni_ws.core.accumulator import Alignment, InputAccumulator
 from omni_ws.core.audio_format import DEFAULT_INPUT_AUDIO, AudioFormat
@@ -23,6 +23,9 @@ class SessionState(Enum):
     CANCELLED = "cancelled"
     FAILED = "failed"
 
+
+#: Looked at for each chunk: a name of the module is found faster than a member of an enum.
+_OPEN: Final = SessionState.OPEN
 
 _TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
     SessionState.OPEN: frozenset(set(SessionState) - {SessionState.OPEN, SessionState.FINISHED}),
@@ -80,38 +83,29 @@ class StreamingInputSession:
         self.input_open = True
         #: Whether a chunk that comes now will be held for the engine, rather than only counted.
         self.keeps_input = True
-        self.received_bytes = 0
         self.bytes_after_start = 0
         #: Bytes of this request that no engine has taken over; kept by the InputStream that it belongs to.
         self.held_bytes = 0
         self._accumulator = InputAccumulator(audio=settings.audio, alignment=settings.alignment)
-
-    @property
-    def received_chunks(self) -> int:
-        """Chunks with content."""
-        return self._accumulator.summary.chunks
-
-    @property
-    def received_audio_ms(self) -> float:
-        """Length of the audio received; nominal if it is compressed."""
-        return self._accumulator.summary.audio_ms
+        #: What has been received; the lengths of compressed audio in it are nominal.
+        self.received = self._accumulator.summary
 
     def receive_chunk(self, chunk: InputChunk) -> list[SessionEvent]:
         """The next chunk in order. Raises SessionConflict after the end."""
         if not self.input_open:
             raise SessionConflict("the input of this request has ended", sequence_id=chunk.sequence_id)
         events: list[SessionEvent] = []
-        size = len(chunk.payload)
-        self.received_bytes += size
-        if self.state is SessionState.OPEN:
-            if size or chunk.has_content:
+        has_content = chunk.payload or chunk.has_content
+        if self.state is _OPEN:
+            if has_content:
                 self._accumulator.append(chunk)
-                if self.settings.start_policy.should_start(self._accumulator.summary):
-                    events.append(self._start(self.settings.start_policy.trigger, chunk.sequence_id))
+                policy = self.settings.start_policy
+                if policy.should_start(self.received):
+                    events.append(self._start(policy.trigger, chunk.sequence_id))
         else:
-            self.bytes_after_start += size
-            self._accumulator.count(chunk)
-            if (size or chunk.has_content) and self.settings.mode is InputMode.EXTEND:
+            self.bytes_after_start += len(chunk.payload)
+            self._accumulator.append(chunk, keep=False)
+            if has_content and self.keeps_input:
                 events.append(InputAppended(chunk))
         if chunk.end_of_input:
             events += self.finish(chunk.sequence_id)
@@ -125,7 +119,7 @@ class StreamingInputSession:
             return []
         events: list[SessionEvent] = []
         if self.state is SessionState.OPEN:
-            if not self._accumulator.summary.chunks:
+            if not self.received.chunks:
                 self._set_state(SessionState.FAILED)
                 return [InputEnded(EmptyInput("the request has no input"))]
             events.append(self._start(trigger, sequence_id))
@@ -156,4 +150,4 @@ class StreamingInputSession:
             raise RuntimeError(f"illegal transition from {self.state.name} to {state.name}")
         self.state = state
         self.input_open = state in _TRANSITIONS
-        self.keeps_input = self.settings.mode is InputMode.EXTEND
+        self.keeps_input = self.input_open and self.settings.mode is InputMode.EXTEND

@@ -38,7 +38,7 @@ class ChunkIntake:
     @property
     def full(self) -> bool:
         """Whether the engine is behind."""
-        return self._conversation.input_full
+        return self._conversation.input_full()
 
     @property
     def refused(self) -> bool:
@@ -68,7 +68,7 @@ class ChunkIntake:
                 except InvalidRequest:
                     self._use_up(number)
                     raise
-                self._conversation.receive_chunk(content)
+                self._conversation.receive_chunk(content, now=self._now())
                 self._unnumbered = number is None
                 if content.end_of_input:
                     self._end_announced()
@@ -87,19 +87,19 @@ class ChunkIntake:
     def get_timer(self) -> float | None:
         self._stream.take_ack()  # which would have a time of its own, and HTTP has no words for
         when = self._conversation.get_timer()
-        gap = self._gap_deadline if self._stream.has_gap else math.inf
+        gap = self._gap_deadline if self._stream.gap_since is not None else math.inf
         if when is not None:
             return min(when, gap)
         return None if gap == math.inf else gap
 
     def handle_timer(self, now: float) -> None:
         """Raises SequenceGap or SessionTimeout when their time has come."""
-        if self._stream.has_gap and now >= self._gap_deadline:
+        if self._stream.gap_since is not None and now >= self._gap_deadline:
             raise self._stream.gap_error()
         self._conversation.handle_timer(now)
 
     def _end_announced(self) -> None:
-        if self._stream.has_gap and self._gap_deadline == math.inf:
+        if self._stream.gap_since is not None and self._gap_deadline == math.inf:
             self._gap_deadline = self._now() + self._conversation.limits.stream.reorder_timeout
 
     def _use_up(self, number: int | None) -> None:

@@ -83,6 +83,7 @@ class Configuration:
 
     def __init__(self, rules: ConfigurationRules) -> None:
         self.rules = rules
+        self._modalities = rules.capabilities.input_modalities
         self._wanted: dict[str, Any] = {}
         self.effective = self._resolve({})
 
@@ -117,7 +118,7 @@ class Configuration:
     def check_chunk(self, chunk: InputChunk) -> None:
         """Raises UnsupportedModality or UnsupportedFormat for what this engine cannot take."""
         # A bare end of input is called audio, for want of another name, and every engine takes it.
-        if chunk.payload and chunk.modality not in self.rules.capabilities.input_modalities:
+        if chunk.modality not in self._modalities and chunk.payload:
             raise UnsupportedModality(
                 f"this engine takes no {chunk.modality}", param="modality", sequence_id=chunk.sequence_id
             )

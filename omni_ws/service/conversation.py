@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from omni_ws.core.chunks import FinishReason, InputChunk
@@ -121,15 +121,15 @@ class Conversation:
             self._listener.configure(self.configuration.listening)
         return config
 
-    def receive_chunk(self, chunk: InputChunk) -> None:
-        """The chunk must have passed ``configuration.check_chunk``."""
-        if self.observed.listening_to_chunks:
+    def receive_chunk(self, chunk: InputChunk, *, now: float) -> None:
+        """The chunk must have passed ``configuration.check_chunk``; ``now`` is the time at which it came."""
+        if self.observed.observers.listening_to_chunks:
             self.observed.tell(observer.InputReceived(chunk))
-        events = self.stream.receive_chunk(chunk, now=self._now())
+        events = self.stream.receive_chunk(chunk, now=now)
         if events:
             self._handle(events)
         turn = self._receiving
-        if turn is not None and turn.waiting_chunks > MAX_WAITING_CHUNKS:
+        if turn is not None and turn.waiting_chunks() > MAX_WAITING_CHUNKS:
             raise PayloadTooLarge(
                 f"more than {MAX_WAITING_CHUNKS} chunks are waiting that the engine has not taken over"
             )
@@ -173,10 +173,11 @@ class Conversation:
         """Whether a request has failed before any work on it began, and its end is about to be told."""
         return any(turn.error is not None and turn.answer is None for turn in self._turns)
 
-    @property
     def input_full(self) -> bool:
         """Whether the socket should rest until ``on_input_room``: there is more than is worked on."""
-        return self._room.is_full(self._receiving)
+        turn = self._receiving
+        can_be = self.stream.diverting or (turn is not None and turn.answer is not None)  # asked for each chunk
+        return can_be and self._room.is_full(turn)
 
     def take_ack(self) -> InputAckFrame:
         return self._room.take_ack(self._receiving)
@@ -284,7 +285,7 @@ class Conversation:
 
     # input events
 
-    def _handle(self, events: list[StreamEvent]) -> None:
+    def _handle(self, events: Sequence[StreamEvent]) -> None:
         for event in events:
             turn = self._receiving
             match event:

@@ -241,24 +241,20 @@ class ObservedSession:
 
     def __init__(self, identity: SessionIdentity, observers: Observers) -> None:
         self.identity = identity
-        self._observers = observers
+        #: Look at what they listen to before making an observation that comes often.
+        self.observers = observers
 
     @property
     def listening(self) -> bool:
-        """Look at it before making an observation that comes often."""
-        return self._observers.listening
-
-    @property
-    def listening_to_chunks(self) -> bool:
-        return self._observers.listening_to_chunks
+        return self.observers.listening
 
     @property
     def listening_to_outputs(self) -> bool:
-        return self._observers.listening_to_outputs
+        return self.observers.listening_to_outputs
 
     def tell(self, observation: Observation) -> None:
-        if self._observers.listening:
-            self._observers.tell(self.identity, observation)
+        if self.observers.listening:
+            self.observers.tell(self.identity, observation)
 
     def ended(self) -> None:
         self.tell(SessionEnded())

@@ -57,7 +57,8 @@ class Outbox:
         #: Each with its cost.
         self._messages: deque[tuple[Message, int]] = deque()
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._full_since: float | None = None
+        #: Since when there is no more room.
+        self.full_since: float | None = None
         self._journal = (
             Journal(journal_capacity, budget=budget, fair_share=FAIR_SHARE_BYTES) if journal_capacity else None
         )
@@ -67,7 +68,7 @@ class Outbox:
 
     @property
     def full(self) -> bool:
-        return self._full_since is not None
+        return self.full_since is not None
 
     def put_nowait(self, message: Message) -> None:
         if isinstance(message, OmniError):
@@ -78,8 +79,8 @@ class Outbox:
         self.queued += cost
         if self._budget is not None:
             self._budget.used += cost
-        if self._full_since is None and self._over_limit:
-            self._full_since = self._now()
+        if self.full_since is None and self._over_limit:
+            self.full_since = self._now()
             self.on_full()
         if len(self._messages) == 1:
             self.on_ready()
@@ -105,7 +106,7 @@ class Outbox:
             return message
         self.queued -= cost
         self._journal.record(message, cost)
-        if self._full_since is not None:
+        if self.full_since is not None:
             self._make_room()
         return message
 
@@ -113,7 +114,7 @@ class Outbox:
         self.queued -= cost
         if self._budget is not None:
             self._budget.used -= cost
-        if self._full_since is not None:
+        if self.full_since is not None:
             self._make_room()
 
     def withdraw(self, request_id: str) -> list[OutputChunk]:
@@ -169,8 +170,8 @@ class Outbox:
         again = self._journal.take_after(last_output)
         self._messages.extendleft((entry.message, entry.cost) for entry in reversed(again))
         self.queued += sum(entry.cost for entry in again)
-        if self._full_since is not None or self._over_limit:
-            self._full_since = self._now()
+        if self.full_since is not None or self._over_limit:
+            self.full_since = self._now()
         return sum(type(message) in OUTPUTS for message, _ in self._messages)
 
     def drop_of_the_moment(self) -> None:
@@ -186,18 +187,18 @@ class Outbox:
         self._budget = None
 
     def get_timer(self) -> float | None:
-        return None if self._full_since is None else self._full_since + self._write_timeout
+        return None if self.full_since is None else self.full_since + self._write_timeout
 
     def handle_timer(self, now: float) -> None:
         """Raises SlowConsumer when the outbox has been full for too long."""
-        if self._full_since is not None and now >= self._full_since + self._write_timeout:
+        if self.full_since is not None and now >= self.full_since + self._write_timeout:
             raise SlowConsumer(f"the client has not read for {self._write_timeout:g} seconds")
 
     def _make_room(self) -> None:
-        if self._full_since is None or self._over_limit:
+        if self.full_since is None or self._over_limit:
             return
-        self.on_stalled(self._now() - self._full_since)
-        self._full_since = None
+        self.on_stalled(self._now() - self.full_since)
+        self.full_since = None
         while self._waiting:
             room = self._waiting.popleft()
             if not room.done():

@@ -152,10 +152,9 @@ class Turn:
             if chunk.tool_call is not None:
                 self.tool_calls.pop(chunk.tool_call.index, None)
 
-    @property
     def waiting_chunks(self) -> int:
         """Chunks that the engine has not taken over."""
-        return self.session.received_chunks if self.started is None else self._queued_chunks
+        return self.session.received.chunks if self.started is None else self._queued_chunks
 
     def _taken(self, size: float) -> None:
         self._queued_chunks -= 1
@@ -202,7 +201,7 @@ class Turn:
             return Usage(
                 input_tokens=count_words(self.user_text),
                 output_tokens=count_words(self.said.joined()),
-                input_audio_ms=round(self.session.received_audio_ms),
+                input_audio_ms=round(self.session.received.audio_ms),
                 output_audio_ms=round(self.playback.sent_ms),
                 input_after_start_bytes=after_start,
             )

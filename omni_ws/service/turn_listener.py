@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -57,7 +57,7 @@ class TurnListener:
         stream: InputStream,
         workers: SpeechWorkers,
         *,
-        take_events: Callable[[list[StreamEvent]], None],
+        take_events: Callable[[Sequence[StreamEvent]], None],
         tell: Callable[[SpeechStarted | SpeechStopped | OmniError], None],
         listened: Callable[[], None],
         server_speaks: Callable[[], bool],

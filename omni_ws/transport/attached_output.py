@@ -211,9 +211,6 @@ class AttachedOutput:
 
     # the client's frames
 
-    def receive_bytes(self) -> None:
-        pass
-
     def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
         try:
             frame = decode_frame(data) if is_text else decode_input(data)

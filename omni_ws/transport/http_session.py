@@ -47,11 +47,11 @@ class HttpSession:
     async def feed(self, chunk: InputChunk) -> None:
         """Waits while the engine is behind. Raises what the chunk is refused for."""
         self.conversation.configuration.check_chunk(chunk)
-        self.conversation.receive_chunk(chunk)
+        self.conversation.receive_chunk(chunk, now=self._loop.time())
         self.conversation.stream.take_ack()  # which HTTP has no words for
-        if self.conversation.stream.has_gap:
+        if self.conversation.stream.gap_since is not None:
             self._timer_changed.set()
-        while self.conversation.input_full:
+        while self.conversation.input_full():
             self._held_up = True
             self._input_room.clear()
             await self._input_room.wait()
@@ -64,7 +64,7 @@ class HttpSession:
     def end_input(self) -> None:
         """The end of the body ends the input. Raises SequenceGap for chunks that can no longer come."""
         stream = self.conversation.stream
-        if stream.has_gap:
+        if stream.gap_since is not None:
             raise stream.gap_error()
         self.conversation.finish()
         self.conversation.close()

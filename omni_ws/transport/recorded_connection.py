@@ -53,7 +53,6 @@ class _RecordedReceiver:
     def __init__(self, receiver: FrameReceiver, recording: ConnectionRecording) -> None:
         self._recording = recording
         self._receive_message = receiver.receive_message
-        self.receive_bytes = receiver.receive_bytes
         self.input_refused = receiver.input_refused
         self.connection_closing = receiver.connection_closing
         self.receive_pong = receiver.receive_pong

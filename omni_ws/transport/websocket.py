@@ -77,6 +77,8 @@ class WebSocketSession:
         self._session = session
         self._ending = session.ending
         self._conversation = session.conversation
+        self._configuration = session.conversation.configuration
+        self._stream = session.conversation.stream
         self._outbox = session.outbox
         self._binary_audio = binary_audio
         self._loop = asyncio.get_running_loop()
@@ -196,54 +198,47 @@ class WebSocketSession:
         """One whole message. Runs inside the socket's callback, so nothing may escape."""
         if self._ending.done() or self._over.done():
             return
-        now = self._keep_alive.last_sign_of_life
+        now, stream = self._connection.heard_at, self._stream
         try:
             frame = decode_frame(data) if is_text else decode_input(data)
             if type(frame) is InputChunk:
-                self._receive_chunk(frame)
+                try:
+                    self._configuration.check_chunk(frame)
+                except InvalidRequest as refusal:
+                    assert frame.sequence_id is not None
+                    frame = RefusedChunk(frame.sequence_id, refusal)
+            if type(frame) is InputChunk:
+                self._conversation.receive_chunk(frame, now=now)
             else:
                 self._receive_control(frame, now)
         except InvalidRequest as error:
-            self._conversation.stream.touch(now=now)
+            stream.touch(now=now)
             self._outbox.put_nowait(error)
-        except OmniError as error:
-            self._session.end(error)
-            return
-        except UnicodeDecodeError:
-            self._fail_connection(CloseCode.INVALID_DATA, "a text frame is UTF-8")
-            return
         except Exception as error:
-            self._session.end(unexpected(error, where="the input of a session"))
+            self._input_failed(error)
             return
-        conversation = self._conversation
-        stream = conversation.stream
         if stream.ack_due or now >= self._ack_soon:
             self._acknowledge()
-        elif self._ack_timer is None and stream.unacknowledged:
+        elif self._ack_timer is None and stream.unacknowledged_since is not None:
             self._ack_timer = self._loop.call_later(ACK_DELAY_SEC, self._acknowledge)
             self._ack_soon = now + ACK_DELAY_SEC - ACK_EARLY_SEC
-        outbox_full = self._outbox.full
-        if outbox_full or conversation.input_full:
+        outbox_full = self._outbox.full_since is not None
+        if outbox_full or self._conversation.input_full():
             self._pause_reading()
-        if outbox_full or stream.has_gap:
+        if outbox_full or stream.gap_since is not None:
             self._arm(now)
+
+    def _input_failed(self, error: Exception) -> None:
+        match error:
+            case OmniError():
+                self._session.end(error)
+            case UnicodeDecodeError():
+                self._fail_connection(CloseCode.INVALID_DATA, "a text frame is UTF-8")
+            case _:
+                self._session.end(unexpected(error, where="the input of a session"))
 
     def input_refused(self, error: EngineOverloaded) -> None:
         self._session.end(error)
-
-    def receive_bytes(self) -> None:
-        self._keep_alive.last_sign_of_life = self._loop.time()
-
-    def _receive_chunk(self, chunk: InputChunk) -> None:
-        conversation = self._conversation
-        try:
-            conversation.configuration.check_chunk(chunk)
-        except InvalidRequest as error:
-            assert chunk.sequence_id is not None
-            self._outbox.put_nowait(error)
-            conversation.refuse_chunk(chunk.sequence_id)
-            return
-        conversation.receive_chunk(chunk)
 
     def _receive_control(self, frame: ClientFrame, now: float) -> None:
         conversation = self._conversation
@@ -266,7 +261,7 @@ class WebSocketSession:
                     conversation.loudspeaker.report(sequence_id, played_ms)
             case _:
                 raise AssertionError(f"unexpected {frame!r}")
-        conversation.stream.touch(now=now)
+        self._stream.touch(now=now)
         self._arm(now)
 
     def _acknowledge(self) -> None:
@@ -274,8 +269,8 @@ class WebSocketSession:
             self._ack_timer.cancel()
             self._ack_timer = None
             self._ack_soon = math.inf
-        stream = self._conversation.stream
-        if not self._listening or not (stream.ack_due or stream.unacknowledged):
+        stream = self._stream
+        if not self._listening or not (stream.ack_due or stream.unacknowledged_since is not None):
             return
         ack = self._conversation.take_ack()
         if self._outbox or self._connection.paused or not self._is_open():
@@ -289,7 +284,7 @@ class WebSocketSession:
             self._connection.pause_reading(Pause.SESSION)
 
     def room_made(self) -> None:
-        if self._reading_paused and not self._outbox.full and not self._conversation.input_full:
+        if self._reading_paused and not self._outbox.full and not self._conversation.input_full():
             self._reading_paused = False
             self._silence_was_ours()
             self._connection.resume_reading(Pause.SESSION)
@@ -298,8 +293,8 @@ class WebSocketSession:
         self._silence_was_ours()
 
     def _silence_was_ours(self) -> None:
-        now = self._keep_alive.last_sign_of_life = self._loop.time()
-        self._conversation.stream.unheard(now=now)
+        now = self._connection.heard_at = self._loop.time()
+        self._stream.unheard(now=now)
 
     def input_room(self) -> None:
         self.room_made()
@@ -347,6 +342,7 @@ class WebSocketSession:
 
     def _arm(self, now: float) -> None:
         when = math.inf
+        self._keep_alive.last_sign_of_life = self._connection.heard_at
         for deadline in (
             self._conversation.get_timer(),
             self._keep_alive.get_timer(listening=self._connection.is_reading),
@@ -365,18 +361,19 @@ class WebSocketSession:
         if not self._listening:
             return
         if self._connection.held_to_pace or (self._reading_paused and not self._outbox.full):
-            self._conversation.stream.unheard(now=now)  # it is the server that does not read
+            self._stream.unheard(now=now)  # it is the server that does not read
         try:
             self._conversation.handle_timer(now)
         except OmniError as error:
             self._session.end(error)
             return
-        if self._conversation.stream.unacknowledged:
+        if self._stream.unacknowledged_since is not None:
             self._acknowledge()
         self._check_peer(now)
         self._arm(now)
 
     def _check_peer(self, now: float) -> None:
+        self._keep_alive.last_sign_of_life = self._connection.heard_at
         match self._keep_alive.handle_timer(now, listening=self._connection.is_reading):
             case PeerState.SILENT if self._is_open():
                 self._connection.protocol.send_ping(b"")

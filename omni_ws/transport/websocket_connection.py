@@ -29,7 +29,8 @@ _FIN: Final = 0x80
 _TEXT: Final = _FIN | Opcode.TEXT
 _BINARY: Final = _FIN | Opcode.BINARY
 #: What a frame begins with that is a whole message, or a control frame, and uses no extension.
-_USUAL: Final = frozenset({_TEXT, _BINARY, *(_FIN | opcode for opcode in CTRL_OPCODES)})
+_MESSAGES: Final = frozenset({_TEXT, _BINARY})
+_USUAL: Final = _MESSAGES | {_FIN | opcode for opcode in CTRL_OPCODES}
 _MASK_BIT: Final = 0x80
 _LENGTH_16: Final = 126
 _LENGTH_64: Final = 127
@@ -41,7 +42,7 @@ _LONG_HEADER_BYTES: Final = 14
 MAX_UNWRITTEN_BYTES: Final = 1 << 20
 #: Work for one connection at a stretch. One read can hold tens of thousands of tiny frames, and the audio of the other
 #: connections must not wait until all of them are looked at. The library cannot be told to stop after some frames.
-_FRAMES_PER_TURN: Final = 64
+_FRAMES_PER_TURN: Final = range(64)
 _LIBRARY_BYTES_PER_TURN: Final = 1024
 
 
@@ -63,9 +64,6 @@ class Pause(enum.IntFlag):
 
 class FrameReceiver(Protocol):
     """The session behind a connection. None of its methods may raise."""
-
-    def receive_bytes(self) -> None:
-        """The peer is alive."""
 
     def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None: ...
 
@@ -111,6 +109,8 @@ class StreamConnection(ServerConnection):
         self._refusing = False
         self._pace_timer: asyncio.TimerHandle | None = None
         self._receiver: FrameReceiver | None = None
+        #: When the peer was last heard of: the time of what is looked at now, on the loop's clock.
+        self.heard_at = self.loop.time()
         #: What was read and not looked at yet begins at ``_position`` of ``_pending``.
         self._pending = b""
         self._position = 0
@@ -131,6 +131,7 @@ class StreamConnection(ServerConnection):
     def attach(self, receiver: FrameReceiver) -> None:
         """From here on messages go to ``receiver``, beginning with those that came already."""
         self._receiver = receiver
+        self.heard_at = self.loop.time()
         protocol = self.protocol
         self._takes_frames = not (protocol.extensions or protocol.debug)
         limits = (protocol.max_message_size, protocol.max_fragment_size)
@@ -203,9 +204,8 @@ class StreamConnection(ServerConnection):
 
     def data_received(self, data: bytes) -> None:
         receiver = self._receiver
-        if receiver is not None:
-            receiver.receive_bytes()
-        elif self.request is None:
+        self.heard_at = self.loop.time()
+        if receiver is None and self.request is None:
             # The front door hands the head over whole, perhaps with more behind it.
             head = data.find(b"\r\n\r\n") + 4
             super().data_received(data[:head])
@@ -220,7 +220,9 @@ class StreamConnection(ServerConnection):
         if self._incomplete:
             data = self._completed(data)
         if data:
-            self._look_at(data, 0)
+            end = self._take_frames(data, 0) if self._takes_frames else self._take_slice(data, 0)
+            if end < len(data):
+                self._leave(data, end)
 
     def _completed(self, data: bytes) -> bytes:
         """What came of a frame before, and ``data``; nothing while that is too little to be looked at."""
@@ -247,15 +249,10 @@ class StreamConnection(ServerConnection):
             self._receiver.pace_kept()
         self.resume_reading(Pause.PACE)
 
-    def _look_at(self, data: bytes, start: int) -> None:
-        """As much as may be done at a stretch, beginning at ``start``; the rest in the next turns of the loop."""
-        end = self._take_frames(data, start) if self._takes_frames else self._take_slice(data, start)
-        if end < len(data):
-            self._pending, self._position = data, end
-            self._schedule_turn()
-        elif self._pending:
-            self._pending, self._position = b"", 0
-            self.resume_reading(Pause.TURN)
+    def _leave(self, data: bytes, position: int) -> None:
+        """What may not be done at this stretch is for the next turns of the loop."""
+        self._pending, self._position = data, position
+        self._schedule_turn()
 
     def _schedule_turn(self) -> None:
         self.pause_reading(Pause.TURN)
@@ -267,22 +264,28 @@ class StreamConnection(ServerConnection):
         self._turn_due = False
         if self._pauses != Pause.TURN or self.protocol.state is State.CLOSED:
             return
+        self.heard_at = self.loop.time()
         data, start = self._pending, self._position
         if self._incomplete:  # then nothing of what is pending was looked at
             data, start = self._completed(data), 0
-        self._look_at(data, start)
+        end = self._take_frames(data, start) if self._takes_frames else self._take_slice(data, start)
+        if end < len(data):
+            self._leave(data, end)
+        else:
+            self._pending, self._position = b"", 0
+            self.resume_reading(Pause.TURN)
 
     def _take_frames(self, data: bytes, start: int) -> int:
         """Returns where it stopped."""
         receiver, available = self._receiver, len(data)
         assert receiver is not None
-        for _ in range(_FRAMES_PER_TURN):
+        for _ in _FRAMES_PER_TURN:
             payload = start + _SHORT_HEADER_BYTES
             if payload > available:
                 return self._keep(data, start, _SHORT_HEADER_BYTES)
             kind, size = data[start], data[start + 1] - _MASK_BIT
             if size == _LENGTH_16:
-                size = int.from_bytes(data[start + 2 : start + 4])
+                size = data[start + 2] << 8 | data[start + 3]
                 payload += 2
             elif size == _LENGTH_64:
                 payload = start + _LONG_HEADER_BYTES
@@ -295,7 +298,7 @@ class StreamConnection(ServerConnection):
             end = payload + size
             if end > available:
                 return self._keep(data, start, end - start)
-            if kind in (_TEXT, _BINARY):
+            if kind in _MESSAGES:
                 unmasked = apply_mask(data[payload:end], data[payload - 4 : payload])
                 receiver.receive_message(unmasked, is_text=kind == _TEXT)
             else:

@@ -25,27 +25,31 @@ _KNOWN_FLAGS: Final = FLAG_END | FLAG_TIMESTAMP
 
 MODALITY_BYTES: Final = {Modality.TEXT: 1, Modality.AUDIO: 2, Modality.VIDEO: 3, Modality.IMAGE: 4}
 _MODALITIES: Final = {byte: modality for modality, byte in MODALITY_BYTES.items()}
+#: The header of an input chunk, with the two bytes as one that are the same in all of them.
+_INPUT_HEADER: Final = struct.Struct(">HBBII")
+_INPUT: Final = VERSION << 8 | KIND_INPUT
+_HEADER_BYTES: Final = HEADER.size
 _MAX_U32: Final = 2**32 - 1
 
 
 def decode_input(data: bytes | bytearray | memoryview) -> InputChunk | RefusedChunk:
     """Raises InvalidFrame for a short or unknown header; RefusedChunk where at least the number could be read."""
-    if len(data) < HEADER.size:
-        raise InvalidFrame(f"a binary frame begins with a header of {HEADER.size} bytes, got {len(data)}")
-    version, kind, modality_byte, flags, sequence_id, timestamp_ms = HEADER.unpack_from(data)
-    if version != VERSION or kind != KIND_INPUT:
-        raise InvalidFrame(f"unknown binary header: version {version}, kind {kind}")
+    if len(data) < _HEADER_BYTES:
+        raise InvalidFrame(f"a binary frame begins with a header of {_HEADER_BYTES} bytes, got {len(data)}")
+    version_and_kind, modality_byte, flags, sequence_id, timestamp_ms = _INPUT_HEADER.unpack_from(data)
+    if version_and_kind != _INPUT:
+        raise InvalidFrame(f"unknown binary header: version {data[0]}, kind {data[1]}")
     modality = _MODALITIES.get(modality_byte)
-    if modality is None or flags & ~_KNOWN_FLAGS:
+    if modality is None or flags > _KNOWN_FLAGS:
         what = f"modality {modality_byte}" if modality is None else f"flags {flags:#04x}"
         return RefusedChunk(sequence_id, InvalidFrame(f"unknown binary header: {what}", sequence_id=sequence_id))
     return InputChunk(
         modality,
-        bytes(data[HEADER.size :]),
+        bytes(data[_HEADER_BYTES:]),
         sequence_id,
         None,
         timestamp_ms if flags & FLAG_TIMESTAMP else None,
-        bool(flags & FLAG_END),
+        flags & FLAG_END != 0,
     )
 
 

@@ -68,14 +68,14 @@ def test_parts_are_runs_of_one_modality() -> None:
 def test_an_empty_chunk_counts_for_nothing() -> None:
     accumulator = InputAccumulator(audio=AUDIO)
     accumulator.append(text("a"))
-    accumulator.count(InputChunk(Modality.AUDIO, b""))
+    accumulator.append(InputChunk(Modality.AUDIO, b""), keep=False)
     assert accumulator.summary.chunks == 1
     assert accumulator.summary.open_part is Modality.TEXT
 
 
 def test_counting_keeps_nothing() -> None:
     accumulator = InputAccumulator(audio=AUDIO)
-    accumulator.count(audio(40))
+    accumulator.append(audio(40), keep=False)
     assert accumulator.summary.audio_ms == pytest.approx(40)
     assert accumulator.take() == ()
 

@@ -37,7 +37,7 @@ def test_collects_until_the_policy_fires_then_appends() -> None:
     assert subject.finish() == [InputEnded()]
     states.append(subject.state)
     assert states == [SessionState.OPEN, SessionState.STARTED, SessionState.FINISHED]
-    assert subject.received_bytes == 4
+    assert subject.received.bytes == 4
 
 
 def test_the_end_starts_what_has_not_started() -> None:
@@ -85,8 +85,8 @@ def test_snapshot_counts_what_comes_late() -> None:
     assert subject.receive_chunk(text(b"bcd", 1)) == []
     assert subject.receive_chunk(InputChunk(Modality.AUDIO, bytes(320), 2)) == []
     assert subject.bytes_after_start == 323
-    assert subject.received_bytes == 324
-    assert subject.received_audio_ms == pytest.approx(10)
+    assert subject.received.bytes == 324
+    assert subject.received.audio_ms == pytest.approx(10)
     assert subject.finish() == [InputEnded()]
 
 
@@ -102,7 +102,7 @@ def test_a_chunk_after_the_end_is_a_conflict() -> None:
     with pytest.raises(SessionConflict) as caught:
         subject.receive_chunk(text(b"b", 1))
     assert caught.value.sequence_id == 1
-    assert subject.received_bytes == 1
+    assert subject.received.bytes == 1
 
 
 @pytest.mark.parametrize(
@@ -166,4 +166,4 @@ def test_an_empty_result_of_a_tool_joins_what_has_started() -> None:
     subject.receive_chunk(text(b"a"))
     nothing = InputChunk(Modality.TEXT, b"", 1, tool_call_id="call_1")
     assert subject.receive_chunk(nothing) == [InputAppended(nothing)]
-    assert subject.received_chunks == 2
+    assert subject.received.chunks == 2

@@ -58,7 +58,8 @@ class Session:
         self.messages: list[Message] = []
 
     def chunk(self, text: str, *, end: bool = False) -> None:
-        self.conversation.receive_chunk(InputChunk(Modality.TEXT, text.encode(), self.number, end_of_input=end))
+        chunk = InputChunk(Modality.TEXT, text.encode(), self.number, end_of_input=end)
+        self.conversation.receive_chunk(chunk, now=asyncio.get_running_loop().time())
         self.number += 1
 
     def take(self) -> list[Message]:

@@ -5,7 +5,7 @@ Shared by the stateful test (tests/core/test_input_stream_model.py) and the fuzz
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -399,7 +399,7 @@ class CheckedInputStream:
         assert [request for request in model.requests if request.open] in ([], [model.current])
         assert stream.current is (None if model.current is None else self.sessions[model.current.number])
         assert stream.opened == bool(model.requests)
-        assert stream.has_gap == bool(model.ahead)
+        assert (stream.gap_since is not None) == bool(model.ahead)
         assert stream.ack_due == model.ack_due
         assert stream.get_timer() == model.timer()
 
@@ -411,7 +411,7 @@ class CheckedInputStream:
         assert self.stream.held_bytes == 0
         self.close()
 
-    def _both(self, act: Callable[[], list[StreamEvent]], expect: Callable[[], list[Happening]]) -> None:
+    def _both(self, act: Callable[[], Sequence[StreamEvent]], expect: Callable[[], list[Happening]]) -> None:
         self.model.last_activity = self.model.now
         if self.closed:
             self._act_closed(act)
@@ -429,7 +429,7 @@ class CheckedInputStream:
         assert actual == expected
         self.check()
 
-    def _act_closed(self, act: Callable[[], list[StreamEvent]]) -> None:
+    def _act_closed(self, act: Callable[[], Sequence[StreamEvent]]) -> None:
         with suppress(InvalidValue, PayloadTooLarge, OutOfOrder, ReorderWindowExceeded, SessionConflict):
             act()
         self.check()

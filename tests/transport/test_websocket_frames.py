@@ -81,9 +81,6 @@ class Recorder:
     rests_at: int | None = None
     connection: StreamConnection | None = None
 
-    def receive_bytes(self) -> None:
-        pass
-
     def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
         self.messages.append((bytes(data), is_text))
         if self.connection is not None and len(self.messages) == self.rests_at:
