@@ -90,6 +90,8 @@ class WebSocketSession:
         self._speaking = True
         self._flush_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
+        #: When it is to fire. The handle cannot always tell: uvloop makes no timer for less than half a millisecond.
+        self._timer_due = 0.0
         #: Runs from a chunk that is not acknowledged until something is. A timer of its own, which is never moved: to
         #: find the next of all deadlines again for each acknowledgement would cost more than the acknowledgement.
         self._ack_timer: asyncio.TimerHandle | None = None
@@ -351,12 +353,12 @@ class WebSocketSession:
                 when = deadline
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if when == math.inf else self._loop.call_at(max(when, now), self._on_timer)
+        self._timer_due = max(when, now)
+        self._timer = None if when == math.inf else self._loop.call_at(self._timer_due, self._on_timer)
 
     def _on_timer(self) -> None:
-        assert self._timer is not None
         # Loops round: a timer that fires a little early would be armed again and again until its time has come.
-        now = max(self._loop.time(), self._timer.when())
+        now = max(self._loop.time(), self._timer_due)
         self._timer = None
         if not self._listening:
             return

@@ -160,6 +160,13 @@ async def test_gap_that_is_not_filled() -> None:
         assert await client.closed() == 4408
 
 
+async def test_gap_whose_time_is_shorter_than_a_timer_can_tell() -> None:
+    async with live_server(streaming_input={"reorder_timeout_sec": 1e-6}) as server, native_client(server) as client:
+        await client.chunk("b", number=1)
+        assert (await client.error())["code"] == "sequence_gap"
+        assert await client.closed() == 4408
+
+
 @pytest.mark.virtual_clock
 async def test_gap_that_is_filled_in_time_and_the_next_one_has_its_own_clock() -> None:
     async with live_server(streaming_input={"reorder_timeout_sec": 7}) as server, native_client(server) as client:
