@@ -39,6 +39,7 @@ from omni_ws.transport.completions import CompletionRoutes
 from omni_ws.transport.connections import Connections
 from omni_ws.transport.demo import DemoRoutes
 from omni_ws.transport.front_door import front_door
+from omni_ws.transport.hang_up import notice_dead_networks
 from omni_ws.transport.http1 import HttpExchange, HttpRequest
 from omni_ws.transport.mode_b import ModeBRoutes
 from omni_ws.transport.openai import OpenAIRoutes
@@ -244,6 +245,8 @@ async def listen(app: App) -> AsyncIterator[RunningServer]:
         server_header="omni_ws",
         ssl=_tls(config),
     )
+    for listening in server.sockets:
+        notice_dead_networks(listening)
     metrics.http_connections.set_function(lambda: len(connections))
     metrics.websocket_connections.set_function(lambda: len(server.all_connections))
     running = RunningServer(app, server, connections)

@@ -24,13 +24,19 @@ class HalfCloseProbe:
         self._first_sec = first_sec
         self._longest_sec = longest_sec
         self._interval = first_sec
+        self._running = False
         self._deadline = Deadline(loop, self._due)
 
     def begin(self) -> None:
+        """Does nothing where it has begun."""
+        if self._running:
+            return
+        self._running = True
         self._interval = self._first_sec
         self._deadline.arm(self._interval)
 
     def stop(self) -> None:
+        self._running = False
         self._deadline.disarm()
 
     def _due(self) -> None:

@@ -117,8 +117,8 @@ class HttpCarrier(Protocol):
         """Whether ``drain`` would return at once."""
         ...
 
-    def set_filler(self, data: bytes) -> None:
-        """What may be sent at any moment of the answer to find out whether the peer is there."""
+    def begin_content(self, *, filler: bytes, chunked: bool) -> None:
+        """The head is out. ``filler`` may be sent at any moment of the answer to find out whether the peer is there."""
 
     def drain(self) -> Coroutine[Any, Any, None]:
         """Wait for room in the output. Raises PeerGone."""
@@ -319,8 +319,8 @@ class HttpExchange:
         # What h11 makes of a head that says nothing of its length.
         sized = any(name.lower() == "content-length" for name, _ in fields)
         self._chunked = self.request.http_version == "1.1" and self._sends_content(status) and not sized
-        if filler and self.request.method != "HEAD":
-            self._carrier.set_filler(filler)
+        if self.request.method != "HEAD":
+            self._carrier.begin_content(filler=filler, chunked=self._chunked)
         await self._carrier.drain()
 
     async def write(self, data: bytes) -> None:

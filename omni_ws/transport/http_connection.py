@@ -25,6 +25,7 @@ from omni_ws.transport.connections import Connections
 from omni_ws.transport.deadline import Deadline
 from omni_ws.transport.error_answer import error_body, error_headers
 from omni_ws.transport.half_close import HalfCloseProbe
+from omni_ws.transport.hang_up import HangUp
 from omni_ws.transport.http1 import JSON, HttpExchange, PeerGone, answer_head
 from omni_ws.transport.http_input import HttpInput
 from omni_ws.transport.http_output import HttpOutput
@@ -61,7 +62,10 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.max_header_bytes)
         self._output = HttpOutput(self._http, timeout_sec=limits.write_timeout_sec, stuck=self._drop_slow_peer)
         self._input = HttpInput(
-            self._http, high_water_bytes=limits.body_high_water_bytes, body_timeout_sec=limits.body_timeout_sec
+            self._http,
+            high_water_bytes=limits.body_high_water_bytes,
+            body_timeout_sec=limits.body_timeout_sec,
+            unread=self._look_after_unread,
         )
         self._transport: asyncio.Transport
         self._secure = False
@@ -79,8 +83,6 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._phase_deadline = Deadline(self._loop, self._phase_expired)
         first, longest = limits.half_close_probe_sec, limits.half_close_probe_max_sec
         self._probe = HalfCloseProbe(self._loop, self._ask_peer, first_sec=first, longest_sec=longest)
-        #: What may be sent at any moment of the answer that is under way, and means nothing.
-        self._filler = b""
 
     @abc.abstractmethod
     def upgrade(self, event: h11.Request, request: HttpRequest) -> None:
@@ -194,8 +196,8 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
     def has_room(self) -> bool:
         return self._output.has_room
 
-    def set_filler(self, data: bytes) -> None:
-        self._filler = data
+    def begin_content(self, *, filler: bytes, chunked: bool) -> None:
+        self._output.begin_content(filler=filler, chunked=chunked)
 
     def drain(self) -> Coroutine[Any, Any, None]:
         return self._output.drain()
@@ -305,7 +307,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._phase = Phase.HEAD
         self._request = None
         self._is_head_method = False
-        self._filler = b""
+        self._output.begin_content(filler=b"", chunked=False)
         self._head_bytes = self._input.next_request()
         waiting = self._head_bytes > 0
         self._phase_deadline.arm(self._limits.header_timeout_sec if waiting else self._limits.keepalive_timeout_sec)
@@ -365,6 +367,15 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         logger.info("dropped a client that did not read for %g s", self._limits.write_timeout_sec)
         self.abort()
 
+    def _look_after_unread(self, found: HangUp) -> None:
+        """Of a peer that is not being read, the end of what it sends would be read late, or never."""
+        if found is HangUp.UNKNOWN:
+            self._output.ask()
+        elif found is HangUp.GONE or self._secure:
+            self.abort()
+        elif self._phase is Phase.EXCHANGE:
+            self._probe.begin()
+
     # Deadlines
 
     def _phase_expired(self) -> None:
@@ -378,12 +389,10 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         """Send what is harmless to a peer that listens: an interim answer (RFC 9110, 15.2), or what an answer under way
         has for it. Where nobody does, the connection is lost, and the request is given up."""
         modern = self._request is not None and self._request.http_version == "1.1"
-        if self._transport.is_closing():
-            return
-        if self._http.our_state is h11.SEND_RESPONSE and modern:
+        if self._http.our_state is h11.SEND_RESPONSE and modern and not self._transport.is_closing():
             self._send_continue()
-        elif self._http.our_state is h11.SEND_BODY and self._filler:
-            self.send(h11.Data(data=self._filler))
+        else:
+            self._output.ask()
 
     def _send_continue(self) -> None:
         self.send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))

@@ -9,14 +9,25 @@ import h11
 
 from omni_ws.errors import SessionTimeout
 from omni_ws.transport.deadline import Deadline
+from omni_ws.transport.hang_up import HangUp, HangUpWatch
 from omni_ws.transport.http1 import PeerGone, RequestBody
 from omni_ws.transport.http_request import HttpRequest
 
 
 class HttpInput:
-    """Bounds what is held: ``high_water_bytes`` of unread body, and as much of requests ahead of their turn."""
+    """Bounds what is held: ``high_water_bytes`` of unread body, and as much of requests ahead of their turn.
 
-    def __init__(self, http: h11.Connection, *, high_water_bytes: int, body_timeout_sec: float | None) -> None:
+    ``unread`` hears now and then what has become of a peer that is not being read.
+    """
+
+    def __init__(
+        self,
+        http: h11.Connection,
+        *,
+        high_water_bytes: int,
+        body_timeout_sec: float | None,
+        unread: Callable[[HangUp], None],
+    ) -> None:
         self._http = http
         self._high_water_bytes = high_water_bytes
         self._default_timeout = body_timeout_sec
@@ -30,6 +41,7 @@ class HttpInput:
         self._paused = False
         self._behind = False
         self._deadline = Deadline(self._loop, self._expired)
+        self._watch = HangUpWatch(self._loop, unread)
 
     def attach(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -87,6 +99,7 @@ class HttpInput:
     def lost(self) -> None:
         """The transport is gone, or another's."""
         self._deadline.disarm()
+        self._watch.stop()
         self.body.fail(PeerGone("the client closed the connection"))
 
     def watch(self) -> None:
@@ -123,8 +136,10 @@ class HttpInput:
         if not self._paused and not self._transport.is_closing():
             self._paused = True
             self._transport.pause_reading()
+            self._watch.begin(self._transport)
 
     def resume(self) -> None:
         if self._paused and not self._behind and not self._transport.is_closing():
             self._paused = False
             self._transport.resume_reading()
+            self._watch.end()

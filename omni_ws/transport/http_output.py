@@ -13,6 +13,8 @@ from omni_ws.transport.http1 import PeerGone
 
 #: Output after which a writing handler lets others run, however fast its peer reads.
 _FAIR_SHARE_BYTES: Final = 64 * 1024
+#: In front of the length of one chunk; readers are known that take 16 digits in all.
+_MAX_ZEROS: Final = 7
 
 
 class HttpOutput:
@@ -28,6 +30,11 @@ class HttpOutput:
         self._deadline = Deadline(asyncio.get_running_loop(), stuck)
         self._closing = False
         self._unshared_bytes = 0
+        #: What may be sent at any moment of the answer under way, and means nothing.
+        self._filler = b""
+        #: Whether that answer is sent in chunks; and the zeros that the length of the next one begins with already.
+        self._chunked = False
+        self._zeros = 0
 
     def attach(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -47,7 +54,24 @@ class HttpOutput:
         """
         if self._transport.is_closing():
             raise PeerGone("the client closed the connection")
+        self._zeros = 0
         self._write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def begin_content(self, *, filler: bytes, chunked: bool) -> None:
+        """The head of an answer is out. ``filler`` is content that may stand between any two parts of it."""
+        self._filler = filler
+        self._chunked = chunked
+        self._zeros = 0
+
+    def ask(self) -> None:
+        """Send what is harmless in the middle of an answer, if there is anything: a peer that is gone resets then."""
+        if self._transport.is_closing() or self._http.our_state is not h11.SEND_BODY:
+            return
+        if self._filler:
+            self.send(h11.Data(data=self._filler))
+        elif self._chunked and self._zeros < _MAX_ZEROS:
+            self._zeros += 1
+            self._write(b"0")  # the length of a chunk may begin with zeros (RFC 9112, 7.1)
 
     def _write(self, data: bytes) -> None:
         if data:

@@ -8,7 +8,8 @@ from urllib.parse import parse_qsl, urlencode
 from websockets.frames import CloseCode
 
 from omni_ws.service.recorder import ConnectionRecording, Recording
-from omni_ws.transport.websocket_connection import FrameReceiver, StreamConnection
+from omni_ws.transport.frame_receiver import FrameReceiver
+from omni_ws.transport.websocket_connection import StreamConnection
 
 
 class RecordedConnection(StreamConnection):

@@ -7,7 +7,7 @@ import enum
 import struct
 import sys
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from websockets.asyncio.server import ServerConnection
 from websockets.frames import CTRL_OPCODES, Frame, Opcode
@@ -15,6 +15,8 @@ from websockets.protocol import State
 
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import EngineOverloaded
+from omni_ws.transport.frame_receiver import FrameReceiver
+from omni_ws.transport.hang_up import HangUp, HangUpWatch
 
 try:
     from websockets.speedups import apply_mask
@@ -62,24 +64,8 @@ class Pause(enum.IntFlag):
     PACE = enum.auto()
 
 
-class FrameReceiver(Protocol):
-    """The session behind a connection. None of its methods may raise."""
-
-    def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None: ...
-
-    def input_refused(self, error: EngineOverloaded) -> None:
-        """There is no room for the message under way: nothing of the input is looked at from here on."""
-
-    def connection_closing(self) -> None:
-        """Nothing can be sent any more: the peer closed the connection, broke the protocol, or is gone."""
-
-    def receive_pong(self, data: bytes) -> None: ...
-
-    def resume_output(self) -> None:
-        """The socket takes bytes again."""
-
-    def pace_kept(self) -> None:
-        """The socket was not read for a while, for the pace of the input, and is read again."""
+#: These may last.
+_RESTS: Final = Pause.SESSION | Pause.UNWRITTEN | Pause.PACE
 
 
 class StreamConnection(ServerConnection):
@@ -105,6 +91,9 @@ class StreamConnection(ServerConnection):
         super().__init__(*arguments, **options)
         self._input_pace = input_pace
         self._unfinished = Share(budget or ByteBudget(sys.maxsize))
+        self._watch = HangUpWatch(self.loop, self._look_after_unread)
+        #: Whether the peer went while it was not read.
+        self._gone = False
         #: Whether what comes is thrown away, since the rest of a message would be taken for another.
         self._refusing = False
         self._pace_timer: asyncio.TimerHandle | None = None
@@ -159,11 +148,15 @@ class StreamConnection(ServerConnection):
         if not self._pauses:
             self.transport.pause_reading()
         self._pauses |= reason
+        if reason & _RESTS:
+            self._watch.begin(self.transport)
 
     def resume_reading(self, reason: Pause) -> None:
         """Read again, unless there is another reason not to."""
         if self._pauses & reason:
             self._pauses &= ~reason
+            if not self._pauses & _RESTS:
+                self._watch.end()
             if self._pending and self._pauses in (Pause.NONE, Pause.TURN):
                 self._schedule_turn()
             elif not self._pauses and not self.transport.is_closing():
@@ -210,7 +203,7 @@ class StreamConnection(ServerConnection):
             head = data.find(b"\r\n\r\n") + 4
             super().data_received(data[:head])
             data = data[head:]
-        if self._input_pace is not None and data:
+        if self._input_pace is not None and data and not self._gone:
             self._keep_pace(self._input_pace(len(data)))
         if self._pauses or (receiver is None and not self._deaf):
             self._pending += data
@@ -242,6 +235,13 @@ class StreamConnection(ServerConnection):
             if self._pace_timer is not None:
                 self._pace_timer.cancel()
             self._pace_timer = self.loop.call_later(seconds, self._pace_kept)
+
+    def _look_after_unread(self, found: HangUp) -> None:
+        """Once a peer that is not being read has gone, only a closing frame in what it sent still says something."""
+        if found is not HangUp.UNKNOWN:
+            self._gone = True
+            self._takes_frames = False
+            self.resume_reading(_RESTS)
 
     def _pace_kept(self) -> None:
         self._pace_timer = None
@@ -371,6 +371,7 @@ class StreamConnection(ServerConnection):
         super().connection_lost(exc)
         self._pending = b""
         self._forget_unfinished()
+        self._watch.stop()
         if self._pace_timer is not None:
             self._pace_timer.cancel()
         if self._receiver is not None:
@@ -392,5 +393,5 @@ class StreamConnection(ServerConnection):
 
     def _hand_over(self, message: bytes | bytearray | memoryview, *, is_text: bool) -> None:
         self._unfinished.resize(0)
-        if self._receiver is not None:
+        if self._receiver is not None and not self._gone:
             self._receiver.receive_message(message, is_text=is_text)
