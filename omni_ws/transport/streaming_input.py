@@ -26,6 +26,7 @@ from omni_ws.service.live_sessions import LiveSessions
 from omni_ws.service.recorder import Recorder
 from omni_ws.service.session_factory import SessionFactory
 from omni_ws.service.trace_context import take_trace
+from omni_ws.transport.ack_clock import AckClock
 from omni_ws.transport.application import UpgradeDecision
 from omni_ws.transport.authentication import Authenticator
 from omni_ws.transport.http_request import HttpRequest
@@ -107,6 +108,7 @@ class StreamingInput:
         self._sessions = sessions
         self._authenticator = authenticator
         self._live = LiveSessions(sessions)
+        self._ack_clock = AckClock()
         streaming = sessions.config.streaming_input
         self._keep_alive = KeepAliveSettings(
             ping_interval=streaming.ping_interval_sec or None, ping_timeout=streaming.ping_timeout_sec or None
@@ -188,7 +190,13 @@ class StreamingInput:
         return attachment
 
     def _attachment(self, connection: NativeConnection, session: LiveSession) -> WebSocketSession:
-        return WebSocketSession(connection, session, binary_audio=connection.binary_audio, keep_alive=self._keep_alive)
+        return WebSocketSession(
+            connection,
+            session,
+            binary_audio=connection.binary_audio,
+            keep_alive=self._keep_alive,
+            ack_clock=self._ack_clock,
+        )
 
     @property
     def sessions_away(self) -> int:

@@ -24,6 +24,7 @@ from omni_ws.errors import (
 )
 from omni_ws.service.failure import unexpected
 from omni_ws.service.live_session import LiveSession
+from omni_ws.transport.ack_clock import AckClock
 from omni_ws.transport.farewell import ended_by_client
 from omni_ws.transport.keep_alive import KeepAlive, KeepAliveSettings, PeerState
 from omni_ws.transport.output_frames import encode_message
@@ -71,8 +72,15 @@ class WebSocketSession:
     """Frames in, frames out, the clock of one connection; what they mean is the conversation's business."""
 
     def __init__(
-        self, connection: StreamConnection, session: LiveSession, *, binary_audio: bool, keep_alive: KeepAliveSettings
+        self,
+        connection: StreamConnection,
+        session: LiveSession,
+        *,
+        binary_audio: bool,
+        keep_alive: KeepAliveSettings,
+        ack_clock: AckClock | None = None,
     ) -> None:
+        """``ack_clock`` is what all connections of a server share."""
         self._connection = connection
         self._session = session
         self._ending = session.ending
@@ -92,11 +100,10 @@ class WebSocketSession:
         self._timer: asyncio.TimerHandle | None = None
         #: When it is to fire. The handle cannot always tell: uvloop makes no timer for less than half a millisecond.
         self._timer_due = 0.0
-        #: Runs from a chunk that is not acknowledged until something is. A timer of its own, which is never moved: to
-        #: find the next of all deadlines again for each acknowledgement would cost more than the acknowledgement.
-        self._ack_timer: asyncio.TimerHandle | None = None
-        #: From when on an acknowledgement goes with the chunk that comes: the next would come too late for it.
-        self._ack_soon = math.inf
+        self._ack_clock = ack_clock or AckClock()
+        #: When the first chunk that is not acknowledged must be. Not among the deadlines of the timer: to find the next
+        #: of them again for each acknowledgement would cost more than the acknowledgement.
+        self.ack_at = math.inf
         self._reading_paused = False
         #: Set when there is nothing left to write, or nobody to write it to.
         self._emptied = asyncio.Event()
@@ -118,9 +125,9 @@ class WebSocketSession:
                 case Parting.REPLACED:
                     await self._make_way()
         finally:
-            for timer in (self._timer, self._ack_timer):
-                if timer is not None:
-                    timer.cancel()
+            self.ack_at = math.inf
+            if self._timer is not None:
+                self._timer.cancel()
             self._session.detach(self)
 
     def greet_again(self, resumed: SessionResumed, ack: InputAckFrame) -> None:
@@ -219,11 +226,11 @@ class WebSocketSession:
         except Exception as error:
             self._input_failed(error)
             return
-        if stream.ack_due or now >= self._ack_soon:
-            self._acknowledge()
-        elif self._ack_timer is None and stream.unacknowledged_since is not None:
-            self._ack_timer = self._loop.call_later(ACK_DELAY_SEC, self._acknowledge)
-            self._ack_soon = now + ACK_DELAY_SEC - ACK_EARLY_SEC
+        if stream.ack_due or now + ACK_EARLY_SEC >= self.ack_at:
+            self.acknowledge()
+        elif self.ack_at == math.inf and stream.unacknowledged_since is not None:
+            self.ack_at = now + ACK_DELAY_SEC
+            self._ack_clock.wait(self.ack_at, self)
         outbox_full = self._outbox.full_since is not None
         if outbox_full or self._conversation.input_full():
             self._pause_reading()
@@ -266,11 +273,8 @@ class WebSocketSession:
         self._stream.touch(now=now)
         self._arm(now)
 
-    def _acknowledge(self) -> None:
-        if self._ack_timer is not None:
-            self._ack_timer.cancel()
-            self._ack_timer = None
-            self._ack_soon = math.inf
+    def acknowledge(self) -> None:
+        self.ack_at = math.inf
         stream = self._stream
         if not self._listening or not (stream.ack_due or stream.unacknowledged_since is not None):
             return
@@ -370,7 +374,7 @@ class WebSocketSession:
             self._session.end(error)
             return
         if self._stream.unacknowledged_since is not None:
-            self._acknowledge()
+            self.acknowledge()
         self._check_peer(now)
         self._arm(now)
 
