@@ -141,10 +141,7 @@ class Conversation:
         self._handle(self.stream.finish(now=self._now()))
 
     def cancel(self, request_id: str | None = None) -> None:
-        """Stop a request; where none is named the one that is answered, else the one that was opened last.
-
-        Nothing happens where there is nothing to stop.
-        """
+        """Stop a request, if there is any: the named one, else the one that is answered, else the newest."""
         if (turn := self._turn_to_cancel(request_id)) is None and request_id is not None:
             return  # it has ended already, and what waits behind a gap belongs to others
         if turn is self._receiving:
@@ -156,6 +153,8 @@ class Conversation:
             self.loudspeaker.silence()
         if turn is not None:
             self._cancel(turn)
+        if self._listener is not None and self._receiving is None:
+            self._listener.cancel()
 
     def drain(self) -> None:
         """Requests that are open get their answers; new ones are refused."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections import deque
 from typing import Final, TypeAlias
 
@@ -12,8 +13,13 @@ from omni_ws.service.configuration import Listening
 #: What an item costs to hold besides its payload.
 ITEM_OVERHEAD_BYTES: Final = 128
 
-#: Input, another way to listen from here on, or with None a bare end of input.
-Item: TypeAlias = InputChunk | Listening | None
+
+class Mark(enum.Enum):
+    CANCEL = "what came before this was cancelled"
+
+
+#: Input, another way to listen from here on, a mark, or with None a bare end of input.
+Item: TypeAlias = InputChunk | Listening | Mark | None
 
 
 class ListeningQueue:
@@ -45,6 +51,16 @@ class ListeningQueue:
         if not self._items:
             self.waiting_ms = 0.0  # whatever was counted in another format
         return item
+
+    def withdraw(self) -> int:
+        """Take out the input that is no audio; returns how many bytes of it there were."""
+        items, size = [self.take() for _ in range(len(self))], 0
+        for item in items:
+            if item is None or (isinstance(item, InputChunk) and item.modality is not Modality.AUDIO):
+                size += 0 if item is None else len(item.payload)
+            else:
+                self.put(item)
+        return size
 
     def clear(self) -> None:
         while self._items:

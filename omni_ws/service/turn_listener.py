@@ -21,7 +21,7 @@ from omni_ws.core.stream_events import StreamEvent
 from omni_ws.errors import OmniError
 from omni_ws.service.configuration import Listening
 from omni_ws.service.failure import unexpected
-from omni_ws.service.listening_queue import Item, ListeningQueue
+from omni_ws.service.listening_queue import Item, ListeningQueue, Mark
 from omni_ws.service.speech_workers import SpeechWorkers
 from omni_ws.wire.server_frames import SpeechStarted, SpeechStopped
 
@@ -84,6 +84,8 @@ class TurnListener:
         self._speaking = False
         self._pausing = False
         self._judged_ms = 0
+        #: How many cancels are waiting for the audio before them: speech in that opens no request.
+        self._cancels = 0
         #: Where the time line of the watch begins on that of the session.
         self._offset_ms = 0
         self._closed = False
@@ -114,6 +116,13 @@ class TurnListener:
             self._put(replace(chunk, payload=chunk.payload[:MAX_PIECE_BYTES], end_of_input=False), pump=False)
             chunk = replace(chunk, payload=chunk.payload[MAX_PIECE_BYTES:])
         self._put(chunk)
+
+    def cancel(self) -> None:
+        """Nothing that waits is to be answered; the audio of it is listened to, since speech may go on behind it."""
+        if self._items or self._piece:
+            self._stream.reweigh(-self._items.withdraw())
+            self._cancels += 1
+            self._put(Mark.CANCEL)
 
     def close(self) -> None:
         """The session is over. Idempotent."""
@@ -150,6 +159,10 @@ class TurnListener:
                 self._end_input(None)
             case Listening():
                 self._next = item
+            case Mark.CANCEL:
+                self._cancels -= 1
+                if self._ring is not None and not self._in_turn:
+                    self._forget(None)
             case InputChunk():
                 self._take_events(self._stream.admit(item))
 
@@ -270,6 +283,8 @@ class TurnListener:
         self._forget(event.audio_ms - self._listening.turns.prefix_padding_ms)
         self._speaking = True
         self._tell(SpeechStarted(audio_ms=self._offset_ms + event.audio_ms))
+        if self._cancels:
+            return
         self._admit(self._ring.take(event.detected_ms))
         self._turn = self._stream.current
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -16,10 +16,12 @@ from support.native_client import NativeClient, native_client
 from support.speech_clips import as_pcm16, clip_bytes, clip_samples, noises, silence
 
 from omni_ws.core.chunks import Modality, Word
-from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput
+from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.service import turn_listener
 from omni_ws.service.speech_workers import SpeechWorkers
+
+T = TypeVar("T")
 
 VAD = {"type": "server_vad"}
 #: Milliseconds of pcm16 at 16 kHz.
@@ -634,3 +636,135 @@ async def test_an_hour_of_turns_grows_no_memory() -> None:
         # An interrupted turn is followed by what interrupted it; a turn more or less may just be held.
         assert later_objects <= objects + 20
         assert later_held <= held + 32_000
+
+
+class HeldWorkers(InlineWorkers):
+    """Listens when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._work: list[Callable[[], None]] = []
+
+    def submit(self, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+        self._work.append(lambda: super(HeldWorkers, self).submit(work, done))
+
+    def listen(self) -> None:
+        """To what waits, and to all that comes from here on."""
+        self.submit = super().submit  # type: ignore[method-assign]
+        for work in self._work:
+            work()
+
+
+@contextlib.asynccontextmanager
+async def held_client(engine: Engine | None = None) -> AsyncIterator[tuple[NativeClient, HeldWorkers]]:
+    """Nothing is listened to until ``listen``."""
+    workers = HeldWorkers()
+    async with live_server(engine) as server:
+        server.app.sessions.speech_workers = workers
+        async with native_client(server) as client:
+            await listen(client)
+            yield client, workers
+
+
+@pytest.mark.virtual_clock
+@pytest.mark.parametrize("waiting", ["text", "text and its end", "end", "image"])
+async def test_cancel_reaches_what_waits_behind_audio(waiting: str) -> None:
+    async with held_client() as (client, workers):
+        await stream(client, quiet(640))
+        match waiting:
+            case "text":
+                await client.chunk("too late")
+            case "text and its end":
+                await client.say("too late")
+                await client.say("and this, too")
+            case "end":
+                await client.send("finish")
+            case _:
+                await client.chunk(b"\xff\xd8\xff\xe0", modality="image")
+        await client.send("cancel")
+        await client.barrier()
+        workers.listen()
+        await client.say("this is answered")
+        answer = await client.answer()
+        assert (answer.reason, answer.text) == ("stop", "this is answered")
+        assert len(client.guarantees.finished) == 1
+        assert not client.seen("error")
+
+
+@pytest.mark.virtual_clock
+async def test_cancel_twice_while_audio_waits() -> None:
+    async with held_client() as (client, workers):
+        for text in ("one", "two"):
+            await stream(client, quiet(320))
+            await client.say(text)
+            await client.send("cancel")
+        await stream(client, quiet(320))
+        await client.say("three")
+        await client.barrier()
+        workers.listen()
+        assert (await client.answer()).text == "three"
+        assert len(client.guarantees.finished) == 1
+
+
+@pytest.mark.virtual_clock
+async def test_speech_that_was_not_listened_to_is_cancelled() -> None:
+    """Its beginning and its end are told, and it belongs to no request, also where it goes on after the cancel."""
+    async with held_client() as (client, workers):
+        await stream(client, quiet(96) + loud(640))
+        await client.send("cancel")
+        await client.barrier()
+        workers.listen()
+        await stream(client, loud(320) + quiet(960))
+        await client.until("speech_stopped")
+        assert not client.seen("response_started")
+        await stream(client, loud(640) + quiet(960))
+        answer = await client.answer()
+        assert (answer.reason, len(client.guarantees.finished)) == ("stop", 1)
+        assert len(client.seen("speech_started")) == len(client.seen("speech_stopped")) == 2
+
+
+@pytest.mark.virtual_clock
+async def test_speech_after_a_cancel_has_nothing_from_before_it() -> None:
+    async with held_client() as (client, workers):
+        await stream(client, quiet(640))
+        await client.send("cancel")
+        await client.barrier()
+        workers.listen()
+        after = quiet(96) + loud(640) + quiet(960)
+        await stream(client, after)
+        answer = await client.answer()
+        assert answer.reason == "stop"
+        assert 640 <= answer.final["usage"]["input_audio_ms"] < 96 + 640 + 960
+        assert heard(client) in after
+
+
+@pytest.mark.virtual_clock
+async def test_cancel_leaves_what_waits_for_a_request_that_stays_open() -> None:
+    """The answer is stopped; the user, who speaks already, goes on, and so does what belongs to the same request."""
+    async with held_client(ScriptedEngine(speech(30))) as (client, workers):
+        workers.listen()
+        await listen(client, interrupt_response=False)
+        await client.say("talk to me")
+        while (await client.until("output_chunk")).get("modality") != "audio":
+            pass
+        await stream(client, quiet(96) + loud(640))
+        await client.until("speech_started")
+        await client.chunk("and a word")
+        await client.send("cancel")
+        assert (await client.answer()).reason == "cancelled"
+        await stream(client, quiet(960))
+        assert (await client.answer()).reason == "stop"
+
+
+@pytest.mark.virtual_clock
+async def test_another_configuration_waits_on_when_input_is_cancelled() -> None:
+    async with held_client() as (client, workers):
+        await stream(client, quiet(640))
+        await client.say("too late")
+        await client.configure(turn_detection=None, overlap=None)
+        await client.send("cancel")
+        await client.barrier()
+        workers.listen()
+        await client.binary(loud(320), end=True)  # a request, since nobody listens for turns any more
+        answer = await client.answer()
+        assert (answer.reason, answer.final["usage"]["input_audio_ms"]) == ("stop", 320)
