@@ -337,7 +337,7 @@ async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
         async with listener.listen(
             Salience(sessions, app.authenticator, lambda: app.sessions.model),
             host=config.host,
-            port=DEFAULT_GRPC_PORT if config.grpc.port is None else config.grpc.port,
+            port=_grpc_port(config),
             max_message_bytes=config.grpc.max_message_bytes,
             metrics=app.sessions.metrics,
             credentials=credentials,
@@ -345,6 +345,13 @@ async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
             yield running
     finally:
         sessions.close_all()
+
+
+def _grpc_port(config: ServerConfig) -> int:
+    """Who wants any free port for the server, and names none for gRPC, wants none that may be taken."""
+    if config.grpc.port is not None:
+        return config.grpc.port
+    return DEFAULT_GRPC_PORT if config.port else 0
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:

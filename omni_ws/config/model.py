@@ -254,7 +254,9 @@ class GrpcConfig(Section):
     """The gRPC token service."""
 
     port: Port | None = Field(
-        default=None, description="Port of the service; unset: 50051 where the engine has token sessions, else none."
+        default=None,
+        description="Port of the service; 0: any free one; unset: 50051, or any free one where `port` is 0, if the "
+        "engine has token sessions, else none.",
     )
     session_ttl_sec: Seconds = Field(default=1800, description="How long an unused token session is remembered.")
     max_message_bytes: Size = Field(

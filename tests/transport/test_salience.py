@@ -486,9 +486,19 @@ async def test_a_taken_port_is_an_error(server: SalienceServer) -> None:
     from omni_ws.server import create_app, serve_tokens
 
     app = create_app(TokenEngine(), ServerConfig(grpc=GrpcConfig(port=server.port)))
-    with pytest.raises(OSError, match="cannot listen"):
+    with pytest.raises(OSError, match=r"cannot listen.*--grpc-port"):
         async with serve_tokens(app):
             pass
+
+
+async def test_any_free_port_for_both(server: SalienceServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    from omni_ws import server as server_module
+
+    monkeypatch.setattr(server_module, "DEFAULT_GRPC_PORT", server.port)
+    app = server_module.create_app(TokenEngine(), ServerConfig(port=0))
+    async with server_module.serve_tokens(app) as other:
+        assert other is not None
+        assert other.port not in (0, server.port)
 
 
 # limits, keys, time

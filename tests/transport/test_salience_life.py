@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from support.http_server import tls_contexts
 from support.salience_server import SalienceServer, refused, salience_server
 from support.token_engine import TokenEngine
 
+from omni_ws import server as server_module
+from omni_ws.cli import main
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import GrpcConfig, ServerConfig
 from omni_ws.engine.tokens import TokenEvent, TokenGeneration, TokenOutput
@@ -220,3 +223,22 @@ async def test_a_drain_ends_in_time() -> None:
                 pass
         await engine.idle()
         assert server.sessions == 0
+
+
+def test_a_second_server_on_the_machine_says_which_port_is_taken(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It was given another port for the rest, and nothing for gRPC."""
+    engine = TokenEngine()
+    monkeypatch.setattr(server_module, "create_engine", lambda config: engine)
+    monkeypatch.setattr(server_module, "configure_logging", lambda *arguments: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as probe:
+        grpc_port, port = taken.getsockname()[1], probe.getsockname()[1]
+        probe.close()
+        monkeypatch.setattr(server_module, "DEFAULT_GRPC_PORT", grpc_port)
+        assert main(["serve", "--engine", "fake", "--port", str(port)], {}) == 1
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("omni-ws")]
+    assert said == [
+        f"omni-ws serve: error: gRPC cannot listen on 127.0.0.1:{grpc_port}: end the user of that port, "
+        "or choose another with --grpc-port (0: any)"
+    ]

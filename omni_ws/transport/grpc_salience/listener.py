@@ -78,7 +78,9 @@ async def listen(
         else:
             bound = server.add_secure_port(address, credentials)
     except RuntimeError as error:
-        raise OSError(f"gRPC cannot listen on {address}: choose another port with --grpc-port") from error
+        raise OSError(
+            f"gRPC cannot listen on {address}: end the user of that port, or choose another with --grpc-port (0: any)"
+        ) from error
     await server.start()
     for service in (SERVICE, ""):
         await health_servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
