@@ -129,10 +129,9 @@ class Conversation:
         if events:
             self._handle(events)
         turn = self._receiving
-        if turn is not None and turn.waiting_chunks() > MAX_WAITING_CHUNKS:
-            raise PayloadTooLarge(
-                f"more than {MAX_WAITING_CHUNKS} chunks are waiting that the engine has not taken over"
-            )
+        most = MAX_WAITING_CHUNKS
+        if turn is not None and turn.session.received.chunks > most and turn.waiting_chunks > most:
+            raise PayloadTooLarge(f"more than {most} chunks are waiting that the engine has not taken over")
 
     def refuse_chunk(self, sequence_id: int) -> None:
         self._handle(self.stream.refuse(sequence_id, now=self._now()))

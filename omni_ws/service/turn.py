@@ -152,6 +152,7 @@ class Turn:
             if chunk.tool_call is not None:
                 self.tool_calls.pop(chunk.tool_call.index, None)
 
+    @property
     def waiting_chunks(self) -> int:
         """Chunks that the engine has not taken over."""
         return self.session.received.chunks if self.started is None else self._queued_chunks

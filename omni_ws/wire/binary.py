@@ -43,9 +43,10 @@ def decode_input(data: bytes | bytearray | memoryview) -> InputChunk | RefusedCh
     if modality is None or flags > _KNOWN_FLAGS:
         what = f"modality {modality_byte}" if modality is None else f"flags {flags:#04x}"
         return RefusedChunk(sequence_id, InvalidFrame(f"unknown binary header: {what}", sequence_id=sequence_id))
+    payload = data[_HEADER_BYTES:]
     return InputChunk(
         modality,
-        bytes(data[_HEADER_BYTES:]),
+        payload if type(payload) is bytes else bytes(payload),
         sequence_id,
         None,
         timestamp_ms if flags & FLAG_TIMESTAMP else None,
