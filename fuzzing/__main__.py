@@ -18,7 +18,7 @@ def main() -> int:
     parser.add_argument("--runs", type=positive, help="for each target, unless the seconds are over before")
     parser.add_argument("--seed", type=positive, help="try the same inputs every time, from an empty corpus on")
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)} (default: all)")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     unknown = sorted(set(arguments.targets) - set(TARGETS))
     if unknown:
         parser.error(f"no such target: {', '.join(unknown)}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -46,6 +47,7 @@ def fuzz(check: Callable[[bytes], None], seeds: Callable[[], Iterator[bytes]]) -
         folder.mkdir(parents=True, exist_ok=True)
     for seed in seeds():
         (corpus / hashlib.sha256(seed).hexdigest()[:20]).write_bytes(seed)
+    logging.disable()  # what libraries say of each wrong input would bury what was found
     options = [f"-artifact_prefix={crashes}/{name}-", "-max_len=4096", "-timeout=10", "-rss_limit_mb=2048"]
     # Inputs that are named are tried alone, as libFuzzer does it; only without them the corpus is explored.
     named = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
