@@ -90,7 +90,7 @@ test-fast: $(VENV)/.ready-to-test
 
 # The browser tests use the system's own Chromium; without it they are skipped, each by name, and fail under CI.
 chromium:
-	@if [ -n "$${OMNI_WS_CHROMIUM:-}" ] || command -v chromium chromium-browser google-chrome >/dev/null; then exit 0; fi; \
+	@if [ -n "$${CHROMIUM:-}" ] || command -v chromium chromium-browser google-chrome >/dev/null; then exit 0; fi; \
 	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
 	  echo 'no Chromium, and only root on Debian can install it here: the browser tests will be skipped' >&2; exit 0; \
 	fi; \

@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> bool:
     parser.add_argument("--quick", action="store_true", help="three turns")
     options = parser.parse_args(arguments)
     names = ("chromium", "chromium-browser", "google-chrome")
-    path = os.environ.get("OMNI_WS_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
     if path is None:
         parser.error("Chromium is not installed")
     port = free_port()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from playwright.async_api import Browser, Page
 
 #: Where Chromium is, for machines on which it has no usual name.
-VARIABLE: Final = "OMNI_WS_CHROMIUM"
+VARIABLE: Final = "CHROMIUM"
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 #: What a page does is waited for so long; machines that test are busy.
 TIMEOUT_MS: Final = 15_000
