@@ -76,9 +76,9 @@ def test_nothing_passes_after_the_limit() -> None:
 
 def test_space_takes_linear_time_and_bounded_memory() -> None:
     limit = AnswerLimit({"max_tokens": 1})
-    begin = time.perf_counter()
+    begin = time.thread_time()
     assert limit.feed("word" + " " * 1_000_000) == "word"
     for _ in range(10_000):
         assert limit.feed(" " * 100) == ""
     assert limit.finish() == " " * MAX_HELD_SPACE
-    assert time.perf_counter() - begin < 1
+    assert time.thread_time() - begin < 1

@@ -411,7 +411,7 @@ async def test_second_signal_ends_at_once() -> None:
             assert (await client.answer()).reason == "cancelled"
             assert await client.closed() == 1012
         assert await server.ended() == 0
-        assert now() - begin < 5
+        assert now() - begin < 30
 
 
 @pytest.mark.slow
@@ -426,7 +426,7 @@ async def test_drain_timeout() -> None:
             assert (await client.until("session_closing"))["time_left_ms"] <= 500
             assert (await client.answer()).reason == "cancelled"
             assert await client.closed() == 1012
-            assert 0.4 < now() - begin < 5
+            assert 0.4 < now() - begin < 30
         assert await server.ended() == 0
 
 

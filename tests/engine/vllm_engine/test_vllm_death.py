@@ -59,7 +59,7 @@ async def test_a_death_while_answering_fails_the_answer_and_the_next_ones_until_
     os.kill(core_process(engine), signal.SIGKILL)
     for failing in (task, waiting):
         with pytest.raises(EngineFailed) as failure:
-            await asyncio.wait_for(failing, 1)
+            await asyncio.wait_for(failing, 10)
         assert failure.value.fatal
     assert engine.state is EngineState.UNHEALTHY
     with pytest.raises(EngineFailed) as failure:
@@ -76,7 +76,7 @@ async def test_a_death_while_answering_fails_the_answer_and_the_next_ones_until_
 
 async def test_a_death_is_noticed_while_nothing_runs(engine: VllmEngine, quick_restart: None) -> None:
     os.kill(core_process(engine), signal.SIGKILL)
-    await until_state(engine, EngineState.UNHEALTHY, 1)
+    await until_state(engine, EngineState.UNHEALTHY, 10)
     await until_state(engine, EngineState.OK, 60)
     await answer(engine, Input("Hello"))
 
@@ -85,7 +85,7 @@ async def test_the_server_tells_of_it_and_stopping_leaves_no_process(engine: Vll
     async with live_server(engine, expect_errors=True, still_answers=False) as server:
         assert await health(server) == (200, "ok")
         os.kill(core_process(engine), signal.SIGKILL)
-        await until_state(engine, EngineState.UNHEALTHY, 1)
+        await until_state(engine, EngineState.UNHEALTHY, 10)
         assert await health(server) == (503, "unhealthy")
         await until_state(engine, EngineState.OK, 60)
         assert await health(server) == (200, "ok")
@@ -95,7 +95,7 @@ async def test_the_server_tells_of_it_and_stopping_leaves_no_process(engine: Vll
         await until(lambda: unfinished(engine) == 1, seconds=10)
         await engine.stop()
         with pytest.raises(EngineFailed):
-            await asyncio.wait_for(answering, 1)
+            await asyncio.wait_for(answering, 10)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert engine.state is EngineState.STARTING
