@@ -10,16 +10,16 @@ export function bindTalkButton(button, talk) {
   button.addEventListener("pointerdown", (event) => {
     if (event.button !== 0) return;
     button.setPointerCapture(event.pointerId);
-    talk.press();
+    talk.press(event.timeStamp);
   });
-  button.addEventListener("pointerup", () => talk.release());
-  button.addEventListener("pointercancel", () => talk.release());
+  button.addEventListener("pointerup", (event) => talk.release(event.timeStamp));
+  button.addEventListener("pointercancel", (event) => talk.release(event.timeStamp));
   button.addEventListener("contextmenu", (event) => event.preventDefault()); // a long press on a phone
   // Keyboards and screen readers click without a pointer: each click is a tap.
   button.addEventListener("click", (event) => {
     if (event.detail !== 0) return;
-    talk.press();
-    talk.release();
+    talk.press(event.timeStamp);
+    talk.release(event.timeStamp);
   });
 }
 
@@ -33,7 +33,7 @@ export function bindKeyboard({ talk, stop, mute, write }) {
       event.preventDefault();
       if (event.repeat || held) return;
       held = true;
-      talk.press();
+      talk.press(event.timeStamp);
     } else if (event.key === "m" || event.key === "M") {
       mute();
     } else if (event.key === "/") {
@@ -45,11 +45,11 @@ export function bindKeyboard({ talk, stop, mute, write }) {
     if (event.code !== "Space" || !held) return;
     event.preventDefault();
     held = false;
-    talk.release();
+    talk.release(event.timeStamp);
   });
-  window.addEventListener("blur", () => {
+  window.addEventListener("blur", (event) => {
     if (!held) return;
     held = false;
-    talk.release();
+    talk.release(event.timeStamp);
   });
 }

@@ -380,12 +380,12 @@ function showState() {
 
 /* Who wants to talk wants a session, too. */
 const hands = {
-  press() {
+  press(at) {
     if (session.state === "ended") session.open();
     else session.hurry();
-    talk.press();
+    talk.press(at);
   },
-  release: () => talk.release(),
+  release: (at) => talk.release(at),
 };
 
 bindTalkButton(element("talk"), hands);

@@ -37,18 +37,19 @@ export class Talk extends EventTarget {
     microphone.addEventListener("lost", () => this.#fail(new DOMException("the microphone went away", "LostError")));
   }
 
-  /* The button goes down. */
-  press() {
+  /* The button goes down, `at` the event's own time: opening a microphone can keep the page from the next event for a
+     while, and a tap is one all the same. */
+  press(at) {
     if (this.mode === "open") return this.phase === "off" ? this.#start("listening") : this.stop();
     if (this.phase !== "off") return this.#endTurn(); // the second tap
-    this.#pressedAt = performance.now();
+    this.#pressedAt = at;
     return this.#start("talking");
   }
 
   /* The button goes up. */
-  release() {
+  release(at) {
     if (this.mode === "open" || this.#pressedAt === null) return;
-    const tapped = performance.now() - this.#pressedAt < TAP_MS;
+    const tapped = at - this.#pressedAt < TAP_MS;
     this.#pressedAt = null;
     if (tapped) return; // goes on until the next tap
     if (this.phase === "opening") this.#become("off"); // the question for the permission took the finger off

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.chromium import chromium_path, demo_page, recording
+from support.chromium import Played, chromium_path, demo_page, recording
 from support.live_server import live_server
 
 pytestmark = pytest.mark.slow
 
 TONE_HZ = 440
+#: A busy machine leaves a gap now and then, a lost frame does each time.
+ATTEMPTS = 5
 
 
 @pytest.fixture
@@ -25,6 +27,18 @@ def tone(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("rate", [8_000, 44_100, 192_000])
 async def test_every_rate_is_declared_as_what_it_is(tone: Path, rate: int) -> None:
     """A wrong rate on the way in or out would be heard as another pitch; a lost frame, as a gap."""
+    for _ in range(ATTEMPTS):
+        played = await echoed(tone, rate)
+        assert played.rate == rate
+        assert played.frequency == pytest.approx(TONE_HZ, rel=0.02)
+        assert 0.1 < played.level < 0.4
+        assert played.seconds > 0.8
+        if played.longest_gap_ms < 20:
+            return
+    pytest.fail(f"a gap of {played.longest_gap_ms:.0f} ms")
+
+
+async def echoed(tone: Path, rate: int) -> Played:
     # Nothing may be done to the tone: it is no voice.
     plain = {"echoCancellation": False, "noiseSuppression": False, "autoGainControl": False}
     settings = {"mode": "hold", **plain}
@@ -36,9 +50,4 @@ async def test_every_rate_is_declared_as_what_it_is(tone: Path, rate: int) -> No
         await demo.page.keyboard.up("Space")
         await demo.answered()
         await demo.in_state("ready")
-        played = await demo.played()
-    assert played.rate == rate
-    assert played.frequency == pytest.approx(TONE_HZ, rel=0.02)
-    assert 0.1 < played.level < 0.4
-    assert played.seconds > 0.8
-    assert played.longest_gap_ms < 20
+        return await demo.played()

@@ -53,6 +53,26 @@ async def test_there_is_no_microphone() -> None:
         await demo.message("No microphone was found")
 
 
+async def test_a_tap_is_one_while_the_page_is_held_up() -> None:
+    """Sound that takes longer to wake than a tap does."""
+    slow = """window.AudioContext = class extends AudioContext {
+      constructor(options) {
+        for (const begun = performance.now(); performance.now() < begun + 1000; );
+        super(options);
+      }
+    };"""
+    async with live_server() as server, demo_page(settings=HOLD) as demo:
+        await demo.page.add_init_script(slow)
+        for of_keyboard in (False, True):
+            await demo.open(url(server.port))
+            if of_keyboard:
+                # The key is let go before the page has looked at the press.
+                await asyncio.gather(demo.page.keyboard.down("Space"), demo.page.keyboard.up("Space"))
+            else:
+                await demo.page.locator("#talk").press("Enter")
+            await demo.in_state("hearing")
+
+
 async def test_the_microphone_is_pulled_out() -> None:
     async with live_server() as server, demo_page(settings=HOLD) as demo:
         await demo.page.add_init_script(
@@ -174,13 +194,13 @@ async def test_no_server_for_a_while() -> None:
     async with live_server() as server, tcp_relay(server.port) as relay, demo_page(expect_problems=True) as demo:
         await demo.open(url(relay.port))
         await demo.page.clock.install()
+        # The clock of the page stands still: nothing but the button makes it try again.
+        await demo.page.clock.pause_at(datetime.now(UTC) + timedelta(minutes=1))
         relay.refusing = True
         relay.cut()
         await demo.message("Trying again")
         await demo.in_state("away")
         await demo.write("kept until then")
-        # The clock of the page stands still: nothing but the button makes it try again.
-        await demo.page.clock.pause_at(datetime.now(UTC) + timedelta(minutes=1))
         relay.refusing = False
         await demo.page.get_by_role("button", name="Try now").click()
         assert await demo.answered() == "kept until then"
