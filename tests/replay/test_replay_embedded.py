@@ -39,7 +39,8 @@ async def spoken_session(server: LiveServer) -> list[str]:
     """An utterance, another that interrupts its answer, a lost connection, a question. Returns how each ended."""
     async with native_client(server) as client:
         await client.configure(turn_detection={"type": "server_vad"})
-        await speak(client, clip_bytes("goforward") + silence(1))
+        # Its answer is long enough to be interrupted, however much sooner or later it begins than in the recording.
+        await speak(client, clip_bytes("librivox_ss_0870") + silence(1))
         while not (frame := await client.until("output_chunk")).get("audio"):
             pass
         await speak(client, clip_bytes("cards_001") + silence(1))

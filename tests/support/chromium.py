@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 VARIABLE: Final = "CHROMIUM"
 _NAMES: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 #: What a page does is waited for so long; machines that test are busy.
-TIMEOUT_MS: Final = 15_000
+TIMEOUT_MS: Final = 45_000
 
 #: Keeps what goes to the loudspeaker, on the audio thread itself, so that a busy page cannot make holes in it.
 TAP_PROCESSOR: Final = """
