@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support.commands import run_command
 from support.live_server import live_server
 from support.obliging_engine import ObligingEngine
 
@@ -36,18 +37,9 @@ def tool(variable: str) -> str:
 async def run(*command: str, cwd: Path | None = None) -> str:
     """The output of a command that succeeds within a minute."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=cwd, env=environment
-    )
-    try:
-        async with asyncio.timeout(100):
-            output, errors = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode == 0, (output + errors).decode()[-4000:]
-    return output.decode()
+    ended = await run_command(*command, seconds=100, environment=environment, cwd=cwd)
+    assert ended.status == 0, (ended.output + ended.errors)[-4000:]
+    return ended.output
 
 
 async def run_in_node(script: Path, folder: Path, *arguments: str) -> str:

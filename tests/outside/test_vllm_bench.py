@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from pathlib import Path
 
 import pytest
+from support.commands import run_command
 from support.live_server import live_server
 
 from omni_ws.engine.fake import EchoEngine, EchoSettings
@@ -21,20 +21,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 async def run(python: str, *arguments: str) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(python, *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env={**os.environ, **QUIET, "PYTHONPATH": str(TESTS)},
-    )
-    try:
-        async with asyncio.timeout(200):
-            output, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode == 0, output.decode()[-3000:]
+    environment = {**os.environ, **QUIET, "PYTHONPATH": str(TESTS)}
+    ended = await run_command(python, *arguments, seconds=200, environment=environment)
+    assert ended.status == 0, (ended.output + ended.errors)[-3000:]
 
 
 @pytest.mark.parametrize(

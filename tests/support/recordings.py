@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import orjson
+from support.commands import Ended, run_command
 
 
-@dataclass(frozen=True)
-class Replayed:
-    status: int
-    output: str
-    errors: str
-
+class Replayed(Ended):
     @property
     def report(self) -> dict[str, Any]:
         report: dict[str, Any] = orjson.loads(self.output)
@@ -27,22 +21,9 @@ class Replayed:
 
 async def replay(*arguments: str | Path, environment: Mapping[str, str] | None = None) -> Replayed:
     """The command, in a process of its own."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-m", "omni_ws", "replay", *map(str, arguments)),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        env={**os.environ, **(environment or {})},
-    )
-    try:
-        async with asyncio.timeout(60):
-            output, errors = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    assert process.returncode is not None
-    return Replayed(process.returncode, output.decode(), errors.decode())
+    command = (sys.executable, "-m", "omni_ws", "replay", *map(str, arguments))
+    ended = await run_command(*command, seconds=60, environment={**os.environ, **(environment or {})})
+    return Replayed(ended.status, ended.output, ended.errors)
 
 
 def recordings(folder: Path) -> list[Path]:

@@ -52,7 +52,6 @@ class TokenGenerator:
         self.vocabulary_size: int = config.get_vocab_size()
         self.vision_tokens = _vision_tokens(config)
         self.readout_manifest = manifest
-        self.active_calls = 0
         self._model = model
         self._channel = channel
         self._decoding = decoding
@@ -83,32 +82,28 @@ class TokenGenerator:
                 )
 
     async def generate_tokens(self, generation: TokenGeneration) -> AsyncGenerator[TokenEvent, None]:
-        self.active_calls += 1
         skip_cache = tried_again = begun = False
-        try:
-            prompt = await self._prompt(generation)
-            while True:
-                call = _Call(generation, self._ends, skip_cache=skip_cache)
-                try:
-                    async with aclosing(self._run(call, prompt)) as events:
-                        async for event in events:
-                            begun = True
-                            yield event
-                    return
-                except _ReadFromCache:
-                    # What was not computed has no readout: once more, from the beginning.
-                    if skip_cache:
-                        raise EngineFailed("vLLM did not compute what is to be read out") from None
-                    skip_cache = True
-                except EngineFailed as error:
-                    if begun or tried_again or error.fatal or not generation.images:
-                        raise
-                    # Perhaps for want of an image whose first call was cancelled on its way (see forget_media).
-                    tried_again = True
-                    await self._model.forget_media()
-                    prompt = await self._prompt(generation)
-        finally:
-            self.active_calls -= 1
+        prompt = await self._prompt(generation)
+        while True:
+            call = _Call(generation, self._ends, skip_cache=skip_cache)
+            try:
+                async with aclosing(self._run(call, prompt)) as events:
+                    async for event in events:
+                        begun = True
+                        yield event
+                return
+            except _ReadFromCache:
+                # What was not computed has no readout: once more, from the beginning.
+                if skip_cache:
+                    raise EngineFailed("vLLM did not compute what is to be read out") from None
+                skip_cache = True
+            except EngineFailed as error:
+                if begun or tried_again or error.fatal or not generation.images:
+                    raise
+                # Perhaps for want of an image whose first call was cancelled on its way (see forget_media).
+                tried_again = True
+                await self._model.forget_media()
+                prompt = await self._prompt(generation)
 
     async def _run(self, call: _Call, prompt: Any) -> AsyncGenerator[TokenEvent, None]:
         async with AsyncExitStack() as stack:

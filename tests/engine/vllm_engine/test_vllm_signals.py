@@ -6,12 +6,12 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from support.commands import start_vllm_command
 from support.raw_http import raw_client
 from support.raw_http import request as http_request
 
@@ -21,19 +21,10 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 @asynccontextmanager
 async def served(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
     """``omni-ws serve`` over a tiny model in a process group of its own, and its port."""
-    from support.tiny_models import ENGINE_ARGS, build_text_model
+    from support.tiny_models import build_text_model
 
     model = build_text_model(folder / "model")
-    args = "".join(f"{name} = {json.dumps(value)}\n" for name, value in ENGINE_ARGS.items())
-    configuration = folder / "serve.toml"
-    configuration.write_text(
-        f'engine = "vllm"\nport = 0\n[vllm]\nmodel = {json.dumps(str(model))}\n[vllm.args]\n{args}'
-    )
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "omni_ws", "serve", "--config", str(configuration), "--grpc-port", "0"),
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
-    )
+    process = await start_vllm_command(folder, model)
     try:
         assert process.stderr is not None
         async with asyncio.timeout(100):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import start_vllm_command
 from support.until import until
 
 from omni_ws.config.error import ConfigurationError
@@ -83,21 +82,12 @@ class TestWithVllm:
 
     @pytest.mark.parametrize("weights", [None, b"no weights"], ids=["no model", "no weights"])
     async def test_the_command_ends_with_status_1_and_says_why(self, tmp_path: Path, weights: bytes | None) -> None:
-        from support.tiny_models import ENGINE_ARGS, build_text_model
+        from support.tiny_models import build_text_model
 
         model = tmp_path / "model"
         if weights is not None:
             (build_text_model(model) / "model.safetensors").write_bytes(weights)
-        args = "".join(f"{name} = {json.dumps(value)}\n" for name, value in ENGINE_ARGS.items())
-        configuration = tmp_path / "serve.toml"
-        configuration.write_text(
-            f'engine = "vllm"\nport = 0\n[vllm]\nmodel = {json.dumps(str(model))}\n[vllm.args]\n{args}'
-        )
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "omni_ws", "serve", "--config", str(configuration), "--grpc-port", "0"),
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
+        process = await start_vllm_command(tmp_path, model)
         _, errors = await asyncio.wait_for(process.communicate(), 60)
         assert process.returncode == 1
         assert b"omni-ws serve: error: the Thinker did not start" in errors

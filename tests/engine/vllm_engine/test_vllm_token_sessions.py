@@ -241,7 +241,7 @@ async def test_a_cancelled_call_frees_vllm(server: SalienceServer) -> None:
     for _ in range(3):
         await anext(call)
     stream.cancel()
-    await until(lambda: not unfinished(engine) and not engine.tokens.active_calls, seconds=5)
+    await until(lambda: not unfinished(engine), seconds=5)
     kept = await server.dump(session)
     assert len(kept) >= 203
     await server.events(session, [5], len(kept), max_tokens=1)

@@ -17,8 +17,7 @@ import pytest_asyncio
 from support.readouts import random_vectors
 from support.salience_server import SalienceServer, salience_server
 from support.token_reference import ALL, Reference, close, png, readouts
-from support.until import until
-from support.vllm_engine import GREEDY, Input, answer, plain_answer, request, running_engine, unfinished
+from support.vllm_engine import GREEDY, Input, answer, plain_answer, request, running_engine
 
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.keys import ApiKey, digest
@@ -199,13 +198,16 @@ async def test_an_image_that_never_reached_the_model_is_sent_again(tmp_path_fact
         assert len(first) == 3
         # And one that is really cancelled there.
         engine.tokens._model.render = rendering
-        reached = asyncio.Event()
+        reached, left_it = asyncio.Event(), asyncio.Event()
         generate = engine.tokens._model.generate
 
         async def stuck(*arguments: Any, **options: Any) -> AsyncIterator[Any]:
             reached.set()
-            await asyncio.Event().wait()
-            yield
+            try:
+                await asyncio.Event().wait()
+                yield
+            finally:
+                left_it.set()
 
         engine.tokens._model.generate = stuck
         other = await server.open()
@@ -214,7 +216,7 @@ async def test_an_image_that_never_reached_the_model_is_sent_again(tmp_path_fact
         await reached.wait()
         call.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-        await until(lambda: not engine.tokens.active_calls and not unfinished(engine), seconds=5)
+        await asyncio.wait_for(left_it.wait(), 5)
         engine.tokens._model.generate = generate
         assert await server.dump(other) == []
         again, _ = await server.events(other, tokens, images=attached("green"), max_tokens=3, top_k=1)

@@ -1,0 +1,51 @@
+"""Commands in processes of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Ended:
+    status: int
+    output: str
+    errors: str
+
+
+async def run_command(
+    *command: str, seconds: float, environment: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> Ended:
+    """What became of a command, which must end by itself within so many seconds."""
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=cwd, env=environment
+    )
+    try:
+        async with asyncio.timeout(seconds):
+            output, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    assert process.returncode is not None
+    return Ended(process.returncode, output.decode(), errors.decode())
+
+
+async def start_vllm_command(folder: Path, model: Path) -> asyncio.subprocess.Process:
+    """``omni-ws serve`` over a tiny model, configured in ``folder``, in a process group of its own."""
+    from support.tiny_models import ENGINE_ARGS
+
+    args = "".join(f"{name} = {json.dumps(value)}\n" for name, value in ENGINE_ARGS.items())
+    configuration = folder / "serve.toml"
+    configuration.write_text(
+        f'engine = "vllm"\nport = 0\n[vllm]\nmodel = {json.dumps(str(model))}\n[vllm.args]\n{args}'
+    )
+    return await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "omni_ws", "serve", "--config", str(configuration)),
+        stderr=asyncio.subprocess.PIPE,
+        start_new_session=True,
+    )
