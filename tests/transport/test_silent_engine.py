@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pytest
+from support.http_server import tls_contexts
 from support.live_server import LiveServer, live_server
 from support.native_client import frame_bytes, native_client, raw_websocket
 from support.raw_http import RawClient, chunked, raw_client, request
@@ -137,6 +139,21 @@ async def test_a_client_that_only_ends_its_upload_is_waited_for(size: int, first
         else:
             assert b'"speech.audio.done"' in answer.body
         assert await client.rest() == b""
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["heard", "unheard"])
+async def test_a_client_goes_over_tls_that_is_not_being_read(first: bool, tmp_path: Path) -> None:
+    """There the end of the sending side is the end."""
+    _, trusting = tls_contexts(tmp_path)
+    certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
+    engine = SilentEngine(first=first)
+    async with live_server(engine, still_answers=False, ssl_certfile=certificate, ssl_keyfile=key) as server:
+        async with raw_client(server.port, tls=trusting) as client:
+            await upload(client, FLOOD_BYTES, end=True)
+            await works(server)
+            await is_not_read(server)
+            client.writer.transport.abort()
+        await work_ends_soon(server, since=now())
 
 
 async def test_an_old_client_that_only_ends_its_upload() -> None:
