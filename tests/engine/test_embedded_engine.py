@@ -631,8 +631,8 @@ async def test_the_answer_begins_soon_after_the_end(voiced: EmbeddedEngine, name
     )
     assert transcript == WORDS[name]
     goal = 0.15 if tail else 0.1 + 0.12 * len(speech) / 32_000
-    # Twice the goal: a shared machine is no measuring instrument, but an order of magnitude is a defect.
-    assert heard_at - ended < 2 * max(goal, await _seconds_of_a_pass(name))
+    # Not the goal itself: a shared machine is no measuring instrument, but an order of magnitude is a defect.
+    assert heard_at - ended < max(2 * goal, 3 * await _seconds_of_a_pass(name))
     assert partial_at is not None
     assert partial_at - started < 2.0
 
