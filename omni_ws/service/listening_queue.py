@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import enum
 from collections import deque
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from omni_ws.core.audio_format import AudioFormat
@@ -12,6 +14,9 @@ from omni_ws.service.configuration import Listening
 
 #: What an item costs to hold besides its payload.
 ITEM_OVERHEAD_BYTES: Final = 128
+#: Audio waits no longer than this for what would make it worth a look: a client may send no more. Twice as long as a
+#: piece lasts, so that it is never over while audio comes.
+LONGEST_WAIT_SEC: Final = 0.5
 
 
 class Mark(enum.Enum):
@@ -23,9 +28,15 @@ Item: TypeAlias = InputChunk | Listening | Mark | None
 
 
 class ListeningQueue:
-    """Lengths of audio are computed with ``audio``."""
+    """Lengths of audio are computed with ``audio``. ``on_overdue`` is called when something has waited too long."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_overdue: Callable[[], None]) -> None:
+        self._on_overdue = on_overdue
+        #: Whether what waits has waited too long.
+        self.overdue = False
+        #: On the loop's clock. The timer is not moved while audio comes and goes: it looks here when it fires.
+        self._waiting_since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self.audio = AudioFormat()
         self.waiting_bytes = 0
         #: Length of the audio.
@@ -42,11 +53,16 @@ class ListeningQueue:
         return self._items[0]
 
     def put(self, item: Item) -> None:
+        if not self._items:
+            self._waiting_since = asyncio.get_running_loop().time()
+        if self._timer is None:
+            self._arm()
         self._items.append(item)
         self._count(item, 1)
 
     def take(self) -> Item:
         item = self._items.popleft()
+        self.overdue = False
         self._count(item, -1)
         if not self._items:
             self.waiting_ms = 0.0  # whatever was counted in another format
@@ -65,6 +81,22 @@ class ListeningQueue:
     def clear(self) -> None:
         while self._items:
             self.take()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self) -> None:
+        self._timer = asyncio.get_running_loop().call_at(self._waiting_since + LONGEST_WAIT_SEC, self._expired)
+
+    def _expired(self) -> None:
+        self._timer = None
+        if not self._items:
+            return
+        if asyncio.get_running_loop().time() < self._waiting_since + LONGEST_WAIT_SEC:
+            self._arm()
+            return
+        self.overdue = True
+        self._on_overdue()
 
     def _count(self, item: Item, sign: int) -> None:
         size = len(item.payload) if isinstance(item, InputChunk) else 0

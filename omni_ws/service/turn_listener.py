@@ -68,7 +68,7 @@ class TurnListener:
         self._tell = tell
         self._listened = listened
         self._server_speaks = server_speaks
-        self._items = ListeningQueue()
+        self._items = ListeningQueue(lambda: None if self._piece else self._pump())
         self._listening: Listening | None = None
         self._next: Listening | None = None
         self._configured: Listening | None = None
@@ -172,8 +172,8 @@ class TurnListener:
         wanted_ms = TURN_PIECE_MS if self._speaking else PIECE_MS
         if self._items.urgent or self._items.waiting_ms >= wanted_ms or not self._listens:
             return True
-        if self.full:
-            return True  # nothing more is read until this is looked at, however short it is
+        if self.full or self._items.overdue:
+            return True  # nothing more is read, or comes, until this is looked at, however short it is
         return self._items.waiting_ms >= URGENT_PIECE_MS and (self._pausing or self._server_speaks())
 
     @property

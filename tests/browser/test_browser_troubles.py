@@ -86,6 +86,8 @@ async def test_the_microphone_is_pulled_out() -> None:
         await demo.open(url(server.port))
         await demo.page.locator("#talk").press("Enter")
         await demo.in_state("hearing")
+        # Where nothing was said until then there is no turn.
+        await server.until(lambda: server.held_bytes > 0 or server.engine.active_requests > 0, "the first audio")
         await demo.page.evaluate("pullOut()")
         await demo.message("The microphone went away")
         await demo.answered()  # what was said until then is a turn

@@ -220,7 +220,7 @@ async def test_a_killed_voice_fails_one_request_and_no_other(server: LiveServer,
 def voice_worker_pid() -> int:
     """The voice worker among this process's children."""
     listing = subprocess.run(
-        ["ps", "-o", "pid=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True, check=True
+        ["ps", "-ww", "-o", "pid=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True, check=True
     )
     workers = [line.split()[0] for line in listing.stdout.splitlines() if "voice_worker" in line]
     assert len(workers) == 1, listing.stdout

@@ -19,6 +19,7 @@ from omni_ws.core.chunks import Modality, Word
 from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.service import turn_listener
+from omni_ws.service.listening_queue import LONGEST_WAIT_SEC
 from omni_ws.service.speech_workers import SpeechWorkers
 
 T = TypeVar("T")
@@ -557,6 +558,22 @@ async def test_what_is_too_short_to_listen_to_is_read_on(payload: bytes, monkeyp
             await client.binary(payload)
         await client.say("end")
         assert (await client.answer()).text == "end"
+
+
+@pytest.mark.virtual_clock
+async def test_too_little_to_wake_a_thread_is_looked_at_once_nothing_more_comes() -> None:
+    async with live_server() as server, inline_client(server) as client:
+        await listen(client)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await client.binary(loud(100) + quiet(30))
+        started = await client.until("speech_started")
+        assert loop.time() - began >= LONGEST_WAIT_SEC
+        # Speech that has begun is looked at in pieces that are shorter, and waits no longer all the same.
+        await client.binary(quiet(30))
+        await client.binary(quiet(600))
+        stopped = await client.until("speech_stopped")
+        assert 0 <= started["audio_ms"] < stopped["audio_ms"] <= 130
 
 
 @pytest.mark.virtual_clock
