@@ -55,10 +55,10 @@ class ListeningQueue:
     def put(self, item: Item) -> None:
         if not self._items:
             self._waiting_since = asyncio.get_running_loop().time()
-        if self._timer is None:
-            self._arm()
         self._items.append(item)
         self._count(item, 1)
+        if self.waiting_ms and self._timer is None:
+            self._arm()
 
     def take(self) -> Item:
         item = self._items.popleft()
