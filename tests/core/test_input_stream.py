@@ -314,12 +314,18 @@ def test_the_end_of_a_single_request_before_what_arrived_already() -> None:
     assert payload(stream.receive_chunk(text(0, b"a"), now=0)) == b"abc"
 
 
-@pytest.mark.parametrize("ended_by", ["chunk", "finish"])
-def test_a_chunk_behind_the_end_of_a_single_request_that_waits_itself(ended_by: str) -> None:
+def make_ended_behind_a_gap(ended_by: str) -> InputStream:
+    """A single request whose end, chunk 2, waits for chunks 0 and 1."""
     stream = make(single_request=True)
     stream.receive_chunk(text(2, b"c", end=ended_by == "chunk"), now=0)
     if ended_by == "finish":
         stream.finish(now=0)
+    return stream
+
+
+@pytest.mark.parametrize("ended_by", ["chunk", "finish"])
+def test_a_chunk_behind_the_end_of_a_single_request_that_waits_itself(ended_by: str) -> None:
+    stream = make_ended_behind_a_gap(ended_by)
     stream.receive_chunk(text(1, b"b"), now=0)  # the last that may come
     with pytest.raises(SessionConflict) as caught:
         stream.receive_chunk(text(3), now=0)
@@ -330,10 +336,7 @@ def test_a_chunk_behind_the_end_of_a_single_request_that_waits_itself(ended_by: 
 
 @pytest.mark.parametrize("ended_by", ["chunk", "finish"])
 def test_of_two_ends_of_a_single_request_the_first_counts(ended_by: str) -> None:
-    stream = make(single_request=True)
-    stream.receive_chunk(text(2, b"c", end=ended_by == "chunk"), now=0)
-    if ended_by == "finish":
-        stream.finish(now=0)
+    stream = make_ended_behind_a_gap(ended_by)
     stream.refuse(4, now=0)  # uses up a number behind the end, and is no input
     stream.finish(now=0)
     with pytest.raises(SessionConflict) as caught:
