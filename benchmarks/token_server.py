@@ -13,7 +13,8 @@ from omni_ws.core.token_session import TokenImage, VisionTokens
 from omni_ws.engine.base import EngineCapabilities
 from omni_ws.engine.fake import CAPABILITIES, EchoEngine
 from omni_ws.engine.tokens import ReadoutManifest, TokenEvent, TokenGeneration, TokenOutput, TokensFinished, TokenStop
-from omni_ws.server import create_app, serve_tokens
+from omni_ws.server import create_app
+from omni_ws.token_service import serve_tokens
 
 INTERVAL_SEC: Final = 0.02
 LAYERS: Final = 3

@@ -31,6 +31,8 @@ FLOORS = {
     "omni_ws.transport": 5,
     "omni_ws.client": 5,
     "omni_ws.generated": 5,
+    "omni_ws.app": 6,
+    "omni_ws.token_service": 6,
     "omni_ws.server": 6,
     "omni_ws.cli": 6,
     "omni_ws.logs": 6,

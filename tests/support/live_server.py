@@ -11,11 +11,12 @@ from typing import Any
 
 from support.raw_http import raw_client, request
 
+from omni_ws.app import App
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
 from omni_ws.engine.fake import EchoEngine
-from omni_ws.server import App, RunningServer, create_app, listen
+from omni_ws.server import RunningServer, create_app, listen
 from omni_ws.transport.websocket_connection import StreamConnection
 
 #: Real seconds in which what was let go must be gone.

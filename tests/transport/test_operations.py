@@ -16,9 +16,9 @@ from support.raw_http import RawResponse, post, raw_client, request
 from support.tone_engine import ToneEngine
 
 from omni_ws import __version__
+from omni_ws.app import App
 from omni_ws.engine.base import EngineState, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
-from omni_ws.server import App
 from omni_ws.transport.streaming_input import NATIVE_PATH
 
 CHAT = "/v1/chat/completions"

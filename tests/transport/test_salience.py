@@ -472,7 +472,8 @@ async def test_an_engine_that_is_not_there(server: SalienceServer, engine: Token
 
 async def test_an_engine_without_token_sessions_has_no_service() -> None:
     from omni_ws.config.error import ConfigurationError
-    from omni_ws.server import create_app, serve_tokens
+    from omni_ws.server import create_app
+    from omni_ws.token_service import serve_tokens
 
     app = create_app(EchoEngine(), ServerConfig())
     async with serve_tokens(app) as listener:
@@ -483,7 +484,8 @@ async def test_an_engine_without_token_sessions_has_no_service() -> None:
 
 
 async def test_a_taken_port_is_an_error(server: SalienceServer) -> None:
-    from omni_ws.server import create_app, serve_tokens
+    from omni_ws.server import create_app
+    from omni_ws.token_service import serve_tokens
 
     app = create_app(TokenEngine(), ServerConfig(grpc=GrpcConfig(port=server.port)))
     with pytest.raises(OSError, match=r"cannot listen.*--grpc-port"):
@@ -492,11 +494,12 @@ async def test_a_taken_port_is_an_error(server: SalienceServer) -> None:
 
 
 async def test_any_free_port_for_both(server: SalienceServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    from omni_ws import server as server_module
+    from omni_ws.server import create_app
+    from omni_ws.token_service import serve_tokens
 
-    monkeypatch.setattr(server_module, "DEFAULT_GRPC_PORT", server.port)
-    app = server_module.create_app(TokenEngine(), ServerConfig(port=0))
-    async with server_module.serve_tokens(app) as other:
+    monkeypatch.setattr("omni_ws.token_service.DEFAULT_GRPC_PORT", server.port)
+    app = create_app(TokenEngine(), ServerConfig(port=0))
+    async with serve_tokens(app) as other:
         assert other is not None
         assert other.port not in (0, server.port)
 

@@ -24,7 +24,8 @@ from omni_ws.config.model import GrpcConfig, ServerConfig
 from omni_ws.engine.tokens import TokenEvent, TokenGeneration, TokenOutput
 from omni_ws.generated import salience_pb2 as messages
 from omni_ws.generated.salience_pb2_grpc import SalienceStub
-from omni_ws.server import create_app, listen, serve_tokens
+from omni_ws.server import create_app, listen
+from omni_ws.token_service import serve_tokens
 
 Status = grpc.StatusCode
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -235,7 +236,7 @@ def test_a_second_server_on_the_machine_says_which_port_is_taken(
     with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as probe:
         grpc_port, port = taken.getsockname()[1], probe.getsockname()[1]
         probe.close()
-        monkeypatch.setattr(server_module, "DEFAULT_GRPC_PORT", grpc_port)
+        monkeypatch.setattr("omni_ws.token_service.DEFAULT_GRPC_PORT", grpc_port)
         assert main(["serve", "--engine", "fake", "--port", str(port)], {}) == 1
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("omni-ws")]
     assert said == [
