@@ -22,115 +22,20 @@ import orjson
 from omni_ws.core.quota import Share
 from omni_ws.errors import OmniError, PayloadTooLarge, UnsupportedFormat
 from omni_ws.transport import cors
+from omni_ws.transport.connections import Connections
 from omni_ws.transport.error_answer import HeaderList, error_body, error_headers
-from omni_ws.transport.http_request import Fields, Headers, HttpRequest
+from omni_ws.transport.http_input import HttpInput
+from omni_ws.transport.http_output import HttpOutput
+from omni_ws.transport.http_request import HttpRequest
+from omni_ws.transport.request_body import PeerGone
 
-__all__ = ["Fields", "Headers", "HttpCarrier", "HttpExchange", "HttpRequest", "PeerGone", "RequestBody"]
+__all__ = ["HttpExchange", "HttpRequest", "PeerGone"]
 
 SERVER_NAME: Final = "omni_ws"
 JSON: Final = "application/json"
 
 #: Statuses whose answers have no body and no Content-Length (RFC 9110, 8.6).
 _BODILESS: Final = frozenset({204, 304})
-
-
-class PeerGone(ConnectionResetError):
-    """The client went away. Its own type, so that a reset of another connection in a handler is not taken for it."""
-
-
-class RequestBody:
-    """Bytes that arrived and were not read yet. Chunk borders carry no meaning in HTTP, so they are not kept."""
-
-    def __init__(self) -> None:
-        self._bytes = bytearray()
-        #: How much came in all.
-        self.received = 0
-        self._complete = False
-        self._failure: Exception | None = None
-        self._changed = asyncio.Event()
-
-    @property
-    def held(self) -> int:
-        return len(self._bytes)
-
-    @property
-    def ended(self) -> bool:
-        """Whether nothing more will come: the body is complete or broken."""
-        return self._complete or self._failure is not None
-
-    @property
-    def complete(self) -> bool:
-        return self._complete
-
-    def feed(self, data: bytes | bytearray) -> None:
-        self._bytes += data
-        self.received += len(data)
-        self._changed.set()
-
-    def finish(self) -> None:
-        self._complete = True
-        self._changed.set()
-
-    def fail(self, failure: Exception) -> None:
-        """Raise ``failure`` in whoever reads past what has arrived. The first failure stays."""
-        if not self.ended:
-            self._failure = failure
-            self._changed.set()
-
-    async def take(self) -> bytes:
-        """All bytes at hand, waiting for some where there are none; b"" at the end."""
-        while not self._bytes:
-            if self._failure is not None:
-                raise self._failure
-            if self._complete:
-                return b""
-            self._changed.clear()
-            await self._changed.wait()
-        taken = bytes(self._bytes)
-        self._bytes.clear()
-        return taken
-
-
-class HttpCarrier(Protocol):
-    """What an exchange needs of the connection that carries it."""
-
-    @property
-    def ends_after_answer(self) -> bool:
-        """Whether the answer must say that the connection closes behind it."""
-        ...
-
-    @property
-    def body_timeout(self) -> float | None: ...
-
-    @body_timeout.setter
-    def body_timeout(self, seconds: float | None) -> None: ...
-
-    def send(self, *events: h11.Event) -> None:
-        """Raises PeerGone."""
-        ...
-
-    def send_chunk(self, data: bytes) -> None:
-        """Content of an answer that was begun and is sent in chunks. Raises PeerGone."""
-
-    @property
-    def has_room(self) -> bool:
-        """Whether ``drain`` would return at once."""
-        ...
-
-    def begin_content(self, *, filler: bytes, chunked: bool) -> None:
-        """The head is out. ``filler`` may be sent at any moment of the answer to find out whether the peer is there."""
-
-    def drain(self) -> Coroutine[Any, Any, None]:
-        """Wait for room in the output. Raises PeerGone."""
-        ...
-
-    def body_wanted(self) -> None:
-        """The handler is about to wait for body bytes."""
-
-    def body_taken(self) -> None:
-        """The handler made room for more of them."""
-
-    def abort(self) -> None: ...
 
 
 class ExchangeRecording(Protocol):
@@ -165,7 +70,13 @@ class HttpExchange:
     """
 
     def __init__(
-        self, carrier: HttpCarrier, request: HttpRequest, body: RequestBody, *, origin_allowed: bool = False
+        self,
+        request: HttpRequest,
+        *,
+        http_input: HttpInput,
+        http_output: HttpOutput,
+        connections: Connections,
+        origin_allowed: bool,
     ) -> None:
         self.request = request
         self.route: str = ""
@@ -176,8 +87,10 @@ class HttpExchange:
         #: Of the answer; 0 before it began.
         self.status = 0
         self.sent_bytes = 0
-        self._carrier = carrier
-        self._body = body
+        self._input = http_input
+        self._body = http_input.body
+        self._output = http_output
+        self._connections = connections
         self._origin_allowed = origin_allowed
         self.input_pace: Callable[[int], float] | None = None
         self.input_share: Share | None = None
@@ -197,11 +110,11 @@ class HttpExchange:
     @property
     def body_timeout(self) -> float | None:
         """Longest silence of the peer while it owes body bytes, in seconds; None for no bound. May be set any time."""
-        return self._carrier.body_timeout
+        return self._input.body_timeout
 
     @body_timeout.setter
     def body_timeout(self, seconds: float | None) -> None:
-        self._carrier.body_timeout = seconds
+        self._input.body_timeout = seconds
 
     async def read(self) -> bytes:
         """The next bytes of the body, b"" at its end.
@@ -210,13 +123,13 @@ class HttpExchange:
         a body that is broken.
         """
         self._refuse_encoded_body()
-        self._carrier.body_wanted()
+        self._input.wanted()
         chunk = await self._body.take()
         if self.input_pace is not None and chunk and (seconds := self.input_pace(len(chunk))):
             self.input_held_to_pace = True
             await asyncio.sleep(seconds)
             self.input_held_to_pace = False
-        self._carrier.body_taken()
+        self._input.taken()
         if self.recording is not None:
             self.recording.read(chunk)
         return chunk
@@ -267,20 +180,20 @@ class HttpExchange:
         fields = [*headers]
         if status not in _BODILESS:
             fields.append(("Content-Length", str(len(body))))
-        if self._carrier.ends_after_answer or not self._body.complete:
+        if self._connections.draining or not self._body.complete:
             # What was not read of the request stands between this answer and the next request.
             fields.append(("Connection", "close"))
         events: list[h11.Event] = [self._head(status, fields)]
         if body and self._sends_content(status):
             events.append(h11.Data(data=body))
             self.sent_bytes = len(body)
-        self._carrier.send(*events, h11.EndOfMessage())
+        self._output.send(*events, h11.EndOfMessage())
         self._head_sent = self._ended = True
         if self.recording is not None:
             self.recording.begun(status, fields)
             self.recording.written(body)
             self.recording.ended()
-        await self._carrier.drain()
+        await self._output.drain()
 
     async def respond_json(self, status: int, content: Any, headers: Iterable[tuple[str, str]] = ()) -> None:
         await self.respond(status, [("Content-Type", JSON), *headers], orjson.dumps(content))
@@ -289,7 +202,7 @@ class HttpExchange:
         """Answer with ``error``; drops the connection where the answer began, or where the error has no status."""
         status = error.wire.http_status
         if self._head_sent or status is None:
-            self._carrier.abort()
+            self._output.abort()
             return
         headers: HeaderList = [("Content-Type", JSON), *error_headers(error)]
         if status == 415 and error.param == "Content-Encoding":
@@ -310,9 +223,9 @@ class HttpExchange:
         ``filler`` is content without a meaning, that may stand between any two parts of the answer.
         """
         fields = [*headers]
-        if self._carrier.ends_after_answer:
+        if self._connections.draining:
             fields.append(("Connection", "close"))
-        self._carrier.send(self._head(status, fields))
+        self._output.send(self._head(status, fields))
         self._head_sent = True
         if self.recording is not None:
             self.recording.begun(status, fields)
@@ -320,13 +233,13 @@ class HttpExchange:
         sized = any(name.lower() == "content-length" for name, _ in fields)
         self._chunked = self.request.http_version == "1.1" and self._sends_content(status) and not sized
         if self.request.method != "HEAD":
-            self._carrier.begin_content(filler=filler, chunked=self._chunked)
-        await self._carrier.drain()
+            self._output.begin_content(filler=filler, chunked=self._chunked)
+        await self._output.drain()
 
     async def write(self, data: bytes) -> None:
         """Send a part of a started answer, and wait while the peer is behind. Raises PeerGone."""
         self._send_part(data)
-        await self._carrier.drain()
+        await self._output.drain()
 
     def write_all(self, parts: Sequence[bytes]) -> Coroutine[Any, Any, None]:
         """Send several parts at once."""
@@ -334,7 +247,7 @@ class HttpExchange:
 
     def try_write(self, parts: Sequence[bytes]) -> bool:
         """The same where nothing has to be waited for; False, and nothing is sent, where the peer is behind."""
-        if not self._head_sent or not self._carrier.has_room:
+        if not self._head_sent or not self._output.has_room:
             return False
         self._send_part(b"".join(parts))
         return True
@@ -342,21 +255,21 @@ class HttpExchange:
     def _send_part(self, data: bytes) -> None:
         if data and self._chunked and not self._ended:
             self.sent_bytes += len(data)
-            self._carrier.send_chunk(data)
+            self._output.send_chunk(data)
         elif data and self.request.method != "HEAD":
             self.sent_bytes += len(data)
-            self._carrier.send(h11.Data(data=data))
+            self._output.send(h11.Data(data=data))
         if self.recording is not None:
             self.recording.written(data)
 
     async def end(self) -> None:
         """End a started answer; does nothing where it has ended."""
         if not self._ended:
-            self._carrier.send(h11.EndOfMessage())
+            self._output.send(h11.EndOfMessage())
             self._ended = True
             if self.recording is not None:
                 self.recording.ended()
-            await self._carrier.drain()
+            await self._output.drain()
 
     def over(self) -> None:
         """For the connection: nothing more is read or written."""

@@ -12,8 +12,7 @@ import asyncio
 import contextlib
 import enum
 import logging
-from collections.abc import Coroutine
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import h11
 
@@ -26,10 +25,11 @@ from omni_ws.transport.deadline import Deadline
 from omni_ws.transport.error_answer import error_body, error_headers
 from omni_ws.transport.half_close import HalfCloseProbe
 from omni_ws.transport.hang_up import HangUp
-from omni_ws.transport.http1 import JSON, HttpExchange, PeerGone, answer_head
+from omni_ws.transport.http1 import JSON, HttpExchange, answer_head
 from omni_ws.transport.http_input import HttpInput
 from omni_ws.transport.http_output import HttpOutput
 from omni_ws.transport.http_request import HttpRequest, protocol_failure, read_request
+from omni_ws.transport.request_body import PeerGone
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Phase(enum.Enum):
 
 
 class HttpConnection(asyncio.Protocol, abc.ABC):
-    """Fulfils HttpCarrier for its exchanges and OpenConnection for the registry."""
+    """Fulfils OpenConnection for the registry."""
 
     def __init__(
         self, *, application: Application, connections: Connections, limits: HttpLimits, account: Account
@@ -65,6 +65,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             self._http,
             high_water_bytes=limits.body_high_water_bytes,
             body_timeout_sec=limits.body_timeout_sec,
+            invite=self._output.send_continue,
             unread=self._look_after_unread,
         )
         self._transport: asyncio.Transport
@@ -169,46 +170,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             self._close()
 
     def abort(self) -> None:
-        """Drop the connection; what was not sent is lost."""
-        self._transport.abort()
-
-    # HttpCarrier, for the exchange
-
-    @property
-    def ends_after_answer(self) -> bool:
-        return self._connections.draining
-
-    @property
-    def body_timeout(self) -> float | None:
-        return self._input.body_timeout
-
-    @body_timeout.setter
-    def body_timeout(self, seconds: float | None) -> None:
-        self._input.body_timeout = seconds
-
-    def send(self, *events: h11.Event) -> None:
-        self._output.send(*events)
-
-    def send_chunk(self, data: bytes) -> None:
-        self._output.send_chunk(data)
-
-    @property
-    def has_room(self) -> bool:
-        return self._output.has_room
-
-    def begin_content(self, *, filler: bytes, chunked: bool) -> None:
-        self._output.begin_content(filler=filler, chunked=chunked)
-
-    def drain(self) -> Coroutine[Any, Any, None]:
-        return self._output.drain()
-
-    def body_wanted(self) -> None:
-        if self._http.they_are_waiting_for_100_continue and not self._input.body.ended:
-            self._send_continue()
-            self._input.watch()
-
-    def body_taken(self) -> None:
-        self._input.taken()
+        self._output.abort()
 
     # h11's events, one effect each
 
@@ -274,7 +236,13 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._input.begin(request)
         if self._peer_finished:
             self._probe.begin()
-        exchange = HttpExchange(self, request, self._input.body, origin_allowed=origin_allowed)
+        exchange = HttpExchange(
+            request,
+            http_input=self._input,
+            http_output=self._output,
+            connections=self._connections,
+            origin_allowed=origin_allowed,
+        )
         # Cancelling this task is the one way to abort what a handler does.
         work = answer_request(self._application, exchange, origin_allowed=origin_allowed, account=self.account)
         self._task = self._loop.create_task(work)
@@ -320,7 +288,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             content = error_body(error)
             fields = [("Content-Type", JSON), ("Content-Length", str(len(content))), *error_headers(error)]
             head = answer_head(error.wire.http_status or 400, [*fields, ("Connection", "close")])
-            self.send(head, *([] if self._is_head_method else [h11.Data(data=content)]), h11.EndOfMessage())
+            self._output.send(head, *([] if self._is_head_method else [h11.Data(data=content)]), h11.EndOfMessage())
         self._end()
 
     def _turn_away(self) -> None:
@@ -390,9 +358,6 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         has for it. Where nobody does, the connection is lost, and the request is given up."""
         modern = self._request is not None and self._request.http_version == "1.1"
         if self._http.our_state is h11.SEND_RESPONSE and modern and not self._transport.is_closing():
-            self._send_continue()
+            self._output.send_continue()
         else:
             self._output.ask()
-
-    def _send_continue(self) -> None:
-        self.send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))

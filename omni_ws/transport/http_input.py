@@ -10,14 +10,15 @@ import h11
 from omni_ws.errors import SessionTimeout
 from omni_ws.transport.deadline import Deadline
 from omni_ws.transport.hang_up import HangUp, HangUpWatch
-from omni_ws.transport.http1 import PeerGone, RequestBody
 from omni_ws.transport.http_request import HttpRequest
+from omni_ws.transport.request_body import PeerGone, RequestBody
 
 
 class HttpInput:
     """Bounds what is held: ``high_water_bytes`` of unread body, and as much of requests ahead of their turn.
 
-    ``unread`` hears now and then what has become of a peer that is not being read.
+    ``invite`` asks for a body whose sender waits for that (RFC 9110, 10.1.1). ``unread`` hears now and then what has
+    become of a peer that is not being read.
     """
 
     def __init__(
@@ -26,12 +27,14 @@ class HttpInput:
         *,
         high_water_bytes: int,
         body_timeout_sec: float | None,
+        invite: Callable[[], None],
         unread: Callable[[HangUp], None],
     ) -> None:
         self._http = http
         self._high_water_bytes = high_water_bytes
         self._default_timeout = body_timeout_sec
         self._timeout = body_timeout_sec
+        self._invite = invite
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         #: Incomplete also where there is no request: then, too, it is not known what the peer is about to send.
@@ -77,6 +80,12 @@ class HttpInput:
     def fail(self, failure: Exception) -> None:
         self.body.fail(failure)
         self.watch()
+
+    def wanted(self) -> None:
+        """The handler is about to wait for body bytes. Raises PeerGone."""
+        if self._http.they_are_waiting_for_100_continue and not self.body.ended:
+            self._invite()
+            self.watch()
 
     def taken(self) -> None:
         """The handler made room. After the end, too, the socket is read: a paused one would not tell that it closed."""

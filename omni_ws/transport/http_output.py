@@ -9,7 +9,7 @@ from typing import Final
 import h11
 
 from omni_ws.transport.deadline import Deadline
-from omni_ws.transport.http1 import PeerGone
+from omni_ws.transport.request_body import PeerGone
 
 #: Output after which a writing handler lets others run, however fast its peer reads.
 _FAIR_SHARE_BYTES: Final = 64 * 1024
@@ -56,6 +56,10 @@ class HttpOutput:
             raise PeerGone("the client closed the connection")
         self._zeros = 0
         self._write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def send_continue(self) -> None:
+        """An interim answer (RFC 9110, 15.2). Raises PeerGone."""
+        self.send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
 
     def begin_content(self, *, filler: bytes, chunked: bool) -> None:
         """The head of an answer is out. ``filler`` is content that may stand between any two parts of it."""
@@ -109,6 +113,10 @@ class HttpOutput:
         self._closing = True
         self._deadline.arm(self._timeout_sec)
         self._transport.close()
+
+    def abort(self) -> None:
+        """Drop the connection; what was not sent is lost."""
+        self._transport.abort()
 
     def lost(self) -> None:
         """The transport is gone, or another's: let writers go."""

@@ -39,7 +39,7 @@ def usage(prompt: int, completion: int) -> dict[str, Any]:
 async def cut(exchange: HttpExchange) -> None:
     """As a step: the connection breaks here."""
     await asyncio.sleep(0)
-    exchange._carrier.abort()
+    exchange._output.abort()
 
 
 async def hang(exchange: HttpExchange) -> None:

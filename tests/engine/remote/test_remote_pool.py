@@ -478,7 +478,7 @@ async def test_a_whole_answer_leaves_a_connection_that_is_used_again() -> None:
 
         class Noting:
             async def __call__(self, exchange: HttpExchange) -> None:
-                connections.add(id(exchange._carrier))
+                connections.add(id(exchange._output))
                 await says("x")(exchange)
 
         there.chat = [Noting()]
