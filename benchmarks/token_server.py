@@ -65,7 +65,9 @@ class MetronomeEngine(EchoEngine):
 async def serve(port: int) -> None:
     engine = MetronomeEngine()
     await engine.start()
-    async with serve_tokens(create_app(engine, ServerConfig(grpc=GrpcConfig(port=port)))):
+    async with serve_tokens(create_app(engine, ServerConfig(grpc=GrpcConfig(port=port)))) as listener:
+        assert listener is not None
+        await listener.begin()
         await asyncio.Event().wait()
 
 

@@ -162,21 +162,24 @@ async def serve(config: ServerConfig) -> int:
     stop, at_once = asyncio.Event(), asyncio.Event()
     try:
         with ExitStack() as watch, _signals(lambda: (at_once if stop.is_set() else stop).set()):
-            # The port answers while the engine starts: /health says so, with 503.
-            async with tracing(config) as spans, listen(create_app(engine, config, keys)) as server:
+            # The ports answer while the engine starts, and say so: one that is taken is known before models are loaded.
+            async with (
+                tracing(config) as spans,
+                listen(create_app(engine, config, keys)) as server,
+                serve_tokens(server.app) as token_service,
+            ):
                 if spans is not None:
                     server.app.sessions.observers.add(spans, every_output=False)
                 watch.enter_context(watching_loop(server.app.sessions.metrics.loop_lag_seconds.observe))
                 if not await _unless(stop, engine.start(), name="engine start"):
                     return 0
-                async with serve_tokens(server.app) as token_service:
-                    _announce(server, engine, token_service)
-                    await stop.wait()
-                    logger.info("shutting down")
-                    ends = [server.drain(config.drain_timeout_sec)]
-                    if token_service is not None:
-                        ends.append(token_service.drain(config.drain_timeout_sec))
-                    await _unless(at_once, _all(ends), name="drain")
+                if token_service is not None:
+                    await token_service.begin()
+                _announce(server, engine, token_service)
+                await stop.wait()
+                logger.info("shutting down")
+                ends = [one.drain(config.drain_timeout_sec) for one in (server, token_service) if one is not None]
+                await _unless(at_once, _all(ends), name="drain")
     finally:
         await engine.stop()
     return 0

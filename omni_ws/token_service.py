@@ -20,14 +20,13 @@ DEFAULT_GRPC_PORT: Final = 50051
 
 @asynccontextmanager
 async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
-    """The gRPC service of an engine that has started, on its port, for as long as the block lasts.
+    """The gRPC service on its port, for as long as the block lasts. It refuses calls until ``begin`` says otherwise.
 
     There is none where the engine has no token sessions, or the packages for it are not installed; it is an error then
     (ConfigurationError) to have named a port. Raises OSError for a taken port.
     """
     config = app.config
-    sessions = app.sessions.token_sessions()
-    if sessions is None or any(find_spec(name) is None for name in GRPC_PACKAGES):
+    if not app.sessions.engine.capabilities.token_sessions or any(find_spec(name) is None for name in GRPC_PACKAGES):
         if config.grpc.port is not None:
             raise ConfigurationError([f"the {config.engine} engine has no token sessions; leave grpc.port out"])
         yield None
@@ -38,18 +37,15 @@ async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
     credentials = None
     if config.ssl_certfile is not None:
         credentials = listener.tls(config.ssl_certfile, config.ssl_keyfile)
-    try:
-        async with listener.listen(
-            Salience(sessions, app.authenticator, lambda: app.sessions.model),
-            host=config.host,
-            port=_grpc_port(config),
-            max_message_bytes=config.grpc.max_message_bytes,
-            metrics=app.sessions.metrics,
-            credentials=credentials,
-        ) as running:
-            yield running
-    finally:
-        sessions.close_all()
+    async with listener.listen(
+        Salience(app.sessions.token_sessions, app.authenticator, lambda: app.sessions.model),
+        host=config.host,
+        port=_grpc_port(config),
+        max_message_bytes=config.grpc.max_message_bytes,
+        metrics=app.sessions.metrics,
+        credentials=credentials,
+    ) as running:
+        yield running
 
 
 def _grpc_port(config: ServerConfig) -> int:

@@ -91,10 +91,8 @@ class SessionFactory:
             case EngineState.UNHEALTHY:
                 raise EngineFailed("the engine is not available", fatal=True)
 
-    def token_sessions(self) -> TokenSessions | None:
-        """For the gRPC service, where the engine, which has started, works on token lists."""
-        if not self.engine.capabilities.token_sessions:
-            return None
+    def token_sessions(self) -> TokenSessions:
+        """For the gRPC service of an engine that has started, and works on token lists."""
         return TokenSessions(
             cast("HasTokens", self.engine).tokens,
             ttl_sec=self.config.grpc.session_ttl_sec,

@@ -21,6 +21,7 @@ from omni_ws import server as server_module
 from omni_ws.cli import main
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import GrpcConfig, ServerConfig
+from omni_ws.engine.base import EngineState
 from omni_ws.engine.tokens import TokenEvent, TokenGeneration, TokenOutput
 from omni_ws.generated import salience_pb2 as messages
 from omni_ws.generated.salience_pb2_grpc import SalienceStub
@@ -34,6 +35,20 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 def opening() -> messages.OpenSessionRequest:
     return messages.OpenSessionRequest(model="local-model")
+
+
+def requests() -> dict[str, Any]:
+    """One for each call of the service."""
+    found = {
+        "OpenSession": opening(),
+        "CloseSession": messages.CloseSessionRequest(),
+        "ForkSession": messages.ForkSessionRequest(),
+        "Generate": messages.GenerateRequest(),
+        "GetReadoutManifest": messages.GetReadoutManifestRequest(),
+        "DumpSession": messages.DumpSessionRequest(),
+    }
+    assert set(found) == {method.name for method in messages.DESCRIPTOR.services_by_name["Salience"].methods}
+    return found
 
 
 # TLS and reflection
@@ -78,17 +93,8 @@ async def test_reflection_tells_the_definition() -> None:
 
 
 async def test_every_call_needs_the_key() -> None:
-    requests: dict[str, Any] = {
-        "OpenSession": opening(),
-        "CloseSession": messages.CloseSessionRequest(),
-        "ForkSession": messages.ForkSessionRequest(),
-        "Generate": messages.GenerateRequest(),
-        "GetReadoutManifest": messages.GetReadoutManifestRequest(),
-        "DumpSession": messages.DumpSessionRequest(),
-    }
-    assert set(requests) == {method.name for method in messages.DESCRIPTOR.services_by_name["Salience"].methods}
     async with salience_server(TokenEngine(), keys=(ApiKey(name="one", key_sha256=digest("secret")),)) as server:
-        for name, request in requests.items():
+        for name, request in requests().items():
             for metadata in (None, (("authorization", "Bearer wrong"),)):
                 call = getattr(server.stub, name)(request, metadata=metadata)
                 async with refused(Status.UNAUTHENTICATED):
@@ -186,6 +192,7 @@ async def test_a_drain_waits_for_what_runs_and_takes_nothing_new() -> None:
         serve_tokens(http.app) as listener,
     ):
         assert listener is not None
+        await listener.begin()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{listener.port}") as channel:
             server = SalienceServer(http.app, listener.port, channel, SalienceStub(channel))
             health: Any = health_pb2_grpc.HealthStub(channel)
@@ -226,20 +233,61 @@ async def test_a_drain_ends_in_time() -> None:
         assert server.sessions == 0
 
 
-def test_a_second_server_on_the_machine_says_which_port_is_taken(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """It was given another port for the rest, and nothing for gRPC."""
+# the beginning
+
+
+async def test_until_the_engine_has_started_every_call_is_told_so() -> None:
     engine = TokenEngine()
+    engine.state = EngineState.STARTING
+    app = create_app(engine, ServerConfig(grpc=GrpcConfig(port=0)))
+    async with serve_tokens(app) as listener:
+        assert listener is not None
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{listener.port}") as channel:
+            server = SalienceServer(app, listener.port, channel, SalienceStub(channel))
+            health: Any = health_pb2_grpc.HealthStub(channel)
+            watch = aiter(health.Watch(health_pb2.HealthCheckRequest(service="salience.v1.Salience")))
+            assert (await anext(watch)).status == NOT_SERVING
+            for name, request in requests().items():
+                call = getattr(server.stub, name)(request)
+                with pytest.raises(grpc.aio.AioRpcError, match="still starting") as refusal:
+                    await (anext(aiter(call)) if name == "Generate" else call)
+                assert refusal.value.code() is Status.UNAVAILABLE
+                told = dict(tuple(refusal.value.trailing_metadata() or ()))
+                assert (told["omni-error-code"], told["retry-after-ms"]) == ("engine_overloaded", "1000")
+            await engine.start()
+            await listener.begin()
+            assert (await anext(watch)).status == SERVING
+            assert await server.dump(await server.open()) == []
+
+
+async def test_the_end_comes_while_the_engine_starts() -> None:
+    async with serve_tokens(create_app(TokenEngine(), ServerConfig(grpc=GrpcConfig(port=0)))) as listener:
+        assert listener is not None
+        async with asyncio.timeout(5):
+            await listener.drain(20)
+
+
+class NeverStarted(TokenEngine):
+    async def start(self) -> None:
+        raise AssertionError("this takes minutes with a real model")
+
+
+@pytest.mark.parametrize("taken", ["http", "grpc"])
+def test_a_taken_port_is_known_before_the_engine_starts(
+    taken: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of the two the second server on a machine was perhaps given one alone."""
+    engine = NeverStarted()
     monkeypatch.setattr(server_module, "create_engine", lambda config: engine)
     monkeypatch.setattr(server_module, "configure_logging", lambda *arguments: None)
-    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as probe:
-        grpc_port, port = taken.getsockname()[1], probe.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listening, socket.create_server(("127.0.0.1", 0)) as probe:
+        free, port = probe.getsockname()[1], listening.getsockname()[1]
         probe.close()
-        monkeypatch.setattr("omni_ws.token_service.DEFAULT_GRPC_PORT", grpc_port)
-        assert main(["serve", "--engine", "fake", "--port", str(port)], {}) == 1
-    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("omni-ws")]
-    assert said == [
-        f"omni-ws serve: error: gRPC cannot listen on 127.0.0.1:{grpc_port}: end the user of that port, "
-        "or choose another with --grpc-port (0: any)"
+        monkeypatch.setattr("omni_ws.token_service.DEFAULT_GRPC_PORT", port if taken == "grpc" else free)
+        assert main(["serve", "--engine", "fake", "--port", str(port if taken == "http" else free)], {}) == 1
+    assert capfd.readouterr().err.splitlines() == [
+        f"omni-ws serve: error: port {port} on 127.0.0.1 is already in use; end its user or choose another with --port"
+        if taken == "http"
+        else f"omni-ws serve: error: gRPC cannot listen on 127.0.0.1:{port}, Address already in use: "
+        "end the user of that port, or choose another with --grpc-port (0: any)"
     ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,6 +33,12 @@ class GrpcListener:
         self._server = server
         self._health = health_servicer
 
+    async def begin(self) -> None:
+        """The engine has started: take calls."""
+        self._servicer.begin()
+        for service in (SERVICE, ""):
+            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+
     async def drain(self, timeout: float) -> None:
         """Refuse new calls and let what runs finish within ``timeout`` seconds. Sessions end with the last call."""
         await self._health.enter_graceful_shutdown()
@@ -57,7 +65,16 @@ async def listen(
     metrics: Metrics,
     credentials: grpc.ServerCredentials | None = None,
 ) -> AsyncIterator[GrpcListener]:
-    """Serve for as long as the block lasts. Raises OSError for a port that cannot be had."""
+    """Serve for as long as the block lasts; calls are refused until ``begin``.
+
+    Raises OSError for a port that cannot be had.
+    """
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    advice = "end the user of that port, or choose another with --grpc-port (0: any)"
+    try:
+        _try_port(host, port)
+    except OSError as error:
+        raise OSError(f"gRPC cannot listen on {address}, {error.strerror}: {advice}") from error
     server = grpc.aio.server(
         interceptors=[CallAccounts(metrics, service=SERVICE)],
         options=[
@@ -71,23 +88,30 @@ async def listen(
     health_servicer: Any = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         if credentials is None:
             bound = server.add_insecure_port(address)
         else:
             bound = server.add_secure_port(address, credentials)
     except RuntimeError as error:
-        raise OSError(
-            f"gRPC cannot listen on {address}: end the user of that port, or choose another with --grpc-port (0: any)"
-        ) from error
-    await server.start()
+        raise OSError(f"gRPC cannot listen on {address}: {advice}") from error
     for service in (SERVICE, ""):
-        await health_servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
+        await health_servicer.set(service, health_pb2.HealthCheckResponse.NOT_SERVING)
+    await server.start()
     try:
         yield GrpcListener(server, bound, servicer, health_servicer)
     finally:
         await server.stop(CLOSE_TIMEOUT_SEC)
+        servicer.close_sessions()
+
+
+def _try_port(host: str, port: int) -> None:
+    """Raises OSError where ``port`` cannot be bound. gRPC says only that, and writes a line of its own about it."""
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        if os.name == "posix":  # as a server would have it; elsewhere it means that the port may be shared
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
 
 
 def tls(certificate: Path, key: Path | None) -> grpc.ServerCredentials:

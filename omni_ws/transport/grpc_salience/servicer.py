@@ -13,7 +13,7 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.core.token_ranges import TokenRanges
 from omni_ws.core.token_session import TokenImage
 from omni_ws.engine.tokens import MAX_TOP_LOGPROBS, TokenOutput, TokenSampling, TokenStop
-from omni_ws.errors import EngineFailed, InvalidValue, ModelNotFound, OmniError, ShuttingDown
+from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue, ModelNotFound, OmniError, ShuttingDown
 from omni_ws.generated import salience_pb2 as messages
 from omni_ws.generated.salience_pb2_grpc import SalienceServicer
 from omni_ws.service.admission import PLACE_RETRY_MS
@@ -37,10 +37,19 @@ _REASONS: Final = {
 
 
 class Salience(SalienceServicer):
-    """``model`` is asked for anew each time: an engine may learn its name late."""
+    """Refuses every call until ``begin``, which makes the sessions: an engine has none before it has started.
 
-    def __init__(self, sessions: TokenSessions, authenticator: Authenticator, model: Callable[[], ServedModel]) -> None:
-        self._sessions = sessions
+    ``model`` is asked for anew each time: an engine may learn its name late.
+    """
+
+    def __init__(
+        self,
+        make_sessions: Callable[[], TokenSessions],
+        authenticator: Authenticator,
+        model: Callable[[], ServedModel],
+    ) -> None:
+        self._make_sessions = make_sessions
+        self._begun: TokenSessions | None = None
         self._authenticator = authenticator
         self._model = model
         self._refuses_calls = False
@@ -106,17 +115,29 @@ class Salience(SalienceServicer):
         except Exception as error:
             await _refuse(context, unexpected(error, where="a token session"))
 
+    @property
+    def _sessions(self) -> TokenSessions:
+        if self._begun is None:
+            raise EngineOverloaded("the engine is still starting", retry_after_ms=PLACE_RETRY_MS)
+        return self._begun
+
+    def begin(self) -> None:
+        """The engine has started."""
+        self._begun = self._make_sessions()
+
     def refuse_calls(self) -> None:
         """From now on every call is UNAVAILABLE; those that run go on."""
         self._refuses_calls = True
 
     async def wait_idle(self) -> None:
         """Waits until no session is generating."""
-        await self._sessions.wait_idle()
+        if self._begun is not None:
+            await self._begun.wait_idle()
 
     def close_sessions(self) -> None:
         """Nobody can name them any more: they need not keep their places until they expire."""
-        self._sessions.close_all()
+        if self._begun is not None:
+            self._begun.close_all()
 
     def _key(self, context: Context) -> ApiKey | None:
         metadata = {name: value for name, value in context.invocation_metadata() or ()}
