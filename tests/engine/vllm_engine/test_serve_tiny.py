@@ -200,3 +200,16 @@ def test_the_lines_of_the_guide_to_token_sessions(address: str, grpc_port: int, 
         ended = subprocess.run([*program, *more], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
         assert ended.returncode == 0, ended.stderr
         assert re.fullmatch(last, ended.stdout.splitlines()[-1])
+
+
+def test_a_taken_port_is_known_before_a_model_is_looked_for(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        serve = [sys.executable, "-m", "omni_ws", "serve", "--engine", "vllm", "--model", str(tmp_path / "nowhere")]
+        ended = subprocess.run(
+            [*serve, "--port", "0", "--grpc-port", str(port)],
+            cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert ended.returncode == 1
+    (line,) = [line for line in ended.stderr.splitlines() if line.startswith("omni-ws")]
+    assert line.startswith(f"omni-ws serve: error: gRPC cannot listen on 127.0.0.1:{port}, Address already in use: ")
