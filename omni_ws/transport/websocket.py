@@ -28,7 +28,8 @@ from omni_ws.transport.ack_clock import AckClock
 from omni_ws.transport.farewell import ended_by_client
 from omni_ws.transport.keep_alive import KeepAlive, KeepAliveSettings, PeerState
 from omni_ws.transport.output_frames import encode_message
-from omni_ws.transport.websocket_connection import Pause, StreamConnection
+from omni_ws.transport.paced_connection import Pause
+from omni_ws.transport.websocket_connection import StreamConnection
 from omni_ws.transport.websocket_output import write_some
 from omni_ws.wire.binary import decode_input
 from omni_ws.wire.frames import (

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import enum
 import struct
 import sys
-from collections.abc import Callable
 from typing import Any, Final
 
-from websockets.asyncio.server import ServerConnection
 from websockets.frames import CTRL_OPCODES, Frame, Opcode
 from websockets.protocol import State
 
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import EngineOverloaded
 from omni_ws.transport.frame_receiver import FrameReceiver
-from omni_ws.transport.hang_up import HangUp, HangUpWatch
+from omni_ws.transport.hang_up import HangUp
+from omni_ws.transport.paced_connection import PacedConnection, Pause
 
 try:
     from websockets.speedups import apply_mask
@@ -42,33 +40,12 @@ _LONG_HEADER_BYTES: Final = 14
 
 #: What may wait to be written before the client, who sends pings and does not read their pongs, is read no further.
 MAX_UNWRITTEN_BYTES: Final = 1 << 20
-#: Work for one connection at a stretch. One read can hold tens of thousands of tiny frames, and the audio of the other
-#: connections must not wait until all of them are looked at. The library cannot be told to stop after some frames.
+#: Work for one connection in one turn. The library cannot be told to stop after some frames.
 _FRAMES_PER_TURN: Final = range(64)
 _LIBRARY_BYTES_PER_TURN: Final = 1024
 
 
-class Pause(enum.IntFlag):
-    """Why the socket is not read."""
-
-    NONE = 0
-    #: The session has no room for more.
-    SESSION = enum.auto()
-    #: Too much waits to be written.
-    UNWRITTEN = enum.auto()
-    #: There is no session yet.
-    EARLY = enum.auto()
-    #: What was read is still being looked at.
-    TURN = enum.auto()
-    #: More came than may come in a second.
-    PACE = enum.auto()
-
-
-#: These may last.
-_RESTS: Final = Pause.SESSION | Pause.UNWRITTEN | Pause.PACE
-
-
-class StreamConnection(ServerConnection):
+class StreamConnection(PacedConnection):
     """Hands messages to the session from inside ``data_received``: no task switch a frame.
 
     Everything else stays the library's: the handshake, control frames, the closing handshake, and whatever is wrong.
@@ -77,39 +54,17 @@ class StreamConnection(ServerConnection):
     always stands between two frames, and can be given everything else, for ever, at the first frame that is unusual.
     """
 
-    def __init__(
-        self,
-        *arguments: Any,
-        input_pace: Callable[[int], float] | None = None,
-        budget: ByteBudget | None = None,
-        **options: Any,
-    ) -> None:
-        """``input_pace`` is told how many bytes came, and says for how many seconds no more should be read.
-
-        ``budget`` is what messages count in while they have not come whole.
-        """
+    def __init__(self, *arguments: Any, budget: ByteBudget | None = None, **options: Any) -> None:
+        """``budget`` is what messages count in while they have not come whole."""
         super().__init__(*arguments, **options)
-        self._input_pace = input_pace
         self._unfinished = Share(budget or ByteBudget(sys.maxsize))
-        self._watch = HangUpWatch(self.loop, self._look_after_unread)
-        #: Whether the peer went while it was not read.
-        self._gone = False
         #: Whether what comes is thrown away, since the rest of a message would be taken for another.
         self._refusing = False
-        self._pace_timer: asyncio.TimerHandle | None = None
-        self._receiver: FrameReceiver | None = None
-        #: When the peer was last heard of: the time of what is looked at now, on the loop's clock.
-        self.heard_at = self.loop.time()
-        #: What was read and not looked at yet begins at ``_position`` of ``_pending``.
-        self._pending = b""
-        self._position = 0
-        self._turn_due = False
         #: Whether there will be no session.
         self._deaf = False
         #: A message that has not come whole. The library holds it to the limit of a whole one.
         self._fragments = bytearray()
         self._fragments_are_text = False
-        self._pauses = Pause.NONE
         #: Whether frames are taken apart here; otherwise the library does it.
         self._takes_frames = False
         #: A frame that has not come whole, and how many bytes there must be before it is looked at again.
@@ -133,34 +88,6 @@ class StreamConnection(ServerConnection):
         """There will be no session."""
         self._deaf = True
         self.resume_reading(Pause.EARLY)
-
-    @property
-    def is_reading(self) -> bool:
-        """Whether the peer's silence would be heard."""
-        return not self._pauses & ~Pause.TURN
-
-    @property
-    def held_to_pace(self) -> bool:
-        """Whether the peer is not read because it sent more than it may in a second."""
-        return bool(self._pauses & Pause.PACE)
-
-    def pause_reading(self, reason: Pause) -> None:
-        if not self._pauses:
-            self.transport.pause_reading()
-        self._pauses |= reason
-        if reason & _RESTS:
-            self._watch.begin(self.transport)
-
-    def resume_reading(self, reason: Pause) -> None:
-        """Read again, unless there is another reason not to."""
-        if self._pauses & reason:
-            self._pauses &= ~reason
-            if not self._pauses & _RESTS:
-                self._watch.end()
-            if self._pending and self._pauses in (Pause.NONE, Pause.TURN):
-                self._schedule_turn()
-            elif not self._pauses and not self.transport.is_closing():
-                self.transport.resume_reading()
 
     def write_message(self, data: bytes, *, is_text: bool) -> None:
         """Send a whole message, in an order with everything else that is sent. The connection must be open."""
@@ -210,12 +137,24 @@ class StreamConnection(ServerConnection):
             if data and receiver is None and not self._deaf:
                 self.pause_reading(Pause.EARLY)
             return
-        if self._incomplete:
+        if self._incomplete:  # as in _look_at, without a call more for each frame
             data = self._completed(data)
         if data:
             end = self._take_frames(data, 0) if self._takes_frames else self._take_slice(data, 0)
             if end < len(data):
                 self._leave(data, end)
+
+    def _look_at(self, data: bytes, start: int) -> None:
+        if self._incomplete:  # then nothing of ``data`` was looked at
+            data, start = self._completed(data), 0
+        end = self._take_frames(data, start) if self._takes_frames else self._take_slice(data, start)
+        if end < len(data):
+            self._leave(data, end)
+
+    def _look_after_unread(self, found: HangUp) -> None:
+        if found is not HangUp.UNKNOWN:
+            self._takes_frames = False
+        super()._look_after_unread(found)
 
     def _completed(self, data: bytes) -> bytes:
         """What came of a frame before, and ``data``; nothing while that is too little to be looked at."""
@@ -227,53 +166,6 @@ class StreamConnection(ServerConnection):
         self._incomplete.clear()
         self._unfinished.resize(0)
         return data
-
-    def _keep_pace(self, seconds: float) -> None:
-        """What came is looked at when its time has come, too: nobody gains by sending it all at once."""
-        if seconds > 0:
-            self.pause_reading(Pause.PACE)
-            if self._pace_timer is not None:
-                self._pace_timer.cancel()
-            self._pace_timer = self.loop.call_later(seconds, self._pace_kept)
-
-    def _look_after_unread(self, found: HangUp) -> None:
-        """Once a peer that is not being read has gone, only a closing frame in what it sent still says something."""
-        if found is not HangUp.UNKNOWN:
-            self._gone = True
-            self._takes_frames = False
-            self.resume_reading(_RESTS)
-
-    def _pace_kept(self) -> None:
-        self._pace_timer = None
-        if self._receiver is not None:
-            self._receiver.pace_kept()
-        self.resume_reading(Pause.PACE)
-
-    def _leave(self, data: bytes, position: int) -> None:
-        """What may not be done at this stretch is for the next turns of the loop."""
-        self._pending, self._position = data, position
-        self._schedule_turn()
-
-    def _schedule_turn(self) -> None:
-        self.pause_reading(Pause.TURN)
-        if not self._turn_due:
-            self._turn_due = True
-            self.loop.call_soon(self._next_turn)
-
-    def _next_turn(self) -> None:
-        self._turn_due = False
-        if self._pauses != Pause.TURN or self.protocol.state is State.CLOSED:
-            return
-        self.heard_at = self.loop.time()
-        data, start = self._pending, self._position
-        if self._incomplete:  # then nothing of what is pending was looked at
-            data, start = self._completed(data), 0
-        end = self._take_frames(data, start) if self._takes_frames else self._take_slice(data, start)
-        if end < len(data):
-            self._leave(data, end)
-        else:
-            self._pending, self._position = b"", 0
-            self.resume_reading(Pause.TURN)
 
     def _take_frames(self, data: bytes, start: int) -> int:
         """Returns where it stopped."""
@@ -369,19 +261,7 @@ class StreamConnection(ServerConnection):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._pending = b""
         self._forget_unfinished()
-        self._watch.stop()
-        if self._pace_timer is not None:
-            self._pace_timer.cancel()
-        if self._receiver is not None:
-            self._receiver.connection_closing()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self.resume_reading(Pause.UNWRITTEN)
-        if self._receiver is not None:
-            self._receiver.resume_output()
 
     def _assemble(self, fragment: Frame) -> None:
         if fragment.opcode is not Opcode.CONT:
