@@ -28,6 +28,11 @@ class Watched:
     samples: Samples
     pausing: bool
 
+    @property
+    def rest_ms(self) -> float:
+        """How much of the stream up to here completes no window yet."""
+        return self.start_ms + len(self.samples) * 1000 / SAMPLE_RATE - self.judged_ms
+
 
 class SpeechWatch:
     """``detector`` is lent: whoever gave it takes it back from ``close``. One thread at a time."""

@@ -84,6 +84,8 @@ class TurnListener:
         self._speaking = False
         self._pausing = False
         self._judged_ms = 0
+        #: Audio behind that which a thread has seen already.
+        self._rest_ms = 0.0
         #: How many cancels are waiting for the audio before them: speech in that opens no request.
         self._cancels = 0
         #: Where the time line of the watch begins on that of the session.
@@ -170,11 +172,12 @@ class TurnListener:
     def _ready(self) -> bool:
         """Whether it is worth while to wake a thread, or something else waits behind the audio."""
         wanted_ms = TURN_PIECE_MS if self._speaking else PIECE_MS
-        if self._items.urgent or self._items.waiting_ms >= wanted_ms or not self._listens:
+        waiting_ms = self._rest_ms + self._items.waiting_ms
+        if self._items.urgent or waiting_ms >= wanted_ms or not self._listens:
             return True
         if self.full or self._items.overdue:
             return True  # nothing more is read, or comes, until this is looked at, however short it is
-        return self._items.waiting_ms >= URGENT_PIECE_MS and (self._pausing or self._server_speaks())
+        return waiting_ms >= URGENT_PIECE_MS and (self._pausing or self._server_speaks())
 
     @property
     def _listens(self) -> bool:
@@ -260,7 +263,7 @@ class TurnListener:
                     self._start(event)
                 case vad.SpeechStopped():
                     self._stop(event)
-        self._judged_ms, self._pausing = watched.judged_ms, watched.pausing
+        self._judged_ms, self._rest_ms, self._pausing = watched.judged_ms, watched.rest_ms, watched.pausing
         self._sort_out(watched.judged_ms)
         if piece[-1].end_of_input:
             self._end_input(piece[-1].sequence_id)
@@ -365,7 +368,7 @@ class TurnListener:
         if self._speaking:
             self._tell_stopped(self._judged_ms)
         self._offset_ms += self._judged_ms
-        self._judged_ms = 0
+        self._judged_ms, self._rest_ms = 0, 0.0
         self._ring = self._source = None
         self._deaf = self._pausing = False
         self._give_back_detector()

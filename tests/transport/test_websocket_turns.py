@@ -15,6 +15,8 @@ from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
 from support.speech_clips import as_pcm16, clip_bytes, clip_samples, noises, silence
 
+from omni_ws.audio.speech_watch import DETECTOR_LAG_MS
+from omni_ws.audio.vad import WINDOW_MS
 from omni_ws.core.chunks import Modality, Word
 from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
@@ -206,6 +208,22 @@ async def test_the_end_of_speech_starts_what_has_not_started() -> None:
         await stream(client, loud(320) + quiet(640))
         assert (await client.until("response_started"))["trigger"] == "min_length"
         await client.answer()
+
+
+@pytest.mark.virtual_clock
+@pytest.mark.parametrize("lead", range(64, 160, 12))
+async def test_the_end_of_speech_is_told_with_the_chunk_that_completes_its_window(lead: int) -> None:
+    audio = quiet(lead) + loud(320) + quiet(960)
+    async with live_server() as server, inline_client(server) as client:
+        await listen(client)
+        sent_ms = 0
+        while not (stopped := client.seen("speech_stopped")):
+            await client.binary(audio[sent_ms * MS : (sent_ms + 20) * MS])
+            sent_ms += 20
+            for _ in range(2):  # which may be read together with the chunk, before that is listened to
+                await client.barrier()
+        silent_windows = int((500 - DETECTOR_LAG_MS) // WINDOW_MS)
+        assert 0 <= sent_ms - (stopped[0]["audio_ms"] + silent_windows * WINDOW_MS) < 20
 
 
 @pytest.mark.virtual_clock
