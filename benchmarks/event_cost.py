@@ -33,6 +33,7 @@ class Nowhere:
     """A connection that takes everything."""
 
     state = State.OPEN
+    is_open = True
     paused = False
     is_reading = True
     held_to_pace = False

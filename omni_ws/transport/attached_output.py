@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
-from websockets.protocol import State
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
@@ -34,7 +33,6 @@ from omni_ws.transport.output_frames import encode_message
 from omni_ws.transport.recorded_connection import RecordedConnection
 from omni_ws.transport.recorded_exchange import HttpRecordings
 from omni_ws.transport.streaming_input import NATIVE_PATH, SUBPROTOCOL_BINARY, chosen_subprotocol, refuse
-from omni_ws.transport.websocket import CLOSE_TIMEOUT_SEC, MAX_CLOSE_REASON_BYTES
 from omni_ws.transport.websocket_connection import StreamConnection
 from omni_ws.wire.binary import decode_input
 from omni_ws.wire.frames import OutputAckFrame, PingFrame, decode_frame
@@ -197,16 +195,14 @@ class AttachedOutput:
             await self._send(encode_frame(closing), is_text=True)
         elif isinstance(error, SlowConsumer):
             self._say(encode_frame(error_frame(error)))
-        code = CloseCode.NORMAL_CLOSURE if error is None else websocket_close_code(error)
-        reason = b"" if error is None else error.message.encode()[:MAX_CLOSE_REASON_BYTES]
         # An error of the request alone is told by its frame.
-        await self._connection.close_within(
-            CLOSE_TIMEOUT_SEC, code or CloseCode.NORMAL_CLOSURE, reason.decode("utf-8", "ignore")
-        )
+        code = None if error is None else websocket_close_code(error)
+        reason = "" if error is None else error.message
+        await self._connection.close_in_time(code or CloseCode.NORMAL_CLOSURE, reason)
 
     def _say(self, data: bytes) -> None:
         """Without waiting: what answers a frame is small, and a client that does not read is not read either."""
-        if self._connection.state is State.OPEN and not self._connection.transport.is_closing():
+        if self._connection.is_open:
             self._connection.write_message(data, is_text=True)
 
     # the client's frames
@@ -224,8 +220,7 @@ class AttachedOutput:
         except (InvalidRequest, SessionConflict) as error:
             self._say(encode_frame(error_frame(error)))
         except UnicodeDecodeError:
-            self._connection.protocol.fail(CloseCode.INVALID_DATA, "a text frame is UTF-8")
-            self._connection.send_data()
+            self._connection.fail(CloseCode.INVALID_DATA, "a text frame is UTF-8")
             self.connection_closing()
 
     def input_refused(self, error: OmniError) -> None:

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from websockets.asyncio.server import ServerConnection
 from websockets.frames import CloseCode
-from websockets.protocol import State
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.core.chunks import Modality
@@ -32,7 +31,7 @@ from omni_ws.transport.authentication import Authenticator
 from omni_ws.transport.http_request import HttpRequest
 from omni_ws.transport.keep_alive import KeepAliveSettings
 from omni_ws.transport.recorded_connection import RecordedConnection
-from omni_ws.transport.websocket import CLOSE_TIMEOUT_SEC, WebSocketSession
+from omni_ws.transport.websocket import WebSocketSession
 from omni_ws.transport.websocket_connection import StreamConnection
 from omni_ws.wire.server_frames import (
     Capabilities,
@@ -59,9 +58,7 @@ async def refuse(connection: StreamConnection, error: OmniError) -> None:
     """There is no session for this connection, and its client is told why."""
     connection.ignore_messages()
     _say(connection, error)
-    await connection.close_within(
-        CLOSE_TIMEOUT_SEC, websocket_close_code(error) or CloseCode.INTERNAL_ERROR, error.code
-    )
+    await connection.close_in_time(websocket_close_code(error) or CloseCode.INTERNAL_ERROR, error.code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +183,7 @@ class StreamingInput:
         _record(connection, session, last_output=returning.last_output)
         attachment = self._attachment(connection, session)
         resumes.labels("resumed").inc()
-        attachment.greet_again(*session.resume(attachment, returning.last_output))
+        attachment.output.greet_again(*session.resume(attachment, returning.last_output))
         return attachment
 
     def _attachment(self, connection: NativeConnection, session: LiveSession) -> WebSocketSession:
@@ -270,6 +267,6 @@ def _returning(request: HttpRequest) -> Return | None:
 
 
 def _say(connection: StreamConnection, error: OmniError) -> None:
-    if connection.state is State.OPEN:
+    if connection.is_open:
         # Without waiting: what is sent is small, and the client may not read at all.
         connection.write_message(encode_frame(error_frame(error)), is_text=True)

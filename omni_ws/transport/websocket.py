@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import time
 from enum import Enum
 from typing import Final
 
 from websockets.frames import CloseCode
-from websockets.protocol import State
 
 from omni_ws.core.chunks import InputChunk
 from omni_ws.core.input_stream import ACK_DELAY_SEC
-from omni_ws.errors import (
-    ORDERLY_ENDS,
-    EngineOverloaded,
-    InvalidRequest,
-    OmniError,
-    SlowConsumer,
-    websocket_close_code,
-)
+from omni_ws.errors import EngineOverloaded, InvalidRequest, OmniError
 from omni_ws.service.failure import unexpected
 from omni_ws.service.live_session import LiveSession
 from omni_ws.transport.ack_clock import AckClock
 from omni_ws.transport.farewell import ended_by_client
 from omni_ws.transport.keep_alive import KeepAlive, KeepAliveSettings, PeerState
-from omni_ws.transport.output_frames import encode_message
 from omni_ws.transport.paced_connection import Pause
 from omni_ws.transport.websocket_connection import StreamConnection
-from omni_ws.transport.websocket_output import write_some
+from omni_ws.transport.websocket_output import RESUMED_PING, WebSocketOutput
 from omni_ws.wire.binary import decode_input
 from omni_ws.wire.frames import (
     CancelFrame,
@@ -42,24 +32,11 @@ from omni_ws.wire.frames import (
     RefusedChunk,
     decode_frame,
 )
-from omni_ws.wire.server_frames import (
-    InputAckFrame,
-    PongFrame,
-    SessionClosing,
-    SessionResumed,
-    SessionUpdated,
-    encode_frame,
-)
+from omni_ws.wire.server_frames import PongFrame, SessionUpdated, encode_frame
 
 #: Where chunks come steadily, the acknowledgement goes out this long before its time, with a chunk: waking up for it
 #: alone costs as much as a chunk does.
 ACK_EARLY_SEC: Final = 0.025
-#: How long a client may take to take the last frames, and then to close; what is left of it after that is dropped.
-GOODBYE_TIMEOUT_SEC: Final = 5.0
-CLOSE_TIMEOUT_SEC: Final = 5.0
-REPLACED_CLOSE_CODE: Final = 4409
-RESUMED_PING: Final = b"resumed"
-MAX_CLOSE_REASON_BYTES: Final = 120
 
 
 class Parting(Enum):
@@ -89,15 +66,14 @@ class WebSocketSession:
         self._configuration = session.conversation.configuration
         self._stream = session.conversation.stream
         self._outbox = session.outbox
-        self._binary_audio = binary_audio
+        self.output = WebSocketOutput(connection, session, binary_audio=binary_audio)
+        # That there is something to write, and that the socket takes it: told often, hence without a call in between.
+        self.output_ready = self.resume_output = self.output.schedule
         self._loop = asyncio.get_running_loop()
         self._keep_alive = KeepAlive(keep_alive, now=self._loop.time())
         #: Set when the session needs this connection no more: with the reason to tell the client, None where there is
         #: nobody to tell.
         self._over: asyncio.Future[OmniError | Parting | None] = self._loop.create_future()
-        #: Whether what is in the outbox is for this connection.
-        self._speaking = True
-        self._flush_scheduled = False
         self._timer: asyncio.TimerHandle | None = None
         #: When it is to fire. The handle cannot always tell: uvloop makes no timer for less than half a millisecond.
         self._timer_due = 0.0
@@ -106,8 +82,6 @@ class WebSocketSession:
         #: of them again for each acknowledgement would cost more than the acknowledgement.
         self.ack_at = math.inf
         self._reading_paused = False
-        #: Set when there is nothing left to write, or nobody to write it to.
-        self._emptied = asyncio.Event()
 
     # life
 
@@ -117,50 +91,36 @@ class WebSocketSession:
         The session must be attached to this.
         """
         try:
-            self._schedule_flush()
+            self.output.schedule()
             self._connection.attach(self)
             self.timer_changed()
             match await self._over:
                 case OmniError() as error:
-                    await self._say_goodbye(error)
+                    await self.output.say_goodbye(error)
                 case Parting.REPLACED:
-                    await self._make_way()
+                    await self.output.make_way()
         finally:
             self.ack_at = math.inf
             if self._timer is not None:
                 self._timer.cancel()
             self._session.detach(self)
 
-    def greet_again(self, resumed: SessionResumed, ack: InputAckFrame) -> None:
-        """Tell the client that it is back, before anything that is told again.
-
-        Only when it answers the ping behind that is it known to have its new token: a connection may be lost again at
-        any moment.
-        """
-        connection = self._connection
-        if self._is_open():
-            connection.write_message(encode_frame(resumed), is_text=True)
-            connection.write_message(encode_frame(ack), is_text=True)
-            connection.protocol.send_ping(RESUMED_PING)
-            connection.send_data()
-
     def session_over(self, error: OmniError | None) -> None:
         if not self._over.done():
             self._over.set_result(error)
 
     def replaced(self) -> None:
-        self._speaking = False
+        self.output.stop()
         if not self._over.done():
             self._over.set_result(Parting.REPLACED)
 
     def connection_closing(self) -> None:
-        self._emptied.set()
+        self.output.stop()
         if self._over.done():
             return
         if not self._session.resumable or ended_by_client(self._connection):
             self._session.end(None)
             return
-        self._speaking = False
         self._over.set_result(Parting.LOST)
         self._session.detach(self)
 
@@ -172,35 +132,6 @@ class WebSocketSession:
     def _listening(self) -> bool:
         """Whether input counts. It does not once the session is ending, or goes on elsewhere."""
         return not (self._ending.done() or self._over.done())
-
-    async def _say_goodbye(self, error: OmniError) -> None:
-        code = websocket_close_code(error) or CloseCode.INTERNAL_ERROR
-        if isinstance(error, SlowConsumer):
-            self._drop_output(error)
-        elif isinstance(error, ORDERLY_ENDS):
-            self._session.announce_closing(error, 0)
-        self._emptied.clear()
-        self._flush()
-        if self._is_open():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(GOODBYE_TIMEOUT_SEC):
-                    await self._emptied.wait()
-        reason = error.message.encode()[:MAX_CLOSE_REASON_BYTES].decode("utf-8", "ignore")
-        await self._connection.close_within(CLOSE_TIMEOUT_SEC, code, reason)
-
-    async def _make_way(self) -> None:
-        """The session goes on elsewhere; what of it was not written here is written there."""
-        if self._is_open():
-            closing = SessionClosing(reason="replaced", retryable=False, time_left_ms=0)
-            self._connection.write_message(encode_frame(closing), is_text=True)
-        await self._connection.close_within(CLOSE_TIMEOUT_SEC, REPLACED_CLOSE_CODE, "replaced")
-
-    def _drop_output(self, error: OmniError) -> None:
-        """What the client did not read is dropped: the error is the next thing that it gets, if it ever reads again."""
-        self._outbox.clear()
-        data, _ = encode_message(error, binary_audio=False)
-        if self._is_open():
-            self._connection.write_message(data, is_text=True)
 
     # input
 
@@ -280,7 +211,7 @@ class WebSocketSession:
         if not self._listening or not (stream.ack_due or stream.unacknowledged_since is not None):
             return
         ack = self._conversation.take_ack()
-        if self._outbox or self._connection.paused or not self._is_open():
+        if self._outbox or self._connection.paused or not self._connection.is_open:
             self._outbox.put_nowait(ack)
         else:  # the usual case: nothing waits that it would have to wait behind
             self._connection.write_message(encode_frame(ack), is_text=True)
@@ -307,39 +238,6 @@ class WebSocketSession:
         self.room_made()
         if self._listening:
             self._outbox.put_nowait(self._conversation.take_ack())  # tells the new credit
-
-    # output
-
-    def output_ready(self) -> None:
-        self._schedule_flush()
-
-    resume_output = output_ready
-
-    def _schedule_flush(self) -> None:
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        """Write for a while; again in the next turn of the loop, until all is written or the socket takes no more."""
-        self._flush_scheduled = False
-        try:
-            self._write()
-        except Exception as error:
-            self._session.end(unexpected(error, where="the output of a session"))
-        if not self._outbox:
-            self._emptied.set()
-
-    def _write(self) -> None:
-        connection = self._connection
-        if not self._speaking or connection.paused or not self._is_open():
-            return
-        write_some(connection, self._outbox, self._conversation.observed, binary_audio=self._binary_audio)
-        if self._outbox:
-            self._schedule_flush()
-
-    def _is_open(self) -> bool:
-        return self._connection.state is State.OPEN and not self._connection.transport.is_closing()
 
     # time
 
@@ -382,15 +280,12 @@ class WebSocketSession:
     def _check_peer(self, now: float) -> None:
         self._keep_alive.last_sign_of_life = self._connection.heard_at
         match self._keep_alive.handle_timer(now, listening=self._connection.is_reading):
-            case PeerState.SILENT if self._is_open():
+            case PeerState.SILENT if self._connection.is_open:
                 self._connection.protocol.send_ping(b"")
                 self._connection.send_data()
             case PeerState.GONE:
                 self._fail_connection(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
 
     def _fail_connection(self, code: CloseCode, reason: str) -> None:
-        """Close from below, as the WebSocket layer does for its own errors: without an error frame."""
-        if self._is_open():
-            self._connection.protocol.fail(code, reason)
-            self._connection.send_data()
+        self._connection.fail(code, reason)
         self.connection_closing()

@@ -7,7 +7,7 @@ import struct
 import sys
 from typing import Any, Final
 
-from websockets.frames import CTRL_OPCODES, Frame, Opcode
+from websockets.frames import CTRL_OPCODES, CloseCode, Frame, Opcode
 from websockets.protocol import State
 
 from omni_ws.core.quota import ByteBudget, Share
@@ -40,6 +40,9 @@ _LONG_HEADER_BYTES: Final = 14
 
 #: What may wait to be written before the client, who sends pings and does not read their pongs, is read no further.
 MAX_UNWRITTEN_BYTES: Final = 1 << 20
+#: How long a client may take to close; what is left of it after that is dropped.
+CLOSE_TIMEOUT_SEC: Final = 5.0
+MAX_CLOSE_REASON_BYTES: Final = 120
 #: Work for one connection in one turn. The library cannot be told to stop after some frames.
 _FRAMES_PER_TURN: Final = range(64)
 _LIBRARY_BYTES_PER_TURN: Final = 1024
@@ -105,10 +108,22 @@ class StreamConnection(PacedConnection):
             header = struct.pack(">BBQ", kind, _LENGTH_64, size)
         self.transport.write(header + data)
 
-    async def close_within(self, seconds: float, code: int, reason: str = "") -> None:
-        """Close, and drop what a peer that does not read has left unread by then."""
+    @property
+    def is_open(self) -> bool:
+        """Whether what is written now is sent."""
+        return self.state is State.OPEN and not self.transport.is_closing()
+
+    def fail(self, code: CloseCode, reason: str) -> None:
+        """Close from below, as the library does for its own errors: without an error frame, or a wait."""
+        if self.is_open:
+            self.protocol.fail(code, reason)
+            self.send_data()
+
+    async def close_in_time(self, code: int, reason: str) -> None:
+        """Close, and drop what a peer that does not read has left unread by then; a long ``reason`` is cut."""
+        reason = reason.encode()[:MAX_CLOSE_REASON_BYTES].decode("utf-8", "ignore")
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(CLOSE_TIMEOUT_SEC):
                 if self._refusing:  # and would not see the client's part of a closing handshake
                     self.protocol.fail(code, reason)
                     self.send_data()
