@@ -1,33 +1,23 @@
-"""Conversation: the requests of one session, taken in order and answered one after the other."""
+"""Conversation: the input of one session, made into requests for an engine."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from omni_ws.core.chunks import FinishReason, InputChunk
 from omni_ws.core.input_stream import InputStream
-from omni_ws.core.output import OutputSequencer
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings, StreamingInputSession
 from omni_ws.core.stream_events import Diverted, RequestOpened, StreamEvent
-from omni_ws.engine.base import AnswerOptions, Engine, Finished
-from omni_ws.errors import (
-    EmptyInput,
-    EngineOverloaded,
-    OmniError,
-    PayloadTooLarge,
-    ShuttingDown,
-    websocket_close_code,
-)
+from omni_ws.engine.base import AnswerOptions, Engine
+from omni_ws.errors import EmptyInput, EngineOverloaded, OmniError, PayloadTooLarge, ShuttingDown
 from omni_ws.service import observer
-from omni_ws.service.answer import AnswerWriter, final_chunk, over
+from omni_ws.service.answer_queue import AnswerQueue
 from omni_ws.service.configuration import Configuration
 from omni_ws.service.conversation_limits import MAX_WAITING_CHUNKS, ConversationLimits
-from omni_ws.service.failure import of_request, unexpected
+from omni_ws.service.failure import unexpected
 from omni_ws.service.history import History
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.input_room import InputRoom
@@ -76,16 +66,7 @@ class Conversation:
         self.history = History(limits.max_history_tokens)
         self.loudspeaker = Loudspeaker(self.history)
         #: Where turns can be detected: finds out which request the audio belongs to.
-        self._listener: TurnListener | None = None
-        if speech_workers is not None:
-            self._listener = TurnListener(
-                self.stream,
-                speech_workers,
-                take_events=self._handle,
-                tell=self._tell_heard,
-                listened=lambda: self._room.offer(),
-                server_speaks=lambda: self.loudspeaker.playing,
-            )
+        self._listener = None if speech_workers is None else self._listen(speech_workers)
         self._room = InputRoom(self.stream, self.observed, listener=self._listener, offer=lambda: self.on_input_room())
         #: For the requests that open from now on; what may be asked is checked by ``configuration.check_options``.
         self.options = AnswerOptions()
@@ -99,16 +80,29 @@ class Conversation:
         self._now = now
         self._admit = admit or (lambda: None)
         outbox.on_full = lambda: self.on_timer()
-        outbox.on_stalled = lambda seconds: self.observed.tell(observer.OutputStalled(self._answered, seconds))
-        self._sequencer = OutputSequencer()
-        self._wake = asyncio.Event()
-        #: Requests in the order of their opening; the first is the one that runs.
-        self._turns: deque[Turn] = deque()
+        outbox.on_stalled = lambda seconds: self.observed.tell(observer.OutputStalled(self._answers.current, seconds))
+        self._answers = AnswerQueue(
+            engine,
+            outbox,
+            history=self.history,
+            loudspeaker=self.loudspeaker,
+            observed=self.observed,
+            progressed=self._update_answering,
+            ended=self._ended,
+        )
         #: The request whose input is open.
         self._receiving: Turn | None = None
         self._draining = False
-        #: Whether no further input comes; see ``close``.
-        self.closing = False
+
+    def _listen(self, speech_workers: SpeechWorkers) -> TurnListener:
+        return TurnListener(
+            self.stream,
+            speech_workers,
+            take_events=self._handle,
+            tell=self._tell_heard,
+            listened=lambda: self._room.offer(),
+            server_speaks=lambda: self.loudspeaker.playing,
+        )
 
     # input
 
@@ -141,7 +135,7 @@ class Conversation:
 
     def cancel(self, request_id: str | None = None) -> None:
         """Stop a request, if there is any: the named one, else the one that is answered, else the newest."""
-        if (turn := self._turn_to_cancel(request_id)) is None and request_id is not None:
+        if (turn := self._answers.find(request_id)) is None and request_id is not None:
             return  # it has ended already, and what waits behind a gap belongs to others
         if turn is self._receiving:
             self.stream.cancel(now=self._now())
@@ -151,7 +145,7 @@ class Conversation:
         if turn is None or turn.answer is not None:
             self.loudspeaker.silence()
         if turn is not None:
-            self._cancel(turn)
+            self._answers.cancel(turn)
         if self._listener is not None and self._receiving is None:
             self._listener.cancel()
 
@@ -164,12 +158,12 @@ class Conversation:
     @property
     def busy(self) -> bool:
         """Whether any request is open, waiting or being answered."""
-        return bool(self._turns)
+        return bool(self._answers.turns)
 
     @property
     def refused(self) -> bool:
         """Whether a request has failed before any work on it began, and its end is about to be told."""
-        return any(turn.error is not None and turn.answer is None for turn in self._turns)
+        return any(turn.error is not None and turn.answer is None for turn in self._answers.turns)
 
     def input_full(self) -> bool:
         """Whether the socket should rest until ``on_input_room``: there is more than is worked on."""
@@ -198,11 +192,7 @@ class Conversation:
         Raises the error of a request that ends the session, after that request's final.
         """
         try:
-            while self._turns or not self.closing:
-                await self._wake.wait()
-                self._wake.clear()
-                while self._turns and self._turns[0].ready:
-                    await self._serve(self._turns[0])
+            await self._answers.run()
         except OmniError:
             raise
         except Exception as error:
@@ -216,70 +206,29 @@ class Conversation:
     def end(self) -> None:
         """What is open is finished, and nothing is held any more. ``run`` does so too, if it ever ran. Idempotent."""
         self._room.tell_observers(self._receiving)
-        for turn in tuple(self._turns):
-            self._end(turn, self.finish_reason_at_end)
+        for turn in tuple(self._answers.turns):
+            self._answers.end(turn, self.finish_reason_at_end)
         if self._listener is not None:
             self._listener.close()
         self.stream.close()
 
     def close(self) -> None:
         """No further input comes: ``run`` returns when the last answer is given."""
-        self.closing = True
-        self._wake.set()
+        self._answers.close()
 
-    async def _serve(self, turn: Turn) -> None:
-        if turn.started is not None and turn.error is None and not turn.cancelled:
-            turn.answer = asyncio.create_task(self._answer(turn, turn.started), name=f"answer {turn.request_id}")
-            self._update_answering()
-            await over(turn.answer)
-            if not turn.answer.cancelled():
-                turn.answer.result()
-        self._end(turn, FinishReason.CANCELLED)
-        # What goes wrong while a cancelled answer winds up is nobody's business any more.
-        if turn.error is not None and not turn.cancelled and websocket_close_code(turn.error) is not None:
-            raise turn.error
+    @property
+    def closing(self) -> bool:
+        return self._answers.closing
 
-    async def _answer(self, turn: Turn, started: GenerationStarted) -> None:
-        writer = AnswerWriter(turn, self.outbox, self._sequencer, self.observed)
-        self.loudspeaker.answering(turn)
-        writer.start(started)
-        finished = await writer.answer(self.engine, self.history.messages if turn.config.history else ())
-        if turn.error is None and turn.is_frozen and not turn.input_ended.is_set():
-            await self._rest_of_input(turn)
-        self._end(turn, finished.reason, finished)
-
-    async def _rest_of_input(self, turn: Turn) -> None:
-        """What comes after the freezing is not used, but the usage in the final says how much it was."""
-        turn.answered = True
-        self._update_answering()
-        await turn.input_ended.wait()
-
-    def _end(self, turn: Turn, reason: FinishReason, finished: Finished | None = None) -> None:
-        """The one final of a request, and the end of everything that it held."""
-        if turn.finished:
-            return
-        if turn.cancelled:
-            turn.error, reason = None, FinishReason.CANCELLED
-        if turn.error is not None:
-            self.outbox.put_nowait(of_request(turn.error, turn.request_id, engine=self.engine))
-            reason = FinishReason.ERROR
-        if reason is not FinishReason.ERROR:
-            self.history.add(turn.messages)
-        final = final_chunk(turn, reason, finished, sequencer=self._sequencer)
-        self.observed.tell(observer.RequestEnded(turn, final, turn.error))
-        self.outbox.put_nowait(final)
-        turn.finished = True
-        turn.input.discard()
+    def _ended(self, turn: Turn) -> None:
+        """A request has had its final: nothing of it is held any more."""
         self.stream.forget(turn.session)
         if turn is self._receiving:
             # What still comes of it is swallowed up to its end.
             self.stream.abandon(turn.session)
             self._stop_receiving()
-        if turn in self._turns:
-            self._turns.remove(turn)
         self._update_answering()
         self._room.offer()
-        self._wake.set()
 
     # input events
 
@@ -296,7 +245,7 @@ class Conversation:
                 case GenerationStarted() if turn is not None:
                     self.observed.tell(observer.PolicyFired(turn, event))
                     turn.start(event)
-                    self._wake.set()
+                    self._answers.wake()
                 case InputEnded(error=error) if turn is not None:
                     self._input_ended(turn, error)
                 case _:
@@ -308,7 +257,7 @@ class Conversation:
         turn = Turn(
             new_id("req_"), session, config, self._room.taken, playback, options=self.options, owner=self._owner
         )
-        self._sequencer.open(turn.request_id)
+        self._answers.count_outputs(turn)
         self._receiving = turn
         self.observed.tell(observer.RequestOpened(turn, by_speech))
         interrupts = turn.interrupts(by_speech=by_speech)
@@ -316,13 +265,11 @@ class Conversation:
             self._check_room(waits=not interrupts)
         except OmniError as error:
             turn.error = error
-            self._end(turn, FinishReason.ERROR)
+            self._answers.end(turn, FinishReason.ERROR)
             return
         if interrupts:
-            self.loudspeaker.silence()
-            for earlier in tuple(self._turns):
-                self._cancel(earlier, by=turn)
-        self._turns.append(turn)
+            self._answers.interrupt(by=turn)
+        self._answers.append(turn)
         self._update_answering()
 
     def _check_room(self, *, waits: bool) -> None:
@@ -330,7 +277,7 @@ class Conversation:
         if self._draining:
             raise ShuttingDown("the server is shutting down", retry_after_ms=1000)
         may_wait = self.limits.max_pending_requests
-        if waits and len(self._turns) > may_wait:
+        if waits and len(self._answers.turns) > may_wait:
             raise EngineOverloaded(f"{may_wait} requests are waiting already", retry_after_ms=1000)
         self._admit()
 
@@ -342,7 +289,7 @@ class Conversation:
         turn.input.close()
         turn.input_ended.set()
         self._update_answering()
-        self._wake.set()
+        self._answers.wake()
 
     def _input_settings(self) -> InputSettings:
         self._take_order()
@@ -355,11 +302,6 @@ class Conversation:
             self.observed.tell(observer.SpeechHeard(self._receiving, message))
         self.outbox.put_nowait(message)
 
-    @property
-    def _answered(self) -> Turn | None:
-        """The request whose answer is under way."""
-        return self._turns[0] if self._turns and self._turns[0].answer is not None else None
-
     def _stop_receiving(self) -> None:
         self._receiving = None
         self._take_order()
@@ -368,28 +310,11 @@ class Conversation:
         """What comes ahead of a gap while no input is open is the next request's already."""
         self.stream.reject_out_of_order = self.configuration.effective.out_of_order == "reject"
 
-    def _turn_to_cancel(self, request_id: str | None) -> Turn | None:
-        if request_id is not None:
-            return next((turn for turn in self._turns if turn.request_id == request_id), None)
-        return self._answered or (self._turns[-1] if self._turns else None)
-
-    def _cancel(self, turn: Turn, *, by: Turn | None = None) -> None:
-        self.observed.tell(observer.RequestCancelled(turn, by))
-        turn.cancelled = True
-        turn.session.cancel()
-        if turn.answer is not None:
-            turn.answer.cancel()
-            withdrawn = self.outbox.withdraw(turn.request_id)
-            self._sequencer.take_back(len(withdrawn))
-            turn.withdrawn(withdrawn)
-            turn.playback.stop()
-            # The client need not wait until the engine has wound up; the next answer does.
-            self._end(turn, FinishReason.CANCELLED)
-        self._wake.set()
-
     def _update_answering(self) -> None:
         """Nothing is idle while an answer is owed for input that is complete, or frozen."""
-        answering = any(turn is not self._receiving or (turn.is_frozen and not turn.answered) for turn in self._turns)
+        answering = any(
+            turn is not self._receiving or (turn.is_frozen and not turn.answered) for turn in self._answers.turns
+        )
         silence_begins = self.stream.answering and not answering
         self.stream.answering = answering
         if silence_begins:

@@ -38,14 +38,16 @@ class Slow(EchoEngine):
 class Session:
     """A conversation without a transport."""
 
-    def __init__(self, engine: EchoEngine | ScriptedEngine, *, capacity: int = 1 << 20) -> None:
+    def __init__(
+        self, engine: EchoEngine | ScriptedEngine, *, capacity: int = 1 << 20, outbox: type[Outbox] = Outbox
+    ) -> None:
         self.engine = engine
         self.budget = ByteBudget(1 << 20)
         now = asyncio.get_running_loop().time
         rules = ConfigurationRules(
             capabilities=CAPABILITIES, model=ServedModel(("fake",)), output_formats=frozenset({"pcm16"})
         )
-        self.outbox = Outbox(capacity, write_timeout=30, now=now)
+        self.outbox = outbox(capacity, write_timeout=30, now=now)
         self.conversation = Conversation(
             engine,
             Configuration(rules),
@@ -171,9 +173,7 @@ async def test_failure_inside_is_told_and_raised() -> None:
                 raise RuntimeError("broken")
             super().put_nowait(message)
 
-    session = Session(EchoEngine())
-    now = asyncio.get_running_loop().time
-    session.outbox = session.conversation.outbox = Broken(1 << 20, write_timeout=30, now=now)
+    session = Session(EchoEngine(), outbox=Broken)
     running = asyncio.create_task(session.conversation.run())
     session.chunk("hello", end=True)
     session.chunk("waiting", end=True)
