@@ -67,7 +67,7 @@ async def serve(port: int) -> None:
     await engine.start()
     async with serve_tokens(create_app(engine, ServerConfig(grpc=GrpcConfig(port=port)))) as listener:
         assert listener is not None
-        await listener.begin()
+        listener.begin()
         await asyncio.Event().wait()
 
 

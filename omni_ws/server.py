@@ -174,7 +174,7 @@ async def serve(config: ServerConfig) -> int:
                 if not await _unless(stop, engine.start(), name="engine start"):
                     return 0
                 if token_service is not None:
-                    await token_service.begin()
+                    token_service.begin()
                 _announce(server, engine, token_service)
                 await stop.wait()
                 logger.info("shutting down")

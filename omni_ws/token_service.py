@@ -41,7 +41,9 @@ async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
         Salience(app.sessions.token_sessions, app.authenticator, lambda: app.sessions.model),
         host=config.host,
         port=_grpc_port(config),
-        max_message_bytes=config.grpc.max_message_bytes,
+        settings=config.grpc,
+        max_connections=config.limits.max_connections,
+        budget=app.sessions.budget,
         metrics=app.sessions.metrics,
         credentials=credentials,
     ) as running:

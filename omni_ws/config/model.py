@@ -262,6 +262,7 @@ class GrpcConfig(Section):
     max_message_bytes: Size = Field(
         default=64 * MIB, description="Largest message taken: images come in one with the tokens around them."
     )
+    message_timeout_sec: Seconds = Field(default=60, description="Time for the message of a call to arrive.")
     readout_vectors: Path | None = Field(default=None, description="File of the readout vectors.")
     readout_manifest: Path | None = Field(default=None, description="Manifest that describes the readout vectors.")
 

@@ -77,7 +77,7 @@ async def salience_server(
     try:
         async with serve_tokens(app) as listener:
             assert listener is not None
-            await listener.begin()
+            listener.begin()
             async with grpc.aio.insecure_channel(f"127.0.0.1:{listener.port}") as channel:
                 yield SalienceServer(app, listener.port, channel, SalienceStub(channel), listener=listener)
         assert app.sessions.admission.sessions == 0

@@ -14,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from support.cutting_proxy import Cut, Direction, cutting_proxy
 from support.http_server import tls_contexts
+from support.raw_http2 import raw_http2
 from support.salience_server import SalienceServer, refused, salience_server
 from support.token_engine import TokenEngine
 
@@ -192,7 +193,7 @@ async def test_a_drain_waits_for_what_runs_and_takes_nothing_new() -> None:
         serve_tokens(http.app) as listener,
     ):
         assert listener is not None
-        await listener.begin()
+        listener.begin()
         async with grpc.aio.insecure_channel(f"127.0.0.1:{listener.port}") as channel:
             server = SalienceServer(http.app, listener.port, channel, SalienceStub(channel))
             health: Any = health_pb2_grpc.HealthStub(channel)
@@ -233,6 +234,29 @@ async def test_a_drain_ends_in_time() -> None:
         assert server.sessions == 0
 
 
+async def test_a_drain_does_not_wait_for_those_who_watch_health_and_do_not_read() -> None:
+    async with salience_server(TokenEngine()) as server, raw_http2(server.port, window=0) as client:
+        client.begin(1, "/grpc.health.v1.Health/Watch", message_bytes=0, end=True)
+        await client.until(lambda: client.headers[1])
+        async with asyncio.timeout(10):
+            await server.listener.drain(20)
+
+
+@pytest.mark.parametrize(("name", "status"), [("", SERVING), ("salience.v1.Salience", SERVING), ("another", None)])
+async def test_health(name: str, status: int | None) -> None:
+    async with salience_server(TokenEngine()) as server:
+        health: Any = health_pb2_grpc.HealthStub(server.channel)
+        request = health_pb2.HealthCheckRequest(service=name)
+        watch = aiter(health.Watch(request))
+        first = (await anext(watch)).status
+        if status is None:
+            assert first == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+            async with refused(Status.NOT_FOUND):
+                await health.Check(request)
+        else:
+            assert first == (await health.Check(request)).status == status
+
+
 # the beginning
 
 
@@ -255,7 +279,7 @@ async def test_until_the_engine_has_started_every_call_is_told_so() -> None:
                 told = dict(tuple(refusal.value.trailing_metadata() or ()))
                 assert (told["omni-error-code"], told["retry-after-ms"]) == ("engine_overloaded", "1000")
             await engine.start()
-            await listener.begin()
+            listener.begin()
             assert (await anext(watch)).status == SERVING
             assert await server.dump(await server.open()) == []
 

@@ -19,7 +19,10 @@ _OURS: Final = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS"})
 
 
 class CallAccounts(grpc.aio.ServerInterceptor):
-    """Only calls of ``service`` that it has: the names of others are whatever a client wrote."""
+    """Only calls of ``service`` that it has: the names of others are whatever a client wrote.
+
+    It stands outside of the MessageIntake: what that refuses is counted.
+    """
 
     def __init__(self, metrics: Metrics, *, service: str) -> None:
         self._metrics = metrics
@@ -35,22 +38,21 @@ class CallAccounts(grpc.aio.ServerInterceptor):
         if handler is None or not path.startswith(self._prefix):
             return cast("grpc.RpcMethodHandler[Any, Any] | None", handler)
         method = path.removeprefix(self._prefix)
-        how = {"request_deserializer": handler.request_deserializer, "response_serializer": handler.response_serializer}
         if handler.response_streaming:
 
-            async def stream(request: Any, context: Any) -> AsyncIterator[Any]:
+            async def stream(requests: Any, context: Any) -> AsyncIterator[Any]:
                 with self._call(method, context):
-                    async with aclosing(handler.unary_stream(request, context)) as events:
+                    async with aclosing(handler.stream_stream(requests, context)) as events:
                         async for event in events:
                             yield event
 
-            return grpc.unary_stream_rpc_method_handler(stream, **how)
+            return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
 
-        async def answer(request: Any, context: Any) -> Any:
+        async def answer(requests: Any, context: Any) -> Any:
             with self._call(method, context):
-                return await handler.unary_unary(request, context)
+                return await handler.stream_unary(requests, context)
 
-        return grpc.unary_unary_rpc_method_handler(answer, **how)
+        return grpc.stream_unary_rpc_method_handler(answer, None, handler.response_serializer)
 
     @contextmanager
     def _call(self, method: str, context: Any) -> Iterator[None]:

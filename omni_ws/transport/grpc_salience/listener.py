@@ -8,15 +8,20 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from omni_ws.config.model import GrpcConfig
+from omni_ws.core.quota import ByteBudget
 from omni_ws.generated import salience_pb2, salience_pb2_grpc
 from omni_ws.metrics import Metrics
 from omni_ws.transport.grpc_salience.call_accounts import CallAccounts
+from omni_ws.transport.grpc_salience.health import SERVICE_NAME as HEALTH_SERVICE
+from omni_ws.transport.grpc_salience.health import Health
+from omni_ws.transport.grpc_salience.message_intake import MessageIntake
 from omni_ws.transport.grpc_salience.servicer import Salience
 
 SERVICE: Final = salience_pb2.DESCRIPTOR.services_by_name["Salience"].full_name
@@ -27,21 +32,20 @@ CLOSE_TIMEOUT_SEC: Final = 1.0
 class GrpcListener:
     """A port that is served. ``port`` is the real one where any free one was asked for."""
 
-    def __init__(self, server: grpc.aio.Server, port: int, servicer: Salience, health_servicer: Any) -> None:
+    def __init__(self, server: grpc.aio.Server, port: int, servicer: Salience, health: Health) -> None:
         self.port = port
         self._servicer = servicer
         self._server = server
-        self._health = health_servicer
+        self._health = health
 
-    async def begin(self) -> None:
+    def begin(self) -> None:
         """The engine has started: take calls."""
         self._servicer.begin()
-        for service in (SERVICE, ""):
-            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+        self._health.tell(serving=True)
 
     async def drain(self, timeout: float) -> None:
         """Refuse new calls and let what runs finish within ``timeout`` seconds. Sessions end with the last call."""
-        await self._health.enter_graceful_shutdown()
+        self._health.tell(serving=False)
         self._servicer.refuse_calls()
         grace: float | None = CLOSE_TIMEOUT_SEC
         try:
@@ -61,7 +65,9 @@ async def listen(
     *,
     host: str,
     port: int,
-    max_message_bytes: int,
+    settings: GrpcConfig,
+    max_connections: int,
+    budget: ByteBudget,
     metrics: Metrics,
     credentials: grpc.ServerCredentials | None = None,
 ) -> AsyncIterator[GrpcListener]:
@@ -75,19 +81,31 @@ async def listen(
         _try_port(host, port)
     except OSError as error:
         raise OSError(f"gRPC cannot listen on {address}, {error.strerror}: {advice}") from error
+    intake = MessageIntake(
+        service=SERVICE,
+        check_key=servicer.key,
+        budget=budget,
+        max_message_bytes=settings.max_message_bytes,
+        timeout_sec=settings.message_timeout_sec,
+        max_calls=max_connections,
+    )
     server = grpc.aio.server(
-        interceptors=[CallAccounts(metrics, service=SERVICE)],
+        interceptors=[CallAccounts(metrics, service=SERVICE), intake],
         options=[
-            ("grpc.max_receive_message_length", max_message_bytes),
+            ("grpc.max_allowed_incoming_connections", max_connections),
+            ("grpc.max_concurrent_streams", max_connections),
+            ("grpc.max_receive_message_length", settings.max_message_bytes),
+            # Else it takes megabytes of messages that are not being read.
+            ("grpc.http2.bdp_probe", 0),
             ("grpc.max_send_message_length", -1),
             # A taken port is an error, and not shared.
             ("grpc.so_reuseport", 0),
         ],
     )
     salience_pb2_grpc.add_SalienceServicer_to_server(servicer, server)
-    health_servicer: Any = health.aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    health = Health((SERVICE,))
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    reflection.enable_server_reflection((SERVICE, HEALTH_SERVICE, reflection.SERVICE_NAME), server)
     try:
         if credentials is None:
             bound = server.add_insecure_port(address)
@@ -95,11 +113,9 @@ async def listen(
             bound = server.add_secure_port(address, credentials)
     except RuntimeError as error:
         raise OSError(f"gRPC cannot listen on {address}: {advice}") from error
-    for service in (SERVICE, ""):
-        await health_servicer.set(service, health_pb2.HealthCheckResponse.NOT_SERVING)
     await server.start()
     try:
-        yield GrpcListener(server, bound, servicer, health_servicer)
+        yield GrpcListener(server, bound, servicer, health)
     finally:
         await server.stop(CLOSE_TIMEOUT_SEC)
         servicer.close_sessions()

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
-from typing import Any, Final, NoReturn, TypeAlias, TypeVar
-
-import grpc
+from typing import Final, TypeVar
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.core.token_ranges import TokenRanges
 from omni_ws.core.token_session import TokenImage
 from omni_ws.engine.tokens import MAX_TOP_LOGPROBS, TokenOutput, TokenSampling, TokenStop
-from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue, ModelNotFound, OmniError, ShuttingDown
+from omni_ws.errors import EngineOverloaded, InvalidValue, ModelNotFound, OmniError, ShuttingDown
 from omni_ws.generated import salience_pb2 as messages
 from omni_ws.generated.salience_pb2_grpc import SalienceServicer
 from omni_ws.service.admission import PLACE_RETRY_MS
@@ -21,13 +19,9 @@ from omni_ws.service.configuration import ServedModel
 from omni_ws.service.failure import unexpected
 from omni_ws.service.token_sessions import TokenCall, TokensDone, TokenSessions
 from omni_ws.transport.authentication import Authenticator
+from omni_ws.transport.grpc_salience.refusals import Context, refuse
 
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Answer = TypeVar("Answer")
-
-#: Trailing metadata of a refusal: the code of the specification's error table, and when to come again.
-CODE_METADATA: Final = "omni-error-code"
-RETRY_METADATA: Final = "retry-after-ms"
 
 _REASONS: Final = {
     None: messages.GenerateDone.FINISH_REASON_UNSPECIFIED,
@@ -105,15 +99,15 @@ class Salience(SalienceServicer):
         self, request: messages.GenerateRequest, context: Context
     ) -> AsyncIterator[messages.GenerateEvent]:
         try:
-            key = self._key(context)
+            key = self.key(context)
             events = self._sessions.generate(request.session_id, key, token_call(request, self._sessions))
             async with aclosing(events):
                 async for event in events:
                     yield _done(event) if isinstance(event, TokensDone) else _token(event)
         except OmniError as error:
-            await _refuse(context, error)
+            await refuse(context, error)
         except Exception as error:
-            await _refuse(context, unexpected(error, where="a token session"))
+            await refuse(context, unexpected(error, where="a token session"))
 
     @property
     def _sessions(self) -> TokenSessions:
@@ -139,7 +133,8 @@ class Salience(SalienceServicer):
         if self._begun is not None:
             self._begun.close_all()
 
-    def _key(self, context: Context) -> ApiKey | None:
+    def key(self, context: Context) -> ApiKey | None:
+        """Whose call it is. Raises Unauthenticated, and ShuttingDown."""
         metadata = {name: value for name, value in context.invocation_metadata() or ()}
         authorization = metadata.get("authorization")
         if isinstance(authorization, bytes):
@@ -151,22 +146,11 @@ class Salience(SalienceServicer):
 
     async def _answer(self, context: Context, call: Callable[[ApiKey | None], Answer]) -> Answer:
         try:
-            return call(self._key(context))
+            return call(self.key(context))
         except OmniError as error:
-            await _refuse(context, error)
+            await refuse(context, error)
         except Exception as error:
-            await _refuse(context, unexpected(error, where="a token session"))
-
-
-async def _refuse(context: Context, error: OmniError) -> NoReturn:
-    name = error.wire.grpc_status or "INTERNAL"
-    if isinstance(error, EngineFailed) and error.fatal:
-        name = "UNAVAILABLE"  # the engine is gone and will be back; the session is not lost
-    message = f"{error.param}: {error.message}" if error.param else error.message
-    metadata = [(CODE_METADATA, error.code)]
-    if error.retry_after_ms is not None:
-        metadata.append((RETRY_METADATA, str(error.retry_after_ms)))
-    await context.abort(grpc.StatusCode[name], message, tuple(metadata))
+            await refuse(context, unexpected(error, where="a token session"))
 
 
 def token_call(request: messages.GenerateRequest, sessions: TokenSessions) -> TokenCall:

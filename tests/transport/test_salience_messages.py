@@ -1,0 +1,231 @@
+"""What the messages of calls may hold while they come: bytes that are let in, places, time, and what they count for."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from support.raw_http2 import raw_http2
+from support.salience_server import SalienceServer, refused, salience_server
+from support.token_engine import TokenEngine
+
+from omni_ws.config.keys import ApiKey, digest
+from omni_ws.config.model import GrpcConfig, LimitsConfig, ServerConfig
+from omni_ws.generated import salience_pb2 as messages
+from omni_ws.generated.salience_pb2_grpc import SalienceStub
+from omni_ws.transport.grpc_salience import message_intake
+
+Status = grpc.StatusCode
+MIB = 1 << 20
+CLOSE, GENERATE = "/salience.v1.Salience/CloseSession", "/salience.v1.Salience/Generate"
+HEALTH = "/grpc.health.v1.Health/Check"
+REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+#: What gRPC takes of a message that is not being read.
+UNREAD = 65_535
+
+
+def configured(*, held: int = 1024 * MIB, connections: int = 100, **settings: Any) -> ServerConfig:
+    return ServerConfig(
+        grpc=GrpcConfig(port=0, **settings), limits=LimitsConfig(max_held_bytes=held, max_connections=connections)
+    )
+
+
+@asynccontextmanager
+async def serving(engine: TokenEngine | None = None, **settings: Any) -> AsyncIterator[SalienceServer]:
+    async with salience_server(engine or TokenEngine(), config=configured(**settings)) as server:
+        yield server
+
+
+def number(status: grpc.StatusCode) -> int:
+    value: int = status.value[0]
+    return value
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """How long a message is a prompt one."""
+    return lambda seconds: monkeypatch.setattr(message_intake, "PROMPT_SEC", seconds)
+
+
+# places
+
+
+async def test_no_more_is_let_in_of_a_message_than_is_being_read(patience: Callable[[float], None]) -> None:
+    patience(60)
+    async with serving(held=2 * MIB, max_message_bytes=MIB) as server, raw_http2(server.port) as client:
+        client.begin(1, CLOSE, message_bytes=MIB)
+        await client.send(1, MIB - 1)
+        client.begin(3, CLOSE, message_bytes=MIB)
+        await client.send(3, UNREAD - 5)
+        await client.ping()
+        assert (client.sent(1), client.sent(3), client.room(3)) == (MIB + 4, UNREAD, 0)
+        assert server.held_bytes == 0
+        # One byte later the place is another's. Zeros are no request.
+        await client.send(1, 1)
+        assert await client.status(1) == number(Status.INVALID_ARGUMENT)
+        await client.send(3, MIB + 5 - UNREAD)
+        assert await client.status(3) == number(Status.INVALID_ARGUMENT)
+
+
+async def test_of_slow_messages_there_are_so_many_and_no_more(patience: Callable[[float], None]) -> None:
+    patience(0.05)
+    async with serving(held=5 * MIB, max_message_bytes=MIB) as server, raw_http2(server.port) as client:
+        for stream in (1, 3, 5):  # there are two places for them
+            client.begin(stream, CLOSE, message_bytes=MIB)
+        await client.until(lambda: client.over)
+        (refused_one,) = client.over
+        assert await client.status(refused_one) == number(Status.UNAVAILABLE)
+        assert b"engine_overloaded" in client.headers[refused_one]
+        one, _ = {1, 3, 5} - {refused_one}
+        # Whoever is prompt needs no such place.
+        patience(60)
+        assert await server.dump(await server.open()) == []
+        await client.send(one, MIB)
+        assert await client.status(one) == number(Status.INVALID_ARGUMENT)  # zeros are no request
+        # So there is one again.
+        patience(0)
+        client.begin(7, CLOSE, message_bytes=MIB)
+        await client.send(7, MIB)
+        assert await client.status(7) == number(Status.INVALID_ARGUMENT)
+        assert client.over == {refused_one, one, 7}
+
+
+async def test_who_goes_in_the_middle_of_a_message_gives_the_place_back(patience: Callable[[float], None]) -> None:
+    patience(60)
+    async with serving(held=2 * MIB, max_message_bytes=MIB) as server:
+        async with raw_http2(server.port) as client:
+            client.begin(1, CLOSE, message_bytes=MIB)
+            await client.send(1, MIB - 1)
+        assert await server.dump(await server.open()) == []
+
+
+# time
+
+
+@pytest.mark.parametrize("begun", [None, 100], ids=["nothing", "a beginning"])
+async def test_a_message_that_does_not_come_is_given_up(begun: int | None, patience: Callable[[float], None]) -> None:
+    patience(0.05)
+    async with serving(message_timeout_sec=0.1) as server, raw_http2(server.port) as client:
+        client.begin(1, GENERATE, message_bytes=begun)
+        assert await client.status(1) == number(Status.DEADLINE_EXCEEDED)
+        assert b"did not come whole within 0.1 seconds" in client.headers[1]
+
+
+async def test_services_without_keys_wait_for_a_moment_alone(patience: Callable[[float], None]) -> None:
+    patience(0.05)
+    async with serving() as server, raw_http2(server.port) as client:
+        client.begin(1, HEALTH, message_bytes=None)
+        client.begin(3, REFLECTION, message_bytes=None)
+        assert await client.status(1) == number(Status.DEADLINE_EXCEEDED)
+        assert await client.status(3) == number(Status.OK)  # who asks nothing more has asked all
+
+
+async def test_without_a_key_no_message_is_waited_for() -> None:
+    keys = (ApiKey(name="one", key_sha256=digest("secret")),)
+    async with salience_server(TokenEngine(), keys=keys) as server, raw_http2(server.port) as client:
+        for stream, path in ((1, GENERATE), (3, CLOSE)):
+            client.begin(stream, path, message_bytes=None)
+            assert await client.status(stream) == number(Status.UNAUTHENTICATED)
+
+
+# what it counts for
+
+
+@pytest.mark.parametrize("room", [0, -1], ids=["at the limit", "one past it"])
+async def test_a_large_message_counts_as_long_as_its_call_runs(room: int) -> None:
+    request = messages.CloseSessionRequest(session_id="x" * 100_000)
+    async with serving(held=request.ByteSize() + room) as server:
+        if room < 0:
+            async with refused(Status.UNAVAILABLE, "as much unprocessed input as it may"):
+                await server.stub.CloseSession(request)
+        else:
+            await server.stub.CloseSession(request)
+        assert server.held_bytes == 0
+
+
+async def test_a_large_message_counts_besides_what_its_session_holds() -> None:
+    engine = TokenEngine(max_model_len=200_000)
+    async with serving(engine) as server:
+        session = await server.open()
+        engine.gate.clear()
+        call = aiter(server.generate(session, [900] * 50_000, max_tokens=3))
+        await anext(call)
+        await engine.waiting.wait()
+        request = messages.GenerateRequest(session_id=session, append_tokens=[900] * 50_000, max_tokens=3)
+        assert server.held_bytes == 4 * 50_000 + request.ByteSize()
+        engine.gate.set()
+        assert [event.WhichOneof("event") async for event in call] == ["token", "token", "done"]
+        assert server.held_bytes == 4 * 50_003
+
+
+async def test_a_server_that_is_full_still_closes_sessions() -> None:
+    async with serving() as server:
+        session = await server.open()
+        budget = server.app.sessions.budget
+        free = budget.capacity - budget.used
+        budget.take(free)
+        await server.close(session)
+        assert server.sessions == 0
+        budget.give(free)
+
+
+# how many
+
+
+async def test_calls_at_a_time() -> None:
+    engine = TokenEngine()
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    async with serving(engine, connections=3) as server:
+        sessions = [await server.open() for _ in range(4)]
+        engine.gate.clear()
+        async with (
+            grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=own) as one,
+            grpc.aio.insecure_channel(f"127.0.0.1:{server.port}", options=own) as another,
+        ):
+            calls = []
+            for channel, session in zip((server.channel, one, another), sessions, strict=False):
+                server.stub = SalienceStub(channel)
+                calls.append(aiter(server.generate(session, [5], max_tokens=3)))
+                await anext(calls[-1])
+            async with refused(Status.UNAVAILABLE, "3 calls run already"):
+                await server.events(sessions[3], [5])
+            engine.gate.set()
+            for call in calls:
+                assert [event.WhichOneof("event") async for event in call] == ["token", "token", "done"]
+            await server.events(sessions[3], [5])
+
+
+async def test_connections_at_a_time() -> None:
+    async with serving(connections=2) as server, raw_http2(server.port) as one, raw_http2(server.port) as two:
+        await one.until(lambda: one.greeted)
+        await two.until(lambda: two.greeted)
+        async with raw_http2(server.port) as three:
+            await three.until(lambda: three.closed)
+        assert not one.closed
+        assert not two.closed
+
+
+# what is no message
+
+
+async def test_what_is_no_message_of_the_call() -> None:
+    async with serving() as server:
+        bare: Any = server.channel.unary_unary(CLOSE)
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await bare(b"\xff\xff")
+        assert (refusal.value.code(), "not the one" in str(refusal.value.details())) == (Status.INVALID_ARGUMENT, True)
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await server.channel.stream_unary(CLOSE)(iter(()))
+        assert (refusal.value.code(), "no message" in str(refusal.value.details())) == (Status.INVALID_ARGUMENT, True)
+
+
+async def test_a_small_message_that_unpacks_to_a_large_one_is_refused() -> None:
+    async with serving(max_message_bytes=100_000) as server:
+        request = messages.CloseSessionRequest(session_id="x" * 10_000_000)
+        async with refused(Status.RESOURCE_EXHAUSTED, "larger than max"):
+            await server.stub.CloseSession(request, compression=grpc.Compression.Gzip)
+        request = messages.CloseSessionRequest(session_id="x" * 90_000)
+        await server.stub.CloseSession(request, compression=grpc.Compression.Gzip)
