@@ -73,13 +73,14 @@ class TokenSession:
         if self._append is not None:
             raise RuntimeError("an append is under way")
         kept = self._check_offset(offset, truncating)
+        # Before they are looked at: there may be millions.
+        if offset + len(tokens) > self.max_length:
+            raise ContextLengthExceeded(
+                f"{offset + len(tokens)} tokens are more than the {self.max_length} that the model reads"
+            )
         new = array("I", tokens)
         if new and max(new) >= self.vocabulary:
             raise InvalidValue(f"token ids are below {self.vocabulary}", param="append_tokens")
-        if offset + len(new) > self.max_length:
-            raise ContextLengthExceeded(
-                f"{offset + len(new)} tokens are more than the {self.max_length} that the model reads"
-            )
         added = tuple(sorted(images, key=lambda image: image.start))
         self._check_images(new, offset, added)
         append = TokenAppend(self, offset=offset, cut=self.tokens[offset:], images_before=self.images)

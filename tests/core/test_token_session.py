@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given
@@ -259,3 +259,17 @@ def test_a_session_is_a_list_and_refusals_leave_it_alone(
             if name == "commit":
                 plain = plain[:offset] + tokens
         assert list(made.tokens) == list(made.committed()) == plain
+
+
+def test_too_many_tokens_are_refused_without_a_look_at_them() -> None:
+    class Millions(list[int]):
+        def __len__(self) -> int:
+            return 40_000_000
+
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError("this takes seconds")
+
+    made = session(5, 6)
+    with pytest.raises(ContextLengthExceeded, match="40000002 tokens"):
+        made.begin(Millions(), offset=2)
+    assert list(made.tokens) == [5, 6]

@@ -229,3 +229,38 @@ async def test_a_small_message_that_unpacks_to_a_large_one_is_refused() -> None:
             await server.stub.CloseSession(request, compression=grpc.Compression.Gzip)
         request = messages.CloseSessionRequest(session_id="x" * 90_000)
         await server.stub.CloseSession(request, compression=grpc.Compression.Gzip)
+
+
+@pytest.mark.parametrize("past", [0, 1], ids=["at the limit", "one past it"])
+async def test_fields_of_a_large_message(past: int) -> None:
+    """Each of two bytes, a range from 0 to 0."""
+    async with serving() as server:
+        session = await server.open()
+        message = messages.GenerateRequest(session_id=session).SerializeToString()
+        bare: Any = server.channel.unary_stream(GENERATE)
+        call = bare(message + b"\x42\x00" * (message_intake.MAX_FIELDS - 1 + past))
+        match = "65536 fields" if past else "readout_ranges: at most 16384"
+        async with refused(Status.INVALID_ARGUMENT, match):
+            await anext(aiter(call))
+        assert await server.dump(session) == []
+
+
+@pytest.mark.parametrize("field", ["logprobs_ranges", "readout_ranges", "stop_token_ids", "images"])
+async def test_entries_of_a_field(field: str) -> None:
+    entry: Any = messages.PositionRange(start=0, end=1)
+    if field == "stop_token_ids":
+        entry = 5
+    elif field == "images":
+        entry = messages.ImageAttachment(mime="image/png")
+    many: dict[str, Any] = {field: [entry] * 16_384}
+    too_many: dict[str, Any] = {field: [entry] * 16_385}
+    async with serving() as server:
+        session = await server.open()
+        async with refused(Status.INVALID_ARGUMENT, f"{field}: at most 16384"):
+            await server.events(session, [5], **too_many)
+        assert await server.dump(session) == []
+        if field != "images":
+            await server.events(session, [5], **many)
+        else:  # so many, but no places for them
+            async with refused(Status.INVALID_ARGUMENT, "images: there is no vision block"):
+                await server.events(session, [5], **many)

@@ -15,6 +15,7 @@ from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionTimeout
 from omni_ws.service.admission import PLACE_RETRY_MS
 from omni_ws.transport.grpc_salience.refusals import Context, refuse
+from omni_ws.wire.protobuf_fields import has_more_fields
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
@@ -23,6 +24,8 @@ PROMPT_SEC: Final = 0.5
 #: Messages up to this size are not counted: a call holds as much anyway, and who has to close sessions because the
 #: server is full must be able to.
 SMALL_BYTES: Final = 64 * 1024
+#: Of a large message. In 64 MiB there is room for 32 million, and seconds and gigabytes go by until they are parsed.
+MAX_FIELDS: Final = 65_536
 
 
 class MessageIntake(grpc.aio.ServerInterceptor):
@@ -113,6 +116,8 @@ class MessageIntake(grpc.aio.ServerInterceptor):
                 raise InvalidValue("the call has no message")
             if len(message) > SMALL_BYTES:
                 share.resize(len(message))
+                if has_more_fields(message, MAX_FIELDS):
+                    raise InvalidValue(f"the message has more than {MAX_FIELDS} fields; append_tokens is one if packed")
             try:
                 return handler.request_deserializer(message)
             except DecodeError:

@@ -23,6 +23,9 @@ from omni_ws.transport.grpc_salience.refusals import Context, refuse
 
 Answer = TypeVar("Answer")
 
+#: Of ranges, stop tokens and images, of each: they are looked at while nothing else is.
+MAX_ENTRIES: Final = 16_384
+
 _REASONS: Final = {
     None: messages.GenerateDone.FINISH_REASON_UNSPECIFIED,
     TokenStop.EOS: messages.GenerateDone.FINISH_REASON_EOS,
@@ -157,6 +160,9 @@ def token_call(request: messages.GenerateRequest, sessions: TokenSessions) -> To
     """Raises InvalidValue, naming the field, for what no session could take."""
     if request.logprob_top_k > MAX_TOP_LOGPROBS:
         raise InvalidValue(f"at most {MAX_TOP_LOGPROBS} tokens are named", param="logprob_top_k")
+    for param in ("logprobs_ranges", "readout_ranges", "stop_token_ids", "images"):
+        if len(getattr(request, param)) > MAX_ENTRIES:
+            raise InvalidValue(f"at most {MAX_ENTRIES} are taken", param=param)
     return TokenCall(
         tokens=request.append_tokens,
         offset=request.offset,
