@@ -11,12 +11,12 @@ from typing import Final, TypeAlias
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.service.configuration import Listening
+from omni_ws.service.speech_workers import ROUND_SEC, SpeechWorkers
 
 #: What an item costs to hold besides its payload.
 ITEM_OVERHEAD_BYTES: Final = 128
-#: Audio waits no longer than this for what would make it worth a look: a client may send no more. Twice as long as a
-#: piece lasts, so that it is never over while audio comes.
-LONGEST_WAIT_SEC: Final = 0.5
+#: Audio that has waited less when a round begins waits for the next one: it is too little to be worth a look.
+SHORTEST_WAIT_SEC: Final = ROUND_SEC / 2
 
 
 class Mark(enum.Enum):
@@ -28,15 +28,16 @@ Item: TypeAlias = InputChunk | Listening | Mark | None
 
 
 class ListeningQueue:
-    """Lengths of audio are computed with ``audio``. ``on_overdue`` is called when something has waited too long."""
+    """Lengths of audio are computed with ``audio``. ``on_overdue`` is called when something has waited long enough."""
 
-    def __init__(self, on_overdue: Callable[[], None]) -> None:
+    def __init__(self, workers: SpeechWorkers, on_overdue: Callable[[], None]) -> None:
+        self._workers = workers
         self._on_overdue = on_overdue
-        #: Whether what waits has waited too long.
+        #: Whether what waits has waited long enough, however little it is: a client may send no more.
         self.overdue = False
-        #: On the loop's clock. The timer is not moved while audio comes and goes: it looks here when it fires.
+        #: On the loop's clock.
         self._waiting_since = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._in_round = False
         self.audio = AudioFormat()
         self.waiting_bytes = 0
         #: Length of the audio.
@@ -57,8 +58,8 @@ class ListeningQueue:
             self._waiting_since = asyncio.get_running_loop().time()
         self._items.append(item)
         self._count(item, 1)
-        if self.waiting_ms and self._timer is None:
-            self._arm()
+        if self.waiting_ms and not self._in_round:
+            self._join_round()
 
     def take(self) -> Item:
         item = self._items.popleft()
@@ -81,19 +82,17 @@ class ListeningQueue:
     def clear(self) -> None:
         while self._items:
             self.take()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
-    def _arm(self) -> None:
-        self._timer = asyncio.get_running_loop().call_at(self._waiting_since + LONGEST_WAIT_SEC, self._expired)
+    def _join_round(self) -> None:
+        self._in_round = True
+        self._workers.join_round(self._round_begins)
 
-    def _expired(self) -> None:
-        self._timer = None
+    def _round_begins(self) -> None:
+        self._in_round = False
         if not self._items:
             return
-        if asyncio.get_running_loop().time() < self._waiting_since + LONGEST_WAIT_SEC:
-            self._arm()
+        if asyncio.get_running_loop().time() < self._waiting_since + SHORTEST_WAIT_SEC:
+            self._join_round()
             return
         self.overdue = True
         self._on_overdue()

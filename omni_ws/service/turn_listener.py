@@ -25,10 +25,11 @@ from omni_ws.service.listening_queue import Item, ListeningQueue, Mark
 from omni_ws.service.speech_workers import SpeechWorkers
 from omni_ws.wire.server_frames import SpeechStarted, SpeechStopped
 
-#: Audio goes to a thread in pieces of at least this length while nobody speaks, and in a turn, since each costs a
-#: thread's waking up and a model that is no longer in any cache; but window by window where it matters at once: when a
-#: turn may be about to end, or an answer to be interrupted.
-PIECE_MS: Final = 8 * vad.WINDOW_MS
+#: Audio goes to a thread in pieces, since each costs a thread's waking up and a model that is no longer in any cache:
+#: while nobody speaks with that of others, or alone where more of it waits than a round brings; in a turn when there is
+#: this much; but window by window where it matters at once: when a turn may be about to end, or an answer to be
+#: interrupted.
+PIECE_MS: Final = 10 * vad.WINDOW_MS
 TURN_PIECE_MS: Final = 3 * vad.WINDOW_MS
 URGENT_PIECE_MS: Final = vad.WINDOW_MS
 #: And in pieces of at most about this many bytes: a long chunk is cut, so that no session keeps a thread for long.
@@ -68,7 +69,7 @@ class TurnListener:
         self._tell = tell
         self._listened = listened
         self._server_speaks = server_speaks
-        self._items = ListeningQueue(lambda: None if self._piece else self._pump())
+        self._items = ListeningQueue(workers, lambda: None if self._piece else self._pump())
         self._listening: Listening | None = None
         self._next: Listening | None = None
         self._configured: Listening | None = None

@@ -21,8 +21,7 @@ from omni_ws.core.chunks import Modality, Word
 from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.service import turn_listener
-from omni_ws.service.listening_queue import LONGEST_WAIT_SEC
-from omni_ws.service.speech_workers import SpeechWorkers
+from omni_ws.service.speech_workers import ROUND_SEC, SpeechWorkers
 
 T = TypeVar("T")
 
@@ -586,12 +585,43 @@ async def test_too_little_to_wake_a_thread_is_looked_at_once_nothing_more_comes(
         began = loop.time()
         await client.binary(loud(100) + quiet(30))
         started = await client.until("speech_started")
-        assert loop.time() - began >= LONGEST_WAIT_SEC
+        assert loop.time() - began >= ROUND_SEC
         # Speech that has begun is looked at in pieces that are shorter, and waits no longer all the same.
         await client.binary(quiet(30))
         await client.binary(quiet(600))
         stopped = await client.until("speech_stopped")
         assert 0 <= started["audio_ms"] < stopped["audio_ms"] <= 130
+
+
+class TimedWorkers(InlineWorkers):
+    """Remembers when it was given work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.times: list[float] = []
+
+    def submit(self, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+        self.times.append(asyncio.get_running_loop().time())
+        super().submit(work, done)
+
+
+@pytest.mark.virtual_clock
+async def test_sessions_in_which_nobody_speaks_are_looked_at_together() -> None:
+    workers = TimedWorkers()
+    async with live_server() as server, contextlib.AsyncExitStack() as stack:
+        server.app.sessions.speech_workers = workers
+        clients = [await stack.enter_async_context(native_client(server)) for _ in range(5)]
+        for client in clients:
+            await listen(client)
+        for _ in range(150):
+            for client in clients:
+                await asyncio.sleep(0.004)
+                await client.binary(quiet(20))
+        for client in clients:
+            await client.barrier()
+    assert 10 * len(clients) < workers.pieces < 15 * len(clients)
+    settled = [when for when in workers.times if when > workers.times[0] + 1]
+    assert len(settled) >= len(clients) * len(set(settled))
 
 
 @pytest.mark.virtual_clock
