@@ -37,6 +37,10 @@ class SalienceServer:
     def sessions(self) -> int:
         return self.app.sessions.admission.sessions
 
+    async def idle(self) -> None:
+        """Until no call is at work: one that was cancelled ends later than its client believes."""
+        await self.listener._servicer.wait_idle()
+
     async def open(self) -> str:
         request = messages.OpenSessionRequest(model="local-model")
         answer: messages.OpenSessionResponse = await self.stub.OpenSession(request, metadata=self.metadata)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ from support.until import until
 from omni_ws.config.model import VllmConfig
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task
-from omni_ws.engine.base import EngineOutput, Finished, GenerationRequest, TextOutput
+from omni_ws.engine.base import EngineOutput, EngineState, Finished, GenerationRequest, TextOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.vllm.engine import VllmEngine
 
@@ -29,6 +30,8 @@ ENVIRONMENT: Mapping[str, str] = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
+#: A model of any of the tests, on a machine that does other things too.
+STARTS_WITHIN_SEC = 150.0
 TEXT = frozenset({OutputModality.TEXT})
 #: Greedy, and long enough to differ where anything differs. Random weights know no end, so the length is the end.
 GREEDY: Mapping[str, Any] = {"temperature": 0.0, "max_tokens": 24}
@@ -124,5 +127,13 @@ def core_process(engine: VllmEngine) -> int:
     return pid
 
 
-async def until_idle(engine: VllmEngine, seconds: float) -> None:
-    await until(lambda: not unfinished(engine), seconds=seconds)
+async def until_idle(engine: VllmEngine) -> None:
+    """Nothing of any request is held any more."""
+    await until(lambda: not engine.active_requests and not unfinished(engine))
+
+
+async def until_state(engine: VllmEngine, state: EngineState) -> None:
+    """As long as it takes on a busy machine to start a model."""
+    async with asyncio.timeout(STARTS_WITHIN_SEC):
+        while engine.state is not state:  # noqa: ASYNC110 - a start takes seconds, in a thread that wants the time
+            await asyncio.sleep(0.005)

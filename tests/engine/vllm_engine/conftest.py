@@ -7,9 +7,13 @@ import os
 import warnings
 from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import pytest
 from support.vllm_engine import ENVIRONMENT
+
+if TYPE_CHECKING:
+    from support.vllm_serve import VllmServers
 
 # Before vLLM is imported, which reads them once.
 for _name, _value in ENVIRONMENT.items():
@@ -30,10 +34,40 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="vLLM is not installed (make test-vllm)"))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def collected() -> Iterator[None]:
+@pytest.fixture(autouse=True, scope="session")
+def quick_models(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Models start in a process that has imported vLLM already, which is most of what their start takes."""
+    if find_spec("vllm") is None or not any(item.get_closest_marker("vllm") for item in request.session.items):
+        yield
+        return
+    from support.imported_already import models_in_forked_processes
+
+    with models_in_forked_processes():
+        yield
+
+
+@pytest.fixture(scope="session")
+def vllm_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServers]:
+    from support import vllm_serve
+
+    with vllm_serve.vllm_servers(tmp_path_factory.mktemp("served")) as servers:
+        yield servers
+
+
+def collect() -> None:
     """What vLLM leaves to the garbage collector complains when it is collected: here, not at the end of all tests."""
-    yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         gc.collect()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def collected() -> Iterator[None]:
+    yield
+    collect()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    """After the last fixture has let go."""
+    collect()

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.commands import Ended, run_command
 from support.salience_server import salience_server
 
 from omni_ws.config.error import ConfigurationError
@@ -64,9 +65,8 @@ def test_a_file_that_holds_no_prompts(tmp_path: Path, text: str | None, match: s
         load_concepts(file)
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "omni_ws", "readout-vectors", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+async def run(*arguments: str) -> Ended:
+    return await run_command(sys.executable, "-m", "omni_ws", "readout-vectors", *arguments, seconds=200)
 
 
 @pytest.mark.vllm
@@ -82,9 +82,19 @@ async def test_vectors_from_the_command_line(tmp_path: Path) -> None:
     prompts.write_text(json.dumps(PROMPTS))
     given = [f"--vllm.args.{name}={json.dumps(value)}" for name, value in ENGINE_ARGS.items()]
     command = ["--prompts", str(prompts), "--model", str(model), "--out", str(out), *given]
-    ended = run(*command, "--layers", "0,1")
-    assert ended.returncode == 0, ended.stderr
-    assert f"--grpc.readout-vectors {out / 'readout.safetensors'}" in ended.stdout
+    refusals = (
+        (["--layers", "0,2"], "the layers [2]; the model has 2"),
+        (["--layers", "1", "--out", str(model)], "the model's own folder"),
+        (["--layers", "one"], "are no layers"),
+    )
+    ended, *others = await asyncio.gather(
+        run(*command, "--layers", "0,1"), *(run(*command, *changes) for changes, _ in refusals)
+    )
+    for refused, (_, match) in zip(others, refusals, strict=True):
+        assert (refused.status, match in refused.errors) == (2, True), refused.errors
+        assert "Traceback" not in refused.errors
+    assert ended.status == 0, ended.errors
+    assert f"--grpc.readout-vectors {out / 'readout.safetensors'}" in ended.output
 
     made = load_vectors(out / "readout.safetensors", out / "readout.json")
     assert (made.manifest.concepts, made.manifest.layers) == (("loud", "asking"), (0, 1))
@@ -124,15 +134,6 @@ async def test_vectors_from_the_command_line(tmp_path: Path) -> None:
             seen = await read(one["positive"]) - await read(one["negative"])
             assert seen[:, index] == pytest.approx(apart[index], rel=1e-2)
 
-    for changes, match, status in (
-        (["--layers", "0,2"], "the layers [2]; the model has 2", 2),
-        (["--layers", "1", "--out", str(model)], "the model's own folder", 2),
-        (["--layers", "one"], "are no layers", 2),
-    ):
-        ended = run(*command, *changes)
-        assert (ended.returncode, match in ended.stderr) == (status, True), ended.stderr
-        assert "Traceback" not in ended.stderr
-
 
 @pytest.mark.parametrize(
     ("arguments", "match"),
@@ -143,6 +144,6 @@ async def test_vectors_from_the_command_line(tmp_path: Path) -> None:
         (("--prompts", "p.toml", "--layers", "-1", "--model", "m"), "layers"),
     ],
 )
-def test_a_command_line_that_asks_for_nothing_known(arguments: tuple[str, ...], match: str) -> None:
-    ended = run(*arguments)
-    assert (ended.returncode, match in ended.stderr) == (2, True), ended.stderr
+async def test_a_command_line_that_asks_for_nothing_known(arguments: tuple[str, ...], match: str) -> None:
+    ended = await run(*arguments)
+    assert (ended.status, match in ended.errors) == (2, True), ended.errors

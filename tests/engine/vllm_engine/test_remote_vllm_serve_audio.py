@@ -13,7 +13,7 @@ pytest.importorskip("httpx", reason="the remote engine's client is not installed
 
 from support.live_server import live_server
 from support.scripted_upstream import answer, final, text
-from support.vllm_serve import VllmServe, configuration, in_front_of, vllm_serve
+from support.vllm_serve import VllmServe, VllmServers, configuration, in_front_of
 
 from omni_ws.client import connect
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
@@ -27,17 +27,9 @@ HEARS = ("text", "audio")
 
 
 @pytest.fixture(scope="module")
-def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServe]:
-    from support.tiny_models import build_audio_model
-
-    folder = tmp_path_factory.mktemp("served-audio")
-    arguments = [
-        *("--max-model-len", "2048", "--skip-mm-profiling", "--mm-processor-cache-gb", "0.05"),
-        # The template of the model writes texts only: vLLM puts the place of the sound into the text itself.
-        *("--chat-template-content-format", "string"),
-    ]
-    with vllm_serve(build_audio_model(folder / "model"), folder / "log", *arguments) as served:
-        yield served
+def serve(vllm_servers: VllmServers) -> Iterator[VllmServe]:
+    yield vllm_servers.audio
+    vllm_servers.audio.kill()
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

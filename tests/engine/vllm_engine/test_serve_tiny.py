@@ -11,12 +11,13 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import wave
 from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import av
 import pytest
@@ -30,9 +31,15 @@ README_ADDRESS = "http://127.0.0.1:8080"
 LONGEST = 40
 
 
+class Listening(NamedTuple):
+    address: str
+    #: Of token sessions.
+    grpc_port: int
+
+
 @contextmanager
-def made(target: str, *variables: str) -> Iterator[str]:
-    """The address of the server that a make target runs in this very environment, whose stamp counts as fresh."""
+def made(target: str, *variables: str) -> Iterator[subprocess.Popen[str]]:
+    """The server that a make target runs in this very environment, whose stamp counts as fresh."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
     environment.pop("OMNI_WS_API_KEY", None)
     process = subprocess.Popen(
@@ -40,22 +47,28 @@ def made(target: str, *variables: str) -> Iterator[str]:
         cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     assert process.stderr is not None
-    said = []
     try:
-        for line in process.stderr:
-            said.append(line)
-            if found := re.search(r"listens on (http://\S+)", line):
-                break
-        else:
-            pytest.fail(f"the server did not start:\n{''.join(said)}")
-        yield found[1]
+        yield process
         os.killpg(process.pid, signal.SIGINT)  # Ctrl-C: make waits for the server, and then ends by the signal itself
-        assert process.wait(30) in (0, -signal.SIGINT)
+        assert process.wait(60) in (0, -signal.SIGINT)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         process.stderr.close()
+
+
+def listening(process: subprocess.Popen[str]) -> Listening:
+    """Once it does."""
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        if tokens := re.search(r"\(gRPC\) listens on \S+:(\d+)", line):
+            address = re.search(r"listens on (http://\S+)", said)
+            assert address is not None
+            return Listening(address[1], int(tokens[1]))
+    pytest.fail(f"the server did not start:\n{said}")
 
 
 @pytest.fixture(scope="module")
@@ -64,22 +77,40 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def grpc_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def servers(folder: Path) -> Iterator[tuple[Listening, Listening]]:
+    """``make serve-tiny``, and ``make serve`` with the models that the former built, named as those of a hub would be.
+
+    Both load their models at the same time.
+    """
+    settings = (
+        "--port 0 --grpc-port 0 --vllm.args.dtype float32 --vllm.args.enforce_eager true "
+        "--vllm.args.max_model_len 1024 "
+        "--vllm.args.kv_cache_memory_bytes 33554432 --vllm.args.skip_mm_profiling true "
+        "--vllm.args.mm_processor_cache_gb 0.05 --vllm.talker_args.dtype float32 --vllm.talker_args.enforce_eager true "
+        f"--vllm.talker_args.kv_cache_memory_bytes 33554432 --vllm.talker_profile {folder}/talker.toml"
+    )
+    names = (f"MODEL={folder}/thinker", f"TALKER={folder}/talker")
+    with made("serve-tiny", f"TINY_MODELS={folder}", "ARGS=--port 0 --grpc-port 0") as tiny:
+        while tiny.poll() is None and not (folder / "serve.toml").exists():  # the last that is built
+            time.sleep(0.05)
+        with made("serve", "ENGINE=vllm", "VLLM=cpu", *names, f"ARGS={settings}") as named:
+            yield listening(tiny), listening(named)
 
 
 @pytest.fixture(scope="module")
-def address(folder: Path, grpc_port: int) -> Iterator[str]:
-    with made("serve-tiny", f"TINY_MODELS={folder}", f"ARGS=--port 0 --grpc-port {grpc_port}") as address:
-        yield address
+def address(servers: tuple[Listening, Listening]) -> str:
+    return servers[0].address
+
+
+@pytest.fixture(scope="module")
+def grpc_port(servers: tuple[Listening, Listening]) -> int:
+    return servers[0].grpc_port
 
 
 def mic_client(address: str, *arguments: str) -> list[dict[str, Any]]:
     url = address.replace("http", "ws", 1) + "/v1/streaming_input"
     program = [sys.executable, "examples/mic_client.py", "--url", url, "--json", *arguments]
-    ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
     assert ended.returncode == 0, ended.stderr
     return [json.loads(line) for line in ended.stdout.splitlines()]
 
@@ -124,7 +155,7 @@ def curl_lines() -> list[str]:
 def shell(line: str, address: str, folder: Path) -> bytes:
     command = line.replace(README_ADDRESS, address).replace("-o ", f"-o {folder}/")
     ended = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", command], cwd=ROOT, capture_output=True, timeout=60, check=False
+        ["bash", "-euo", "pipefail", "-c", command], cwd=ROOT, capture_output=True, timeout=150, check=False
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
@@ -174,21 +205,12 @@ def test_the_sdk_of_openai(address: str) -> None:
         assert refused.value.param == "voice"
 
 
-def test_make_serve_with_a_model_and_a_talker(address: str, folder: Path, tmp_path: Path) -> None:
-    """The models that are built by now, named as those of a hub would be."""
-    settings = (
-        "--port 0 --grpc-port 0 --vllm.args.dtype float32 --vllm.args.enforce_eager true "
-        "--vllm.args.max_model_len 1024 "
-        "--vllm.args.kv_cache_memory_bytes 33554432 --vllm.args.skip_mm_profiling true "
-        "--vllm.args.mm_processor_cache_gb 0.05 --vllm.talker_args.dtype float32 --vllm.talker_args.enforce_eager true "
-        f"--vllm.talker_args.kv_cache_memory_bytes 33554432 --vllm.talker_profile {folder}/talker.toml"
-    )
-    names = (f"MODEL={folder}/thinker", f"TALKER={folder}/talker")
-    with made("serve", "ENGINE=vllm", "VLLM=cpu", *names, f"ARGS={settings}") as served:
-        options = ["--config", "sampling.max_tokens=8", "--config", "sampling.temperature=0"]
-        events = mic_client(served, "--text", "Hello!", *options, "--save", f"{tmp_path}/x.wav")
-        assert final_of(events)["usage"]["output_tokens"] == 8
-        assert final_of(events)["usage"]["output_audio_ms"] > 0
+def test_make_serve_with_a_model_and_a_talker(servers: tuple[Listening, Listening], tmp_path: Path) -> None:
+    _, named = servers
+    options = ["--config", "sampling.max_tokens=8", "--config", "sampling.temperature=0"]
+    events = mic_client(named.address, "--text", "Hello!", *options, "--save", f"{tmp_path}/x.wav")
+    assert final_of(events)["usage"]["output_tokens"] == 8
+    assert final_of(events)["usage"]["output_audio_ms"] > 0
 
 
 def test_the_lines_of_the_guide_to_token_sessions(address: str, grpc_port: int, folder: Path) -> None:
@@ -197,7 +219,7 @@ def test_the_lines_of_the_guide_to_token_sessions(address: str, grpc_port: int, 
     arguments = [str(folder / "thinker") if one.endswith("tiny-models/thinker") else one for one in shlex.split(line)]
     program = [sys.executable, *arguments, "--address", f"127.0.0.1:{grpc_port}"]
     for more, last in (([], r"11 \+ \d+ tokens, (length|eos)"), (["--score"], r"log-probability -\d.*")):
-        ended = subprocess.run([*program, *more], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+        ended = subprocess.run([*program, *more], cwd=ROOT, capture_output=True, text=True, timeout=150, check=False)
         assert ended.returncode == 0, ended.stderr
         assert re.fullmatch(last, ended.stdout.splitlines()[-1])
 
@@ -208,7 +230,7 @@ def test_a_taken_port_is_known_before_a_model_is_looked_for(tmp_path: Path) -> N
         serve = [sys.executable, "-m", "omni_ws", "serve", "--engine", "vllm", "--model", str(tmp_path / "nowhere")]
         ended = subprocess.run(
             [*serve, "--port", "0", "--grpc-port", str(port)],
-            cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+            cwd=ROOT, capture_output=True, text=True, timeout=150, check=False,
         )  # fmt: skip
     assert ended.returncode == 1
     (line,) = [line for line in ended.stderr.splitlines() if line.startswith("omni-ws")]

@@ -143,7 +143,7 @@ async def test_answers_that_end_at_every_boundary(speaker: Speaker, frames: int)
 
 
 async def test_max_tokens_are_those_of_the_whole_answer(speaker: Speaker) -> None:
-    _, tap, talker = await speak(speaker, TEXT, "limited", sampling={"max_tokens": 7 * 40})
+    _, tap, talker = await speak(speaker, TEXT, "limited", sampling={"temperature": 0.0, "max_tokens": 7 * 40})
     assert talker.frames == 40
     assert talker.cut
     assert len(tap.clauses()) == 2
@@ -235,8 +235,8 @@ async def test_cancelling_frees_the_slots_of_the_engine(speaker: Speaker) -> Non
                 heard.set()
                 await asyncio.Event().wait()
 
-    took_ms = []
-    for round_ in range(3):
+    quick = False
+    for round_ in range(10):
         events = [asyncio.Event() for _ in range(SLOTS)]
         tasks = [asyncio.create_task(first_audio(f"cancel-{round_}-{i}", event)) for i, event in enumerate(events)]
         await asyncio.gather(*(event.wait() for event in events))
@@ -245,12 +245,14 @@ async def test_cancelling_frees_the_slots_of_the_engine(speaker: Speaker) -> Non
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        took_ms.append((time.perf_counter() - began) * 1000)
+        quick = time.perf_counter() - began < 0.05
         assert active(speaker) == 0
         # All slots were taken: this one can only be served because they are free.
         audio, _, _ = await speak(speaker, "Yes.", f"after-{round_}")
         assert audio
-    assert min(took_ms) < 50  # other work may disturb
+        if quick:
+            break
+    assert quick, "it took 50 ms each time, and not only while other work disturbed"
 
 
 async def test_the_first_sound_comes_early(speaker: Speaker) -> None:
@@ -259,7 +261,7 @@ async def test_the_first_sound_comes_early(speaker: Speaker) -> None:
     The best of a few, because other work may disturb.
     """
     firsts, factors, pauses = [], [], []
-    for attempt in range(5):
+    for attempt in range(20):
         ended = 0.0
 
         async def thinker() -> AsyncIterator[str]:
@@ -280,6 +282,8 @@ async def test_the_first_sound_comes_early(speaker: Speaker) -> None:
         firsts.append((arrivals[0][0] - ended) * 1000)
         factors.append((time.perf_counter() - began) * 1000 / code2wav.audio_ms)
         pauses.append(pause_ms(arrivals))
+        if min(firsts) <= 150 and min(factors) < 1 and min(pauses) == 0:
+            break
     print(f"\nfirst audio {sorted(map(round, firsts))} ms, real-time factor {min(factors):.2f} … {max(factors):.2f}")
     assert min(firsts) <= 150
     assert min(factors) < 1

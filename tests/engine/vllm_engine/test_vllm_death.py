@@ -14,7 +14,7 @@ from support.live_server import LiveServer, live_server
 from support.raw_http import raw_client
 from support.raw_http import request as http_request
 from support.until import until
-from support.vllm_engine import Input, answer, core_process, plain_answer, running_engine, unfinished
+from support.vllm_engine import Input, answer, core_process, plain_answer, running_engine, unfinished, until_state
 
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.vllm.engine import VllmEngine
@@ -43,23 +43,17 @@ def quick_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omni_ws.engine.vllm.language_model.FIRST_BACKOFF_SEC", 0.05)
 
 
-async def until_state(engine: VllmEngine, state: EngineState, seconds: float) -> None:
-    async with asyncio.timeout(seconds):
-        while engine.state is not state:  # noqa: ASYNC110 - a restart takes seconds, in a thread that wants the time
-            await asyncio.sleep(0.005)
-
-
 async def test_a_death_while_answering_fails_the_answer_and_the_next_ones_until_it_is_back(
     engine: VllmEngine, quick_restart: None
 ) -> None:
     before = await plain_answer(engine, "user: Hello\nassistant:")
     task = asyncio.create_task(answer(engine, Input("Hello"), sampling={"temperature": 0.0}))
     waiting = asyncio.create_task(answer(engine, Input("I am still speaking", open_end=True)))
-    await until(lambda: unfinished(engine) == 2, seconds=10)
+    await until(lambda: unfinished(engine) == 2)
     os.kill(core_process(engine), signal.SIGKILL)
     for failing in (task, waiting):
         with pytest.raises(EngineFailed) as failure:
-            await asyncio.wait_for(failing, 10)
+            await asyncio.wait_for(failing, 60)
         assert failure.value.fatal
     assert engine.state is EngineState.UNHEALTHY
     with pytest.raises(EngineFailed) as failure:
@@ -67,7 +61,7 @@ async def test_a_death_while_answering_fails_the_answer_and_the_next_ones_until_
     assert failure.value.fatal
     assert engine.active_requests == 0
 
-    await until_state(engine, EngineState.OK, 60)
+    await until_state(engine, EngineState.OK)
     text, _ = await answer(engine, Input("Hello"))
     assert text == before
     assert engine._shared is not None
@@ -76,8 +70,8 @@ async def test_a_death_while_answering_fails_the_answer_and_the_next_ones_until_
 
 async def test_a_death_is_noticed_while_nothing_runs(engine: VllmEngine, quick_restart: None) -> None:
     os.kill(core_process(engine), signal.SIGKILL)
-    await until_state(engine, EngineState.UNHEALTHY, 10)
-    await until_state(engine, EngineState.OK, 60)
+    await until_state(engine, EngineState.UNHEALTHY)
+    await until_state(engine, EngineState.OK)
     await answer(engine, Input("Hello"))
 
 
@@ -85,17 +79,17 @@ async def test_the_server_tells_of_it_and_stopping_leaves_no_process(engine: Vll
     async with live_server(engine, expect_errors=True, still_answers=False) as server:
         assert await health(server) == (200, "ok")
         os.kill(core_process(engine), signal.SIGKILL)
-        await until_state(engine, EngineState.UNHEALTHY, 10)
+        await until_state(engine, EngineState.UNHEALTHY)
         assert await health(server) == (503, "unhealthy")
-        await until_state(engine, EngineState.OK, 60)
+        await until_state(engine, EngineState.OK)
         assert await health(server) == (200, "ok")
         pid = core_process(engine)
         os.kill(pid, 0)
         answering = asyncio.create_task(answer(engine, Input("Hello"), sampling={"temperature": 0.0}))
-        await until(lambda: unfinished(engine) == 1, seconds=10)
+        await until(lambda: unfinished(engine) == 1)
         await engine.stop()
         with pytest.raises(EngineFailed):
-            await asyncio.wait_for(answering, 10)
+            await asyncio.wait_for(answering, 60)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     assert engine.state is EngineState.STARTING
@@ -129,5 +123,5 @@ async def test_answers_that_are_no_numbers_end_where_vllm_was_asked_to_look(
         with pytest.raises(EngineFailed) as failure:
             await answer(engine, Input("Hello ~"))
         assert failure.value.fatal
-        await until_state(engine, EngineState.OK, 60)
+        await until_state(engine, EngineState.OK)
         assert (await answer(engine, Input("Hello")))[0] == before

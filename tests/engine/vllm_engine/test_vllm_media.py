@@ -34,7 +34,7 @@ async def hearing(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Vll
     folder = build_audio_model(tmp_path_factory.mktemp("audio-model"))
     async with running_engine(folder, MULTIMODAL_ARGS, audio_segment_ms=1000) as engine:
         yield engine
-        await until_idle(engine, 1)
+        await until_idle(engine)
 
 
 def noise(seconds: float, seed: int = 0) -> NDArray[np.int16]:

@@ -54,7 +54,7 @@ class TestWithVllm:
             mixed_requests.chat(max_tokens=12, **text),
             mixed_requests.streamed_body(max_tokens=12, **text),
             mixed_requests.several_requests(max_tokens=12, **text),
-            interrupted := mixed_requests.interrupted(sampling={"max_tokens": 64}, **text),
+            interrupted := mixed_requests.interrupted(sampling={"max_tokens": 1500}, **text),
             mixed_requests.speech("ada"),
         ]
         started = await post(server.port, "/start_request_profile", {"run_id": "mixed"})

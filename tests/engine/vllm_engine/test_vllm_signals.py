@@ -11,30 +11,41 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from support.commands import start_vllm_command
 from support.raw_http import raw_client
 from support.raw_http import request as http_request
+from support.vllm_engine import STARTS_WITHIN_SEC
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+#: A server, and its port.
+Served = tuple[asyncio.subprocess.Process, int]
 
 
-@asynccontextmanager
-async def served(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, int]]:
-    """``omni-ws serve`` over a tiny model in a process group of its own, and its port."""
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Served, Served]]:
+    """``omni-ws serve`` twice over a tiny model, each in a process group of its own: no test leaves one to another."""
     from support.tiny_models import build_text_model
 
-    model = build_text_model(folder / "model")
-    process = await start_vllm_command(folder, model)
+    model = build_text_model(tmp_path_factory.mktemp("served") / "model")
+    processes = [await start_vllm_command(tmp_path_factory.mktemp("server"), model) for _ in range(2)]
     try:
-        assert process.stderr is not None
-        async with asyncio.timeout(100):
-            while b"listens on http://127.0.0.1:" not in (line := await process.stderr.readline()):
-                assert line, "the server did not start"
-        yield process, int(line.split(b"127.0.0.1:")[1].split()[0])
+        first, second = await asyncio.gather(*(port_of(process) for process in processes))
+        yield (processes[0], first), (processes[1], second)
     finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        for process in processes:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+
+
+async def port_of(process: asyncio.subprocess.Process) -> int:
+    assert process.stderr is not None
+    async with asyncio.timeout(STARTS_WITHIN_SEC):
+        while b"listens on http://127.0.0.1:" not in (line := await process.stderr.readline()):
+            assert line, "the server did not start"
+    return int(line.split(b"127.0.0.1:")[1].split()[0])
 
 
 def children(process: int) -> list[int]:
@@ -58,22 +69,24 @@ async def long_answer(port: int) -> AsyncIterator[asyncio.Task[bytes]]:
         yield asyncio.create_task(client.reader.read(-1))
 
 
-async def test_ctrl_c_lets_the_answer_finish(tmp_path: Path) -> None:
-    async with served(tmp_path) as (process, port), long_answer(port) as answer:
+async def test_ctrl_c_lets_the_answer_finish(servers: tuple[Served, Served]) -> None:
+    process, port = servers[0]
+    async with long_answer(port) as answer:
         os.killpg(process.pid, signal.SIGINT)
-        rest = await asyncio.wait_for(answer, 60)
+        rest = await asyncio.wait_for(answer, 100)
         assert b'"finish_reason":"length"' in rest
         assert b"data: [DONE]" in rest
-        assert await asyncio.wait_for(process.wait(), 30) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
 
 
-async def test_a_server_that_is_killed_takes_its_models_along(tmp_path: Path) -> None:
-    async with served(tmp_path) as (process, port), long_answer(port) as answer:
+async def test_a_server_that_is_killed_takes_its_models_along(servers: tuple[Served, Served]) -> None:
+    process, port = servers[1]
+    async with long_answer(port) as answer:
         left = children(process.pid)
         assert left
         process.kill()
         await process.wait()
         await asyncio.gather(answer, return_exceptions=True)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while any(Path(f"/proc/{child}").exists() for child in left):  # noqa: ASYNC110, ASYNC240 - not ours
                 await asyncio.sleep(0.05)

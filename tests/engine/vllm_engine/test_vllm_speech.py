@@ -12,8 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
-from support.until import until
-from support.vllm_engine import GREEDY, Input, answer, final_of, request, running_engine, text_of, until_idle
+from support.vllm_engine import (
+    GREEDY,
+    Input,
+    answer,
+    final_of,
+    request,
+    running_engine,
+    text_of,
+    until_idle,
+    until_state,
+)
 
 from omni_ws.audio.samples import Samples
 from omni_ws.core.chunks import FinishReason, OutputModality, Task
@@ -48,9 +57,8 @@ async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Vll
 async def engine(started: VllmEngine) -> AsyncIterator[VllmEngine]:
     """The running engine; afterwards nothing of it may be held any more."""
     yield started
-    await until_idle(started, 1)
+    await until_idle(started)
     assert speaking(started) == 0
-    assert started.active_requests == 0
 
 
 def speaking(engine: VllmEngine) -> int:
@@ -160,7 +168,7 @@ async def test_text_is_read_aloud_as_it_comes(engine: VllmEngine) -> None:
 async def test_a_sentence_is_spoken_though_nothing_follows(engine: VllmEngine) -> None:
     source = Input("This is all.", open_end=True)
     heard = 0
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         async for output in engine.generate(request(source, task=Task.SPEECH, modalities=AUDIO)):
             heard += isinstance(output, AudioOutput)
             source.end()
@@ -197,8 +205,8 @@ async def test_what_is_refused(engine: VllmEngine, changes: dict[str, Any], para
 
 
 async def test_leaving_frees_all_stages(engine: VllmEngine) -> None:
-    took = []
-    for _ in range(3):
+    async def leave() -> bool:
+        """Whether that was quick."""
         source = Input("a word " * 60)
         outputs = engine.generate(request(source, task=Task.SPEECH, modalities=AUDIO))
         async for output in outputs:
@@ -206,10 +214,15 @@ async def test_leaving_frees_all_stages(engine: VllmEngine) -> None:
             break
         began = time.perf_counter()
         await outputs.aclose()
-        took.append(time.perf_counter() - began)
+        took = time.perf_counter() - began
         assert speaking(engine) == 0
         assert engine.active_requests == 0
-    assert min(took) < 0.05  # other work may disturb
+        return took < 0.05
+
+    for _ in range(10):  # other work may disturb
+        if await leave():
+            return
+    pytest.fail("it took 50 ms each time")
 
 
 async def test_the_talker_dies_and_comes_back(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,13 +232,17 @@ async def test_the_talker_dies_and_comes_back(engine: VllmEngine, monkeypatch: p
     before = sound_of(await outputs_of(engine, Input("Again."), task=Task.SPEECH, modalities=AUDIO))
 
     async def killed_while_it_speaks() -> None:
-        async for _ in engine.generate(request(Input("a word " * 60), task=Task.SPEECH, modalities=AUDIO)):
-            os.kill(process.pid, signal.SIGKILL)
+        asked = request(Input("a word " * 60), task=Task.SPEECH, modalities=AUDIO, stage_sampling=SEED)
+        outputs = engine.generate(asked)
+        await anext(outputs)
+        os.kill(process.pid, signal.SIGKILL)
+        async for _ in outputs:
+            pass
 
     with pytest.raises(EngineFailed) as failure:
         await killed_while_it_speaks()
     assert failure.value.fatal
     assert engine.state is EngineState.UNHEALTHY
-    await until(lambda: engine.state is EngineState.OK, seconds=60)
+    await until_state(engine, EngineState.OK)
     after = sound_of(await outputs_of(engine, Input("Again."), task=Task.SPEECH, modalities=AUDIO))
     assert_same_sound(after, before)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.commands import start_vllm_command
 from support.until import until
+from support.vllm_engine import STARTS_WITHIN_SEC
 
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import VllmConfig
@@ -80,26 +82,34 @@ class TestWithVllm:
         error = await self.failure(build_talker(tmp_path / "talker"), dict(ENGINE_ARGS))
         assert "chat" in str(error)
 
-    @pytest.mark.parametrize("weights", [None, b"no weights"], ids=["no model", "no weights"])
-    async def test_the_command_ends_with_status_1_and_says_why(self, tmp_path: Path, weights: bytes | None) -> None:
+    async def test_the_command_ends_with_status_1_and_says_why(self, tmp_path: Path) -> None:
         from support.tiny_models import build_text_model
 
-        model = tmp_path / "model"
-        if weights is not None:
-            (build_text_model(model) / "model.safetensors").write_bytes(weights)
-        process = await start_vllm_command(tmp_path, model)
-        _, errors = await asyncio.wait_for(process.communicate(), 60)
-        assert process.returncode == 1
-        assert b"omni-ws serve: error: the Thinker did not start" in errors
-        assert b"listens on" not in errors
-        # Python's own tracker of resources ends when it sees that all others have.
-        await until(lambda: not is_there(process.pid), seconds=10)
+        folders = tmp_path / "no model", tmp_path / "no weights"
+        for folder in folders:
+            folder.mkdir()
+        (build_text_model(folders[1] / "model") / "model.safetensors").write_bytes(b"no weights")
+        processes = [await start_vllm_command(folder, folder / "model") for folder in folders]
+        try:
+            async with asyncio.timeout(STARTS_WITHIN_SEC):
+                ends = await asyncio.gather(*(process.communicate() for process in processes))
+        finally:
+            for process in processes:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+        for process, (_, errors) in zip(processes, ends, strict=True):
+            assert process.returncode == 1
+            assert b"omni-ws serve: error: the Thinker did not start" in errors
+            assert b"listens on" not in errors
+            # Python's own tracker of resources ends when it sees that all others have.
+            await until(partial(is_gone, process.pid), seconds=60)
 
 
-def is_there(group: int) -> bool:
-    """Whether a process of the group lives."""
+def is_gone(group: int) -> bool:
+    """Whether no process of the group lives."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
-        return False
-    return True
+        return True
+    return False

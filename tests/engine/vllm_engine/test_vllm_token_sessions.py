@@ -21,7 +21,7 @@ from support.readouts import LAYERS, random_vectors
 from support.salience_server import SalienceServer, refused, salience_server
 from support.token_reference import ALL, Reference, close, png, readouts
 from support.until import until
-from support.vllm_engine import core_process, unfinished
+from support.vllm_engine import core_process, unfinished, until_state
 
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import VllmConfig
@@ -241,7 +241,8 @@ async def test_a_cancelled_call_frees_vllm(server: SalienceServer) -> None:
     for _ in range(3):
         await anext(call)
     stream.cancel()
-    await until(lambda: not unfinished(engine), seconds=5)
+    await until(lambda: not unfinished(engine))
+    await server.idle()
     kept = await server.dump(session)
     assert len(kept) >= 203
     await server.events(session, [5], len(kept), max_tokens=1)
@@ -262,7 +263,7 @@ async def test_a_model_that_dies_is_unavailable_and_the_session_lives_on(
             pass
     kept = await server.dump(session)
     assert kept[: len(TEXT)] == TEXT
-    await until(lambda: engine.state is EngineState.OK, seconds=60)
+    await until_state(engine, EngineState.OK)
     tokens, _ = await server.events(session, [5], len(kept), max_tokens=2, top_k=1, readout_ranges=ALL)
     assert close(readouts(tokens), reference.readouts(await server.dump(session), vectors))
     await server.close(session)

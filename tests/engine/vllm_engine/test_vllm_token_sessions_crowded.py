@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import pytest_asyncio
+from support.commands import run_command
 from support.readouts import random_vectors
 from support.salience_server import SalienceServer, salience_server
 from support.token_reference import ALL, Reference, close, png, readouts
-from support.vllm_engine import GREEDY, Input, answer, plain_answer, request, running_engine
+from support.vllm_engine import GREEDY, STARTS_WITHIN_SEC, Input, answer, plain_answer, request, running_engine
 
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.keys import ApiKey, digest
@@ -38,7 +37,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope
 CONCEPTS = ("warm", "loud", "round")
 KEYS = (ApiKey(name="one", key_sha256=digest("secret-one")), ApiKey(name="two", key_sha256=digest("secret-two")))
 #: Room for so many tokens in vLLM's cache.
-ROOM = 24 * 32
+ROOM = 18 * 32
 
 
 def of(name: str) -> tuple[tuple[str, str], ...]:
@@ -216,7 +215,8 @@ async def test_an_image_that_never_reached_the_model_is_sent_again(tmp_path_fact
         await reached.wait()
         call.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-        await asyncio.wait_for(left_it.wait(), 5)
+        await asyncio.wait_for(left_it.wait(), 60)
+        await server.idle()
         engine.tokens._model.generate = generate
         assert await server.dump(other) == []
         again, _ = await server.events(other, tokens, images=attached("green"), max_tokens=3, top_k=1)
@@ -245,26 +245,25 @@ async def test_arguments_that_do_not_go_with_readouts(
         VllmEngine(VllmConfig(model=str(model), args=args), readouts=Readouts(vectors))
 
 
-@pytest.mark.parametrize(("hidden", "layer", "match"), [(128, 2, "the layers [2]"), (64, 1, "hidden size of 64")])
-async def test_vectors_of_another_model_end_the_start(
-    model: Path, tmp_path: Path, hidden: int, layer: int, match: str
-) -> None:
-    files = tmp_path / "readout.safetensors", tmp_path / "readout.json"
+async def test_vectors_of_another_model_end_the_start(model: Path, tmp_path: Path) -> None:
+    cases = ((128, 2, "the layers [2]"), (64, 1, "hidden size of 64"))
+    commands = [serving(model, tmp_path / str(hidden), hidden, layer) for hidden, layer, _ in cases]
+    starts = [run_command(*command, seconds=STARTS_WITHIN_SEC) for command in commands]
+    for ended, (_, _, match) in zip(await asyncio.gather(*starts), cases, strict=True):
+        assert ended.status == 2
+        assert match in ended.errors
+        assert "Traceback" not in ended.errors
+
+
+def serving(model: Path, folder: Path, hidden: int, layer: int) -> list[str]:
+    """The command, with readout vectors of that size, for that layer."""
+    folder.mkdir()
+    files = folder / "readout.safetensors", folder / "readout.json"
     save_vectors({layer: np.ones((1, hidden), np.float32)}, ["one"], *files)
     arguments = ["--engine", "vllm", "--model", str(model), "--port", "0", "--grpc-port", "0"]
     arguments += [f"--vllm.args.{name}={json.dumps(value)}" for name, value in ENGINE_ARGS.items()]
     arguments += ["--grpc.readout-vectors", str(files[0]), "--grpc.readout-manifest", str(files[1])]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "omni_ws", "serve", *arguments, stderr=subprocess.PIPE, start_new_session=True
-    )
-    try:
-        _, said = await asyncio.wait_for(process.communicate(), 120)
-    finally:
-        if process.returncode is None:
-            process.send_signal(signal.SIGKILL)
-    assert process.returncode == 2
-    assert match in said.decode()
-    assert "Traceback" not in said.decode()
+    return [sys.executable, "-m", "omni_ws", "serve", *arguments]
 
 
 async def test_an_engine_without_readouts_is_not_made_eager(model: Path) -> None:
