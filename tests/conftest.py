@@ -20,7 +20,7 @@ pytest_plugins = ["support.report"]
 
 _BOTH_LOOPS = Path(__file__).parent / "transport"
 #: Passes of the event loop in which what was cancelled may still come to its end.
-_WINDING_UP_PASSES = 50
+_WINDING_UP_PASSES = 1000
 
 # An example that took long on a busy machine is no failure. Where CI is set every run tries the same examples, so that
 # a failure there is about the change; elsewhere each run tries others.

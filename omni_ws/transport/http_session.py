@@ -75,9 +75,9 @@ class HttpSession:
         tasks = [
             asyncio.create_task(self._guard(work), name=f"http session: {name}")
             for name, work in (
-                ("answers", self.conversation.run()),
-                ("input", source()),
-                ("clock", self._watch_the_clock()),
+                ("answers", self.conversation.run),
+                ("input", source),
+                ("clock", self._watch_the_clock),
             )
         ]
         try:
@@ -89,6 +89,7 @@ class HttpSession:
             try:
                 await asyncio.gather(*tasks, return_exceptions=True)
             finally:
+                self.conversation.end()  # which a task that was cancelled before its first step has not done
                 self.written()
                 self._outbox.close()
                 self.conversation.observed.ended()
@@ -144,10 +145,10 @@ class HttpSession:
             self.conversation.observed.tell(OutputWritten(message))
         self._unwritten.clear()
 
-    async def _guard(self, work: Awaitable[None]) -> None:
+    async def _guard(self, work: Callable[[], Awaitable[None]]) -> None:
         """What goes wrong beside the receiver reaches it as a message."""
         try:
-            await work
+            await work()
         except OmniError as error:
             self._outbox.put_nowait(error)
         except PeerGone:

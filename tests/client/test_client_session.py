@@ -277,15 +277,18 @@ async def test_a_refused_first_configuration() -> None:
 
 
 async def test_a_configuration_that_nobody_waits_for_any_more_keeps_its_place() -> None:
+    asked = asyncio.Event()
+
     async def server(peer: Peer) -> None:
-        first, second = await peer.receive(), await peer.receive()
-        assert first == ConfigPatch({"voice": "nobody"})
+        assert await peer.receive() == ConfigPatch({"voice": "nobody"})
+        asked.set()
+        second = await peer.receive()
         await peer.error(InvalidValue("unknown voice"))
         assert await peer.grant(second) == {"voice": "echo"}
 
     async with scripted_server(script(server)) as url, connect(url) as session:
         given_up = asyncio.create_task(session.configure(voice="nobody"))
-        await asyncio.sleep(0)
+        await asked.wait()
         given_up.cancel()
         assert (await session.configure(voice="echo")).voice == "echo"
         assert given_up.cancelled()

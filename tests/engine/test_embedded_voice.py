@@ -12,6 +12,7 @@ from contextlib import aclosing
 import numpy as np
 import pytest
 from support.speech_clips import word_errors
+from support.until import until
 
 from omni_ws.audio.resample import StreamResampler
 from omni_ws.config.model import VoiceChoice
@@ -126,8 +127,9 @@ async def test_texts_take_turns(voice: Voice) -> None:
         order.append(name)
 
     async with asyncio.TaskGroup() as group:
-        for name in "abc":
+        for number, name in enumerate("abc"):
             group.create_task(speak(name))
+            await until(lambda: voice.jobs > number)  # noqa: B023 - called here
     assert order == ["a", "b", "c"]
     assert voice.jobs == 0
 
@@ -154,8 +156,9 @@ async def test_a_killed_worker_costs_its_own_text_only(voice: Voice) -> None:
     assert dead is not None
     os.kill(dead, signal.SIGSTOP)
     running = asyncio.create_task(spoken(voice, SENTENCE))
+    await until(lambda: voice.jobs == 1)
     waiting = asyncio.create_task(spoken(voice, SENTENCE))
-    await asyncio.sleep(0)
+    await until(lambda: voice.jobs == 2)
     os.kill(dead, signal.SIGKILL)
     with pytest.raises(EngineFailed, match="died"):
         await running
@@ -192,7 +195,7 @@ async def test_stopping_fails_who_still_waits(voice: Voice) -> None:
     assert voice.worker_pid is not None
     os.kill(voice.worker_pid, signal.SIGSTOP)
     running = asyncio.create_task(spoken(voice, SENTENCE))
-    await asyncio.sleep(0)
+    await until(lambda: voice.jobs == 1)
     os.kill(voice.worker_pid, signal.SIGCONT)
     await voice.stop()
     with pytest.raises(EngineFailed, match="stopped"):

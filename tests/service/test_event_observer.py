@@ -161,6 +161,7 @@ async def test_an_interruption_names_both_requests(tmp_path: Path) -> None:
                 await client.say("two")
                 assert (await client.answer()).reason == "cancelled"
                 await client.until("response_started")
+            await server.check_empty()
         admitted = [event["request_id"] for event in found.of("request_admission")]
         (interrupt,) = found.of("interrupt")
         ends = {event["request_id"]: event["finish_reason"] for event in found.of("terminal_response")}

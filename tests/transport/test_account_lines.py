@@ -114,7 +114,7 @@ async def test_our_own_failures_are_errors_and_the_clients_are_not(lines: Lines,
         await post(server.port, CHAT, HELLO | {"messages": [{"role": "user", "content": "a b c"}], "stream": stream})
         await post(server.port, CHAT, HELLO | {"model": "unknown"})
         await over(server)
-    failed, refused = lines.of("http request", route=CHAT)
+    failed, refused = sorted(lines.of("http request", route=CHAT), key=lambda line: line["level"])
     assert (failed["level"], failed["code"], failed["status"]) == ("error", "engine_failed", 200 if stream else 500)
     assert (refused["level"], refused["code"], refused["status"]) == ("info", "model_not_found", 404)
     (request_line,) = lines.of("request")

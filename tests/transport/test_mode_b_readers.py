@@ -281,6 +281,7 @@ async def test_draining_lets_answers_finish_and_ends_what_has_not_begun() -> Non
         begun = await create(server, {"chunk": text("a ", 0)})
         idle = await create(server)
         draining = asyncio.create_task(server.running.drain(30))
+        await server.until(lambda: server.app.sessions.admission.draining)  # which closes connections without a request
         await idle.until("failed")
         answer = await idle.result()
         assert (answer.status, answer.error["code"]) == (503, "shutting_down")

@@ -434,6 +434,7 @@ async def test_drain_waits_for_a_client_that_is_owed_something() -> None:
             await client.until("output_chunk")
             await vanish(server, client)
             draining = asyncio.create_task(server.running.drain(20))
+            await server.until(lambda: server.app.sessions.admission.draining)
             go_on.set()
             await server.until(lambda: engine.active_requests == 0)
             assert not draining.done()

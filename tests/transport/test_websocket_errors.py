@@ -220,6 +220,7 @@ async def test_what_the_engine_took_does_not_count() -> None:
         for _ in range(50):
             await client.binary(bytes(600))
             await client.barrier()
+            await server.until(lambda: not server.held_bytes, "the engine's taking it over")
         await client.chunk(end=True)
         assert (await client.answer()).final["usage"]["input_audio_ms"] == round(50 * 600 / 32)
 
