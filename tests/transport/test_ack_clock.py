@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+
+import pytest
 import math
 
 from omni_ws.transport.ack_clock import AckClock
@@ -34,6 +36,7 @@ async def test_each_is_told_at_its_time_and_no_sooner() -> None:
     assert loop.time() >= begin + 0.029  # loops round
 
 
+@pytest.mark.virtual_clock
 async def test_what_went_out_earlier_is_passed_over() -> None:
     clock, now = AckClock(), asyncio.get_running_loop().time()
     early, other = Connection(), Connection()
