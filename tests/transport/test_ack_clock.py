@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
-import math
 
 from omni_ws.transport.ack_clock import AckClock
 
@@ -24,6 +24,7 @@ class Connection:
         self.acknowledged.set()
 
 
+@pytest.mark.virtual_clock
 async def test_each_is_told_at_its_time_and_no_sooner() -> None:
     clock, loop = AckClock(), asyncio.get_running_loop()
     first, second = Connection(), Connection()

@@ -289,6 +289,7 @@ async def test_draining_lets_answers_finish_and_ends_what_has_not_begun() -> Non
         assert (refused.status, refused.error["code"]) == (503, "shutting_down")
         async with native_client(server, query=f"?session_id={begun.id}", greeted=False) as client:
             polling = asyncio.create_task(begun.result())
+            await server.until(lambda: any(one.busy for one in server.running._connections._open))
             await client.until("response_started")
             await begun.append(text("b", 1, end_of_input=True))
             assert (await client.answer()).text == "a b"
