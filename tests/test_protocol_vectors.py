@@ -339,7 +339,7 @@ def act(stream: InputStream, step: Vector) -> Sequence[StreamEvent]:
 
 
 def ack_of(stream: InputStream) -> dict[str, Any] | None:
-    if not stream.ack_due:
+    if not stream.acks.due:
         return None
     ack = stream.take_ack()
     return {

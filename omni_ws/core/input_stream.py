@@ -1,7 +1,7 @@
 """InputStream: the ordered chunks of one session, cut into requests.
 
-One reorder buffer for the whole session, one StreamingInputSession for each request in it, the acknowledgements and
-the three clocks: the gap that is not filled, the silence that lasts too long, the acknowledgement that is due.
+One reorder buffer for the whole session, one StreamingInputSession for each request in it, and three clocks: the gap
+that is not filled, the silence that lasts too long, the acknowledgement that is due.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from omni_ws.core.acknowledgements import Acknowledgements
 from omni_ws.core.chunks import InputChunk, StartTrigger
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Arrival, ReorderBuffer
@@ -25,11 +26,6 @@ from omni_ws.errors import (
     SessionConflict,
     SessionTimeout,
 )
-
-#: An acknowledgement goes out after this many accepted chunks (a filled gap counts as one) …
-ACK_EVERY_CHUNKS: Final = 16
-#: … or this long after the first chunk that is not acknowledged yet, whichever comes first.
-ACK_DELAY_SEC: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,11 +92,7 @@ class InputStream:
         self._last_activity = now
         #: Since when a chunk is missing before others that have come.
         self.gap_since: float | None = None
-        #: Whether an acknowledgement should go out now.
-        self.ack_due = False
-        #: Since when anything was accepted that is not acknowledged.
-        self.unacknowledged_since: float | None = None
-        self._unacknowledged = 0
+        self.acks = Acknowledgements()
 
     # input
 
@@ -127,7 +119,7 @@ class InputStream:
             # The path of nearly every frame of nearly every stream.
             events = self._deliver(chunk)
             reorder.next_sequence_id = sequence_id + 1
-            self._accepted(now)
+            self.acks.accepted(now)
             return events
         return self._place(sequence_id, chunk, size, now)
 
@@ -175,7 +167,7 @@ class InputStream:
         """Give up on what waits behind a gap; numbering goes on after the highest number that waited."""
         self._last_activity = now
         for item in self.reorder.discard():
-            self.ack_due = True
+            self.acks.due = True
             if isinstance(item, InputChunk):
                 self._release(len(item.payload))
         self.gap_since = None
@@ -214,9 +206,7 @@ class InputStream:
     # acknowledgements
 
     def take_ack(self) -> InputAck:
-        self._unacknowledged = 0
-        self.unacknowledged_since = None
-        self.ack_due = False
+        self.acks.sent()
         return InputAck(self.reorder.next_sequence_id, len(self.reorder), self.received_bytes)
 
     # time
@@ -226,8 +216,8 @@ class InputStream:
         when = math.inf if self.answering else self._last_activity + self.limits.session_timeout
         if self.gap_since is not None:
             when = min(when, self.gap_since + self.limits.reorder_timeout)
-        if self.unacknowledged_since is not None:
-            when = min(when, self.unacknowledged_since + ACK_DELAY_SEC)
+        if (ack := self.acks.get_timer()) is not None:
+            when = min(when, ack)
         return None if when == math.inf else when
 
     def handle_timer(self, *, now: float) -> None:
@@ -238,8 +228,7 @@ class InputStream:
             if self.current is not None and self.current.input_open:
                 self.current.expire()
             raise SessionTimeout(f"nothing came for {self.limits.session_timeout:g} seconds")
-        if self.unacknowledged_since is not None and now >= self.unacknowledged_since + ACK_DELAY_SEC:
-            self.ack_due = True
+        self.acks.handle_timer(now=now)
 
     def gap_error(self) -> SequenceGap:
         missing = self.reorder.missing
@@ -268,7 +257,7 @@ class InputStream:
                 return self._fill(item, now)
             case Arrival.DUPLICATE:
                 self.duplicates += 1
-                self.ack_due = True
+                self.acks.due = True
             case Arrival.AHEAD if self.reject_out_of_order:
                 raise OutOfOrder(
                     f"expected chunk {self.reorder.next_sequence_id}", param="sequence_id", sequence_id=sequence_id
@@ -306,7 +295,7 @@ class InputStream:
         following = self.reorder.next_sequence_id + 1
         waiting = self.reorder.release(item, now=now)[1:]
         if waiting:
-            self.ack_due = True
+            self.acks.due = True
             # A gap that is left is another gap, with a clock of its own.
             self.gap_since = now if self.reorder else None
         for sequence_id, released in enumerate(waiting, following):
@@ -316,7 +305,7 @@ class InputStream:
             if sequence_id in self._finish_after:
                 self._finish_after.discard(sequence_id)
                 events += self._finish()
-        self._accepted(now)
+        self.acks.accepted(now)
         return events
 
     def _deliver(self, chunk: InputChunk) -> Sequence[StreamEvent]:
@@ -328,7 +317,7 @@ class InputStream:
         self.received_bytes += size
         self.opened = True
         if chunk.end_of_input:
-            self.ack_due = True
+            self.acks.due = True
         return [Diverted(chunk)] if self.diverting else self._assign(chunk)
 
     def _assign(self, chunk: InputChunk, *, by_speech: bool = False) -> Sequence[StreamEvent]:
@@ -350,14 +339,14 @@ class InputStream:
 
     def _finish(self) -> Sequence[StreamEvent]:
         if self.diverting:
-            self.ack_due = True
+            self.acks.due = True
             return [Diverted(None)]
         if self.single_request and not self.opened:  # and what has an end and no input says so by itself
             return self._deliver(InputChunk.end())
         session, self.current = self.current, None
         if session is None:
             return []
-        self.ack_due = True
+        self.acks.due = True
         return [*session.finish()]
 
     def _hold(self, size: int) -> None:
@@ -375,13 +364,6 @@ class InputStream:
             return
         self._budget.give(size)
         self.held_bytes -= size
-
-    def _accepted(self, now: float) -> None:
-        self._unacknowledged += 1
-        if self.unacknowledged_since is None:
-            self.unacknowledged_since = now
-        elif self._unacknowledged == ACK_EVERY_CHUNKS:
-            self.ack_due = True
 
 
 def _ended(sequence_id: int | None) -> SessionConflict:

@@ -10,8 +10,8 @@ from typing import Final
 
 from websockets.frames import CloseCode
 
+from omni_ws.core.acknowledgements import ACK_DELAY_SEC
 from omni_ws.core.chunks import InputChunk
-from omni_ws.core.input_stream import ACK_DELAY_SEC
 from omni_ws.errors import EngineOverloaded, InvalidRequest, OmniError
 from omni_ws.service.failure import unexpected
 from omni_ws.service.live_session import LiveSession
@@ -65,6 +65,7 @@ class WebSocketSession:
         self._conversation = session.conversation
         self._configuration = session.conversation.configuration
         self._stream = session.conversation.stream
+        self._acks = session.conversation.stream.acks
         self._outbox = session.outbox
         self.output = WebSocketOutput(connection, session, binary_audio=binary_audio)
         # That there is something to write, and that the socket takes it: told often, hence without a call in between.
@@ -158,9 +159,10 @@ class WebSocketSession:
         except Exception as error:
             self._input_failed(error)
             return
-        if stream.ack_due or now + ACK_EARLY_SEC >= self.ack_at:
+        acks = self._acks
+        if acks.due or now + ACK_EARLY_SEC >= self.ack_at:
             self.acknowledge()
-        elif self.ack_at == math.inf and stream.unacknowledged_since is not None:
+        elif self.ack_at == math.inf and acks.since is not None:
             self.ack_at = now + ACK_DELAY_SEC
             self._ack_clock.wait(self.ack_at, self)
         outbox_full = self._outbox.full_since is not None
@@ -207,8 +209,8 @@ class WebSocketSession:
 
     def acknowledge(self) -> None:
         self.ack_at = math.inf
-        stream = self._stream
-        if not self._listening or not (stream.ack_due or stream.unacknowledged_since is not None):
+        acks = self._acks
+        if not self._listening or not (acks.due or acks.since is not None):
             return
         ack = self._conversation.take_ack()
         if self._outbox or self._connection.paused or not self._connection.is_open:
@@ -272,7 +274,7 @@ class WebSocketSession:
         except OmniError as error:
             self._session.end(error)
             return
-        if self._stream.unacknowledged_since is not None:
+        if self._acks.since is not None:
             self.acknowledge()
         self._check_peer(now)
         self._arm(now)

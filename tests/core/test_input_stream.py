@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from omni_ws.core.acknowledgements import ACK_DELAY_SEC, ACK_EVERY_CHUNKS
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
-from omni_ws.core.input_stream import ACK_DELAY_SEC, ACK_EVERY_CHUNKS, InputStream, StreamLimits
+from omni_ws.core.input_stream import InputStream, StreamLimits
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.session import (
     GenerationStarted,
@@ -71,7 +72,7 @@ def shapes(events: Sequence[StreamEvent]) -> list[type[StreamEvent]]:
 
 def ack_due(stream: InputStream) -> bool:
     """A call, so that a type checker does not take the answer for a constant."""
-    return stream.ack_due
+    return stream.acks.due
 
 
 def has_gap(stream: InputStream) -> bool:

@@ -10,8 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from omni_ws.core.acknowledgements import ACK_DELAY_SEC, ACK_EVERY_CHUNKS
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
-from omni_ws.core.input_stream import ACK_DELAY_SEC, ACK_EVERY_CHUNKS, InputStream, StreamLimits
+from omni_ws.core.input_stream import InputStream, StreamLimits
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings, StreamingInputSession
 from omni_ws.core.start_policy import OnMinLength
@@ -351,7 +352,7 @@ class CheckedInputStream:
         if not self.closed:
             assert ack == InputAck(self.model.next, len(self.model.ahead), self.model.received_bytes)
             self.model.accepted, self.model.accepted_since, self.model.ack_now = 0, None, False
-            assert not self.stream.ack_due
+            assert not self.stream.acks.due
         self.check()
 
     def advance(self, seconds: float) -> None:
@@ -400,7 +401,7 @@ class CheckedInputStream:
         assert stream.current is (None if model.current is None else self.sessions[model.current.number])
         assert stream.opened == bool(model.requests)
         assert (stream.gap_since is not None) == bool(model.ahead)
-        assert stream.ack_due == model.ack_due
+        assert stream.acks.due == model.ack_due
         assert stream.get_timer() == model.timer()
 
     def check_forgotten(self) -> None:
