@@ -21,6 +21,7 @@ from omni_ws.transport.websocket_connection import StreamConnection
 
 #: Real seconds in which what was let go must be gone.
 SETTLE_SEC = 5.0
+LOOKS = 2000
 _LOGGERS = ("omni_ws", "websockets", "asyncio")
 
 
@@ -54,12 +55,15 @@ class LiveServer:
         return [one for one in self.running._server.all_connections if isinstance(one, StreamConnection)]
 
     async def until(self, condition: Callable[[], bool], what: str = "the condition") -> None:
-        """Waits for a state of the server that no event announces."""
+        """Waits for a state of the server that no event announces.
+
+        It is looked at in every pass of the loop at first, so that a test cannot count on what becomes true next.
+        """
         loop = asyncio.get_running_loop()
-        for _ in range(1000):
+        for attempt in range(LOOKS):
             if condition():
                 return
-            await asyncio.sleep(SETTLE_SEC / 1000)
+            await asyncio.sleep(0 if attempt < LOOKS // 2 else SETTLE_SEC / (LOOKS // 2))
         raise AssertionError(f"{what} did not come about by {loop.time():.1f}")
 
     async def check_empty(self) -> None:

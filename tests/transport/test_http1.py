@@ -369,6 +369,7 @@ async def test_unread_body_stops_the_reading() -> None:
     assert max(sizes) <= 64 * 1024 + 256 * 1024  # the high-water mark, overrun by one read of the loop at most
 
 
+@pytest.mark.counts_passes
 async def test_tiny_chunks_are_coalesced_and_leave_others_their_turn() -> None:
     parts: list[int] = []
     turns = 0
@@ -701,6 +702,7 @@ async def test_writing_raises_once_the_transport_closes() -> None:
             assert await outcome is PeerGone
 
 
+@pytest.mark.counts_passes
 async def test_fast_writer_lets_others_run() -> None:
     turns_meanwhile = 0
     turns = 0

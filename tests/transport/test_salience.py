@@ -402,7 +402,7 @@ async def test_a_client_that_cancels_keeps_what_it_was_sent(server: SalienceServ
     first = await anext(call)
     await engine.waiting.wait()
     stream.cancel()
-    await engine.idle()
+    await server.idle()
     assert await server.dump(session) == [5, first.token.id]
     engine.gate.set()
     await server.events(session, [6], 2)
@@ -416,7 +416,7 @@ async def test_a_client_that_is_gone_frees_the_engine(server: SalienceServer, en
         call = aiter(SalienceStub(channel).Generate(request))
         await anext(call)
         await engine.waiting.wait()
-    await engine.idle()
+    await server.idle()
     assert len(await server.dump(session)) == 2
 
 
@@ -427,7 +427,7 @@ async def test_a_deadline_frees_the_engine(server: SalienceServer, engine: Token
     async with refused(Status.DEADLINE_EXCEEDED):
         async for _ in server.stub.Generate(request, timeout=0.9):
             pass
-    await engine.idle()
+    await server.idle()
     assert len(await server.dump(session)) == 2
 
 

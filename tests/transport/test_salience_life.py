@@ -159,7 +159,7 @@ async def test_a_client_that_dies_in_the_middle_frees_the_engine(reset: bool) ->
 
             with pytest.raises(grpc.aio.AioRpcError):
                 await read()
-        await engine.idle()
+        await server.idle()
         kept = await server.dump(session)
         assert received < len(kept) < 900_000
 
@@ -177,7 +177,7 @@ async def test_closing_a_session_whose_client_does_not_read() -> None:
             async with refused(Status.NOT_FOUND, "closed"):
                 async for _ in call:
                     pass
-            await engine.idle()
+            await server.idle()
         assert (server.sessions, server.held_bytes) == (0, 0)
 
 

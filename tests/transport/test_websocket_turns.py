@@ -539,6 +539,7 @@ async def test_a_report_about_an_earlier_answer_changes_nothing() -> None:
 # the engine's slot, bounds
 
 
+@pytest.mark.counts_passes
 async def test_the_engine_is_free_within_a_pass_of_the_loop() -> None:
     engine = ScriptedEngine([TextOutput("a"), asyncio.Event().wait])
     async with live_server(engine) as server, native_client(server) as client:
