@@ -41,7 +41,7 @@ _HANDSHAKE: Final = (
     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n{protocol}\r\n"
 )
 _ACKNOWLEDGED: Final = re.compile(rb'"next_sequence_id": ?(\d+)')
-_TEXT, _BINARY, _CLOSE = 0x81, 0x82, 0x88
+_TEXT, _BINARY, _CLOSE, _PING, _PONG = 0x81, 0x82, 0x88, 0x89, 0x8A
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +178,9 @@ class Stream:
         self._buffer = data[at:]
 
     def _count(self, kind: int, data: bytes, start: int, end: int) -> None:
+        if kind == _PING:
+            self.socket.send(masked(data[start:end], _PONG))
+            return
         if kind not in (_TEXT, _BINARY):
             raise RuntimeError(f"an unexpected frame came: {data[start:end]!r}")
         self.answers += 1
