@@ -114,8 +114,8 @@ async def test_a_message_that_does_not_come_is_given_up(begun: int | None, patie
         assert b"did not come whole within 0.1 seconds" in client.headers[1]
 
 
-async def test_services_without_keys_wait_for_a_moment_alone(patience: Callable[[float], None]) -> None:
-    patience(0.05)
+async def test_services_without_keys_do_not_wait_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_intake, "KEYLESS_SEC", 0.05)
     async with serving() as server, raw_http2(server.port) as client:
         client.begin(1, HEALTH, message_bytes=None)
         client.begin(3, REFLECTION, message_bytes=None)

@@ -21,6 +21,8 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 #: How long a message may take to come before it is one of the slow ones.
 PROMPT_SEC: Final = 0.5
+#: How long one may take that needs no key: more than a loaded server's loop is ever held up.
+KEYLESS_SEC: Final = 5.0
 #: Messages up to this size are not counted: a call holds as much anyway, and who has to close sessions because the
 #: server is full must be able to.
 SMALL_BYTES: Final = 64 * 1024
@@ -35,7 +37,7 @@ class MessageIntake(grpc.aio.ServerInterceptor):
     takes no more than 64 KiB of a message that is not being read, so no more are read at once than would fill
     ``budget`` if each were of ``max_message_bytes``: half of them for a moment, to which the next call waits; half of
     them for up to ``timeout_sec``, beyond which a slow one is refused. Calls of other services need no key; their
-    messages have but that moment.
+    messages have a few seconds.
     """
 
     def __init__(
@@ -111,7 +113,7 @@ class MessageIntake(grpc.aio.ServerInterceptor):
                 self._check_key(context)
             if self._calls > self._max_calls:
                 raise EngineOverloaded(f"{self._max_calls} calls run already", retry_after_ms=PLACE_RETRY_MS)
-            message = await (self._own_message(context) if has_key else self._hurried_message(context))
+            message = await (self._own_message(context) if has_key else self._keyless_message(context))
             if message is grpc.aio.EOF:
                 raise InvalidValue("the call has no message")
             if len(message) > SMALL_BYTES:
@@ -137,15 +139,15 @@ class MessageIntake(grpc.aio.ServerInterceptor):
                 await asyncio.wait({reading}, timeout=self._timeout_sec)
         return self._result(reading, self._timeout_sec)
 
-    async def _hurried_message(self, context: Context) -> Any:
+    async def _keyless_message(self, context: Context) -> Any:
         reading = self._read(context)
-        await asyncio.wait({reading}, timeout=PROMPT_SEC)
-        return self._result(reading, PROMPT_SEC)
+        await asyncio.wait({reading}, timeout=KEYLESS_SEC)
+        return self._result(reading, KEYLESS_SEC)
 
     async def _requests(self, context: Context, handler: Any) -> AsyncGenerator[Any, None]:
         """Those of a service that needs no key; who pauses has said all."""
         try:
-            while (message := await self._hurried_message(context)) is not grpc.aio.EOF:
+            while (message := await self._keyless_message(context)) is not grpc.aio.EOF:
                 yield handler.request_deserializer(message)
         except SessionTimeout:
             return
