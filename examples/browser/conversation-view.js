@@ -9,15 +9,20 @@ export class ConversationView {
   #log;
   #welcome;
   #nodes = new Map();
+  #following = true;
 
   constructor(log, welcome) {
     this.#log = log;
     this.#welcome = welcome;
+    log.addEventListener("scroll", () => {
+      this.#following = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_END;
+    });
+    // A message above it, the keyboard of a phone, and turning the phone take room from it.
+    new ResizeObserver(() => this.#follow()).observe(log);
   }
 
   show(turn) {
     this.#welcome.hidden = true;
-    const followed = this.#log.scrollHeight - this.#log.scrollTop - this.#log.clientHeight < NEAR_END;
     let nodes = this.#nodes.get(turn.number);
     if (!nodes) {
       nodes = makeTurn();
@@ -26,7 +31,11 @@ export class ConversationView {
     }
     this.#showUser(nodes, turn);
     this.#showAnswer(nodes, turn);
-    if (followed) this.#log.scrollTop = this.#log.scrollHeight;
+    this.#follow();
+  }
+
+  #follow() {
+    if (this.#following) this.#log.scrollTop = this.#log.scrollHeight;
   }
 
   #showUser({ you, settled, interim, images }, { user, answer }) {

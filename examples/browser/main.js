@@ -18,6 +18,7 @@ import { Talk } from "./talk.js";
 import { WaveView } from "./wave-view.js";
 
 const ACKNOWLEDGE_MS = 250;
+const NEXT_DOWNLOAD_MS = 500;
 
 const settings = loadSettings();
 const messages = new Messages(element("messages"));
@@ -256,7 +257,7 @@ sound.addEventListener("change", () => {
     sound.chooseOutput(settings.speaker).catch(() => {});
   }
   if (!sound.locked) messages.hide("locked");
-  else if (speaker.playing) showLocked();
+  else if (speaker.playing || talk.phase === "talking" || talk.phase === "listening") showLocked();
 });
 
 function showLocked() {
@@ -300,7 +301,8 @@ talk.addEventListener("network", ({ detail: { state } }) => {
 
 let wakeLock = null;
 async function keepAwake() {
-  wakeLock ??= await navigator.wakeLock?.request("screen").catch(() => null);
+  // The browser takes it back from a page that is not seen.
+  if (!wakeLock || wakeLock.released) wakeLock = await navigator.wakeLock?.request("screen").catch(() => null);
 }
 function letSleep() {
   wakeLock?.release();
@@ -411,22 +413,26 @@ element("save").onclick = () => {
   const stamp = new Date().toISOString().slice(0, 19).replaceAll(":", "-");
   download(transcriptOf(conversation.turns, figures.told), `conversation-${stamp}.json`);
   const pieces = sound.rate === null ? [] : soundOf(conversation.turns, sound.rate);
-  if (pieces.length) download(wavFile(pieces, sound.rate), `conversation-${stamp}.wav`);
+  // Safari drops a download that another one follows at once.
+  const next = () => download(wavFile(pieces, sound.rate), `conversation-${stamp}.wav`);
+  if (pieces.length) setTimeout(next, NEXT_DOWNLOAD_MS);
 };
 
-document.addEventListener("pointerdown", () => sound.revive());
-document.addEventListener("keydown", () => sound.revive());
+// What counts as a gesture: a mouse that goes down, a finger that goes up.
+for (const gesture of ["pointerdown", "pointerup", "keydown"]) document.addEventListener(gesture, () => sound.revive());
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) {
     if (talk.mode === "hold" && talk.phase === "off") microphone.close(); // nobody is going to speak
     return;
   }
   sound.revive();
+  if (talk.phase === "listening") keepAwake();
   session.check();
 });
 window.addEventListener("online", () => session.hurry());
 
 setInterval(() => figures.waiting(session.unacknowledged, session.bufferedBytes), 1000);
+element("save").disabled = true; // Firefox remembers over a reload what a button was
 applySettings([]);
 showState();
 session.open();

@@ -7,6 +7,9 @@ const MICROPHONE = {
   NotFoundError: "No microphone was found. Plug one in and try again, or write.",
   NotReadableError: "The microphone could not be opened: another program may be using it.",
   LostError: "The microphone went away. Plug it in again, or choose another one in the settings.",
+  SoundLocked:
+    "The browser does not start the sound, so it does not record either. Try again; if that does not help, look whether " +
+    "the machine has a loudspeaker or headphones. Until then you can write.",
   InsecureContext:
     "Browsers give the microphone only to pages that come over https, or from this very machine. " +
     "Open this page over https (docs/browser.md tells how), or write.",

@@ -4,6 +4,12 @@
 const LOWEST_RATE = 8000;
 const HIGHEST_RATE = 192000;
 const USUAL_RATE = 48000;
+/* A context that does not run by then is not going to. */
+const START_MS = 10_000;
+/* Where the sound goes through PulseAudio or PipeWire, asking a context of Firefox for its latency can lock the page and
+   the audio thread against each other for good. There the usual one is taken. */
+const MAY_ASK_LATENCY = !/X11.*Firefox\//.test(navigator.userAgent);
+const USUAL_LATENCY_SECONDS = 0.04;
 
 export class Sound extends EventTarget {
   #context = null;
@@ -48,6 +54,14 @@ export class Sound extends EventTarget {
     return this.#context;
   }
 
+  /* Resolves when sound flows, as it may once there is a microphone. Raises an Error named SoundLocked where it does not:
+     the browser wants to be touched, or there is no output device, without which some do not record either. */
+  async running() {
+    const resumed = this.#context.resume().catch(() => {});
+    await Promise.race([resumed, new Promise((late) => setTimeout(late, START_MS))]);
+    if (this.locked) throw Object.assign(new Error("the browser starts no sound"), { name: "SoundLocked" });
+  }
+
   /* After the page was away, or an output was unplugged. */
   revive() {
     if (this.locked) this.#context.resume().catch(() => {});
@@ -62,16 +76,16 @@ export class Sound extends EventTarget {
 
   /* When something at a context's time is heard, on the clock of performance.now(). */
   heardAt(time) {
-    const context = this.#context;
-    const stamp = context.getOutputTimestamp?.();
-    if (stamp?.performanceTime > 0) return stamp.performanceTime + (time - stamp.contextTime) * 1000;
-    return performance.now() + (time - context.currentTime + (context.outputLatency || context.baseLatency || 0)) * 1000;
+    return performance.now() + (time - this.#context.currentTime + this.#latency) * 1000;
   }
 
   /* Samples that were given out and are on their way to the ear. */
   get latencySamples() {
-    const context = this.#context;
-    return Math.round((context.outputLatency || context.baseLatency || 0) * context.sampleRate);
+    return Math.round(this.#latency * this.#context.sampleRate);
+  }
+
+  get #latency() {
+    return MAY_ASK_LATENCY ? this.#context.outputLatency || this.#context.baseLatency || 0 : USUAL_LATENCY_SECONDS;
   }
 
   #tell() {

@@ -13,6 +13,7 @@ import { bytesOf } from "./frames.js";
 const TAP_MS = 280;
 /* What is in the pipeline when the button is let go belongs to the turn. */
 const TAIL_CHUNKS = 3;
+const TAIL_MS = 1000;
 const SLOW_SECONDS = 1.5;
 const PAUSED_SECONDS = 15;
 /* Of what was sent, so much is remembered to find what the server means by a place in the audio. */
@@ -103,6 +104,7 @@ export class Talk extends EventTarget {
     try {
       const context = await this.sound.wake();
       if (!this.microphone.isOpen) await this.microphone.open(context, this.devices);
+      await this.sound.running();
     } catch (error) {
       return this.#fail(error);
     }
@@ -121,9 +123,12 @@ export class Talk extends EventTarget {
   #endTurn(tail = TAIL_CHUNKS) {
     if (this.phase === "opening") return this.#become("off");
     if (this.phase !== "talking" || this.#tail > 0) return;
-    this.conversation.endSpeech(this.#turn, performance.now());
-    if (tail === 0) this.#finishTurn(new Uint8Array(0));
-    else this.#tail = tail;
+    const turn = this.#turn;
+    this.conversation.endSpeech(turn, performance.now());
+    if (tail === 0) return this.#finishTurn(new Uint8Array(0));
+    this.#tail = tail;
+    // A browser that was interrupted by a call gives no more sound; the turn ends all the same.
+    setTimeout(() => this.#turn === turn && this.#finishTurn(new Uint8Array(0)), TAIL_MS);
   }
 
   #finishTurn(payload) {
@@ -149,8 +154,8 @@ export class Talk extends EventTarget {
     if (!this.session.sendChunk({ modality: "audio", payload, turn: turn ? turn.number : null })) {
       return this.#becomeNetwork("paused");
     }
-    this.#sentMs += (samples.length / this.sound.rate) * 1000;
     if (turn) return this.conversation.keepSound(turn, "user", samples);
+    this.#sentMs += (samples.length / this.sound.rate) * 1000; // the server's places count what it listens to
     this.#remembered.push({ endMs: this.#sentMs, capturedAt, samples });
     if (this.#remembered.length > REMEMBERED_CHUNKS) this.#remembered.splice(0, REMEMBERED_CHUNKS / 10);
   }

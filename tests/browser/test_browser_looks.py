@@ -90,6 +90,29 @@ async def test_all_text_can_be_read(scheme: Any) -> None:
         assert (sum(map(int, paper[4:-1].split(","))) < 3 * 128) == (scheme == "dark")
 
 
+async def test_the_newest_line_stays_in_sight() -> None:
+    """Also where the keyboard of a phone takes half of the screen."""
+    async with live_server() as server, demo_page(viewport={"width": 360, "height": 740}) as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        for line in ("one", "two", "three", "four", "five"):
+            await demo.write(line)
+            await demo.answered(line)
+        await demo.page.set_viewport_size({"width": 360, "height": 420})
+        await demo.page.wait_for_function(
+            """() => {
+              const log = document.querySelector("#log");
+              return innerHeight === 420 && log.scrollHeight - log.scrollTop - log.clientHeight < 2;
+            }"""
+        )
+        await demo.write("six")
+        await demo.answered("six")
+        seen = """() => {
+          const [log, last] = ["#log", ".turn:last-child .server"].map((one) => document.querySelector(one));
+          return last.getBoundingClientRect().bottom <= log.getBoundingClientRect().bottom;
+        }"""
+        await demo.page.wait_for_function(seen)
+
+
 async def test_every_control_has_a_name() -> None:
     async with live_server() as server, demo_page() as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")

@@ -238,3 +238,36 @@ async def test_the_saved_sound_is_a_wav_file(demo: DemoPage) -> None:
     assert int.from_bytes(whole[40:44], "little") == len(samples) * 2
     assert list(samples[:2]) == [1, 2]
     assert np.count_nonzero(samples == 7) == 800  # as much as was heard
+
+
+async def test_places_in_the_audio_count_what_the_server_listens_to(demo: DemoPage) -> None:
+    """What was said with the button does not move the places of an open microphone."""
+    found = await demo.page.evaluate(
+        """async () => {
+          const { Talk } = await import("/browser/talk.js");
+          const context = {};
+          const microphone = Object.assign(new EventTarget(), { isOpen: true, close() {} });
+          const turn = { number: 0 };
+          const conversation = { begin: () => turn, endSpeech() {}, keepSound() {} };
+          const session = { bufferedBytes: 0, sendChunk: () => true };
+          const sound = { rate: 8000, wake: async () => context, running: async () => {} };
+          const talk = new Talk({ sound, microphone, session, conversation });
+          const hear = (count, from) => {
+            for (let index = 0; index < count; index++) {
+              const samples = new Int16Array(160).fill(from + index);
+              const detail = { samples, peak: 0, capturedAt: 1000 + 20 * index };
+              microphone.dispatchEvent(new CustomEvent("chunk", { detail }));
+            }
+          };
+          await talk.press(0);
+          hear(50, 0);
+          talk.release(5000);
+          hear(3, 50);
+          talk.mode = "open";
+          await talk.press(6000);
+          hear(50, 100);
+          const samples = talk.samplesBetween(100, 140);
+          return { phase: talk.phase, at: talk.spokenAt(130), first: samples.map((one) => one[0]) };
+        }"""
+    )
+    assert found == {"phase": "listening", "at": 1000 + 6 * 20 - 10, "first": [105, 106]}

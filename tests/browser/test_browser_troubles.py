@@ -129,6 +129,37 @@ async def test_sound_that_the_browser_locks() -> None:
         assert (await demo.played()).seconds == pytest.approx(1.0, abs=0.05)
 
 
+async def test_sound_that_does_not_start() -> None:
+    """As where there is no output device: some browsers do not record then either."""
+    silent = """AudioContext.prototype.resume = () => Promise.reject(new DOMException("no", "InvalidStateError"));
+    const Context = AudioContext;
+    window.AudioContext = class extends Context { get state() { return "suspended"; } };"""
+    async with live_server() as server, demo_page(settings=HOLD) as demo:
+        await demo.page.add_init_script(silent)
+        await demo.open(url(server.port))
+        await demo.page.locator("#talk").press("Enter")
+        await demo.message("does not start the sound")
+        await demo.in_state("ready")
+        await demo.write("still here")
+        assert await demo.answered() == "still here"
+
+
+async def test_sound_that_stops_while_one_speaks() -> None:
+    """As a call does on a phone: it is told, and the turn still has an end."""
+    async with live_server() as server, demo_page(settings=HOLD) as demo:
+        await demo.open(url(server.port))
+        await demo.page.locator("#talk").press("Enter")
+        await demo.in_state("hearing")
+        await server.until(lambda: server.held_bytes > 0 or server.engine.active_requests > 0, "the first audio")
+        await demo.page.evaluate(
+            """AudioContext.prototype.resume = () => new Promise(() => {});
+            tapped.context.suspend()"""
+        )
+        await demo.message("silent until you touch it")
+        await demo.page.locator("#talk").press("Enter")
+        await demo.answered()
+
+
 # --- the server
 
 
