@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from omni_ws.engine.base import AudioOutput, EngineOutput
@@ -56,18 +57,26 @@ async def pipeline(
     outputs: Channel[EngineOutput] = Channel(OUTPUT_BYTES, cost=_cost)
     channels = [_channel(link, before, after) for link, before, after in zip(links, stages, stages[1:], strict=False)]
     tasks: list[asyncio.Task[None]] = []
+    cancelled: set[asyncio.Task[None]] = set()
+
+    def cancel(some: Sequence[asyncio.Task[None]]) -> None:
+        """Each once: the second time would break off its winding up, and leave the engine at work."""
+        for task in some:
+            if task not in cancelled:
+                cancelled.add(task)
+                task.cancel()
+
     sources = [source, *(aiter(channel) for channel in channels)]
     for index, stage in enumerate(stages):
         sink = channels[index] if index < len(channels) else None
-        work = _run(stage, sources[index], sink, outputs, upstream=tuple(tasks))
+        work = _run(stage, sources[index], sink, outputs, cancel_upstream=partial(cancel, tuple(tasks)))
         tasks.append(asyncio.create_task(work, name=f"stage {stage.name}"))
     closing = asyncio.create_task(_close_when_done(tasks, outputs), name="pipeline end")
     try:
         yield aiter(outputs)
     finally:
         outputs.discard()
-        for task in (*tasks, closing):
-            task.cancel()
+        cancel((*tasks, closing))
         await asyncio.gather(*tasks, closing, return_exceptions=True)
 
 
@@ -77,7 +86,7 @@ async def _run(
     sink: Channel[Any] | None,
     outputs: Channel[EngineOutput],
     *,
-    upstream: Sequence[asyncio.Task[None]],
+    cancel_upstream: Callable[[], None],
 ) -> None:
     if events.recorder is not None:
         source = _Noted(source, stage.name)
@@ -92,9 +101,7 @@ async def _run(
         events.emit(stage.name, events.STAGE_END, terminal=sink is None)
         if sink is not None:
             sink.close()
-        # Nobody reads what they make any more.
-        for task in upstream:
-            task.cancel()
+        cancel_upstream()  # nobody reads what they make any more
 
 
 def _channel(link: Link, before: Stage[Any], after: Stage[Any]) -> Channel[Any]:

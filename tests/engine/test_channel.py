@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.until import until
 
 from omni_ws.engine.channel import Channel, ChannelClosed
 
@@ -44,8 +45,7 @@ async def test_a_reader_waits_for_items_and_for_the_end() -> None:
     reader = asyncio.create_task(read())
     await settle()
     subject.put_nowait(b"a")
-    await settle()
-    assert got == [b"a"]
+    await until(lambda: got == [b"a"])
     subject.put_nowait(b"b")
     subject.put_nowait(b"c")
     subject.close()

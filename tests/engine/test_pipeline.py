@@ -67,6 +67,37 @@ def one_each(capacity: float = 2) -> Link:
     return Link(capacity, cost=lambda item: 1)
 
 
+class Slow(Stuck):
+    """Is cancelled, and winds up in several passes of the loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wound_up = False
+
+    async def run(self, source: AsyncIterator[int], sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
+        try:
+            await super().run(source, sink, outputs)
+        finally:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            self.wound_up = True
+
+
+class Filling:
+    """Makes one thing without reading any, and waits for ever."""
+
+    name = "filling"
+
+    def __init__(self, after: asyncio.Event) -> None:
+        self._after = after
+
+    async def run(self, source: AsyncIterator[int], sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
+        assert sink is not None
+        await self._after.wait()
+        await sink.put(0)
+        await asyncio.get_running_loop().create_future()
+
+
 async def texts(stages: Sequence[Stage[Any]], count: int, capacity: float = 2) -> list[str]:
     links = [one_each(capacity)] * (len(stages) - 1)
     async with pipeline(numbers(count), stages, links) as outputs:
@@ -131,3 +162,23 @@ async def test_leaving_early_ends_all_stages(taken: int) -> None:
         for _ in range(taken):
             await anext(outputs)
     assert all(stage.ended or not stage.seen for stage in stages)
+
+
+@pytest.mark.parametrize("by", ["leaving", "failing", "ending"])
+async def test_a_stage_winds_up_undisturbed(by: str) -> None:
+    """Cancelled a second time it would break off what it is about to let go of: a connection, a request."""
+    slow = Slow()
+    lasts: dict[str, Stage[Any]] = {
+        "leaving": Stuck(),
+        "failing": Passing("last", fail_at=0),
+        "ending": Passing("last", stop_at=0),
+    }
+    links = [one_each(), one_each()]
+    async with pipeline(numbers(9), [slow, Filling(slow.started), lasts[by]], links) as outputs:
+        await slow.started.wait()
+        if by == "failing":
+            with pytest.raises(ValueError, match="failed"):
+                await anext(outputs)
+        if by == "ending":
+            assert [output async for output in outputs] == []
+    assert slow.wound_up
