@@ -12,8 +12,9 @@ from omni_ws.service.trace_context import take_trace
 from omni_ws.transport import cors
 from omni_ws.transport.application import Application
 from omni_ws.transport.error_answer import sole_cause
-from omni_ws.transport.http1 import HttpExchange, PeerGone
+from omni_ws.transport.http1 import HttpExchange
 from omni_ws.transport.http_request import HttpRequest
+from omni_ws.transport.request_body import PeerGone
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,8 @@ from omni_ws.transport.error_answer import HeaderList, error_body, error_headers
 from omni_ws.transport.http_input import HttpInput
 from omni_ws.transport.http_output import HttpOutput
 from omni_ws.transport.http_request import HttpRequest
-from omni_ws.transport.request_body import PeerGone
 
-__all__ = ["HttpExchange", "HttpRequest", "PeerGone"]
+__all__ = ["HttpExchange", "HttpRequest"]
 
 SERVER_NAME: Final = "omni_ws"
 JSON: Final = "application/json"

@@ -15,7 +15,7 @@ from omni_ws.service.messages import Message
 from omni_ws.service.observer import OutputWritten
 from omni_ws.service.outbox import Outbox
 from omni_ws.transport.deadline import Deadline
-from omni_ws.transport.http1 import PeerGone
+from omni_ws.transport.request_body import PeerGone
 
 
 class HttpSession:

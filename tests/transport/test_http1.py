@@ -24,7 +24,8 @@ from omni_ws.errors import (
     UpgradeRequired,
 )
 from omni_ws.transport.application import HttpLimits
-from omni_ws.transport.http1 import HttpExchange, PeerGone
+from omni_ws.transport.http1 import HttpExchange
+from omni_ws.transport.request_body import PeerGone
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
 

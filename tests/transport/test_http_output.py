@@ -9,8 +9,8 @@ from typing import Any
 import h11
 import pytest
 
-from omni_ws.transport.http1 import PeerGone
 from omni_ws.transport.http_output import HttpOutput
+from omni_ws.transport.request_body import PeerGone
 
 pytestmark = pytest.mark.virtual_clock
 

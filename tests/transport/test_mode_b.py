@@ -29,8 +29,9 @@ from omni_ws.engine.base import (
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 from omni_ws.service.observer import Observation, SessionEnded, SessionIdentity, SessionOpened
 from omni_ws.transport import kept_answer
-from omni_ws.transport.http1 import HttpExchange, PeerGone
+from omni_ws.transport.http1 import HttpExchange
 from omni_ws.transport.mode_b import MAX_WAIT_SEC
+from omni_ws.transport.request_body import PeerGone
 
 
 class Recorder:
