@@ -271,7 +271,8 @@ class ProfilerConfig(Section):
     """Profiles of requests, and of the engine."""
 
     root: Path | None = Field(
-        default=None, description="Folder that profiles are written below; unset: the profiling routes are off."
+        default=None,
+        description="Folder that profiles are written below; unset: omni_ws/profiles in the user's cache folder.",
     )
 
 

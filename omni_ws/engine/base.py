@@ -236,9 +236,12 @@ class Engine(Protocol):
 class TraceableEngine(Protocol):
     """An engine that can write down the operations of its models, with torch's profiler, in all its processes."""
 
-    async def start_trace(self, template: Path) -> None:
-        """Raises UnsupportedParameter where this one was not started for it."""
+    @property
+    def can_trace(self) -> bool:
+        """Whether this one was started with what a trace needs."""
         ...
+
+    async def start_trace(self, template: Path) -> None: ...
 
     async def stop_trace(self) -> tuple[Path, ...]:
         """The files that were written; the name of each begins with the template."""

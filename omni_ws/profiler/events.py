@@ -1,7 +1,7 @@
 """Request events: one JSON line for each thing that happens to a request, for reports made afterwards.
 
-Off, which is the usual case, an event is one look at ``recorder``. Writing is a thread's work; what cannot be written
-is counted, and harms no request.
+While profiling is off, which is the usual case, an event costs one test of ``recorder``. A thread writes the lines;
+lines that cannot be written are counted, and harm no request.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -24,8 +24,8 @@ T = TypeVar("T")
 MAX_WAITING: Final = 1 << 16
 #: How long an event may wait before it is written.
 FLUSH_SEC: Final = 0.25
-#: The stage that gives a file its name: all stages of this server are in one process.
-FILE_STAGE: Final = "server"
+#: The stage of the events about a whole request; its file exists from the start.
+COORDINATOR: Final = "coordinator"
 
 STAGE_START: Final = "stage_input_received"
 STAGE_END: Final = "stage_complete"
@@ -51,9 +51,10 @@ class EventLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class EventRecorder:
-    """Writes ``<event_dir>/events_server_<pid>.jsonl``, from its making to ``close``. Safe to use from any thread.
+    """Writes ``<event_dir>/events_<stage>_<pid>.jsonl``, a file for each stage, until ``close``. Thread-safe.
 
-    Making one raises OSError where the file cannot be opened.
+    The file of a stage is opened with its first event, that of the coordinator at once: the constructor raises OSError
+    where that fails.
     """
 
     def __init__(self, run_id: str, event_dir: Path) -> None:
@@ -61,14 +62,24 @@ class EventRecorder:
         #: Events that were not written, because the disk failed or did not keep up.
         self.dropped = 0
         self._pid = os.getpid()
+        self._folder = event_dir
         event_dir.mkdir(parents=True, exist_ok=True)
-        self.path = event_dir / f"events_{FILE_STAGE}_{self._pid}.jsonl"
-        self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._files: dict[str, int] = {COORDINATOR: self._open(COORDINATOR)}
         self._waiting: deque[_Waiting] = deque()
         self._encoder = msgspec.json.Encoder(enc_hook=_summary)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._write_all, name="request events", daemon=True)
         self._thread.start()
+
+    @property
+    def path(self) -> Path:
+        """The file of the coordinator's events."""
+        return self._path(COORDINATOR)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The files opened so far, the coordinator's first."""
+        return tuple(self._path(stage) for stage in tuple(self._files))
 
     def record(self, request_id: str, stage: str, name: str, metadata: Metadata) -> None:
         if len(self._waiting) >= MAX_WAITING:
@@ -77,36 +88,48 @@ class EventRecorder:
         self._waiting.append((time.time_ns(), time.monotonic_ns(), request_id, stage, name, metadata))
 
     def close(self) -> None:
-        """Write what waits, and let go of the file. Blocks while the disk does. Idempotent."""
+        """Write the waiting events and close the files. Blocks while the disk does. Idempotent."""
         self._closing.set()
         self._thread.join()
+
+    def _path(self, stage: str) -> Path:
+        return self._folder / f"events_{stage}_{self._pid}.jsonl"
+
+    def _open(self, stage: str) -> int:
+        return os.open(self._path(stage), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def _write_all(self) -> None:
         last = False
         while not last:
             last = self._closing.wait(FLUSH_SEC)
-            self._write_waiting()
-        os.close(self._file)
+            for stage, lines in self._encode_waiting().items():
+                self._write(stage, lines)
+        for file in self._files.values():
+            os.close(file)
 
-    def _write_waiting(self) -> None:
-        lines: list[bytes] = []
+    def _encode_waiting(self) -> dict[str, list[bytes]]:
+        """The lines of the waiting events, by stage."""
+        lines: defaultdict[str, list[bytes]] = defaultdict(list)
         for _ in range(len(self._waiting)):
             wall, monotonic, request_id, stage, name, metadata = self._waiting.popleft()
             values = {"monotonic_ns": monotonic, **metadata}
             try:
-                lines.append(
+                lines[stage].append(
                     self._encoder.encode(EventLine(request_id, stage, name, wall, self.run_id, self._pid, values))
                 )
             except (TypeError, ValueError, RecursionError):
                 self.dropped += 1
-        if not lines:
-            return
+        return lines
+
+    def _write(self, stage: str, lines: list[bytes]) -> None:
         data = b"\n".join(lines) + b"\n"
         try:
-            written = os.write(self._file, data)
+            if (file := self._files.get(stage)) is None:
+                file = self._files[stage] = self._open(stage)
+            written = os.write(file, data)
             if written < len(data):  # a disk that is nearly full takes a part, which may end inside of a line
                 self.dropped += data[written:].count(b"\n")
-                os.write(self._file, b"\n")
+                os.write(file, b"\n")
         except OSError:
             self.dropped += len(lines)
 

@@ -8,6 +8,7 @@ from typing import Final
 from omni_ws.core.output import FinalChunk
 from omni_ws.core.reorder import NONE_REORDERED
 from omni_ws.profiler import events
+from omni_ws.profiler.events import COORDINATOR
 from omni_ws.service.observer import (
     AnswerEnded,
     AnswerStarted,
@@ -28,8 +29,7 @@ from omni_ws.service.observer import (
 )
 from omni_ws.service.turn import Turn
 
-#: Stages of the service. What an engine does between its start and its end are stages of its own.
-COORDINATOR: Final = "coordinator"
+#: Stages of the service, beside the coordinator. An engine has stages of its own.
 INPUT: Final = "input"
 QUEUE: Final = "queue"
 ENGINE: Final = "engine"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from omni_ws.engine.base import Engine, TraceableEngine
-from omni_ws.errors import InvalidValue, UnsupportedParameter
+from omni_ws.errors import InvalidValue
 from omni_ws.profiler import events
 from omni_ws.profiler.events import EventRecorder
 from omni_ws.service.event_observer import EventObserver
@@ -38,35 +39,31 @@ class RunningProfile:
 @dataclass(frozen=True, slots=True)
 class FinishedProfile:
     run_id: str
-    event_file: Path
+    event_files: tuple[Path, ...]
     dropped_events: int
     traces: tuple[Path, ...]
 
 
 class Profiling:
-    """One profile at a time, written below ``root``; None switches it off."""
+    """One profile at a time, written below ``root``; by default a folder of the user's cache."""
 
-    def __init__(self, engine: Engine, observers: Observers, root: Path | None) -> None:
+    def __init__(self, engine: Engine, observers: Observers, root: Path | None = None) -> None:
         self.running: RunningProfile | None = None
         self._engine = engine
         self._observers = observers
-        self._root = None if root is None else root.expanduser().resolve()
+        self._root = (root or cache_folder()).expanduser()
         self._lock = asyncio.Lock()
 
     async def start(self, asked: ProfileRequest) -> RunningProfile:
         """A new ``run_id`` ends the run that there is; the same one goes on with it.
 
-        Raises UnsupportedParameter where profiling is off or the engine has no trace, InvalidValue for paths outside
-        of the root and those that cannot be written.
+        Where the engine cannot trace, events alone are recorded. Raises InvalidValue for paths outside the root and
+        those that cannot be written.
         """
         run_id = asked.run_id or time.strftime("run_%Y%m%d_%H%M%S")
         folder = self._below_root(asked.event_dir, f"{run_id}/events", param="event_dir")
         template = None
-        if asked.trace:
-            if not isinstance(self._engine, TraceableEngine):
-                raise UnsupportedParameter(
-                    f"the {self._engine.name} engine has no torch trace; leave it out with false", param="enable_torch"
-                )
+        if asked.trace and isinstance(self._engine, TraceableEngine) and self._engine.can_trace:
             template = self._below_root(asked.trace_path_template, f"{run_id}/trace", param="trace_path_template")
         async with self._lock:
             if self.running is not None and self.running.run_id == run_id and self.running.template == template:
@@ -111,17 +108,20 @@ class Profiling:
                 traces = await self._engine.stop_trace()
         finally:
             await asyncio.to_thread(running.recorder.close)
-        return FinishedProfile(running.run_id, running.recorder.path, running.recorder.dropped, traces)
+        return FinishedProfile(running.run_id, running.recorder.paths, running.recorder.dropped, traces)
 
     def _below_root(self, asked: str | None, default: str, *, param: str) -> Path:
-        if self._root is None:
-            raise UnsupportedParameter(
-                "profiling is off here: its operator names a folder for it with profiler.root", param=param
-            )
         try:
-            path = (self._root / Path(asked or default)).resolve()
+            root = self._root.resolve()
+            path = (root / Path(asked or default)).resolve()
         except (OSError, ValueError, RuntimeError):
             raise InvalidValue("this is no path", param=param) from None
-        if path == self._root or not path.is_relative_to(self._root):
-            raise InvalidValue("the path is outside of the folder that profiles may be written to", param=param)
+        if path == root or not path.is_relative_to(root):
+            raise InvalidValue(f"the path is outside {root}, the folder of profiles (profiler.root)", param=param)
         return path
+
+
+def cache_folder() -> Path:
+    """``omni_ws/profiles`` in the user's cache folder (XDG Base Directory Specification)."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if os.path.isabs(cache) else Path("~/.cache")) / "omni_ws" / "profiles"

@@ -1,19 +1,24 @@
-"""The routes that start and stop profiles. Where there are keys, they need one of an administrator's."""
+"""The routes that start and stop profiles: for an administrator's key, or without keys for clients on this machine."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, Final
 
+from omni_ws.config.startup import is_loopback
 from omni_ws.errors import InvalidValue, Unauthenticated
 from omni_ws.service.profiling import ProfileRequest, Profiling
 from omni_ws.transport.authentication import Authenticator
-from omni_ws.transport.http1 import HttpExchange
+from omni_ws.transport.http1 import HttpExchange, HttpRequest
 from omni_ws.transport.json_body import read_json_object
 
 _MAX_BODY_BYTES: Final = 64 * 1024
 #: Part of the names of files and folders.
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+#: Fields of a proxy, whose own address says nothing about the client's.
+_FORWARDING: Final = ("forwarded", "x-forwarded-for")
 
 
 class ProfilingRoutes:
@@ -24,7 +29,7 @@ class ProfilingRoutes:
         self._authenticator = authenticator
 
     async def start_profile(self, exchange: HttpExchange) -> None:
-        """Events, and unless ``enable_torch`` is false a trace of the engine."""
+        """Events, and a trace of the engine where it can make one, unless ``enable_torch`` is false."""
         fields = await self._fields(exchange)
         await self._start(exchange, fields, trace=_flag(fields, "enable_torch", default=True))
 
@@ -41,7 +46,7 @@ class ProfilingRoutes:
         if finished is not None:
             answer |= {
                 "run_id": finished.run_id,
-                "event_file": str(finished.event_file),
+                **_event_files(finished.event_files),
                 "dropped_events": finished.dropped_events,
                 "trace_files": [str(path) for path in finished.traces],
             }
@@ -60,19 +65,33 @@ class ProfilingRoutes:
             200,
             {
                 "run_id": running.run_id,
-                "event_file": str(running.recorder.path),
+                **_event_files(running.recorder.paths),
+                "enable_torch": running.template is not None,
                 "trace_path_template": None if running.template is None else str(running.template),
             },
         )
 
     async def _fields(self, exchange: HttpExchange) -> dict[str, Any]:
-        key = self._authenticator.authenticate(exchange.request)
-        if self._authenticator.has_keys and (key is None or not key.admin):
-            raise Unauthenticated("profiling needs the key of an administrator")
+        check_may_profile(self._authenticator, exchange.request)
         if not exchange.request.has_body:
             return {}
         fields, _ = await read_json_object(exchange, _MAX_BODY_BYTES, may_be_empty=True)
         return fields
+
+
+def check_may_profile(authenticator: Authenticator, request: HttpRequest) -> None:
+    """Raises Unauthenticated."""
+    key = authenticator.authenticate(request)
+    if authenticator.has_keys:
+        if key is None or not key.admin:
+            raise Unauthenticated("profiling needs a key with admin = true")
+    elif not is_loopback(request.client) or any(name in request.headers for name in _FORWARDING):
+        raise Unauthenticated("without a key, only clients on the server's own machine may profile")
+
+
+def _event_files(paths: tuple[Path, ...]) -> dict[str, Any]:
+    """All files, and by itself the coordinator's, which has the events about whole requests."""
+    return {"event_file": str(paths[0]), "event_files": [str(path) for path in paths]}
 
 
 def _run_id(fields: dict[str, Any]) -> str | None:

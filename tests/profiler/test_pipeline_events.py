@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.event_lines import event_lines
 
 from omni_ws.engine.base import EngineOutput, TextOutput
 from omni_ws.engine.channel import Channel
@@ -48,7 +48,7 @@ async def test_stages_and_links_tell_what_they_do(recorder: EventRecorder) -> No
     async with pipeline(words(), stages, [Link(2, len)]) as outputs:
         assert [output.text async for output in outputs if isinstance(output, TextOutput)] == ["a", "b", "c"]
     recorder.close()
-    (one,) = timelines(read([recorder.path]).events).values()
+    (one,) = timelines(read(recorder.paths).events).values()
     assert [(hop.source, hop.target) for hop in one.hops] == [("thinker", "talker")] * 3
     for stage in ("thinker", "talker"):
         named = {interval.name: interval.explains for interval in one.intervals if interval.stage == stage}
@@ -61,6 +61,5 @@ async def test_a_stage_that_is_cancelled_ends_too(recorder: EventRecorder) -> No
     events.current_request.set("req_1")
     async with pipeline(words(), [Passing("thinker"), Passing("talker")], [Link(1, len)]) as outputs:
         await anext(outputs)
-    recorder.close()
-    names = [json.loads(line)["event_name"] for line in recorder.path.read_text().splitlines()]
+    names = [line["event_name"] for line in event_lines(recorder)]
     assert names.count("stage_complete") == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import threading
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.event_lines import event_lines
 
 from omni_ws.profiler import events
 from omni_ws.profiler.events import EventRecorder
@@ -25,21 +25,18 @@ def recorder(tmp_path: Path) -> Iterator[EventRecorder]:
     events.recorder = None
 
 
-def lines(recorder: EventRecorder) -> list[dict[str, Any]]:
-    recorder.close()
-    return [json.loads(line) for line in recorder.path.read_text().splitlines()]
-
-
 def test_a_line_has_the_fields_of_the_schema(recorder: EventRecorder) -> None:
     events.emit("input", "policy_fired", request_id="req_1", trigger="min_length")
-    (line,) = lines(recorder)
+    (line,) = event_lines(recorder)
     assert list(line) == ["request_id", "stage", "event_name", "timestamp_ns", "run_id", "pid", "metadata"]
     assert (line["request_id"], line["stage"], line["event_name"]) == ("req_1", "input", "policy_fired")
     assert (line["run_id"], line["pid"]) == ("run-1", os.getpid())
     assert line["metadata"].pop("monotonic_ns") > 0
     assert line["metadata"] == {"trigger": "min_length"}
-    assert recorder.path.name == f"events_server_{os.getpid()}.jsonl"
-    assert recorder.path.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in recorder.paths] == [
+        f"events_{stage}_{os.getpid()}.jsonl" for stage in ("coordinator", "input")
+    ]
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in recorder.paths)
 
 
 def test_without_a_recorder_nothing_happens() -> None:
@@ -57,7 +54,7 @@ def test_without_a_recorder_nothing_happens() -> None:
 
 def test_events_without_a_request_are_nobodys(recorder: EventRecorder) -> None:
     events.emit("decode", "preprocess_start")
-    assert lines(recorder) == []
+    assert event_lines(recorder) == []
 
 
 async def test_spans_belong_to_the_request_of_their_task(recorder: EventRecorder) -> None:
@@ -67,7 +64,7 @@ async def test_spans_belong_to_the_request_of_their_task(recorder: EventRecorder
             await asyncio.sleep(0)
 
     await asyncio.gather(asyncio.create_task(work("req_1")), asyncio.create_task(work("req_2")))
-    found = [(line["request_id"], line["event_name"]) for line in lines(recorder)]
+    found = [(line["request_id"], line["event_name"]) for line in event_lines(recorder)]
     assert sorted(found) == [
         (request, name) for request in ("req_1", "req_2") for name in ("stage_complete", "stage_input_received")
     ]
@@ -82,13 +79,13 @@ async def test_a_span_ends_also_where_its_work_fails(recorder: EventRecorder) ->
     with pytest.raises(ValueError, match="broken"):
         async for _ in events.awaited("voice", failing()):
             pass
-    names = [line["event_name"] for line in lines(recorder)]
+    names = [line["event_name"] for line in event_lines(recorder)]
     assert names == ["stage_input_received", "stage_complete"] * 2
 
 
 def test_a_tensor_is_described_and_not_written_down(recorder: EventRecorder) -> None:
     events.emit("x", "y", request_id="r", tensor=np.zeros((2, 3), np.float32), scalar=np.array(7), other=object)
-    metadata = lines(recorder)[0]["metadata"]
+    metadata = event_lines(recorder)[0]["metadata"]
     assert metadata["tensor"] == {"__tensor_summary__": True, "type": "ndarray", "shape": [2, 3], "dtype": "float32"}
     assert metadata["scalar"] == 7
     assert metadata["other"] == "<class 'object'>"
@@ -99,16 +96,14 @@ def test_what_json_cannot_hold_at_all_is_counted(recorder: EventRecorder) -> Non
     endless["self"] = endless
     events.emit("x", "y", request_id="r", endless=endless)
     events.emit("x", "z", request_id="r")
-    assert [line["event_name"] for line in lines(recorder)] == ["z"]
+    assert [line["event_name"] for line in event_lines(recorder)] == ["z"]
     assert recorder.dropped == 1
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 def test_a_full_disk_is_counted_and_harms_nobody(tmp_path: Path) -> None:
     recorder = EventRecorder("run-1", tmp_path)
-    full = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full, recorder._file)
-    os.close(full)
+    recorder.path.with_name(f"events_input_{os.getpid()}.jsonl").symlink_to("/dev/full")
     recorder.record("req_1", "input", "x", {})
     recorder.record("req_1", "input", "y", {})
     recorder.close()
@@ -121,7 +116,7 @@ def test_what_the_disk_does_not_keep_up_with_is_dropped(tmp_path: Path, monkeypa
     recorder = EventRecorder("run-1", tmp_path)
     for number in range(5):
         recorder.record("req_1", "input", str(number), {})
-    assert [line["event_name"] for line in lines(recorder)] == ["0", "1", "2"]
+    assert [line["event_name"] for line in event_lines(recorder)] == ["0", "1", "2"]
     assert recorder.dropped == 2
 
 

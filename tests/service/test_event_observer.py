@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.event_lines import event_lines
 from support.live_server import LiveServer, live_server
 from support.native_client import native_client
 from support.raw_http import post
@@ -41,8 +41,7 @@ class Events:
         self._recorder = recorder
 
     def lines(self) -> list[dict[str, Any]]:
-        self._recorder.close()
-        return [json.loads(line) for line in self._recorder.path.read_text().splitlines()]
+        return event_lines(self._recorder)
 
     def of(self, name: str) -> list[dict[str, Any]]:
         return [

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import h11
 import pytest
 from support.live_server import LiveServer, live_server
 from support.native_client import native_client
@@ -14,8 +15,11 @@ from support.raw_http import RawResponse, post
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.engine.fake import EchoEngine
-from omni_ws.errors import EngineFailed
+from omni_ws.errors import EngineFailed, Unauthenticated
 from omni_ws.profiler import events
+from omni_ws.transport.authentication import Authenticator
+from omni_ws.transport.http_request import read_request
+from omni_ws.transport.profiling_routes import check_may_profile
 
 EVENTS_ONLY = {"enable_torch": False}
 
@@ -35,7 +39,7 @@ async def one_request(server: LiveServer) -> None:
 
 
 def event_names(answer: RawResponse) -> list[str]:
-    lines = Path(answer.json()["event_file"]).read_text().splitlines()
+    lines = [line for name in answer.json()["event_files"] for line in Path(name).read_text().splitlines()]
     return [json.loads(line)["event_name"] for line in lines]
 
 
@@ -56,6 +60,12 @@ async def test_events_are_recorded_from_start_to_stop(tmp_path: Path) -> None:
     )
     assert Path(stopped.json()["event_file"]).parent == tmp_path / "profiles" / "a" / "b"
     assert event_names(stopped).count("request_admission") == 1
+    files = [Path(name) for name in stopped.json()["event_files"]]
+    assert files[0] == Path(stopped.json()["event_file"])
+    assert {file.name for file in files} >= {f"events_{one}_{os.getpid()}.jsonl" for one in ("coordinator", "input")}
+    assert all(
+        f"_{json.loads(line)['stage']}_" in file.name for file in files for line in file.read_text().splitlines()
+    )
     assert events.recorder is None
     assert not server.app.sessions.observers.listening_to_outputs
 
@@ -97,8 +107,7 @@ async def test_a_server_that_ends_ends_its_profile(tmp_path: Path) -> None:
         await post(server.port, "/start_request_profile", {})
         await one_request(server)
     assert events.recorder is None
-    (file,) = list_files(tmp_path)
-    assert '"request_admission"' in file.read_text()
+    assert any('"request_admission"' in file.read_text() for file in list_files(tmp_path))
 
 
 @pytest.mark.parametrize("path", ["/etc", "../elsewhere", "a/../..", ".", "\0", "link/x"])
@@ -112,12 +121,25 @@ async def test_paths_outside_of_the_root_are_refused(path: str, field: str, tmp_
     assert os.listdir(tmp_path) == ["profiles"]
 
 
-async def test_without_a_root_profiling_is_off() -> None:
+async def test_the_default_folder_is_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     async with live_server() as server:
-        for path in ("/start_profile", "/start_request_profile"):
-            answer = await post(server.port, path, EVENTS_ONLY)
-            assert (answer.status, answer.error["code"]) == (400, "unsupported_parameter")
-            assert "profiler.root" in answer.error["message"]
+        for path in ("start_profile", "start_request_profile"):
+            started = await post(server.port, f"/{path}", {"run_id": path})
+            assert (started.status, started.json()["enable_torch"]) == (200, False)
+            assert Path(started.json()["event_file"]).parent == tmp_path / "omni_ws" / "profiles" / path / "events"
+
+
+async def test_without_keys_only_clients_of_this_machine_may() -> None:
+    async with live_server() as server:
+        for header in ("X-Forwarded-For: 127.0.0.1", "Forwarded: for=127.0.0.1"):
+            answer = await post(server.port, "/start_request_profile", {}, header)
+            assert (answer.status, answer.error["code"]) == (401, "unauthenticated")
+    head = h11.Request(method="POST", target="/start_profile", headers=[("Host", "x")])
+    for address in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
+        check_may_profile(Authenticator(()), read_request(head, client=address, secure=False))
+    with pytest.raises(Unauthenticated, match="own machine"):
+        check_may_profile(Authenticator(()), read_request(head, client="192.0.2.1", secure=False))
 
 
 async def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
@@ -167,6 +189,7 @@ class TracedEcho(EchoEngine):
     """Its traces are files with a word in them."""
 
     fails = False
+    can_trace = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -190,17 +213,19 @@ async def test_a_trace_goes_where_its_template_says(tmp_path: Path) -> None:
     template = str(tmp_path / "profiles" / "demo" / "trace")
     async with live_server(engine := TracedEcho(), **root(tmp_path)) as server:
         started = await post(server.port, "/start_profile", {"trace_path_template": template})
+        assert started.json()["enable_torch"] is True
         assert started.json()["trace_path_template"] == template == str(engine.template)
         assert (await post(server.port, "/stop_profile", {})).json()["trace_files"] == [f"{template}_rank0.json"]
 
 
-async def test_an_engine_without_traces_refuses_them_by_name(tmp_path: Path) -> None:
-    async with live_server(**root(tmp_path)) as server:
-        answer = await post(server.port, "/start_profile", {})
-        assert (answer.status, answer.error["code"]) == (400, "unsupported_parameter")
-        assert answer.error["param"] == "enable_torch"
-        assert "fake engine" in answer.error["message"]
-        assert events.recorder is None
+async def test_an_engine_that_cannot_trace_has_its_events_recorded(tmp_path: Path) -> None:
+    untraced = TracedEcho()
+    untraced.can_trace = False
+    for engine in (EchoEngine(), untraced):
+        async with live_server(engine, **root(tmp_path)) as server:
+            answer = (await post(server.port, "/start_profile", {"run_id": "x", "enable_torch": True})).json()
+            assert (answer["enable_torch"], answer["trace_path_template"]) == (False, None)
+            assert (await post(server.port, "/stop_profile", {})).json()["trace_files"] == []
 
 
 async def test_a_trace_that_does_not_start_leaves_nothing_running(tmp_path: Path) -> None:

@@ -196,6 +196,10 @@ class VllmEngine:
         for executor in executors:
             await asyncio.to_thread(executor.shutdown)
 
+    @property
+    def can_trace(self) -> bool:
+        return self._trace.possible
+
     async def start_trace(self, template: Path) -> None:
         await self._trace.start(template)
 

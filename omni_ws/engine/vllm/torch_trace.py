@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from omni_ws.engine.vllm.language_model import LanguageModel
-from omni_ws.errors import EngineFailed, UnsupportedParameter
+from omni_ws.errors import EngineFailed
 
 #: Below the root of all profiles. vLLM writes to the folder that it was started with: from there traces are moved.
 _FOLDER: Final = ".torch"
@@ -42,11 +42,13 @@ class TorchTrace:
         self._template = Path()
         self._tracing: list[LanguageModel] = []
 
+    @property
+    def possible(self) -> bool:
+        """Not without ``profiler.root``, nor where the operator set ``vllm.args.profiler_config``."""
+        return self._root is not None and not self._set_by_operator
+
     async def start(self, template: Path) -> None:
-        """Raises UnsupportedParameter where the models were not started for it, EngineFailed where it fails."""
-        if self._root is None or self._set_by_operator:
-            reason = "vllm.args.profiler_config is set" if self._set_by_operator else "profiler.root is not set"
-            raise UnsupportedParameter(f"the vllm engine was not started for traces: {reason}", param="enable_torch")
+        """Raises EngineFailed where it fails."""
         self._name, self._template = uuid.uuid4().hex, template
         try:
             for model in self._models:

@@ -57,11 +57,11 @@ class TestWithVllm:
             interrupted := mixed_requests.interrupted(sampling={"max_tokens": 1500}, **text),
             mixed_requests.speech("ada"),
         ]
-        started = await post(server.port, "/start_request_profile", {"run_id": "mixed"})
+        await post(server.port, "/start_request_profile", {"run_id": "mixed"})
         await mixed_requests.run_mixed(server, kinds, REQUESTS)
         stopped = (await post(server.port, "/stop_request_profile", {})).json()
         assert stopped["dropped_events"] == 0
-        report = build_report(read([Path(started.json()["event_file"])]))
+        report = build_report(read([Path(name) for name in stopped["event_files"]]))
         interruptions = sum(kinds[number % len(kinds)] is interrupted for number in range(REQUESTS))
         assert (report["request_count"], report["partial_requests"]) == (REQUESTS + interruptions, 0)
         assert report["accounted_share"] >= ACCOUNTED, report["stage_breakdown"]
