@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from omni_ws.config.media_domains import MediaDomains
 from omni_ws.config.values import Count, Port, Seconds, SecondsOrOff, Size, Text, Whole
 
 MIB = 1024**2
@@ -124,6 +125,18 @@ class HttpConfig(Section):
     media_root: Path | None = Field(
         default=None, description="Folder that images, audios and videos of chat may name files of; unset: no files."
     )
+    media_domains: tuple[Text, ...] = Field(
+        default=(),
+        description="Hosts that images, audio and video of chat may be fetched from, by https unless an entry begins "
+        "with http://; private addresses only where they are listed themselves, alone or as a network (10.0.0.0/8).",
+    )
+    media_timeout_sec: Seconds = Field(default=20, description="Time to fetch all media of one request.")
+
+    @field_validator("media_domains")
+    @classmethod
+    def _check_media_domains(cls, entries: tuple[str, ...]) -> tuple[str, ...]:
+        MediaDomains(entries)
+        return entries
 
 
 class AuthConfig(Section):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import BinaryIO
 
-from omni_ws.errors import InvalidValue, PayloadTooLarge, UnsupportedParameter
+from omni_ws.errors import InvalidValue, UnsupportedParameter
 
 
-def read_below(root: Path | None, path: str, *, max_bytes: int) -> bytes:
-    """The content of the file ``path``, absolute or relative to ``root``, in which it must lie, links followed.
+def open_below(root: Path | None, path: str) -> BinaryIO:
+    """The file ``path``, absolute or relative to ``root``, in which it must lie, links followed.
 
     Where it does not, the answer is the same whether there is such a file or not. Raises UnsupportedParameter without
-    a root, InvalidValue, or PayloadTooLarge.
+    a root, else InvalidValue.
     """
     if root is None:
         raise UnsupportedParameter("this server reads no files; send a data: URL")
@@ -23,13 +24,9 @@ def read_below(root: Path | None, path: str, *, max_bytes: int) -> bytes:
             raise InvalidValue("the path leads out of the folder that files may be read from")
         if not place.is_file():  # a pipe would make everyone wait
             raise InvalidValue("there is no such file")
-        with open(place, "rb", opener=_open_without_links) as file:
-            data = file.read(max_bytes + 1)
+        return open(place, "rb", opener=_open_without_links)  # the caller closes it
     except (OSError, ValueError, RuntimeError):
         raise InvalidValue("there is no such file") from None
-    if len(data) > max_bytes:
-        raise PayloadTooLarge(f"the file has more than {max_bytes} bytes")
-    return data
 
 
 def _open_without_links(path: str, flags: int) -> int:

@@ -11,16 +11,18 @@ from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality, OutputModality
 from omni_ws.service.identifiers import new_id
+from omni_ws.service.session_factory import SessionFactory
 from omni_ws.transport.answer_writers import (
     gather,
     held_answer,
     write_raw_audio,
 )
 from omni_ws.transport.answering_routes import AnsweringRoutes, Source
+from omni_ws.transport.authentication import Authenticator
 from omni_ws.transport.chat_session import chat_options, prepare_answer
 from omni_ws.transport.http1 import HttpExchange
-from omni_ws.transport.media_files import read_files
 from omni_ws.transport.mode_a import is_streaming_input
+from omni_ws.transport.named_media import MediaReader
 from omni_ws.wire.openai_answer import ChatCompletion, ChatStream
 from omni_ws.wire.openai_request import (
     ChatRequest,
@@ -37,6 +39,10 @@ from omni_ws.wire.openai_speech_answer import SpeechChunks, SpeechEvents
 class OpenAIRoutes(AnsweringRoutes):
     """The handlers; one object a server."""
 
+    def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
+        super().__init__(sessions, authenticator)
+        self._media = MediaReader(sessions.config.http)
+
     async def chat_completions(self, exchange: HttpExchange) -> None:
         async with self.admitted(exchange) as owner:
             if is_streaming_input(exchange.request):
@@ -46,7 +52,7 @@ class OpenAIRoutes(AnsweringRoutes):
                 return
             async with self.ordinary(exchange, chat_wants_events) as body:
                 request = await body.read(partial(read_chat, input_follows=False))
-                chunks = await read_files(self.config.http, request.input)
+                chunks = await self._media.read(request.input, lambda size: exchange.keep(body.size + size))
                 await self._answer_chat(exchange, request, self.feed(chunks), owner=owner)
 
     async def audio_speech(self, exchange: HttpExchange) -> None:

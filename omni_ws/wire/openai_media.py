@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+from urllib.parse import urlsplit
 
 from omni_ws.core.audio_format import AudioEncoding
 from omni_ws.core.chunks import InputChunk, Modality
@@ -44,7 +45,26 @@ class MediaFile:
         return _checked_image(InputChunk(self.modality, data), self.place)
 
 
-def read_media(body: Mapping[str, Any]) -> Iterator[InputChunk | MediaFile]:
+@dataclass(frozen=True, slots=True)
+class MediaUrl:
+    """A URL that the body names instead of sending its content; ``place`` is the field that does."""
+
+    url: str
+    modality: Modality
+    place: str
+
+    def chunk(self, data: bytes, media_type: str) -> InputChunk:
+        """What it led to, as input; ``media_type`` is "" where that is not known. Raises UnsupportedFormat."""
+        kind = media_type.strip().lower()
+        if kind.startswith(f"{self.modality}/"):
+            return _checked_image(InputChunk(self.modality, data, format=kind), self.place)
+        return MediaFile(urlsplit(self.url).path, self.modality, self.place).chunk(data)
+
+
+NamedMedia: TypeAlias = MediaFile | MediaUrl
+
+
+def read_media(body: Mapping[str, Any]) -> Iterator[InputChunk | NamedMedia]:
     """What ``images``, ``audios`` and ``videos`` bring. Raises an InvalidRequest that names the place."""
     for name, modality in MEDIA_FIELDS.items():
         value = body.get(name)
@@ -57,7 +77,7 @@ def read_media(body: Mapping[str, Any]) -> Iterator[InputChunk | MediaFile]:
             if isinstance(item, str) and item and not _URL.match(item):
                 yield MediaFile(item, modality, place)
             else:
-                yield data_url(item, modality, place)
+                yield media_by_url(item, modality, place)
 
 
 def audio_encoding(name: str, param: str) -> AudioEncoding:
@@ -80,12 +100,15 @@ def audio_chunk(audio: Any, where: str) -> InputChunk:
     return InputChunk(Modality.AUDIO, _base64(str(data), f"{where}.data"), format=encoding.value)
 
 
-def data_url(url: Any, modality: Modality, where: str) -> InputChunk:
+def media_by_url(url: Any, modality: Modality, where: str) -> InputChunk | MediaUrl:
     """Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming ``where``."""
     if not isinstance(url, str):
         raise InvalidValue("url is a string", param=where)
-    if url[:5].lower() != "data:":
-        raise UnsupportedParameter("nothing is fetched from elsewhere; send a data: URL", param=where)
+    scheme = url[:8].partition(":")[0].lower()
+    if scheme in ("https", "http"):
+        return MediaUrl(url, modality, where)
+    if scheme != "data":
+        raise UnsupportedParameter("media come as data: or https: URLs", param=where)
     head, comma, data = url[5:].partition(",")
     mime, *attributes = head.lower().split(";")
     if not comma or "base64" not in attributes:

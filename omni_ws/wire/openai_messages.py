@@ -8,7 +8,7 @@ from typing import Any
 
 from omni_ws.core.chunks import InputChunk, Modality, ToolCall
 from omni_ws.errors import InvalidValue, UnsupportedParameter
-from omni_ws.wire.openai_media import audio_chunk, data_url
+from omni_ws.wire.openai_media import MediaUrl, audio_chunk, media_by_url
 
 #: Of an earlier assistant message: what would be lost without a word.
 _LOST = ("function_call", "audio")
@@ -33,7 +33,7 @@ class Messages:
 
     system: tuple[str, ...]
     history: tuple[HistoryMessage, ...]
-    input: tuple[InputChunk, ...]
+    input: tuple[InputChunk | MediaUrl, ...]
     tools_at: str | None = None
 
 
@@ -66,7 +66,7 @@ class _Reader:
     def __init__(self) -> None:
         self.system: list[str] = []
         self.history: list[HistoryMessage] = []
-        self.input: list[InputChunk] = []
+        self.input: list[InputChunk | MediaUrl] = []
         self.tools_at: str | None = None
         self._calls: set[str] = set()
 
@@ -157,18 +157,17 @@ def _text(content: Any, place: str) -> str:
     return "".join(texts)
 
 
-def _part_chunk(part: Mapping[str, Any], where: str) -> InputChunk:
+def _part_chunk(part: Mapping[str, Any], where: str) -> InputChunk | MediaUrl:
     match part.get("type"):
         case "text" | "input_text":
             return InputChunk(Modality.TEXT, _string(part, "text", where).encode())
         case "input_audio":
             return audio_chunk(part.get("input_audio"), f"{where}.input_audio")
-        case "image_url" | "video_url" as kind:
+        case "image_url" | "video_url" | "audio_url" as kind:
             url = part.get(kind)
             if isinstance(url, Mapping):
                 url = url.get("url")
-            modality = Modality.IMAGE if kind == "image_url" else Modality.VIDEO
-            return data_url(url, modality, f"{where}.{kind}.url")
+            return media_by_url(url, Modality(kind.removesuffix("_url")), f"{where}.{kind}.url")
         case other:
             raise InvalidValue(f"unknown part type {str(other)[:64]!r}", param=f"{where}.type")
 

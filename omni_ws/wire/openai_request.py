@@ -24,7 +24,7 @@ from omni_ws.wire.openai_fields import (
     object_field,
     refuse_unavailable,
 )
-from omni_ws.wire.openai_media import MEDIA_FIELDS, MediaFile, audio_encoding, read_media
+from omni_ws.wire.openai_media import MEDIA_FIELDS, NamedMedia, audio_encoding, read_media
 from omni_ws.wire.openai_media_limits import MediaLimitFields
 from omni_ws.wire.openai_messages import HistoryMessage, Messages, read_messages
 from omni_ws.wire.openai_options import (
@@ -95,7 +95,7 @@ class ChatRequest:
     patch: ConfigurationPatch
     answer: AnswerFields = field(default_factory=AnswerFields)
     history: tuple[HistoryMessage, ...] = ()
-    input: tuple[InputChunk | MediaFile, ...] = ()
+    input: tuple[InputChunk | NamedMedia, ...] = ()
     tools_at: str | None = None
     stream: bool | None = None
     request_id: str | None = None
@@ -194,14 +194,14 @@ def _answer_fields(fields: ChatBody, limits: MediaLimitFields, *, wants_audio: b
     )
 
 
-def _check_media_place(media: tuple[InputChunk | MediaFile, ...], messages: Messages, *, input_follows: bool) -> None:
+def _check_media_place(media: tuple[InputChunk | NamedMedia, ...], messages: Messages, *, input_follows: bool) -> None:
     if not media:
         return
     first = media[0]
     name = next(name for name, modality in MEDIA_FIELDS.items() if modality is first.modality)
     if input_follows:
         raise UnsupportedParameter(f"{name} of a streamed body come as chunks", param=name)
-    if any(chunk.tool_call_id is not None for chunk in messages.input):
+    if any(isinstance(item, InputChunk) and item.tool_call_id is not None for item in messages.input):
         raise InvalidValue(f"{name} belong to a message of the user", param=name)
 
 

@@ -1,0 +1,111 @@
+"""MediaDomains: the hosts that media may be fetched from."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+DEFAULT_PORTS: Final = {"https": 443, "http": 80}
+
+_NAME: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
+_HOST_AND_PORT: Final = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]*)(?::(?P<port>\d{1,5}))?")
+#: IPv4 addresses inside of IPv6 ones (RFC 6052).
+_NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaDomain:
+    """One entry: a host name, or addresses. ``port`` None means the default port of the scheme."""
+
+    name: str | None
+    network: Network | None
+    port: int | None
+    plain_http: bool
+
+    @classmethod
+    def parse(cls, entry: str) -> MediaDomain:
+        """``example.org``, ``example.org:8443``, ``192.0.2.7``, ``10.0.0.0/8``, ``[::1]:80``; in front of each may
+        stand ``https://`` or ``http://``, which allows plain HTTP as well. Raises ValueError."""
+        scheme, separator, host = entry.strip().lower().rpartition("://")
+        if separator and scheme not in DEFAULT_PORTS:
+            raise ValueError(f"{entry!r}: only https:// and http:// are fetched")
+        plain_http = scheme == "http"
+        if (network := _network(host)) is not None:
+            return cls(None, network, None, plain_http)
+        match = _HOST_AND_PORT.fullmatch(host)
+        port = int(match["port"]) if match and match["port"] else None
+        if match is None or (port is not None and not 0 < port < 65536):
+            raise ValueError(f"{entry!r} is no host, such as example.org, example.org:8443 or 10.0.0.0/8")
+        if (network := _network(match["host"])) is not None:
+            return cls(None, network, port, plain_http)
+        name = match["host"].rstrip(".")
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{entry!r} is no host, such as example.org, example.org:8443 or 10.0.0.0/8")
+        return cls(name, None, port, plain_http)
+
+    def lists(self, scheme: str, host: str, port: int) -> bool:
+        if (scheme == "http" and not self.plain_http) or port != (self.port or DEFAULT_PORTS.get(scheme)):
+            return False
+        if self.name is not None:
+            return host == self.name
+        address = _address(host)
+        return address is not None and self.holds(address)
+
+    def holds(self, address: Address) -> bool:
+        return self.network is not None and address in self.network
+
+
+class MediaDomains:
+    """The configured entries (``http.media_domains``). Empty: nothing is fetched."""
+
+    def __init__(self, entries: Iterable[str]) -> None:
+        """Raises ValueError for an entry that is no host."""
+        self._domains = tuple(MediaDomain.parse(entry) for entry in entries)
+
+    def __bool__(self) -> bool:
+        return bool(self._domains)
+
+    def allow_url(self, scheme: str, host: str, port: int) -> bool:
+        """Whether a URL with this scheme, host and port is listed."""
+        host = host.lower().rstrip(".")
+        return any(domain.lists(scheme, host, port) for domain in self._domains)
+
+    def allow_address(self, address: str) -> bool:
+        """Whether a listed host may be at ``address``: a public one, or one that is listed itself."""
+        parsed = _address(address)
+        if parsed is None:
+            return False
+        if any(domain.holds(parsed) for domain in self._domains):
+            return True
+        return all(one.is_global and not one.is_multicast for one in (parsed, _embedded(parsed)))
+
+
+def _address(text: str) -> Address | None:
+    try:
+        address = ipaddress.ip_address(text.strip("[]"))
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
+
+
+def _network(text: str) -> Network | None:
+    try:
+        return ipaddress.ip_network(text.strip("[]"), strict=False)
+    except ValueError:
+        return None
+
+
+def _embedded(address: Address) -> Address:
+    """The IPv4 address that a translator or tunnel takes out of an IPv6 one; else ``address`` itself."""
+    if isinstance(address, ipaddress.IPv4Address):
+        return address
+    if address in _NAT64:
+        return ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.sixtofour or (address.teredo[1] if address.teredo else address)
