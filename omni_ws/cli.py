@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import errno
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -101,11 +100,10 @@ def _serve(loaded: LoadedConfig) -> int:
     check_available(config)
     configured_keys(config)
     # Imported only now, so that --help and a refused configuration answer at once.
-    from omni_ws.server import serve
+    from omni_ws.server import launch_server
 
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(serve(config))
+        return launch_server(config)
     except KeyboardInterrupt:
         return INTERRUPTED
     except OmniError as error:
@@ -113,14 +111,6 @@ def _serve(loaded: LoadedConfig) -> int:
     except OSError as error:
         _complain(_explain(error, config))
     return FAILURE
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
 
 
 def _explain(error: OSError, config: ServerConfig) -> str:

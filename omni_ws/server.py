@@ -40,9 +40,23 @@ logger = logging.getLogger(__name__)
 CLOSE_TIMEOUT_SEC: Final = 5.0
 
 
-def create_app(engine: Engine, config: ServerConfig, keys: tuple[ApiKey, ...] = ()) -> App:
+def create_app(engine: Engine, config: ServerConfig | None = None, keys: tuple[ApiKey, ...] = ()) -> App:
     """Routes over a live engine, to be served with ``listen``."""
-    return App(engine, config, keys)
+    return App(engine, config or ServerConfig(), keys)
+
+
+def launch_server(config: ServerConfig | None = None) -> int:
+    """Runs a server until SIGTERM or SIGINT, and returns the exit status. Blocks; raises as ``serve`` does."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(serve(config or ServerConfig()))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 class RunningServer:

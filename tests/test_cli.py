@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import uvloop
@@ -113,9 +112,7 @@ def test_python_m_is_the_command() -> None:
 
 def server_module(monkeypatch: pytest.MonkeyPatch, serve: Callable[[ServerConfig], Awaitable[int]]) -> None:
     """Put ``serve`` in the server's place, so that what the command makes of its end can be seen."""
-    module = ModuleType("omni_ws.server")
-    vars(module)["serve"] = serve
-    monkeypatch.setitem(sys.modules, "omni_ws.server", module)
+    monkeypatch.setattr("omni_ws.server.serve", serve)
 
 
 async def listen(config: ServerConfig) -> int:

@@ -61,6 +61,7 @@ AT_HOME = {
     "pocketsphinx": "omni_ws.engine.embedded",
     "grpc": "omni_ws.transport",
     "httpx": "omni_ws.engine.remote",
+    "httpcore": "omni_ws.transport.media_fetch",
     "opentelemetry": "omni_ws.service.tracing",
 }
 
@@ -131,6 +132,8 @@ def test_imports_point_downward() -> None:
     up = {
         module: [name for name in imported(module) if is_within(name, "omni_ws") and floor(name) > floor(module)]
         for module in MODULES
+        # Its public names are imported when they are asked for.
+        if module != "omni_ws"
     }
     assert broken(up) == {}, "these reach up"
 
