@@ -1,10 +1,10 @@
 """Talk to an omni_ws server: microphone, file, text or raw samples in; transcript, reply and sound out.
 
-python examples/mic_client.py                       talk: Enter starts and stops you
-python examples/mic_client.py --open-mic            talk hands-free; who speaks while the server does interrupts it
-python examples/mic_client.py --file question.wav   as fast as it was spoken; --fast: as fast as it goes
-python examples/mic_client.py --text "Hello!" --save reply.wav
-arecord -f S16_LE -r 16000 -t raw | python examples/mic_client.py --raw
+.venv/bin/python examples/mic_client.py                       talk: Enter starts and stops you
+.venv/bin/python examples/mic_client.py --open-mic            talk hands-free; speak up to interrupt
+.venv/bin/python examples/mic_client.py --file question.wav   at the pace it was spoken; --fast: as fast as it goes
+.venv/bin/python examples/mic_client.py --text "Hello!" --save reply.wav
+arecord -f S16_LE -r 16000 -t raw | .venv/bin/python examples/mic_client.py --raw
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import os
+import ssl
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
@@ -33,6 +34,7 @@ from omni_ws.client.pacing import paced, pieces
 from omni_ws.client.standard_input import read_ahead
 from omni_ws.client.wav import Pcm16, UnreadableAudio, read_wav, write_wav
 from omni_ws.errors import OmniError, Unauthenticated
+from omni_ws.wire.session_config import has_field
 
 FAILED, USAGE, NO_SOUND, NO_SERVER, NO_KEY, INTERRUPTED = 1, 2, 3, 4, 5, 130
 #: How often the server hears how much was played.
@@ -96,6 +98,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     parser.add_argument("--url", default=DEFAULT_URL, help=f"[{DEFAULT_URL}]")
+    parser.add_argument("--ca-file", metavar="X.pem", help="certificates to trust for wss:// [the system's]")
     parser.add_argument("--api-key", default=os.environ.get("OMNI_WS_API_KEY"), help="[$OMNI_WS_API_KEY]")
     parser.add_argument("--voice", help="a voice of the server")
     parser.add_argument("--task", choices=["chat", "speech", "transcribe"], help="[chat]")
@@ -116,8 +119,11 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--open-mic goes with the microphone")
     try:
         options.settings = settings(options)
+        options.tls = ssl.create_default_context(cafile=options.ca_file) if options.ca_file else None
     except ValueError as error:
         parser.error(str(error))
+    except OSError as error:  # also that of a file which holds no certificate
+        parser.error(f"--ca-file {options.ca_file}: {error.strerror or error}")
     return options
 
 
@@ -132,6 +138,8 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
         key, equals, value = setting.partition("=")
         if not equals:
             raise ValueError(f"--config {setting}: KEY=VALUE is wanted")
+        if not has_field(key):
+            raise ValueError(f"--config {setting}: session_config has no field {key}")
         *path, name = key.split(".")
         place = fields
         for part in path:
@@ -160,7 +168,7 @@ async def run(options: argparse.Namespace) -> int:
         config["input_audio"] = {"format": "pcm16", "sample_rate": rate, "channels": audio.channels if audio else 1}
     if loudspeaker:
         config["output_audio"]["sample_rate"] = loudspeaker.sample_rate
-    async with connect(options.url, api_key=options.api_key, config=config, reconnect=True) as session:
+    async with connect(options.url, api_key=options.api_key, config=config, ssl=options.tls, reconnect=True) as session:
         display = make_display(as_json=options.json)
         listener = Listener(display, loudspeaker)
         display.show("session", session_id=session.session_id, model=session.created.model)

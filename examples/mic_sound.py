@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from array import array
 from collections.abc import AsyncIterator
 from typing import Any, Final
@@ -13,6 +14,7 @@ PIECE_MS: Final = 20
 #: What may wait to be sent before the microphone's sound is dropped: a connection that is away for longer is lost.
 QUEUED_PIECES: Final = 30_000 // PIECE_MS
 PREFILL_MS: Final = 80
+NO_DEVICE: Final = "this machine has no sound device; --file, --text and --raw do without (and --save keeps the reply)"
 
 Device = str | int | None
 
@@ -25,9 +27,14 @@ def sound_library() -> Any:
     try:
         import sounddevice
     except ImportError:
-        raise NoSoundDevice("the library sounddevice is not installed (pip install 'omni_ws[client]')") from None
-    except OSError as error:
-        raise NoSoundDevice(f"the sound library PortAudio cannot be loaded: {error}") from None
+        raise NoSoundDevice(
+            f"the library sounddevice is not installed: {sys.executable} -m pip install sounddevice rich"
+        ) from None
+    except OSError:
+        raise NoSoundDevice(
+            "the library PortAudio is not installed (Debian: apt install libportaudio2; Fedora: dnf install "
+            "portaudio); --file, --text and --raw do without"
+        ) from None
     return sounddevice
 
 
@@ -35,7 +42,7 @@ def list_devices() -> str:
     """One line for each device, or NoSoundDevice."""
     devices = str(sound_library().query_devices())
     if not devices.strip():
-        raise NoSoundDevice("there is no sound device")
+        raise NoSoundDevice(NO_DEVICE)
     return devices
 
 
@@ -45,7 +52,9 @@ def _sample_rate(device: Device, kind: str, wanted: int) -> int:
     try:
         own = int(library.query_devices(device, kind)["default_samplerate"])
     except (ValueError, library.PortAudioError) as error:
-        raise NoSoundDevice(f"no {kind} device: {error}") from None
+        if not str(library.query_devices()).strip():
+            raise NoSoundDevice(NO_DEVICE) from None
+        raise NoSoundDevice(f"no {kind} device: {error}; --list-devices shows what there is") from None
     check = library.check_input_settings if kind == "input" else library.check_output_settings
     for rate in (wanted, own):
         try:

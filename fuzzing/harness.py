@@ -68,4 +68,4 @@ def _atheris() -> Any:
     try:
         return importlib.import_module("atheris")
     except ImportError:
-        raise SystemExit("the fuzzer is missing: pip install -e '.[fuzz]'") from None
+        raise SystemExit("the fuzzer is missing; 'make fuzz' installs it") from None

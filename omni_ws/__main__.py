@@ -2,6 +2,11 @@
 
 import sys
 
-from omni_ws.cli import main
+from omni_ws.installing import wrong_python
 
-sys.exit(main())
+try:
+    from omni_ws.cli import main
+
+    sys.exit(main())
+except ModuleNotFoundError as missing:
+    sys.exit(f"omni-ws: {wrong_python(missing, '-m omni_ws serve')}")

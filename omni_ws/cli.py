@@ -12,7 +12,7 @@ from typing import Final
 
 from omni_ws import __version__
 from omni_ws.config import ConfigurationError, LoadedConfig, ServerConfig, check_available, check_exposure, load
-from omni_ws.config.command_line import add_flags
+from omni_ws.config.command_line import MOST_USED, add_flags
 from omni_ws.config.keys import configured_keys
 from omni_ws.errors import OmniError
 
@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="omni-ws", description="A real-time speech server: streams in, streams out.")
     parser.add_argument("--version", action="version", version=f"omni-ws {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
-    commands.add_parser("serve", help="run the server (omni-ws serve --help lists every setting)", add_help=False)
+    commands.add_parser("serve", help="run the server (serve --help, serve --help-all)", add_help=False)
     commands.add_parser("readout-vectors", help="make the vectors of readouts from example prompts", add_help=False)
     commands.add_parser("replay", help="send recorded sessions again and compare the answers", add_help=False)
     return parser
@@ -57,13 +57,14 @@ def _parser() -> argparse.ArgumentParser:
 def _serve_options() -> argparse.ArgumentParser:
     """The flags of ``serve`` that are no settings."""
     parser = argparse.ArgumentParser(prog="omni-ws serve", add_help=False, allow_abbrev=False)
-    parser.add_argument("-h", "--help", action="store_true", help="show this help")
+    parser.add_argument("-h", "--help", action="store_true", help="show the flags that most people need")
+    parser.add_argument("--help-all", action="store_true", help="show every flag")
     parser.add_argument("--config", type=Path, metavar="FILE.toml", help="read settings from this file")
     parser.add_argument("--print-config", action="store_true", help="print every value with its origin, and end")
     return parser
 
 
-def _serve_help() -> str:
+def _serve_help(*, whole: bool) -> str:
     parser = argparse.ArgumentParser(
         prog="omni-ws serve",
         usage="omni-ws serve [--config FILE.toml] [--print-config] [--<setting> VALUE ...]",
@@ -73,14 +74,14 @@ def _serve_help() -> str:
         parents=[_serve_options()],
         add_help=False,
     )
-    add_flags(parser)
+    add_flags(parser, only=None if whole else MOST_USED)
     return parser.format_help()
 
 
 def _serve_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     options, settings = _serve_options().parse_known_args(arguments)
-    if options.help:
-        print(_serve_help(), end="")
+    if options.help or options.help_all:
+        print(_serve_help(whole=options.help_all), end="")
         return 0
     try:
         loaded = load(settings, environ, options.config)

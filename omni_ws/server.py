@@ -15,7 +15,7 @@ from websockets.asyncio.server import serve as serve_websockets
 
 from omni_ws import __version__
 from omni_ws.app import App
-from omni_ws.config import check_available, check_exposure, configured_keys
+from omni_ws.config import ConfigurationError, check_available, check_exposure, configured_keys
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
@@ -158,7 +158,19 @@ def _tls(config: ServerConfig) -> ssl.SSLContext | None:
     if config.ssl_certfile is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+    for name, file in (("ssl_certfile", config.ssl_certfile), ("ssl_keyfile", config.ssl_keyfile)):
+        try:
+            if file is not None:
+                file.read_bytes()
+        except OSError as error:
+            raise ConfigurationError([f"{name}: cannot read {file}: {error.strerror}"]) from None
+    try:
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+    except ssl.SSLError as error:
+        reason = error.reason or "no PEM"
+        raise ConfigurationError(
+            [f"ssl_certfile and ssl_keyfile hold no certificate (PEM) with its private key: {reason}"]
+        ) from None
     return context
 
 

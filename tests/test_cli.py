@@ -17,6 +17,8 @@ import uvloop
 from omni_ws import __version__
 from omni_ws.cli import main
 from omni_ws.config import ServerConfig
+from omni_ws.config.command_line import MOST_USED
+from omni_ws.config.settings import SETTINGS
 from omni_ws.errors import EngineFailed
 
 
@@ -40,9 +42,19 @@ def test_help_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert "bench" not in shown
 
 
-def test_serve_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_help_is_what_most_people_need(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("serve", "--help") == 0
     shown = capsys.readouterr().out
+    for flag in ("--config", "--port", "--engine", "--model", "--api-key", "--ssl-certfile", "--help-all"):
+        assert f" {flag}" in shown
+    assert "--streaming-input.start-policy" not in shown
+    assert set(SETTINGS) >= MOST_USED
+
+
+def test_serve_help_all_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("serve", "--help-all") == 0
+    shown = capsys.readouterr().out
+    assert all(f" {setting.flag}" in shown for setting in SETTINGS.values())
     for flag in (
         "--config",
         "--print-config",
@@ -85,6 +97,9 @@ def test_print_config_shows_values_and_origins(tmp_path: Path, capsys: pytest.Ca
         (("--port", "x"), "port = 'x' (command line --port): "),
         (("--host", "0.0.0.0"), "refusing to listen on 0.0.0.0"),
         (("--engine", "vllm"), "the vllm engine needs "),
+        (("--model", "some/model"), "--model is for the vllm engine, and this is the embedded engine"),
+        (("--engine", "fake", "--vllm.talker", "x"), "--vllm.talker is for the vllm engine"),
+        (("--remote.upstreams", "http://127.0.0.1:1/v1"), "remote.upstreams is for the remote engine"),
         (("--grpc-port", "50051"), "the embedded engine has no token sessions"),
         (("--keys-file", "/nonexistent/keys.toml"), "cannot read /nonexistent/keys.toml"),
         (("--config", "/nonexistent/omni.toml"), "cannot read /nonexistent/omni.toml"),
@@ -171,3 +186,35 @@ def test_how_the_server_ends_is_the_exit_status(
     server_module(monkeypatch, serve)
     assert run("serve") == status
     assert capsys.readouterr().err.endswith(message)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "ssl_certfile: cannot read {file}: No such file"), ("text", "hold no certificate (PEM)")],
+)
+def test_a_certificate_that_cannot_be_used_is_named(
+    content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "cert.pem"
+    if content is not None:
+        file.write_text(content)
+    assert run("serve", "--engine", "fake", "--port", "0", "--ssl-certfile", str(file)) == 2
+    assert message.format(file=file) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["omni_ws", "omni_ws.profiler"])
+def test_a_python_without_the_packages_says_which_one_has_them(module: str, tmp_path: Path) -> None:
+    """As where the system's Python is called in the project's folder."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nsys.modules.update(dict.fromkeys(('msgspec', 'websockets', 'pydantic')))\n"
+    )
+    root = Path(__file__).parents[1]
+    ended = subprocess.run(
+        [sys.executable, "-m", module, "serve"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{root}"}, capture_output=True, text=True, timeout=60,
+        check=False,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    assert "use the project's own" in ended.stderr
+    assert f".venv/bin/python -m {module}" in ended.stderr
+    assert ended.stderr.count("\n") == 1

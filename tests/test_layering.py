@@ -18,6 +18,7 @@ PACKAGE = Path(__file__).parents[1] / "omni_ws"
 FLOORS = {
     "omni_ws": 0,
     "omni_ws.errors": 0,
+    "omni_ws.installing": 0,
     "omni_ws.config": 0,
     "omni_ws.metrics": 0,
     "omni_ws.profiler.events": 0,

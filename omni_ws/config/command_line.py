@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final, NoReturn
 
 from omni_ws.config.error import ConfigurationError
@@ -11,6 +11,16 @@ from omni_ws.config.layers import FREE_FORM, Layer, free_form_path
 from omni_ws.config.rendering import default_words
 from omni_ws.config.settings import SECTIONS, SETTINGS, Kind, Setting, hint
 from omni_ws.config.values import parse_free_form, parse_list
+
+#: What ``serve --help`` shows; ``--help-all`` shows every setting.
+MOST_USED: Final = frozenset(
+    (
+        *("host", "port", "engine", "api_key", "auth.keys_file", "auth.insecure_no_auth", "allow_origin"),
+        *("ssl_certfile", "ssl_keyfile", "served_model_name", "log_format", "log_level", "record", "drain_timeout_sec"),
+        *("limits.max_sessions", "embedded.voice", "vllm.model", "vllm.args", "vllm.talker", "vllm.tool_parser"),
+        *("remote.upstreams", "remote.api_key", "remote.input_modalities", "remote.speech_upstream", "grpc.port"),
+    )
+)
 
 #: The value of a switch that is named without one.
 _SWITCHED_ON: Final = "true"
@@ -92,13 +102,16 @@ class FlagParser(argparse.ArgumentParser):
         raise ConfigurationError([message])
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """One group of flags for each section; values arrive as text under the setting's key."""
+def add_flags(parser: argparse.ArgumentParser, *, only: Collection[str] | None = None) -> None:
+    """One group of flags for each section; values arrive as text under the setting's key. ``only``: these keys."""
+    chosen = [setting for key, setting in SETTINGS.items() if only is None or key in only]
+    sections = {setting.path[0] if len(setting.path) > 1 else "" for setting in chosen}
     groups = {
         name: parser.add_argument_group(name or "server", description.partition("\n")[0])
         for name, description in SECTIONS.items()
+        if name in sections
     }
-    for setting in SETTINGS.values():
+    for setting in chosen:
         default = default_words(setting)
         extra: dict[str, Any] = {"metavar": setting.type_words.upper() if not setting.choices else None}
         if setting.choices:

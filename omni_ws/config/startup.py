@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import EngineName, RemoteConfig, ServerConfig, VllmConfig
+from omni_ws.installing import INSTALL_VLLM, install_command
 
 GRPC_PACKAGES: Final = ("grpc", "grpc_health", "grpc_reflection")
 TRACING_PACKAGES: Final = ("opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.http")
@@ -60,10 +61,15 @@ def check_available(config: ServerConfig) -> None:
 def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
     if config.engine is EngineName.VLLM:
         yield from _vllm_problems(config.vllm)
+    elif config.vllm.model is not None or config.vllm.talker is not None:
+        flag = "--model" if config.vllm.model is not None else "--vllm.talker"
+        yield f"{flag} is for the vllm engine, and this is the {config.engine} engine: add --engine vllm"
     if config.engine is EngineName.REMOTE:
         yield from _remote_problems(config.remote)
+    elif config.remote.upstreams:
+        yield f"remote.upstreams is for the remote engine, and this is the {config.engine} engine: add --engine remote"
     if config.grpc.port is not None and any(find_spec(name) is None for name in GRPC_PACKAGES):
-        yield "the gRPC service needs its packages: pip install 'omni_ws[grpc]'"
+        yield f"the gRPC service needs its packages: {install_command('grpc')}"
     if config.grpc.port is not None and config.engine is not EngineName.VLLM:
         yield f"the {config.engine} engine has no token sessions; leave grpc.port out"
     if (config.grpc.readout_vectors is None) != (config.grpc.readout_manifest is None):
@@ -71,7 +77,7 @@ def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
     if config.grpc.readout_vectors is not None and config.engine is not EngineName.VLLM:
         yield f"the {config.engine} engine has no readouts; leave grpc.readout_vectors out"
     if config.tracing and not all(map(_is_installed, TRACING_PACKAGES)):
-        yield "tracing needs OpenTelemetry: pip install 'omni_ws[otel]'"
+        yield f"tracing needs OpenTelemetry: {install_command('otel')}"
     if config.record is not None and os.name != "posix":
         yield "recording sessions (record) needs a system whose files belong to a user"
 
@@ -85,7 +91,7 @@ def _is_installed(module: str) -> bool:
 
 def _vllm_problems(vllm: VllmConfig) -> Iterator[str]:
     if find_spec("vllm") is None:
-        yield "the vllm engine needs vLLM: pip install 'omni_ws[vllm]'"
+        yield f"the vllm engine needs vLLM: {INSTALL_VLLM}"
         return
     if vllm.model is None:
         yield "the vllm engine needs a model: --model NAME-OR-FOLDER"
@@ -95,7 +101,7 @@ def _vllm_problems(vllm: VllmConfig) -> Iterator[str]:
 
 def _remote_problems(remote: RemoteConfig) -> Iterator[str]:
     if find_spec("httpx") is None:
-        yield "the remote engine needs httpx: pip install 'omni_ws[remote]'"
+        yield f"the remote engine needs httpx: {install_command('remote')}"
     if not remote.upstreams:
         yield "the remote engine needs the servers behind it: --remote.upstreams http://127.0.0.1:8000/v1"
     yield from _url_problems(remote)

@@ -1,4 +1,4 @@
-"""``python -m omni_ws.profiler DIR``: where the time of the requests went that a server recorded."""
+"""Reports where the time of recorded requests went."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from omni_ws.profiler.page import as_page
-from omni_ws.profiler.perfetto import as_trace
-from omni_ws.profiler.reading import NoEvents, read
-from omni_ws.profiler.report import build_report, chosen_timelines
-from omni_ws.profiler.table import as_text
+from omni_ws.installing import this_python, wrong_python
+
+try:
+    from omni_ws.profiler.page import as_page
+    from omni_ws.profiler.perfetto import as_trace
+    from omni_ws.profiler.reading import NoEvents, read
+    from omni_ws.profiler.report import build_report, chosen_timelines
+    from omni_ws.profiler.table import as_text
+except ModuleNotFoundError as missing:
+    sys.exit(f"omni_ws.profiler: {wrong_python(missing, '-m omni_ws.profiler DIR')}")
 
 FORMATS = ("table", "json", "html", "perfetto")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0: the report is written; 1: there is nothing to report on, or nowhere to write to; 2: wrong usage."""
-    parser = argparse.ArgumentParser(prog="python -m omni_ws.profiler", description=__doc__)
+    parser = argparse.ArgumentParser(prog=f"{this_python()} -m omni_ws.profiler", description=__doc__)
     parser.add_argument("paths", metavar="DIR", nargs="+", type=Path, help="folders of event files, or such files")
     parser.add_argument("--format", choices=FORMATS, default="table", help="default: table")
     parser.add_argument("--run", metavar="RUN_ID", help="which run; default: the newest")

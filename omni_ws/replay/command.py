@@ -68,8 +68,14 @@ async def _one(recording: Recording, copy: int, target: Target, pace: Pace, comp
     try:
         now = await work
     except OSError as error:
-        return Result(recording.path, copy, then, None, [f"could not be replayed: {error}"])
+        return Result(recording.path, copy, then, None, [f"could not be replayed: {_reason(error, target)}"])
     return Result(recording.path, copy, then, now, differences(then, now, comparison))
+
+
+def _reason(error: OSError, target: Target) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return f"no server answers at {target.authority}; start one ('make serve'), or name another with --url"
+    return str(error)
 
 
 def _parser() -> argparse.ArgumentParser:

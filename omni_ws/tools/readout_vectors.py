@@ -13,6 +13,7 @@ from typing import Final
 from omni_ws.config import load
 from omni_ws.config.error import ConfigurationError
 from omni_ws.errors import OmniError
+from omni_ws.installing import INSTALL_VLLM
 
 FAILED: Final = 1
 USAGE_ERROR: Final = 2
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
 def _make(prompts: Path, layers: Sequence[int], folder: Path, *, model: str, args: Mapping[str, object]) -> None:
     for package in ("vllm", "safetensors"):
         if find_spec(package) is None:
-            raise ConfigurationError(["the vllm engine needs vLLM: pip install 'omni_ws[vllm]'"])
+            raise ConfigurationError([f"the vllm engine needs vLLM: {INSTALL_VLLM}"])
     if Path(model).is_dir() and folder.resolve() == Path(model).resolve():
         raise ConfigurationError([f"{folder} is the model's own folder: vLLM would take the vectors for its weights"])
     from omni_ws.engine.vllm.readout_making import load_concepts, make_vectors

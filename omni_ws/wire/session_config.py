@@ -144,6 +144,25 @@ def effective(overrides: Mapping[str, Any]) -> SessionConfig:
     return config
 
 
+def has_field(path: str) -> bool:
+    """Whether ``session_config`` has the field ``path`` (``sampling.max_tokens``), so that a client can tell a typo.
+
+    Whatever is below a field without fields of its own (``stage_params.talker``) counts as one.
+    """
+    kinds: list[msgspec.inspect.Type] = [msgspec.inspect.type_info(SessionConfig)]
+    for name in path.split("."):
+        groups = [kind for kind in kinds if isinstance(kind, msgspec.inspect.StructType)]
+        if not groups:
+            return any(isinstance(kind, msgspec.inspect.DictType) for kind in kinds)
+        found = [field.type for group in groups for field in group.fields if field.encode_name == name]
+        if not found:
+            return False
+        kinds = []
+        for kind in found:
+            kinds += kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+    return True
+
+
 def invalid_value(error: msgspec.ValidationError) -> InvalidValue:
     """msgspec says where it stumbled at the end of its message; that is the field's name."""
     text = str(error)

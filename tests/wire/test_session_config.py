@@ -18,7 +18,15 @@ from omni_ws.core.start_policy import (
     StartPolicy,
 )
 from omni_ws.errors import InvalidValue
-from omni_ws.wire.session_config import MAX_DEPTH, SessionConfig, effective, invalid_value, merge, start_policy
+from omni_ws.wire.session_config import (
+    MAX_DEPTH,
+    SessionConfig,
+    effective,
+    has_field,
+    invalid_value,
+    merge,
+    start_policy,
+)
 
 
 def test_nothing_asked_for_is_the_default() -> None:
@@ -192,3 +200,21 @@ def test_an_error_without_a_place_names_nothing() -> None:
 )
 def test_start_policies(wanted: object, policy: StartPolicy) -> None:
     assert start_policy(effective({"start_policy": wanted})) == policy
+
+
+@pytest.mark.parametrize(
+    ("path", "there"),
+    [
+        ("voice", True),
+        ("voice.x", False),
+        ("sampling.max_tokens", True),
+        ("sampling.max_token", False),
+        ("turn_detection.threshold", True),
+        ("start_policy.min_bytes", True),
+        ("stage_params.fake.fail_after_chunks", True),
+        ("nonsense", False),
+        ("", False),
+    ],
+)
+def test_has_field(path: str, there: bool) -> None:
+    assert has_field(path) is there

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from omni_ws.audio.samples import Samples
 from omni_ws.errors import EngineFailed
+from omni_ws.installing import install_command
 
 SAMPLE_RATE = 16_000
 FRAME_MS = 10
@@ -83,7 +84,7 @@ def _library() -> tuple[Any, str]:
         from pocketsphinx import _pocketsphinx
     except ImportError as error:
         raise EngineFailed(
-            "speech recognition needs the package pocketsphinx: pip install 'omni_ws[embedded]'"
+            f"speech recognition needs the package pocketsphinx: {install_command('embedded')}"
         ) from error
     library = ctypes.CDLL(_pocketsphinx.__file__)
     for name, result, arguments in _FUNCTIONS:
