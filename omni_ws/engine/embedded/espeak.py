@@ -6,17 +6,22 @@ import ctypes
 import ctypes.util
 from typing import Any
 
+from omni_ws.engine.embedded.espeak_words import WordTimes
 from omni_ws.engine.embedded.synthesiser import Listener, NoVoice, SpokenWord, VoiceFacts
 
 DEFAULT_VOICE = "en-us"
 CHUNK_MS = 60
 
 _SYNCHRONOUS = 2
+_PHONEME_EVENTS = 1
 _DO_NOT_EXIT = 0x8000
 _UTF8_WITH_END_PAUSE = 0x1001
 _WORD_EVENT = 1
 _END_EVENT = 5
+_PHONEME_EVENT = 7
 _CHARACTER_POSITION = 1
+#: What the names of phonemes begin with that are silence.
+_PAUSE = b"_"
 
 
 class _Event(ctypes.Structure):
@@ -50,12 +55,11 @@ class Espeak:
         except OSError as error:
             raise NoVoice(f"espeak-ng cannot be loaded: {error}") from error
         self._declare()
-        self._rate: int = self._espeak.espeak_Initialize(_SYNCHRONOUS, CHUNK_MS, data, _DO_NOT_EXIT)
+        self._rate: int = self._espeak.espeak_Initialize(_SYNCHRONOUS, CHUNK_MS, data, _PHONEME_EVENTS | _DO_NOT_EXIT)
         if self._rate <= 0:
             raise NoVoice("espeak-ng finds no voice data")
         self._listener: Listener | None = None
-        self._text = ""
-        self._open_word: tuple[str, int] | None = None
+        self._times = WordTimes("")
         self._callback = _Callback(self._on_chunk)
         self._espeak.espeak_SetSynthCallback(self._callback)
         version = self._espeak.espeak_Info(None).decode().split()[0]
@@ -67,9 +71,9 @@ class Espeak:
     def speak(self, text: str, voice: str, listener: Listener) -> None:
         if self._espeak.espeak_SetVoiceByName(self._identifiers[voice]) != 0:
             raise NoVoice(f"espeak-ng has no voice {voice!r}")
-        self._listener, self._open_word = listener, None
-        self._text = text.replace("\0", " ")
-        encoded = self._text.encode() + b"\0"
+        plain = text.replace("\0", " ")
+        self._listener, self._times = listener, WordTimes(plain)
+        encoded = plain.encode() + b"\0"
         try:
             self._espeak.espeak_Synth(
                 encoded, len(encoded), 0, _CHARACTER_POSITION, 0, _UTF8_WITH_END_PAUSE, None, None
@@ -129,21 +133,20 @@ class Espeak:
         return 0 if listener.audio(self._rate, ctypes.string_at(samples, 2 * count)) else 1
 
     def _words(self, events: Any) -> list[SpokenWord]:
-        """A word ends where the next one, or the silence behind its clause, begins."""
-        words: list[SpokenWord] = []
+        """The words that ended in this chunk."""
+        words: list[SpokenWord | None] = []
         place = 0
         while (event := events[place]).type:
             place += 1
-            if event.type not in (_WORD_EVENT, _END_EVENT):
-                continue
-            if self._open_word is not None:
-                text, start_ms = self._open_word
-                words.append(SpokenWord(text, start_ms, max(start_ms, event.audio_position)))
-                self._open_word = None
             if event.type == _WORD_EVENT:
-                first = event.text_position - 1
-                self._open_word = (self._text[first : first + event.length], event.audio_position)
-        return words
+                words.append(self._times.begins(event.text_position - 1, event.audio_position))
+            elif event.type == _END_EVENT:
+                words.append(self._times.ends(event.audio_position))
+            elif event.type == _PHONEME_EVENT and event.id.startswith(_PAUSE):
+                self._times.pauses(event.audio_position)
+            elif event.type == _PHONEME_EVENT:
+                self._times.sounds()
+        return [word for word in words if word is not None]
 
 
 def _find() -> tuple[str, bytes | None, str]:
