@@ -16,7 +16,7 @@ import uvloop
 from hypothesis import settings
 from support.virtual_clock import VirtualClockLoop
 
-pytest_plugins = ["support.report", "support.uneven_schedule"]
+pytest_plugins = ["support.report", "support.uneven_schedule", "support.voices"]
 
 _BOTH_LOOPS = Path(__file__).parent / "transport"
 #: Passes of the event loop in which what was cancelled may still come to its end.

@@ -11,6 +11,7 @@ from support.live_server import LiveServer, live_server
 from support.speech_clips import WORDS, clip_bytes, silence
 from support.tcp_relay import tcp_relay
 
+from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
 
@@ -23,11 +24,11 @@ CARDS = "of clubs"
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[LiveServer]:
+async def server(voice_choice: VoiceChoice) -> AsyncIterator[LiveServer]:
     chromium_path()
-    async with live_server(EmbeddedEngine(EmbeddedConfig()), streaming_input={"resume_grace_sec": 30}) as running:
-        if not running.engine.capabilities.voices:
-            pytest.skip(f"no voice on this machine: {running.engine.describe()[0]}")
+    async with live_server(
+        EmbeddedEngine(EmbeddedConfig(voice=voice_choice)), streaming_input={"resume_grace_sec": 30}
+    ) as running:
         yield running
 
 

@@ -11,6 +11,7 @@ from support.live_server import live_server
 from support.raw_http import post
 from support.speech_clips import clip_bytes
 
+from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.profiler.__main__ import main
@@ -23,7 +24,9 @@ REQUESTS = 50
 ACCOUNTED = 0.95
 
 
-async def test_fifty_mixed_requests_on_the_embedded_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_fifty_mixed_requests_on_the_embedded_engine(
+    voice_choice: VoiceChoice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     clip = clip_bytes("goforward")
     text = {"modalities": ["text"]}
     kinds = [
@@ -38,9 +41,7 @@ async def test_fifty_mixed_requests_on_the_embedded_engine(tmp_path: Path, capsy
         mixed_requests.speech(),
         mixed_requests.typed(modalities=["text"]),
     ]
-    async with live_server(EmbeddedEngine(EmbeddedConfig()), profiler={"root": tmp_path}) as server:
-        if not server.engine.capabilities.voices:
-            pytest.skip("no voice on this machine")
+    async with live_server(EmbeddedEngine(EmbeddedConfig(voice=voice_choice)), profiler={"root": tmp_path}) as server:
         started = await post(server.port, "/start_request_profile", {"run_id": "mixed"})
         measured = await mixed_requests.run_mixed(server, kinds, REQUESTS)
         stopped = (await post(server.port, "/stop_request_profile", {})).json()

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import io
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -49,31 +50,47 @@ TEXT = frozenset({OutputModality.TEXT})
 BOTH = frozenset({OutputModality.TEXT, OutputModality.AUDIO})
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def started() -> AsyncIterator[EmbeddedEngine]:
-    engine = EmbeddedEngine(EmbeddedConfig(max_recognisers=4, warm_recognisers=1), now=lambda: NOW)
+@contextlib.asynccontextmanager
+async def running(**config: Any) -> AsyncIterator[EmbeddedEngine]:
+    engine = EmbeddedEngine(EmbeddedConfig(max_recognisers=4, warm_recognisers=1, **config), now=lambda: NOW)
     await engine.start()
     yield engine
     await engine.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def started() -> AsyncIterator[EmbeddedEngine]:
+    async with running() as engine:
+        yield engine
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def started_with_voice(voice_choice: VoiceChoice) -> AsyncIterator[EmbeddedEngine]:
+    async with running(voice=voice_choice) as engine:
+        yield engine
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def engine(started: EmbeddedEngine) -> AsyncIterator[EmbeddedEngine]:
     """The running engine; afterwards nothing of it may be held any more."""
     yield started
-    assert started.active_requests == 0
-    assert started._hearing is not None
-    assert started._hearing.seats.taken == 0
-    assert started._hearing.recognisers.borrowed == 0
-    assert started._hearing.detectors.borrowed == 0
-    assert started._voice.jobs == 0
+    nothing_is_held(started)
 
 
-@pytest.fixture
-def voiced(engine: EmbeddedEngine) -> EmbeddedEngine:
-    if not engine.capabilities.voices:
-        pytest.skip(engine.describe_voice())
-    return engine
+@pytest_asyncio.fixture(loop_scope="module")
+async def voiced(started_with_voice: EmbeddedEngine) -> AsyncIterator[EmbeddedEngine]:
+    """The same with each voice in turn."""
+    yield started_with_voice
+    nothing_is_held(started_with_voice)
+
+
+def nothing_is_held(engine: EmbeddedEngine) -> None:
+    assert engine.active_requests == 0
+    assert engine._hearing is not None
+    assert engine._hearing.seats.taken == 0
+    assert engine._hearing.recognisers.borrowed == 0
+    assert engine._hearing.detectors.borrowed == 0
+    assert engine._voice.jobs == 0
 
 
 Input = Channel[InputChunk]
@@ -557,8 +574,9 @@ async def test_an_engine_without_a_voice() -> None:
 
 
 @pytest.mark.slow
-async def test_an_engine_that_cannot_start_says_why(voiced: EmbeddedEngine) -> None:
-    engine = EmbeddedEngine(EmbeddedConfig(default_voice="hal", max_recognisers=1, warm_recognisers=1))
+async def test_an_engine_that_cannot_start_says_why(voice_choice: VoiceChoice) -> None:
+    config = EmbeddedConfig(voice=voice_choice, default_voice="hal", max_recognisers=1, warm_recognisers=1)
+    engine = EmbeddedEngine(config)
     with pytest.raises(EngineFailed, match="no voice 'hal'"):
         await engine.start()
     assert engine.state is EngineState.STARTING

@@ -1,6 +1,4 @@
 import asyncio
-import ctypes.util
-import importlib.util
 import itertools
 import os
 import signal
@@ -33,26 +31,13 @@ from omni_ws.engine.embedded.voice_pipe import (
 )
 from omni_ws.errors import EngineFailed, InvalidValue
 
-HAVE = {
-    "flite": ctypes.util.find_library("flite") is not None,
-    "espeak": importlib.util.find_spec("espeakng_loader") is not None
-    or ctypes.util.find_library("espeak-ng") is not None,
-}
 SENTENCE = "Go forward 10 meters, please."
 
 
-def need(name: str) -> VoiceChoice:
-    if not HAVE[name]:
-        pytest.skip(f"{name} is not installed on this machine")
-    return VoiceChoice(name)
-
-
 @pytest.fixture
-async def voice() -> AsyncIterator[Voice]:
-    started = Voice()
+async def voice(voice_choice: VoiceChoice) -> AsyncIterator[Voice]:
+    started = Voice(voice_choice)
     await started.start()
-    if started.facts is None:
-        pytest.skip(started.describe())
     yield started
     await started.stop()
     assert started.worker_pid is None
@@ -70,14 +55,8 @@ def words_of(pieces: list[SpokenAudio]) -> list[Word]:
     return [word for piece in pieces for word in piece.words]
 
 
-@pytest.mark.parametrize("name", ["flite", "espeak"])
-async def test_a_sentence_is_spoken_in_pieces_with_its_words(name: str) -> None:
-    voice = Voice(need(name))
-    await voice.start()
-    try:
-        pieces = await spoken(voice, SENTENCE)
-    finally:
-        await voice.stop()
+async def test_a_sentence_is_spoken_in_pieces_with_its_words(voice: Voice) -> None:
+    pieces = await spoken(voice, SENTENCE)
     rate = pieces[0].sample_rate
     assert rate in (16_000, 22_050)
     assert len(pieces) > 5
@@ -86,21 +65,24 @@ async def test_a_sentence_is_spoken_in_pieces_with_its_words(name: str) -> None:
     assert np.abs(samples).max() > 0.05
     words = words_of(pieces)
     assert [word.text for word in words] == ["Go", "forward", "10", "meters", "please"]
-    assert all(0 <= word.start_ms < word.end_ms <= len(samples) * 1000 / rate + 1 for word in words)
+    assert all(0 <= word.start_ms < word.end_ms for word in words)
     assert all(before.end_ms <= after.start_ms for before, after in itertools.pairwise(words))
+    # The last one ends with its sound, not with the pause behind the sentence; flite's own fades out behind it.
+    sounding = np.flatnonzero(np.abs(samples) > 1e-3) * 1000 / rate
+    assert sounding[-1] - 150 < words[-1].end_ms <= sounding[-1] + 10
 
 
-@pytest.mark.parametrize("name", ["flite", "espeak"])
-async def test_every_voice_speaks(name: str) -> None:
-    voice = Voice(need(name))
-    await voice.start()
-    try:
-        english = [each for each in voice.voices if name == "flite" or each.startswith("en")]
-        assert len(english) > 1
-        for each in english:
-            assert len(samples_of(await spoken(voice, "Yes.", each))) > 1000, each
-    finally:
-        await voice.stop()
+async def test_numbers_and_signs_are_words_as_they_are_written(voice: Voice) -> None:
+    text = "Count 21, 22, 1,234 and 3.5 (it's Dr. Smith's)."
+    words = words_of(await spoken(voice, text))
+    assert [word.text for word in words] == ["Count", "21", "22", "1,234", "and", "3.5", "it's", "Dr", "Smith's"]
+
+
+async def test_every_voice_speaks(voice: Voice) -> None:
+    english = [name for name in voice.voices if voice.voices[0] != "en-us" or name.startswith("en")]
+    assert len(english) > 1
+    for name in english:
+        assert len(samples_of(await spoken(voice, "Yes.", name))) > 1000, name
 
 
 @pytest.mark.parametrize(
@@ -225,40 +207,43 @@ async def test_a_machine_without_voices(monkeypatch: pytest.MonkeyPatch) -> None
         await named.start()
 
 
-async def test_the_default_voice_can_be_chosen() -> None:
-    voice = Voice(need("flite"), default_voice="slt")
+async def test_the_default_voice_can_be_chosen(voice_choice: VoiceChoice) -> None:
+    name, described = {
+        VoiceChoice.FLITE: ("slt", "voice: flite slt (system libflite"),
+        VoiceChoice.ESPEAK: ("en-gb", "voice: espeak-ng "),
+    }[voice_choice]
+    voice = Voice(voice_choice, default_voice=name)
     await voice.start()
     try:
-        assert voice.voices[0] == "slt"
-        assert voice.describe().startswith("voice: flite slt (system libflite")
+        assert voice.voices[0] == name
+        assert voice.describe().startswith(described)
     finally:
         await voice.stop()
     with pytest.raises(EngineFailed, match="no voice 'hal'"):
-        await Voice(VoiceChoice.FLITE, default_voice="hal").start()
+        await Voice(voice_choice, default_voice="hal").start()
 
 
-def test_the_worker_ends_with_its_server() -> None:
+def test_the_worker_ends_with_its_server(voice_choice: VoiceChoice) -> None:
     worker = subprocess.Popen(
-        [sys.executable, "-m", WORKER_MODULE, "auto"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-m", WORKER_MODULE, voice_choice.value], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert worker.stdin is not None
     assert worker.stdout is not None
     length, kind, _ = decode_head(worker.stdout.read(HEAD.size))
     ready = decode_object(worker.stdout.read(length))
     assert kind is FrameKind.READY
-    if "reason" not in ready:
-        worker.send_signal(signal.SIGINT)
-        worker.send_signal(signal.SIGTERM)
-        text = {"voice": ready["voices"][0], "text": "This is a long sentence for somebody who has left. " * 50}
-        worker.stdin.write(encode_object(FrameKind.SPEAK, 1, text))
+    worker.send_signal(signal.SIGINT)
+    worker.send_signal(signal.SIGTERM)
+    text = {"voice": ready["voices"][0], "text": "This is a long sentence for somebody who has left. " * 50}
+    worker.stdin.write(encode_object(FrameKind.SPEAK, 1, text))
     worker.stdin.close()
     worker.stdout.close()
     assert worker.wait(10) == 0
 
 
-async def test_what_flite_says_is_understood_again() -> None:
-    voice = Voice(need("flite"), default_voice="rms")
-    await voice.start()
+# The recogniser of these tests understands hardly a word of espeak-ng.
+@pytest.mark.parametrize("voice_choice", [VoiceChoice.FLITE], indirect=True, ids=str)
+async def test_what_flite_says_is_understood_again(voice: Voice) -> None:
     recogniser = Recogniser()
     errors = 0
     try:
@@ -270,7 +255,6 @@ async def test_what_flite_says_is_understood_again() -> None:
             errors += word_errors(text, heard)
     finally:
         recogniser.close()
-        await voice.stop()
     assert errors <= 1
 
 

@@ -11,6 +11,7 @@ from support.native_client import NativeClient, native_client
 from support.recordings import events, recordings, replay
 from support.speech_clips import clip_bytes, silence
 
+from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
 
@@ -62,9 +63,9 @@ async def spoken_session(server: LiveServer) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("speed", ["1", "max"])
-async def test_speech_is_heard_and_answered_alike(tmp_path: Path, speed: str) -> None:
+async def test_speech_is_heard_and_answered_alike(voice_choice: VoiceChoice, tmp_path: Path, speed: str) -> None:
     folder = tmp_path / "r"
-    config = EmbeddedConfig(max_recognisers=2, warm_recognisers=1)
+    config = EmbeddedConfig(voice=voice_choice, max_recognisers=2, warm_recognisers=1)
     async with live_server(EmbeddedEngine(config), record=folder, streaming_input=RESUMABLE) as server:
         reasons = await spoken_session(server)
     (path,) = recordings(folder)

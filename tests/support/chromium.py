@@ -101,6 +101,12 @@ class Played:
     samples: NDArray[np.float32]
     rate: int
 
+    @classmethod
+    def within(cls, samples: NDArray[np.float32], rate: int) -> Played:
+        """Without the silence around it."""
+        sounding = np.flatnonzero(np.abs(samples) > 1e-4)
+        return cls(samples[sounding[0] : sounding[-1] + 1] if len(sounding) else samples[:0], rate)
+
     @property
     def seconds(self) -> float:
         return len(self.samples) / self.rate if self.rate else 0.0
@@ -169,10 +175,7 @@ class DemoPage:
 
     async def played(self) -> Played:
         found = await self.page.evaluate(_READ_TAP)
-        samples = np.frombuffer(base64.b64decode(found["samples"]), "<f4")
-        sounding = np.flatnonzero(np.abs(samples) > 1e-4)
-        inside = samples[sounding[0] : sounding[-1] + 1] if len(sounding) else samples[:0]
-        return Played(inside, int(found["rate"]))
+        return Played.within(np.frombuffer(base64.b64decode(found["samples"]), "<f4"), int(found["rate"]))
 
 
 @contextlib.asynccontextmanager

@@ -20,9 +20,10 @@ from support.scripted_upstream import ScriptedUpstream, delta, free_port, hang, 
 from support.speech_clips import WORDS, clip_bytes, word_errors
 
 from omni_ws.client import Final, ResponseStarted, TextChunk, connect
-from omni_ws.config.model import RemoteConfig
+from omni_ws.config.model import RemoteConfig, VoiceChoice
 from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.base import EngineState
+from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.fake import EchoEngine, EchoSettings
 from omni_ws.engine.remote.engine import RemoteEngine
@@ -285,12 +286,10 @@ async def test_http_clients_that_go_free_the_upstream() -> None:
 
 
 @pytest.mark.slow
-async def test_a_voice_and_an_ear_far_away() -> None:
+async def test_a_voice_and_an_ear_far_away(voice_choice: VoiceChoice) -> None:
     """Speech in and out through the chat stream; then the same voice by /v1/audio/speech."""
-    engine = EmbeddedEngine()
+    engine = EmbeddedEngine(EmbeddedConfig(voice=voice_choice))
     async with live_server(engine) as back:
-        if not engine.capabilities.voices:
-            pytest.skip(engine.describe_voice())
         voice = engine.capabilities.voices[0]
         async with front_of(back.port, voices=(voice,)) as front, connect(front.websocket_url) as session:
             answer = await session.ask_text("what is three plus four")
