@@ -49,7 +49,10 @@ def budget(engine: VllmEngine) -> tuple[int, int]:
 
 
 async def early_answer(engine: VllmEngine, pieces: list[str], **changes: Any) -> tuple[str, int]:
-    """The answer to pieces each of which comes when the one before was computed, and how many were before the end."""
+    """The answer to pieces each of which comes when the one before was computed, and how many were before the end.
+
+    However they came, they are counted as one prompt.
+    """
     from omni_ws.engine.vllm.thinker import Thinker
 
     thinkers: list[Thinker] = []
@@ -78,7 +81,10 @@ async def early_answer(engine: VllmEngine, pieces: list[str], **changes: Any) ->
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Thinker, "_work_early", working)
         patch.setattr(Thinker, "_answer", answering)
-        (text, _), _ = await asyncio.gather(answer(engine, source, **changes), speak())
+        (text, final), _ = await asyncio.gather(answer(engine, source, **changes), speak())
+    assert final.usage.input_tokens == len(f"user: {''.join(pieces)}\nassistant:")
+    if final.reason is FinishReason.LENGTH:
+        assert final.usage.output_tokens == changes.get("sampling", GREEDY)["max_tokens"]
     return text, steps[0]
 
 
