@@ -297,12 +297,15 @@ def _picture(data: bytes) -> Any:
 
 
 def _vision_tokens(config: Any) -> VisionTokens | None:
-    """Of models whose configuration names them."""
-    names = ("vision_start_token_id", "image_token_id", "vision_end_token_id")
-    start, pad, end = (getattr(config.hf_config, name, None) for name in names)
-    if start is None or pad is None or end is None or not config.is_multimodal_model:
+    """Of models whose configuration names them; that of an omni model does so in the part about its Thinker."""
+    if not config.is_multimodal_model:
         return None
-    return VisionTokens(start, pad, end)
+    names = ("vision_start_token_id", "image_token_id", "vision_end_token_id")
+    for part in (config.hf_config, getattr(config.hf_config, "thinker_config", None)):
+        start, pad, end = (getattr(part, name, None) for name in names)
+        if start is not None and pad is not None and end is not None:
+            return VisionTokens(start, pad, end)
+    return None
 
 
 def _end_tokens(model: LanguageModel) -> frozenset[int]:

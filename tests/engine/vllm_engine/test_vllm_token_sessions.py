@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from omni_ws.generated import salience_pb2 as messages
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make test-vllm)")
 
-from support.tiny_models import ENGINE_ARGS, MULTIMODAL_ARGS, build_text_model, build_vision_model
+from support.tiny_models import ENGINE_ARGS, MULTIMODAL_ARGS, build_omni_model, build_text_model, build_vision_model
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -272,9 +272,13 @@ async def test_a_model_that_dies_is_unavailable_and_the_session_lives_on(
 # images
 
 
-async def test_images_have_the_features_that_the_model_makes(tmp_path_factory: pytest.TempPathFactory) -> None:
-    model = build_vision_model(tmp_path_factory.mktemp("models") / "vision")
-    engine = VllmEngine(VllmConfig(model=str(model), args=dict(MULTIMODAL_ARGS)))
+@pytest.mark.parametrize("build", [build_vision_model, build_omni_model])
+async def test_images_have_the_features_that_the_model_makes(
+    build: Callable[[Path], Path], vectors: ReadoutVectors, tmp_path: Path
+) -> None:
+    engine = VllmEngine(
+        VllmConfig(model=str(build(tmp_path / "model")), args=dict(MULTIMODAL_ARGS)), readouts=Readouts(vectors)
+    )
     async with salience_server(engine) as server:
         vision = engine.tokens.vision_tokens
         assert vision is not None
@@ -294,7 +298,7 @@ async def test_images_have_the_features_that_the_model_makes(tmp_path_factory: p
         async with refused(Status.INVALID_ARGUMENT, "images[0]"):
             await server.events(session, [5, 6, *block(features)], images=[attached(features, b"GIF89a nothing")])
         assert await server.dump(session) == []
-        asked: dict[str, Any] = {"max_tokens": 4, "top_k": 1, "logprobs_ranges": ALL}
+        asked: dict[str, Any] = {"max_tokens": 4, "top_k": 1, "logprobs_ranges": ALL, "readout_ranges": ALL}
         tokens, done = await server.events(session, [5, 6, *block(features), 7], images=[attached(features)], **asked)
         assert done.prompt_tokens == features + 5
         fork = await server.fork(session, features + 5)
@@ -309,6 +313,7 @@ async def test_images_have_the_features_that_the_model_makes(tmp_path_factory: p
         )
         last = features + 4
         assert blue[last].sampled_logprob != tokens[last].sampled_logprob
+        assert not close(readouts(blue), readouts(tokens))
 
 
 # files
