@@ -64,6 +64,8 @@ class TokenOutput:
 class TokenStop(Enum):
     EOS = "eos"
     LENGTH = "length"
+    #: The session was closed meanwhile; no engine says so.
+    CANCELLED = "cancelled"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field
-from typing import Final
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.core.quota import ByteBudget
@@ -26,8 +25,6 @@ from omni_ws.engine.tokens import (
 from omni_ws.errors import InvalidValue, ReadoutsOff, SessionBusy, SessionNotFound
 from omni_ws.service.admission import Admission
 from omni_ws.service.identifiers import new_id
-
-_CLOSED: Final = "the session was closed while it was busy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +49,7 @@ class TokensDone:
 
     prompt_tokens: int
     completion_tokens: int
-    reason: TokenStop | None
+    reason: TokenStop
 
 
 @dataclass(slots=True, eq=False)
@@ -145,8 +142,8 @@ class TokenSessions:
     ) -> AsyncGenerator[TokenOutput | TokensDone, None]:
         """Append, compute, decode. Whatever is raised before the first event leaves the session as it was.
 
-        A decoded token belongs to the session from when it is yielded. Raises SessionNotFound (also when the session
-        is closed meanwhile), SessionBusy, what TokenSession.begin and the engine raise.
+        A decoded token belongs to the session from when it is yielded. A session that is closed meanwhile ends the
+        call with CANCELLED. Raises SessionNotFound, SessionBusy, what TokenSession.begin and the engine raise.
         """
         entry = self._idle(session_id, key)
         self._check_ready()
@@ -157,6 +154,7 @@ class TokenSessions:
         task = entry.running = asyncio.current_task()
         if entry.expiry is not None:
             entry.expiry.cancel()
+        length, written, ended = len(entry.session), 0, False
         self._busy += 1
         self._all_idle.clear()
         try:
@@ -165,15 +163,19 @@ class TokenSessions:
                 entry.waiting = True
                 async for event in events:
                     entry.waiting = False
+                    match event:
+                        case TokensDone():
+                            ended = True
+                        case TokenOutput(is_prefill=False):
+                            written += 1
                     yield event
                     if entry.closed:
-                        raise SessionNotFound(_CLOSED)
+                        break
                     entry.waiting = True
         except asyncio.CancelledError:
             if not entry.closed or task is None:
                 raise
             task.uncancel()
-            raise SessionNotFound(_CLOSED) from None
         finally:
             append.rollback()
             entry.running = None
@@ -185,6 +187,8 @@ class TokenSessions:
             else:
                 self._account(entry, anyway=True)
                 self._touch(session_id, entry)
+        if entry.closed and not ended:
+            yield TokensDone(length, written, TokenStop.CANCELLED)
 
     async def _work(
         self, entry: _Entry, call: TokenCall, append: TokenAppend
@@ -193,9 +197,10 @@ class TokenSessions:
         length = len(session)
         if not length and call.max_tokens:
             raise InvalidValue("there is nothing to go on from", param="max_tokens")
-        if not (call.tokens or call.max_tokens or call.logprob_ranges or call.readout_ranges) or not length:
+        max_tokens = min(call.max_tokens, session.max_length - length)
+        if not (call.tokens or max_tokens or call.logprob_ranges or call.readout_ranges) or not length:
             append.commit()
-            yield TokensDone(length, 0, TokenStop.LENGTH if length else None)
+            yield TokensDone(length, 0, TokenStop.LENGTH)
             return
         if call.images:
             await self.engine.check_images(call.images)
@@ -203,7 +208,7 @@ class TokenSessions:
             request_id=new_id("tok_"),
             tokens=session.tokens,
             images=session.images,
-            max_tokens=min(call.max_tokens, session.max_length - length),
+            max_tokens=max_tokens,
             sampling=call.sampling,
             logprob_ranges=call.logprob_ranges,
             logprob_top_k=call.logprob_top_k,

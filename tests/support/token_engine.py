@@ -38,7 +38,10 @@ def readout(token: int, position: int) -> list[float]:
 
 
 class TokenEngine(EchoEngine):
-    """Features of an image: as many as it has bytes. ``gate`` closed holds up every output after the first."""
+    """Features of an image: as many as it has bytes.
+
+    ``gate`` closed holds up every output after the first, with ``holds_first`` that one too.
+    """
 
     def __init__(self, *, max_model_len: int = 64, readouts: bool = True, vision: bool = True) -> None:
         super().__init__()
@@ -52,6 +55,7 @@ class TokenEngine(EchoEngine):
         )
         self.gate = asyncio.Event()
         self.gate.set()
+        self.holds_first = False
         self.waiting = asyncio.Event()
         self._ended = asyncio.Event()
         self.calls: list[TokenGeneration] = []
@@ -87,7 +91,7 @@ class TokenEngine(EchoEngine):
             async for event in self._events(generation):
                 if self.fail_with is not None and sent == self.fail_after:
                     raise self.fail_with
-                if sent and not self.gate.is_set():
+                if (sent or self.holds_first) and not self.gate.is_set():
                     self.waiting.set()
                     await self.gate.wait()
                 sent += 1

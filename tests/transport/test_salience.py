@@ -128,7 +128,7 @@ async def test_a_token_that_ends_the_answer_is_part_of_it(server: SalienceServer
 async def test_a_call_that_does_nothing_asks_no_engine(server: SalienceServer, engine: TokenEngine) -> None:
     session = await server.open()
     _, done = await server.events(session)
-    assert (done.prompt_tokens, done.total_tokens, done.finish_reason) == (0, 0, Done.FINISH_REASON_UNSPECIFIED)
+    assert (done.prompt_tokens, done.total_tokens, done.finish_reason) == (0, 0, Done.FINISH_REASON_LENGTH)
     await server.events(session, [5])
     _, done = await server.events(session, [], 1)
     assert (done.prompt_tokens, done.finish_reason) == (1, Done.FINISH_REASON_LENGTH)
@@ -279,7 +279,7 @@ async def test_decoding_from_nothing_is_refused(server: SalienceServer) -> None:
         await server.events(session, max_tokens=1)
 
 
-async def test_a_list_as_long_as_the_model_reads(server: SalienceServer) -> None:
+async def test_a_list_as_long_as_the_model_reads(server: SalienceServer, engine: TokenEngine) -> None:
     session = await server.open()
     await server.events(session, [5] * 63)
     tokens, done = await server.events(session, [], 63, max_tokens=9)
@@ -287,6 +287,10 @@ async def test_a_list_as_long_as_the_model_reads(server: SalienceServer) -> None
     async with refused(Status.RESOURCE_EXHAUSTED):
         await server.events(session, [], 64, logprobs_ranges=ALL)
     assert len(await server.dump(session)) == 64
+    asked = len(engine.calls)
+    tokens, done = await server.events(session, [], 64, max_tokens=9)
+    assert (len(tokens), done.prompt_tokens, done.finish_reason) == (0, 64, Done.FINISH_REASON_LENGTH)
+    assert len(engine.calls) == asked
 
 
 @pytest.mark.parametrize("at", [4, 2**32 - 1])
@@ -384,14 +388,30 @@ async def test_a_snapshot_before_anything_was_computed(server: SalienceServer, e
 async def test_closing_a_busy_session_stops_it(server: SalienceServer, engine: TokenEngine) -> None:
     session = await server.open()
     engine.gate.clear()
-    call = aiter(server.generate(session, [5], max_tokens=3))
+    stream = server.generate(session, [5], max_tokens=3)
+    call = aiter(stream)
     await anext(call)
     await engine.waiting.wait()
     await server.close(session)
-    async with refused(Status.NOT_FOUND, "closed"):
-        async for _ in call:
-            pass
+    (last,) = [event async for event in call]
+    assert (last.done.prompt_tokens, last.done.completion_tokens, last.done.total_tokens) == (1, 1, 2)
+    assert last.done.finish_reason == Done.FINISH_REASON_CANCELLED
+    assert await stream.code() is Status.OK
     assert (server.sessions, server.held_bytes, engine.active_requests) == (0, 0, 0)
+    await server.close(session)
+
+
+async def test_a_session_that_is_closed_before_the_first_event(server: SalienceServer, engine: TokenEngine) -> None:
+    session = await server.open()
+    engine.gate.clear()
+    engine.holds_first = True
+    call = server.generate(session, [5, 6], max_tokens=3)
+    await engine.waiting.wait()
+    await server.close(session)
+    (last,) = [event async for event in call]
+    assert (last.done.prompt_tokens, last.done.completion_tokens) == (2, 0)
+    assert last.done.finish_reason == Done.FINISH_REASON_CANCELLED
+    assert await call.code() is Status.OK
 
 
 async def test_a_client_that_cancels_keeps_what_it_was_sent(server: SalienceServer, engine: TokenEngine) -> None:

@@ -27,9 +27,9 @@ Answer = TypeVar("Answer")
 MAX_ENTRIES: Final = 16_384
 
 _REASONS: Final = {
-    None: messages.GenerateDone.FINISH_REASON_UNSPECIFIED,
     TokenStop.EOS: messages.GenerateDone.FINISH_REASON_EOS,
     TokenStop.LENGTH: messages.GenerateDone.FINISH_REASON_LENGTH,
+    TokenStop.CANCELLED: messages.GenerateDone.FINISH_REASON_CANCELLED,
 }
 
 
