@@ -24,7 +24,7 @@ from omni_ws.engine.tokens import (
 from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.engine.vllm.read_ahead import ReadAhead
 from omni_ws.engine.vllm.readout_channel import ReadoutChannel, ReadoutCollector
-from omni_ws.errors import EngineFailed, InvalidValue, OmniError, UnsupportedFormat
+from omni_ws.errors import ContextLengthExceeded, EngineFailed, InvalidValue, OmniError, UnsupportedFormat
 from omni_ws.media.image import decode_image
 
 if TYPE_CHECKING:
@@ -40,15 +40,14 @@ class _ReadFromCache(Exception):
 class TokenGenerator:
     """A TokenEngine over a model that runs. ``channel`` is None where readouts are turned off.
 
-    The last position that vLLM knows is kept free, so that every list can be scored and every token read out: both
-    take a step that writes one token more.
+    vLLM computes no list without writing one token more, so one that fills the last position is refused.
     """
 
     def __init__(
         self, model: LanguageModel, *, channel: ReadoutChannel | None, manifest: ReadoutManifest, decoding: Executor
     ) -> None:
         config = model.llm.model_config
-        self.max_model_len: int = config.max_model_len - 1
+        self.max_model_len: int = config.max_model_len
         self.vocabulary_size: int = config.get_vocab_size()
         self.vision_tokens = _vision_tokens(config)
         self.readout_manifest = manifest
@@ -85,7 +84,7 @@ class TokenGenerator:
         skip_cache = tried_again = begun = False
         prompt = await self._prompt(generation)
         while True:
-            call = _Call(generation, self._ends, skip_cache=skip_cache)
+            call = _Call(generation, self._ends, self.max_model_len, skip_cache=skip_cache)
             try:
                 async with aclosing(self._run(call, prompt)) as events:
                     async for event in events:
@@ -120,6 +119,10 @@ class TokenGenerator:
 
     async def _prompt(self, generation: TokenGeneration) -> Any:
         tokens = list(generation.tokens)
+        if len(tokens) >= self.max_model_len:
+            raise ContextLengthExceeded(
+                f"the list has {len(tokens)} tokens, and the model computes lists of {self.max_model_len - 1}"
+            )
         prompt: dict[str, Any] = {"prompt_token_ids": tokens}
         if generation.images:
             # vLLM makes the pads itself, of one for each image.
@@ -142,14 +145,20 @@ class _Call:
 
     generation: TokenGeneration
     model_ends: frozenset[int]
+    max_model_len: int
     key: str = ""
     skip_cache: bool = False
     #: Of the list as it was at the call: the session's own grows with the answer.
     length: int = 0
+    #: How many tokens are decoded at most.
+    max_tokens: int = 0
 
     def __post_init__(self) -> None:
         self.key = f"{self.generation.request_id}-{uuid.uuid4().hex[:8]}"
         self.length = len(self.generation.tokens)
+        # A token in the last position is never computed, and has no readout.
+        room = self.max_model_len - self.length - self.reads_out_answer
+        self.max_tokens = min(self.generation.max_tokens, room)
 
     @property
     def reads_out(self) -> bool:
@@ -190,7 +199,7 @@ class _Call:
             ignore_eos=self.reads_out_answer,
             stop_token_ids=[] if self.reads_out_answer else list(wanted.stop_token_ids),
             # vLLM writes one token at least; the last one is read out by the step that writes the next.
-            max_tokens=max(1, asked.max_tokens + self.reads_out_answer),
+            max_tokens=max(1, self.max_tokens + self.reads_out_answer),
             logprobs=top if scores_answer else None,
             prompt_logprobs=top if self.scores_prompt else None,
             skip_reading_prefix_cache=True if self.skip_cache else None,
@@ -213,7 +222,7 @@ class _Call:
                 async for token in self._prompt_tokens(output, outputs, readouts):
                     yield token
             for index, token_id in enumerate(completion.token_ids):
-                if count == self.generation.max_tokens:
+                if count == self.max_tokens:
                     break
                 told = completion.logprobs[index] if completion.logprobs else None
                 yield await self._token(token_id, self.length + count, told, outputs, readouts, is_prefill=False)
@@ -221,10 +230,10 @@ class _Call:
                 if token_id in self.ends:
                     yield TokensFinished(TokenStop.EOS)
                     return
-            if completion.finish_reason == "stop" and self.generation.max_tokens:
+            if completion.finish_reason == "stop" and self.max_tokens:
                 yield TokensFinished(TokenStop.EOS)  # a token that vLLM alone knows to be an end
                 return
-            if count == self.generation.max_tokens:
+            if count == self.max_tokens:
                 yield TokensFinished(TokenStop.LENGTH)
                 return
         raise EngineFailed("vLLM ended an answer before its end")

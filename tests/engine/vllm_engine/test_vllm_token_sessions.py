@@ -143,15 +143,30 @@ async def test_a_stop_token_ends_the_answer_and_belongs_to_it(server: SalienceSe
 async def test_the_whole_context(server: SalienceServer) -> None:
     answer = await server.stub.OpenSession(messages.OpenSessionRequest(model="local-model"))
     session, longest = answer.session_id, answer.max_model_len
+    assert longest == 512  # that of the model
     tokens = [TEXT[index % 200] for index in range(longest)]
-    await server.events(session, tokens[: longest - 2])
-    found, done = await server.events(session, [], longest - 2, max_tokens=9, readout_ranges=ALL, top_k=1)
-    assert (len(found), done.finish_reason) == (longest, Done.FINISH_REASON_LENGTH)
+    await server.events(session, tokens[: longest - 3])
+    found, done = await server.events(session, [], longest - 3, max_tokens=9, readout_ranges=ALL, top_k=1)
+    # The token in the last position would have no readout, and is not decoded.
+    assert (len(found), done.finish_reason) == (longest - 1, Done.FINISH_REASON_LENGTH)
     assert all(len(token.readout) == len(LAYERS) * len(CONCEPTS) for token in found)
-    scored, _ = await server.events(session, [], longest, logprobs_ranges=[{"start": longest - 1, "end": longest}])
-    assert scored[0].has_sampled_logprob
+    found, done = await server.events(session, [], longest - 1, max_tokens=9, readout_ranges=ALL, top_k=1)
+    assert (len(found), done.finish_reason) == (longest - 1, Done.FINISH_REASON_LENGTH)
+    last = [{"start": longest - 2, "end": longest}]
+    scored, _ = await server.events(session, [], longest - 1, logprobs_ranges=last)
+    assert [token.has_sampled_logprob for token in scored] == [True]
+    async with refused(Status.RESOURCE_EXHAUSTED, f"lists of {longest - 1}"):
+        await server.events(session, [1], longest - 1)
+    decoded, done = await server.events(session, [], longest - 1, max_tokens=9, logprobs_ranges=last)
+    assert (len(decoded), decoded[-1].position, done.finish_reason) == (2, longest - 1, Done.FINISH_REASON_LENGTH)
+    assert decoded[-1].has_sampled_logprob
+    assert len(await server.dump(session)) == longest
     async with refused(Status.RESOURCE_EXHAUSTED):
         await server.events(session, [1], longest)
+    async with refused(Status.RESOURCE_EXHAUSTED, f"lists of {longest - 1}"):
+        await server.events(session, [], longest, logprobs_ranges=ALL)
+    _, done = await server.events(session, [], longest, max_tokens=9)
+    assert (done.completion_tokens, done.finish_reason) == (0, Done.FINISH_REASON_LENGTH)
     await server.close(session)
 
 
