@@ -304,6 +304,10 @@ class ServerConfig(BaseSettings):
         default=("whisper-1", "tts-1", "gpt-4o-mini-tts", "gpt-4o-mini-transcribe", "gpt-realtime"),
         description="Stock model names that mean the served model too, besides local-model.",
     )
+    strict_model_names: bool = Field(
+        default=False,
+        description="Answer 404 to other names of models than these, instead of serving the model that there is.",
+    )
     api_key: SecretStr | None = Field(default=None, description="The one key that clients must present.", min_length=1)
     allow_origin: tuple[Text, ...] = Field(
         default=(), description="Origins besides the server's own whose pages may connect; * for all."

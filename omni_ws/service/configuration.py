@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -41,14 +41,21 @@ LOCAL_MODEL: Final = "local-model"
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """``names[0]`` is announced; every name and alias means the one model that is served."""
+    """``names[0]`` is announced; every name and alias means the one model that is served.
+
+    ``stand_in`` hears of other names, for which the model stands in; where it is None they are refused.
+    """
 
     names: tuple[str, ...]
     aliases: frozenset[str] = frozenset()
+    stand_in: Callable[[str], None] | None = None
 
     def check(self, name: str | None) -> None:
         """Raises ModelNotFound."""
         if name is None or name in self.names or name in self.aliases or name == LOCAL_MODEL:
+            return
+        if self.stand_in is not None:
+            self.stand_in(name)
             return
         raise ModelNotFound(f"the model {name[:128]!r} is not served here; {self.names[0]!r} is", param="model")
 

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, cast
 from weakref import WeakSet
 
@@ -27,6 +28,7 @@ from omni_ws.service.observer import ObservedSession, Observers, Origin, Session
 from omni_ws.service.outbox import Outbox
 from omni_ws.service.session_log import SessionLog
 from omni_ws.service.speech_workers import SpeechWorkers
+from omni_ws.service.stand_in_log import StandInLog
 from omni_ws.service.token_sessions import TokenSessions
 
 #: Audio that can be cut anywhere, for sessions that play it as it comes.
@@ -58,6 +60,7 @@ class SessionFactory:
         self.config = config
         self.admission = Admission(max_sessions=config.limits.max_sessions, metrics=self.metrics)
         self.budget = ByteBudget(config.limits.max_held_bytes)
+        self._stand_ins = StandInLog()
         self.observers = Observers()
         self.observers.add(
             Accounts(self.metrics, SessionLog(content=config.log_content)), every_chunk=False, every_output=False
@@ -83,6 +86,14 @@ class SessionFactory:
         names = self.config.served_model_name or (self.engine.model,)
         return ServedModel(names, frozenset({*self.config.served_model_alias, LOCAL_MODEL}))
 
+    @property
+    def any_model(self) -> ServedModel:
+        """The model under whatever name, for clients that are made for other servers; exact where that is wanted."""
+        model = self.model
+        if self.config.strict_model_names:
+            return model
+        return replace(model, stand_in=partial(self._stand_ins.asked, served=model.names[0]))
+
     def check_ready(self) -> None:
         """Raises EngineOverloaded while the engine starts, EngineFailed when it is gone."""
         match self.engine.state:
@@ -106,12 +117,15 @@ class SessionFactory:
         *,
         output_formats: frozenset[AudioEncoding],
         single_request: bool = False,
+        any_model: bool = False,
         owner: str | None = None,
         admit: Callable[[], None] | None = None,
         origin: Origin = Origin.HTTP,
         session_id: str | None = None,
     ) -> NewSession:
         """``owner`` is the name of the API key that the session belongs to; ``admit`` is asked for each request.
+
+        With ``any_model`` a client may call the model what it likes, where the operator does not forbid it.
 
         Whoever opens it says by ``observed.ended`` that it is over.
         """
@@ -127,7 +141,7 @@ class SessionFactory:
         )
         rules = ConfigurationRules(
             capabilities=self.engine.capabilities,
-            model=self.model,
+            model=self.any_model if any_model else self.model,
             output_formats=frozenset(output_formats),
             defaults=self._defaults(paced=not single_request),
             forced_start_policy=streaming.force_start_policy,

@@ -69,6 +69,7 @@ class ModeBRoutes:
         conversation = self._sessions.open(
             output_formats=FILE_FORMATS,
             single_request=True,
+            any_model=True,
             owner=None if key is None else key.name,
             origin=Origin.SESSIONS,
             session_id=self._registry.new_id(),

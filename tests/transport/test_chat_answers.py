@@ -439,7 +439,6 @@ REFUSED: list[tuple[dict[str, Any], int, str, str]] = [
     ({"messages": [{"role": "robot", "content": "a"}]}, 400, "invalid_value", "messages[0].role"),
     ({"messages": [{"role": "user", "content": 5}]}, 400, "invalid_value", "messages[0].content"),
     ({"temperature": "hot"}, 400, "invalid_value", "temperature"),
-    ({"model": "gpt-9"}, 404, "model_not_found", "model"),
     ({"logprobs": True, "top_logprobs": 21}, 400, "invalid_value", "top_logprobs"),
     ({"tools": [WEATHER], "tool_choice": "fly"}, 400, "invalid_value", "tool_choice"),
     ({"images": ["/etc/passwd"]}, 400, "unsupported_parameter", "images[0]"),

@@ -247,7 +247,6 @@ async def test_zero_logprobs_name_the_sampled_token_alone() -> None:
         ({"best_of": 2}, 400, "unsupported_parameter", "best_of"),
         ({"logit_bias": {"5": 1}}, 400, "unsupported_parameter", "logit_bias"),
         ({"top_p": 2}, 400, "invalid_value", "top_p"),
-        ({"model": "gpt-9"}, 404, "model_not_found", "model"),
     ],
 )
 async def test_refusals_are_the_same_in_every_form(body: dict[str, Any], status: int, code: str, param: str) -> None:

@@ -181,7 +181,6 @@ async def test_one_json_body_at_the_end_where_no_stream_is_wanted() -> None:
 @pytest.mark.parametrize(
     ("parameters", "status", "code", "param"),
     [
-        ({"model": "gpt-9"}, 404, "model_not_found", "model"),
         ({"n": 2}, 400, "unsupported_parameter", "n"),
         ({"start_policy": "soon"}, 400, "invalid_value", "start_policy"),
         ({"start_policy": {"type": "on_modality"}}, 400, "invalid_value", "start_policy.modality"),

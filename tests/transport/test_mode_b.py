@@ -200,9 +200,9 @@ async def test_a_session_that_is_refused_is_over_for_those_who_look_on() -> None
             (SESSIONS, {"voice": "nobody"}),
             ("/v1/chat/completions", wrong),
             ("/v1/audio/speech", {"input": "hi", "voice": "nobody"}),
-            ("/v1/completions", {"prompt": "hi", "model": "nobody's"}),
+            ("/v1/completions", {"prompt": "hi", "temperature": 9}),
         ):
-            assert (await call(server.port, "POST", path, body)).status in (400, 404)
+            assert (await call(server.port, "POST", path, body)).status == 400
     assert seen.opened == seen.ended
     assert len(seen.opened) == 4
 
@@ -274,7 +274,6 @@ async def test_the_longest_wait() -> None:
         (b"{", 400, "invalid_frame", None),
         (b"\xff", 400, "invalid_frame", None),
         ([1], 400, "invalid_frame", None),
-        ({"model": "gpt-9"}, 404, "model_not_found", "model"),
         ({"stream": "yes"}, 400, "invalid_value", "stream"),
         ({"logit_bias": {"1": 1}}, 400, "unsupported_parameter", "logit_bias"),
         ({"audio": {"voice": "nobody"}}, 400, "invalid_value", "audio.voice"),

@@ -201,7 +201,6 @@ async def test_kinds_of_files(filename: str, kind: str | None, data: bytes, form
 @pytest.mark.parametrize(
     ("fields", "status", "code", "param"),
     [
-        ({"model": "gpt-9"}, 404, "model_not_found", "model"),
         ({"language": "tlh"}, 400, "unsupported_parameter", "language"),
         ({"prompt": "Names: Ng"}, 400, "unsupported_parameter", "prompt"),
         ({"include__": "logprobs"}, 400, "unsupported_parameter", "include"),
