@@ -97,6 +97,7 @@ class HttpExchange:
         self.input_held_to_pace = False
         self.recording: ExchangeRecording | None = None
         self._head_sent = False
+        self._unread: list[bytes] = []
         self._chunked = False
         self._ended = False
 
@@ -122,6 +123,8 @@ class HttpExchange:
         a body that is broken.
         """
         self._refuse_encoded_body()
+        if self._unread:
+            return self._unread.pop(0)
         self._input.wanted()
         chunk = await self._body.take()
         if self.input_pace is not None and chunk and (seconds := self.input_pace(len(chunk))):
@@ -132,6 +135,10 @@ class HttpExchange:
         if self.recording is not None:
             self.recording.read(chunk)
         return chunk
+
+    def unread(self, data: bytes, *, ended: bool) -> None:
+        """Bytes that were read are to be read once more, and with ``ended`` the end of the body behind them."""
+        self._unread = [data, b""] if ended else [data]
 
     async def body(self) -> AsyncIterator[bytes]:
         """The body as it arrives; raises as ``read`` does."""

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from omni_ws.audio.mime import parse_audio_mime
+from omni_ws.config.model import ServerConfig
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk
-from omni_ws.errors import InvalidValue, OmniError, UnsupportedFormat
+from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, UnsupportedFormat
 from omni_ws.transport.http1 import HttpExchange, HttpRequest
 from omni_ws.transport.http_session import HttpSession
+from omni_ws.transport.json_body import beside
+from omni_ws.wire.lone_object import LoneObject
 from omni_ws.wire.session_config import effective
 from omni_ws.wire.streaming_body import (
     CONTENT_TYPE,
+    FORM_TYPE,
+    NDJSON_TYPE,
     BodyItem,
     Parameters,
     RawAudioBody,
     body_reader,
+    max_line_bytes,
     placed,
     query_parameters,
 )
+
+#: An object with one of these is the body of an ordinary request, where nothing else says what it is.
+ORDINARY_FIELDS: Final = frozenset({"messages", "input"})
 
 
 def is_streaming_input(request: HttpRequest) -> bool:
@@ -28,6 +37,40 @@ def is_streaming_input(request: HttpRequest) -> bool:
     if (request.headers.get("x-streaming-input") or "").strip().lower() in ("true", "1"):
         return True
     return request.content_type == CONTENT_TYPE
+
+
+async def brings_streaming_input(exchange: HttpExchange, config: ServerConfig) -> bool:
+    """As ``is_streaming_input``, and by how bodies are sent in chunks that are lines of JSON.
+
+    curl calls whatever it is given a form. An ordinary request may be sent like that, too: so much is read of such a
+    body, and left to be read once more, as it takes to know.
+    """
+    request = exchange.request
+    if is_streaming_input(request):
+        return True
+    if not request.has_body or request.content_length is not None:
+        return False
+    return request.content_type == NDJSON_TYPE or (
+        request.content_type == FORM_TYPE and not await _is_ordinary(exchange, config)
+    )
+
+
+async def _is_ordinary(exchange: HttpExchange, config: ServerConfig) -> bool:
+    """Raises PayloadTooLarge where it takes more than an ordinary body may have."""
+    streaming, limit = config.streaming_input, config.http.max_body_bytes
+    exchange.body_timeout = streaming.session_timeout_sec
+    body = LoneObject(ORDINARY_FIELDS, max_line_bytes=max_line_bytes(streaming.max_chunk_bytes))
+    ordinary: bool | None = None
+    while ordinary is None and (data := await exchange.read()):
+        ordinary = body.feed(data)
+        if ordinary is None and len(body.data) > limit:
+            raise PayloadTooLarge(f"the request body has more than {limit} bytes")
+        exchange.keep(len(body.data))
+    ended = ordinary is None
+    if ordinary is None:
+        ordinary = await beside(len(body.data), body.finish)
+    exchange.unread(bytes(body.data), ended=ended)
+    return ordinary
 
 
 class StreamingBody:

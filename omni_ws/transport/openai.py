@@ -21,7 +21,7 @@ from omni_ws.transport.answering_routes import AnsweringRoutes, Source
 from omni_ws.transport.authentication import Authenticator
 from omni_ws.transport.chat_session import chat_options, prepare_answer
 from omni_ws.transport.http1 import HttpExchange
-from omni_ws.transport.mode_a import is_streaming_input
+from omni_ws.transport.mode_a import brings_streaming_input
 from omni_ws.transport.named_media import MediaReader
 from omni_ws.wire.openai_answer import ChatCompletion, ChatStream
 from omni_ws.wire.openai_request import (
@@ -45,7 +45,7 @@ class OpenAIRoutes(AnsweringRoutes):
 
     async def chat_completions(self, exchange: HttpExchange) -> None:
         async with self.admitted(exchange) as owner:
-            if is_streaming_input(exchange.request):
+            if await brings_streaming_input(exchange, self.config):
                 stream = self.streaming_body(exchange)
                 request = read_chat(await stream.parameters(), input_follows=True)
                 await self._answer_chat(exchange, request, stream.feed, owner=owner, streaming_input=True)
@@ -57,7 +57,7 @@ class OpenAIRoutes(AnsweringRoutes):
 
     async def audio_speech(self, exchange: HttpExchange) -> None:
         async with self.admitted(exchange) as owner:
-            if is_streaming_input(exchange.request):
+            if await brings_streaming_input(exchange, self.config):
                 stream = self.streaming_body(exchange)
                 request = read_speech(await stream.parameters(), input_follows=True)
                 await self._answer_speech(exchange, request, stream.feed, owner=owner, streaming_input=True)

@@ -24,9 +24,10 @@ from omni_ws.wire.frames import (
 )
 
 CONTENT_TYPE: Final = "application/x-multipart-streaming"
-_NDJSON_TYPES: Final = frozenset(
-    {"", "application/x-ndjson", "application/json", "application/x-www-form-urlencoded", CONTENT_TYPE}
-)
+NDJSON_TYPE: Final = "application/x-ndjson"
+#: What curl says of a body when it is told nothing.
+FORM_TYPE: Final = "application/x-www-form-urlencoded"
+_NDJSON_TYPES: Final = frozenset({"", NDJSON_TYPE, "application/json", FORM_TYPE, CONTENT_TYPE})
 #: Any of these makes the first object of a body a chunk instead of the request's parameters.
 CHUNK_MARKS: Final = frozenset({"modality", "payload", "text", "end_of_input", "sequence_id"})
 #: Query parameters that are texts, whatever they look like.
