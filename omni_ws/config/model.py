@@ -66,6 +66,11 @@ class StreamingInputConfig(Section):
         description="Input held for one open request (WebSocket) or one session (Mode A, Mode B), "
         "and the answer kept of a session of Mode B.",
     )
+    max_total_payload_per_session: Size | None = Field(
+        default=None,
+        description="All the input that a session (Mode B) or a request (Mode A) may bring, taken over by the "
+        "engine or not; unset: no limit.",
+    )
     max_chunk_bytes: Size = Field(default=4 * MIB, description="Largest payload of one input chunk, decoded.")
     start_policy: StartPolicyName = Field(
         default="on_min_length", description="When work on a request starts, where the client names no policy."

@@ -30,13 +30,15 @@ from omni_ws.errors import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLimits:
-    """``max_held_bytes`` caps what the engine has not taken over yet. Times in seconds."""
+    """``max_held_bytes`` caps what the engine has not taken over yet, ``max_total_bytes`` all that ever comes, where it
+    is not None. Times in seconds."""
 
     reorder_window: int = 256
     reorder_timeout: float = 10
     session_timeout: float = 300
     max_chunk_bytes: int = 4 << 20
     max_held_bytes: int = 64 << 20
+    max_total_bytes: int | None = None
 
 
 class _Consumed:
@@ -74,6 +76,8 @@ class InputStream:
         #: Bytes accepted or buffered that no engine has taken over.
         self.held_bytes = 0
         self.received_bytes = 0
+        #: Of ``held_bytes`` those that wait behind a gap.
+        self._waiting_bytes = 0
         self.duplicates = 0
         #: The request whose input is open, or whose rest is being swallowed because it failed.
         self.current: StreamingInputSession | None = None
@@ -170,6 +174,7 @@ class InputStream:
             self.acks.due = True
             if isinstance(item, InputChunk):
                 self._release(len(item.payload))
+        self._waiting_bytes = 0
         self.gap_since = None
         self._finish_after.clear()
         self._ends_at = None
@@ -263,7 +268,9 @@ class InputStream:
                     f"expected chunk {self.reorder.next_sequence_id}", param="sequence_id", sequence_id=sequence_id
                 )
             case Arrival.AHEAD:
+                self._check_total(size)
                 self._hold(size)
+                self._waiting_bytes += size
                 self.reorder.hold(sequence_id, item, now=now)
                 if isinstance(item, InputChunk) and item.end_of_input:
                     self._ends_at = sequence_id
@@ -301,6 +308,7 @@ class InputStream:
         for sequence_id, released in enumerate(waiting, following):
             if isinstance(released, InputChunk):
                 self._release(len(released.payload))  # counted again, or not, where it goes now
+                self._waiting_bytes -= len(released.payload)
                 events += self._deliver(released)
             if sequence_id in self._finish_after:
                 self._finish_after.discard(sequence_id)
@@ -312,6 +320,7 @@ class InputStream:
         session, size = self.current, len(chunk.payload)
         if session is None and self._over:
             raise _ended(chunk.sequence_id)
+        self._check_total(size)
         if size and (session is None or session.keeps_input or self.diverting):
             self._hold(size)
         self.received_bytes += size
@@ -348,6 +357,11 @@ class InputStream:
             return []
         self.acks.due = True
         return [*session.finish()]
+
+    def _check_total(self, size: int) -> None:
+        most = self.limits.max_total_bytes
+        if most is not None and self.received_bytes + self._waiting_bytes + size > most:
+            raise PayloadTooLarge(f"the input has more than {most} bytes in all", param="payload")
 
     def _hold(self, size: int) -> None:
         if self._closed:

@@ -54,6 +54,7 @@ class ChunkIntake:
             received_bytes=ack.received_bytes,
             duplicates=self._stream.duplicates,
             ended=self._stream.opened and self._stream.current is None,
+            max_total_bytes=self._stream.limits.max_total_bytes,
         )
 
     def take(self, content: ChunkOrRefusal) -> None:

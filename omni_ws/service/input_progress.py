@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from omni_ws.errors import InvalidRequest, SessionConflict
+from omni_ws.errors import InvalidRequest, PayloadTooLarge, SessionConflict
 from omni_ws.wire.append_body import ChunkOrRefusal
 from omni_ws.wire.frames import RefusedChunk
 
 
 @dataclass(slots=True)
 class InputProgress:
-    """``closed`` says that nothing more is taken, whether the input ended or not."""
+    """``closed`` says that nothing more is taken, whether the input ended or not; ``max_total_bytes`` is all that may
+    come, None: as much as it likes."""
 
     next_sequence_id: int = 0
     buffered_chunks: int = 0
@@ -19,12 +20,13 @@ class InputProgress:
     duplicates: int = 0
     ended: bool = False
     closed: bool = False
+    max_total_bytes: int | None = None
 
     def take_late(self, content: ChunkOrRefusal) -> None:
         """A chunk that comes when the work is over.
 
         A retry of what was taken is no error. Where the answer was complete before the input, what is left of the input
-        is counted, up to its end. For anything else raises SessionConflict.
+        is counted, up to its end. For anything else raises SessionConflict; PayloadTooLarge where it is too much.
         """
         if isinstance(content, InvalidRequest):
             raise content
@@ -34,8 +36,11 @@ class InputProgress:
             return
         if self.ended or self.closed:
             raise SessionConflict("the session has ended already", param="sequence_id", sequence_id=number)
+        size = 0 if isinstance(content, RefusedChunk) else len(content.payload)
+        if self.max_total_bytes is not None and self.received_bytes + size > self.max_total_bytes:
+            raise PayloadTooLarge(f"the input has more than {self.max_total_bytes} bytes in all", param="payload")
         self.next_sequence_id = (self.next_sequence_id if number is None else number) + 1
         if isinstance(content, RefusedChunk):
             raise content.error
-        self.received_bytes += len(content.payload)
+        self.received_bytes += size
         self.ended = content.end_of_input

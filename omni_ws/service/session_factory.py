@@ -118,6 +118,7 @@ class SessionFactory:
         output_formats: frozenset[AudioEncoding],
         single_request: bool = False,
         any_model: bool = False,
+        streamed_body: bool = False,
         owner: str | None = None,
         admit: Callable[[], None] | None = None,
         origin: Origin = Origin.HTTP,
@@ -125,7 +126,8 @@ class SessionFactory:
     ) -> NewSession:
         """``owner`` is the name of the API key that the session belongs to; ``admit`` is asked for each request.
 
-        With ``any_model`` a client may call the model what it likes, where the operator does not forbid it.
+        With ``any_model`` a client may call the model what it likes, where the operator does not forbid it;
+        ``streamed_body`` is the input of Mode A or Mode B, all of which may have a limit.
 
         Whoever opens it says by ``observed.ended`` that it is over.
         """
@@ -153,8 +155,7 @@ class SessionFactory:
             self.engine,
             Configuration(rules),
             outbox,
-            # What a client sends along as history in its one request is what it wants to be used.
-            limits=replace(self._limits, max_history_tokens=sys.maxsize) if single_request else self._limits,
+            limits=self._limits_of(single_request=single_request, streamed_body=streamed_body),
             budget=self.budget,
             now=now,
             single_request=single_request,
@@ -165,6 +166,13 @@ class SessionFactory:
         )
         self.conversations.add(conversation)
         return NewSession(conversation, outbox)
+
+    def _limits_of(self, *, single_request: bool, streamed_body: bool) -> ConversationLimits:
+        limits = self._limits
+        if single_request:  # what its client sends along as history is what it wants to be used
+            limits = replace(limits, max_history_tokens=sys.maxsize)
+        total = self.config.streaming_input.max_total_payload_per_session
+        return replace(limits, stream=replace(limits.stream, max_total_bytes=total)) if streamed_body else limits
 
     def _defaults(self, *, paced: bool) -> Mapping[str, Any]:
         """What the operator set for clients that do not say. Answers over HTTP are never paced."""

@@ -93,6 +93,7 @@ async def write_events(
     *,
     done: bool = True,
     head_at_start: bool,
+    head_by_heartbeat: bool = False,
     heartbeat_sec: float,
 ) -> None:
     """An answer as server-sent events.
@@ -100,7 +101,8 @@ async def write_events(
     ``head_at_start`` sends the 200 when work starts, for input that is still on its way; otherwise it waits for the
     first output, so that whatever fails before is told by its status. An error after the head becomes an
     ``event: error``, and the stream ends there, without [DONE]. A comment goes out after ``heartbeat_sec`` without an
-    event, once the head is out; 0 means never. Events that are there together are written together.
+    event, once the head is out, or, with ``head_by_heartbeat``, with it; 0 means never. Events that are there together
+    are written together.
     """
     events = _Events(exchange, session, encoder, head_at_start=head_at_start)
     try:
@@ -110,10 +112,11 @@ async def write_events(
                 break
             if events.waiting or events.head_due:
                 await events.write()
-            elif (
-                not await session.wait(idle_sec=heartbeat_sec or None, meanwhile=events.pass_on) and exchange.head_sent
-            ):
-                await exchange.write(sse.HEARTBEAT)
+            elif not await session.wait(idle_sec=heartbeat_sec or None, meanwhile=events.pass_on):
+                if head_by_heartbeat and not exchange.head_sent:
+                    await events.write()
+                if exchange.head_sent:
+                    await exchange.write(sse.HEARTBEAT)
         if done:
             events.waiting.append(sse.DONE)
     except OmniError as error:

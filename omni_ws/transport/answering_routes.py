@@ -119,7 +119,13 @@ class AnsweringRoutes:
         ``prepare`` does what else is to be done before it runs, and may refuse to. For an answer that goes out whole
         the audio is made as samples and becomes a file at the end.
         """
-        new = self.sessions.open(output_formats=FILE_FORMATS, single_request=True, any_model=True, owner=owner)
+        new = self.sessions.open(
+            output_formats=FILE_FORMATS,
+            single_request=True,
+            any_model=True,
+            streamed_body=streaming_input,
+            owner=owner,
+        )
         exchange.session_id = new.conversation.observed.identity.session_id
         with ended_where_refused(new.conversation):
             target = configure(new.conversation, patch)

@@ -33,7 +33,12 @@ async def write_answer_events(exchange: HttpExchange, session: RegisteredSession
     events = NumberedEvents(exchange, _last_event_id(exchange))
     reader = AnswerReader(session, events)
     await write_events(
-        events, reader, ChatStream(session.form.options), head_at_start=True, heartbeat_sec=heartbeat_sec
+        events,
+        reader,
+        ChatStream(session.form.options),
+        head_at_start=True,
+        head_by_heartbeat=True,
+        heartbeat_sec=heartbeat_sec,
     )
 
 
@@ -105,7 +110,7 @@ class NumberedEvents:
     @property
     def head_sent(self) -> bool:
         """Whether the answer began, for this client or for the one that it was before."""
-        return self._started
+        return self._started or self._exchange.head_sent
 
     async def start(self, status: int, headers: Iterable[tuple[str, str]] = (), *, filler: bytes = b"") -> None:
         """The head waits until it is known that there is anything to say."""
@@ -150,6 +155,7 @@ class NumberedEvents:
     def _check_number(self) -> None:
         if self._number < self._last_event_id:
             self._started = False
+            self._last_event_id = 0  # which is to be told, and not passed over
             raise InvalidValue("there was no such event", param="Last-Event-ID")
 
 

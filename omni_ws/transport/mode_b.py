@@ -70,6 +70,7 @@ class ModeBRoutes:
             output_formats=FILE_FORMATS,
             single_request=True,
             any_model=True,
+            streamed_body=True,
             owner=None if key is None else key.name,
             origin=Origin.SESSIONS,
             session_id=self._registry.new_id(),
@@ -152,7 +153,7 @@ class ModeBRoutes:
         left = self._registry.timeout if expires_at is None else expires_at - asyncio.get_running_loop().time()
         return {
             "session_id": session.id,
-            "expires_in": max(0, math.ceil(left)),
+            "expires_in": min(max(0, math.ceil(left)), math.floor(self._registry.timeout)),
             "state": session.state.value,
             "started": session.started,
             "input_ended": progress.ended,

@@ -407,6 +407,18 @@ async def test_the_rest_of_an_input_that_needs_no_more_is_counted() -> None:
         assert await session.content() == "enough"
 
 
+async def test_the_rest_of_an_input_that_is_too_much_in_all_leaves_the_answer_as_it_is() -> None:
+    limit = {"max_total_payload_per_session": 6}
+    chunk = {"chunk": text("a b c", 0)}
+    async with live_server(Hasty(), streaming_input=limit) as server, mode_b(server, chunk) as session:
+        await session.until("finished")
+        assert (await session.append(text("d", 1)))["received_bytes"] == 6
+        answer = await session.call("POST", "/chunks", text("e", 2))
+        assert (answer.status, answer.error["code"]) == (413, "payload_too_large")
+        assert (await session.status())["state"] == "finished"
+        assert await session.content() == "enough"
+
+
 async def test_finish_ends_an_input_whose_answer_is_complete() -> None:
     async with live_server(Hasty()) as server, mode_b(server, {"chunk": text("a b c", 0)}) as session:
         await session.until("finished")

@@ -208,13 +208,59 @@ async def test_readers_of_a_session_that_expires() -> None:
 async def test_heartbeats_have_no_ids() -> None:
     async with live_server() as server, mode_b(server) as session:
         reading = asyncio.create_task(session.call("GET", "/result", None, EVENTS))
-        await asyncio.sleep(40)  # nothing is said before work starts, since the status could still change
+        await asyncio.sleep(40)
         await session.append(text("a ", 0))
         await asyncio.sleep(40)
         await session.append(text("b", 1, end_of_input=True))
         blocks = (await reading).body.decode().split("\n\n")
-        assert blocks.count(": keep-alive") == 2
+        assert blocks.count(": keep-alive") == 4
         assert [b.split("\n")[0] for b in blocks if b.startswith("id")] == [f"id: {n}" for n in range(1, 6)]
+
+
+async def test_a_reader_has_the_head_and_a_comment_before_the_answer_begins() -> None:
+    async with live_server() as server, mode_b(server) as session, raw_client(server.port) as client:
+        begin = now()
+        await client.send(request("GET", f"{session.path}/result", EVENTS))
+        _, status, headers = await client.head()
+        assert now() - begin == pytest.approx(15, abs=JUST)
+        assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        assert await client.chunk() == b": keep-alive\n\n"
+        # What goes wrong from here on is an event.
+        assert (await session.call("POST", "/chunks", text("hello", 300))).status == 422
+        assert (await client.chunk()).startswith(b'id: 1\nevent: error\ndata: {"message":')
+        assert await client.chunk() == b""
+
+
+async def test_a_reader_hears_by_its_status_what_goes_wrong_before_that() -> None:
+    async with live_server() as server, mode_b(server) as session:
+        reading = asyncio.create_task(session.call("GET", "/result", None, EVENTS))
+        await asyncio.sleep(15 - JUST)
+        assert (await session.call("POST", "/chunks", text("hello", 300))).status == 422
+        assert (await reading).status == 422
+
+
+async def test_without_heartbeats_the_head_waits_for_the_answer() -> None:
+    async with live_server(sse_heartbeat_sec=0) as server, mode_b(server) as session:
+        reading = asyncio.create_task(session.call("GET", "/result", None, EVENTS))
+        await asyncio.sleep(250)
+        assert (await session.call("POST", "/chunks", text("hello", 300))).status == 422
+        assert (await reading).status == 422
+
+
+async def test_an_event_that_there_never_was_is_told_by_an_event_when_the_head_is_out() -> None:
+    async with live_server() as server, mode_b(server) as session:
+        answer = await session.call("GET", "/result", None, EVENTS, "Last-Event-ID: 1")
+    assert answer.status == 200
+    assert answer.body.startswith(b": keep-alive\n\nid: 1\nevent: error\n")
+    assert b'"param":"Last-Event-ID"' in answer.body
+
+
+async def test_the_seconds_that_are_left_are_never_more_than_were_configured() -> None:
+    async with live_server(streaming_input={"session_timeout_sec": 2.5}) as server:
+        session = await create(server)
+        assert session.created["expires_in"] == 2
+        assert (await session.finish())["expires_in"] <= 2
+        assert await session.delete() == 204
 
 
 async def test_an_attached_client_is_pinged_and_its_silence_ends_nothing() -> None:
