@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from omni_ws.engine.vllm.language_model import LanguageModel
-from omni_ws.engine.vllm.prompt import Excerpt, PromptDraft
+from omni_ws.engine.vllm.prompt import Excerpt, Given, StableExcerpt
 from omni_ws.engine.vllm.sampling import prefill_parameters
 from omni_ws.errors import ContextLengthExceeded
 
@@ -59,8 +59,14 @@ class Origin:
 class EarlyWork(Protocol):
     """One prompt that is on its way. ``aclose`` frees what it holds."""
 
-    async def extend(self, excerpt: Excerpt) -> None:
-        """Takes the next part of the prompt and returns when it is computed."""
+    #: What of the prompt was taken here. What was not stays in the draft.
+    given: Given
+
+    async def extend(self, excerpt: StableExcerpt) -> bool:
+        """Takes the part of the prompt that follows on what was given, and returns when it is computed.
+
+        False: it takes no more before the end.
+        """
         ...
 
     def answer(self, whole: Excerpt, parameters: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
@@ -104,9 +110,9 @@ class EarlyBudget:
 class StreamedPrompt:
     """A request that vLLM holds open for more input. Made by ``begin``."""
 
-    def __init__(self, origin: Origin, draft: PromptDraft, budget: EarlyBudget) -> None:
+    def __init__(self, origin: Origin, budget: EarlyBudget) -> None:
+        self.given = Given()
         self._origin = origin
-        self._draft = draft
         self._budget = budget
         self._context: int = origin.model.llm.model_config.max_model_len
         self._next: asyncio.Queue[tuple[Any, SamplingParams, bool]] = asyncio.Queue(1)
@@ -114,29 +120,43 @@ class StreamedPrompt:
         #: Tokens that were given, placeholders expanded.
         self._tokens = 0
         self._holding = True
+        #: Whether media were processed of which it is not known that they reached the model.
+        self._media_under_way = False
 
     @classmethod
-    def begin(cls, origin: Origin, draft: PromptDraft, budget: EarlyBudget) -> StreamedPrompt | None:
+    def begin(cls, origin: Origin, budget: EarlyBudget) -> StreamedPrompt | None:
         """None where streamed prompts hold all that they may."""
-        return cls(origin, draft, budget) if budget.take_place() else None
+        return cls(origin, budget) if budget.take_place() else None
 
-    async def extend(self, excerpt: Excerpt) -> None:
-        if not self._holding:
-            return
+    async def extend(self, excerpt: StableExcerpt) -> bool:
         prompt = await self._render(excerpt)
         count = len(prompt["prompt_token_ids"])
         if not self._budget.take_tokens(count):
             # Others need the room: the answer will start from the whole prompt.
             await self.aclose()
-            return
+            return False
         self._tokens += count
-        await self._next.put((prompt, prefill_parameters(), False))
-        async for output in self._outputs:
-            if output.outputs[0].finish_reason is not None:
-                return
+        if not await self._computed(prompt):
+            await self.aclose()
+            return False
+        self.given.add(excerpt)
+        return True
+
+    async def _computed(self, prompt: Any) -> bool:
+        """Whether the model has it. Where this is cut short that is not known, and the place is given back."""
+        try:
+            await self._next.put((prompt, prefill_parameters(), False))
+            async for output in self._outputs:
+                self._media_under_way = False
+                if (reason := output.outputs[0].finish_reason) is not None:
+                    return reason in ("length", "stop")
+        except BaseException:
+            self._let_go()
+            raise
+        return False
 
     async def answer(self, whole: Excerpt, parameters: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
-        rest = self._draft.rest(whole)
+        rest = whole.after(self.given)
         if rest is None or not self._holding:
             await self.aclose()
             async with aclosing(self._origin.at_once(whole, parameters)) as answer:
@@ -150,11 +170,15 @@ class StreamedPrompt:
         self._let_go()
         await self._next.put((prompt, parameters, True))
         async for output in self._outputs:
+            self._media_under_way = False
             yield output
 
     async def aclose(self) -> None:
         self._let_go()
         await self._outputs.aclose()
+        if self._media_under_way:
+            self._media_under_way = False
+            await self._origin.model.forget_media()
 
     def _let_go(self) -> None:
         if self._holding:
@@ -163,6 +187,7 @@ class StreamedPrompt:
 
     async def _render(self, excerpt: Excerpt) -> Any:
         prompt = await self._origin.render(excerpt)
+        self._media_under_way = bool(excerpt.media)
         total = self._tokens + len(prompt["prompt_token_ids"])
         if total >= self._context:
             raise ContextLengthExceeded(
@@ -182,25 +207,27 @@ class StreamedPrompt:
 class WarmedPrefix:
     """Leaves what was computed in the prefix cache, where the whole prompt finds it, unless others needed the room."""
 
-    def __init__(self, origin: Origin, draft: PromptDraft) -> None:
+    def __init__(self, origin: Origin) -> None:
+        self.given = Given()
         self._origin = origin
-        self._draft = draft
         self._steps = 0
         block = origin.model.llm.vllm_config.cache_config.block_size or 1
         #: Only whole blocks are found again.
         self._block: int = block
         self._warmed = 0
 
-    async def extend(self, excerpt: Excerpt) -> None:
-        so_far = self._draft.so_far()
+    async def extend(self, excerpt: StableExcerpt) -> bool:
+        self.given.add(excerpt)
+        so_far = self.given.whole
         if not excerpt.media and len(so_far.tokens) - self._warmed < self._block:
-            return
+            return True
         self._warmed = len(so_far.tokens)
         self._steps += 1
         warming = self._origin.at_once(so_far, prefill_parameters(), f"-early-{self._steps}")
         async with aclosing(warming) as outputs:
             async for _ in outputs:
                 pass
+        return True
 
     def answer(self, whole: Excerpt, parameters: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
         return self._origin.at_once(whole, parameters)

@@ -47,6 +47,40 @@ class Excerpt:
             prompt["cache_salt"] = cache_salt
         return prompt
 
+    def after(self, given: Given) -> Excerpt | None:
+        """What was not given; None where this does not begin with what was."""
+        count = len(given.tokens)
+        if count >= len(self.tokens) or self.tokens[:count] != given.tokens:
+            return None
+        return Excerpt(self.tokens[count:], self.media[len(given.media) :])
+
+
+@dataclass(frozen=True, slots=True)
+class StableExcerpt(Excerpt):
+    """What later input cannot change. ``end`` is where it ends, in characters of the template's head and the input."""
+
+    end: int = 0
+
+
+@dataclass(slots=True)
+class Given:
+    """The part of a draft that a model has: its beginning, without a gap. What gives it to the model owns this."""
+
+    #: In head and input.
+    chars: int = 0
+    tokens: list[int] = field(default_factory=list)
+    media: list[Media] = field(default_factory=list)
+
+    def add(self, excerpt: StableExcerpt) -> None:
+        self.chars = excerpt.end
+        self.tokens += excerpt.tokens
+        self.media += excerpt.media
+
+    @property
+    def whole(self) -> Excerpt:
+        """All of it, as one prompt."""
+        return Excerpt(self.tokens, tuple(self.media))
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -185,7 +219,10 @@ def _without_broken_calls(history: Sequence[Message]) -> Iterator[Message]:
 
 @dataclass(slots=True)
 class PromptDraft:
-    """A prompt that is still being written. ``take_stable`` and ``whole`` run in the tokenizer's thread."""
+    """A prompt that is still being written. ``stable`` and ``whole`` run in the tokenizer's thread.
+
+    It does not know what a model was given of it: that is for the ``Given`` alone.
+    """
 
     form: PromptForm
     context: Context
@@ -203,10 +240,6 @@ class PromptDraft:
     _part: int | None = None
     #: Text of the part under way. It is made plain as a whole: a piece may end within what spells a control token.
     _open_text: str = ""
-    #: How much was taken early: characters of head and body, items, and the tokens of both.
-    _taken_chars: int = 0
-    _taken_media: int = 0
-    taken: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.head, self.tail = self.form.frame(self.context)
@@ -238,8 +271,8 @@ class PromptDraft:
     def empty(self) -> bool:
         return not (self._body or self._open_text)
 
-    def take_stable(self, least: int) -> Excerpt | None:
-        """What further input cannot change and was not taken before; None where that is less than ``least`` tokens.
+    def stable(self, given: Given, least: int) -> StableExcerpt | None:
+        """What further input cannot change, after what was given; None where that is less than ``least`` tokens.
 
         Media are always worth it.
         """
@@ -247,37 +280,23 @@ class PromptDraft:
             return None  # there may be more of them, and they stand before everything else
         body_begins = len(self.head)
         text = self.head + self._body + self.form.plain(self._open_text)
-        end = self.form.last_border(text, self._taken_chars)
+        end = self.form.last_border(text, given.chars)
         closed = 0
         for begins, ends in self._places:
             if body_begins + begins < end < body_begins + ends:
                 end = body_begins + begins
             closed += body_begins + ends <= end
-        media = tuple(self.media[self._taken_media : closed])
-        tokens = self.form.tokens(text[self._taken_chars : end]) if end > self._taken_chars else []
+        media = tuple(self.media[len(given.media) : closed])
+        tokens = self.form.tokens(text[given.chars : end]) if end > given.chars else []
         if not tokens or (not media and len(tokens) < least):
             return None
-        self._taken_chars = end
-        self._taken_media = closed
-        self.taken += tokens
-        return Excerpt(tokens, media)
-
-    def so_far(self) -> Excerpt:
-        """Everything that was taken, as one prompt."""
-        return Excerpt(self.taken, tuple(self.media[: self._taken_media]))
+        return StableExcerpt(tokens, media, end)
 
     def whole(self) -> Excerpt:
         """The finished prompt."""
         if self.tool_results:
             self._tell_results()
         return Excerpt(self.form.tokens(self._text()), tuple(self.media))
-
-    def rest(self, whole: Excerpt) -> Excerpt | None:
-        """What of the finished prompt was not taken; None where the early tokens are not those of the whole."""
-        count = len(self.taken)
-        if count >= len(whole.tokens) or whole.tokens[:count] != self.taken:
-            return None
-        return Excerpt(whole.tokens[count:], whole.media[self._taken_media :])
 
     def _tell_results(self) -> None:
         results = (Message("tool", text, tool_call_id=call_id) for call_id, text in self.tool_results.items())

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 #: Input that is complete within this time is answered at once, without early work.
 EARLY_AFTER_SEC: Final = 0.02
-#: Text that is worth a step of the model before its end has come, in tokens.
-LEAST_EARLY_TOKENS: Final = 16
+#: Text that is worth a step of the model before its end has come, in tokens. A step costs as much as some 20 to 30
+#: tokens on a CPU, whatever is in it: pieces of 16 cost 2.9 times the work of the whole prompt, pieces of 64 1.4 times.
+LEAST_EARLY_TOKENS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +108,10 @@ class Thinker:
         early: EarlyWork | None = None
         try:
             if request.input_mode is InputMode.EXTEND and not await self._ends_within(EARLY_AFTER_SEC):
-                early = self._begin_early(draft)
+                early = self._begin_early()
                 await self._work_early(early, draft)
             await collecting
-            work = early or WarmedPrefix(self._origin, draft)
+            work = early or WarmedPrefix(self._origin)
             await self._answer(work, draft, sink, outputs)
         finally:
             collecting.cancel()
@@ -168,26 +169,28 @@ class Thinker:
             self._changed.set()
         return self._input_ended.is_set()
 
-    def _begin_early(self, draft: PromptDraft) -> EarlyWork:
+    def _begin_early(self) -> EarlyWork:
         origin = self._origin
         if survives_streaming(self._parameters):
-            streamed = StreamedPrompt.begin(origin, draft, self._shared.budget)
+            streamed = StreamedPrompt.begin(origin, self._shared.budget)
             if streamed is not None:
                 return streamed
-        return WarmedPrefix(origin, draft)
+        return WarmedPrefix(origin)
 
     async def _work_early(self, early: EarlyWork, draft: PromptDraft) -> None:
         """Gives the model what is sure, until the input ends. While it computes, more comes together."""
         least = 1  # the head of the prompt is worth it at any length
-        while not self._input_ended.is_set():
+        takes_more = True
+        while takes_more and not self._input_ended.is_set():
             await self._changed.wait()
             self._changed.clear()
             if self._input_ended.is_set():
                 return
-            excerpt = await self._in_thread(draft.take_stable, least)
+            excerpt = await self._in_thread(draft.stable, early.given, least)
+            # The input may have ended meanwhile: then it goes with the rest.
             if excerpt is not None and not self._input_ended.is_set():
                 with events.span(self.name, "early_work_start", "early_work_end"):
-                    await early.extend(excerpt)
+                    takes_more = await early.extend(excerpt)
                 self.early_steps += 1
                 least = LEAST_EARLY_TOKENS
 

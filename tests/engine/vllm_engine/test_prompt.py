@@ -2,71 +2,17 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.word_prompts import WordTokenizer, form, placeholder
 
 from omni_ws.core.chunks import Modality, ToolCall
 from omni_ws.engine.base import Message
-from omni_ws.engine.vllm.prompt import Context, Media, PromptDraft, PromptForm
+from omni_ws.engine.vllm.prompt import Context, Given, Media, PromptDraft, PromptForm
 from omni_ws.errors import InvalidValue, UnsupportedModality
-
-CONTROL = ["<|end|>", "<|sound|>", "<|picture|>", "<|eos|>"]
-
-
-@dataclass(frozen=True)
-class Added:
-    content: str
-    special: bool = True
-
-    def __str__(self) -> str:
-        return self.content
-
-
-class WordTokenizer:
-    """Control tokens are one token each; so is a word with the space before it, unless it is cut from that."""
-
-    all_special_tokens = ("<|eos|>",)
-
-    def __init__(self, *, divisible: bool = True) -> None:
-        self.added_tokens_decoder = {number: Added(token) for number, token in enumerate(CONTROL)}
-        self._words: dict[str, int] = {}
-        control = "|".join(map(re.escape, CONTROL))
-        # One that marks the beginning of every text, as some do, gives other tokens for a text in two pieces.
-        self._begin = "" if divisible else "▁"
-        self._pieces = re.compile(rf"{control}| ?[^\s<]+|\s+(?!\S)|\s+|<")
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return [self._number(word) for word in self._pieces.findall(self._begin + text)]
-
-    def _number(self, word: str) -> int:
-        return self._words.setdefault(word, len(self._words))
-
-    def decode(self, tokens: list[int]) -> str:
-        words = list(self._words)
-        return "".join(words[token] for token in tokens)
-
-
-def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
-    said = "".join(f"<|end|>{message['role']}\n{written(message)}" for message in messages)
-    return f"{tools or ''}{said}<|end|>assistant\n"
-
-
-def written(message: dict[str, Any]) -> str:
-    calls = "".join(f"[{call['id']} {call['function']['arguments']}]" for call in message.get("tool_calls", ()))
-    return f"{message['content']}{calls}{message.get('tool_call_id', '')}"
-
-
-def placeholder(modality: Modality, number: int) -> str:
-    return f"Sound {number}: <|sound|>" if modality is Modality.AUDIO else "<|picture|>"
-
-
-def form(tokenizer: WordTokenizer | None = None) -> PromptForm:
-    return PromptForm(tokenizer or WordTokenizer(), render, placeholder, frozenset({Modality.AUDIO, Modality.IMAGE}))
 
 
 def draft(prompt_form: PromptForm) -> PromptDraft:
@@ -144,8 +90,7 @@ def test_early_work_and_the_rest_are_the_whole_or_are_known_not_to_be(steps: lis
     tokenizer = WordTokenizer(divisible=divisible)
     written = draft(form(tokenizer))
     part, items = 0, 0
-    early_tokens: list[int] = []
-    early_media: list[Media] = []
+    given_early = Given()
     for step, value in steps:
         match step:
             case "text":
@@ -159,50 +104,53 @@ def test_early_work_and_the_rest_are_the_whole_or_are_known_not_to_be(steps: lis
                 part += 1
                 items += 1
             case "take":
-                taken = written.take_stable(value)
-                if taken is not None:
-                    early_tokens += taken.tokens
-                    early_media += taken.media
-                    signs = tokenizer.decode(taken.tokens)
+                stable = written.stable(given_early, value)
+                # Looking changes nothing: what is not given is found again.
+                assert written.stable(given_early, value) == stable
+                if stable is not None:
+                    given_early.add(stable)
+                    signs = tokenizer.decode(stable.tokens)
                     # A placeholder and what it stands for go together.
-                    assert signs.count("<|sound|>") + signs.count("<|picture|>") == len(taken.media)
+                    assert signs.count("<|sound|>") + signs.count("<|picture|>") == len(stable.media)
     whole = written.whole()
-    rest = written.rest(whole)
-    assert (written.so_far().tokens, list(written.so_far().media)) == (early_tokens, early_media)
+    rest = whole.after(given_early)
     if rest is None:
-        assert whole.tokens[: len(early_tokens)] != early_tokens
+        assert whole.tokens[: len(given_early.tokens)] != given_early.tokens
     else:
-        assert early_tokens + rest.tokens == whole.tokens
-        assert (*early_media, *rest.media) == whole.media
+        assert given_early.tokens + rest.tokens == whole.tokens
+        assert (*given_early.media, *rest.media) == whole.media
     assert [item.data for item in whole.media] == list(range(items))
+
+
+def give(written: PromptDraft, given_early: Given) -> list[int]:
+    stable = written.stable(given_early, 1)
+    assert stable is not None
+    given_early.add(stable)
+    return stable.tokens
 
 
 def test_text_is_given_up_to_its_last_word() -> None:
     tokenizer = WordTokenizer()
-    written = draft(form(tokenizer))
+    written, given_early = draft(form(tokenizer)), Given()
     written.add_text("one two thr", 0)
-    taken = written.take_stable(1)
-    assert taken is not None
-    assert tokenizer.decode(taken.tokens).endswith("one two")
+    assert tokenizer.decode(give(written, given_early)).endswith("one two")
     written.add_text("ee four", 0)
-    taken = written.take_stable(1)
-    assert taken is not None
-    assert tokenizer.decode(taken.tokens) == " three"
-    assert written.take_stable(1) is None
-    rest = written.rest(written.whole())
+    assert tokenizer.decode(give(written, given_early)) == " three"
+    assert written.stable(given_early, 1) is None
+    rest = written.whole().after(given_early)
     assert rest is not None
     assert tokenizer.decode(rest.tokens) == " four<|end|>assistant\n"
 
 
 def test_little_text_is_not_worth_a_step() -> None:
-    written = draft(form())
-    assert written.take_stable(1) is not None
+    written, given_early = draft(form()), Given()
+    give(written, given_early)
     written.add_text("one two three", 0)
-    assert written.take_stable(16) is None
+    assert written.stable(given_early, 16) is None
     written.add_media(Media(Modality.IMAGE, None), 1)
-    taken = written.take_stable(16)
-    assert taken is not None
-    assert len(taken.media) == 1
+    stable = written.stable(given_early, 16)
+    assert stable is not None
+    assert len(stable.media) == 1
 
 
 def test_a_template_that_refuses_is_the_clients_fault() -> None:
@@ -232,17 +180,18 @@ def test_a_call_that_was_cut_off_is_left_out_with_its_result() -> None:
     assert head == "<|end|>user\n"
 
 
-def test_what_was_taken_before_a_result_came_is_known_to_be_wrong() -> None:
+def test_what_was_given_before_a_result_came_is_known_to_be_wrong() -> None:
     history = (Message("assistant", "", tool_calls=CALLS[:1]),)
     tokenizer = WordTokenizer()
     written = PromptDraft(form(tokenizer), Context(history=history))
+    given_early = Given()
     written.add_text("one two three", 0)
-    assert written.take_stable(1) is not None
+    give(written, given_early)
     written.add_tool_result("call_1", "4")
     written.add_tool_result("call_1", "2")
-    assert written.take_stable(1) is None
+    assert written.stable(given_early, 1) is None
     whole = written.whole()
-    assert written.rest(whole) is None
+    assert whole.after(given_early) is None
     assert "<|end|>tool\n42call_1<|end|>user\none two three<|end|>assistant\n" in tokenizer.decode(whole.tokens)
 
 
@@ -269,7 +218,7 @@ def test_a_bare_prompt_is_what_was_written() -> None:
     bare = PromptDraft(form().bare(), Context("ignored"))
     bare.add_text("<|end|> one", 0)
     bare.add_text(" two", 0)
-    assert bare.take_stable(1) is None
+    assert bare.stable(Given(), 1) is None
     assert len(bare.whole().tokens) == 3
     with pytest.raises(UnsupportedModality):
         bare.add_media(Media(Modality.IMAGE, None), 1)

@@ -12,7 +12,16 @@ import pytest
 import pytest_asyncio
 from numpy.typing import NDArray
 from PIL import Image
-from support.vllm_engine import Input, answer, plain_answer, running_engine, text_chunk, until_idle
+from support.until import until
+from support.vllm_engine import (
+    Input,
+    answer,
+    llm_of,
+    plain_answer,
+    running_engine,
+    text_chunk,
+    until_idle,
+)
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality
 from omni_ws.engine.base import AnswerOptions
@@ -109,6 +118,28 @@ async def test_speech_is_heard_while_it_lasts_and_answered_as_if_it_came_at_once
         "multi_modal_data": {"audio": [(heard(speech[:cut]), RATE), (heard(speech[cut:]), RATE)]},
     }
     assert at_once == await plain_answer(hearing, prompt, **sampling)
+
+
+async def test_a_sound_that_found_no_room_before_the_end_is_heard_after_it(hearing: VllmEngine) -> None:
+    """vLLM sends media once: had the first try left it believing that its engine has them, the answer would fail."""
+    samples = noise(0.7, seed=5)
+    at_once, final = await answer(hearing, Input(*chunks_of(samples), "What?"), input_mode=InputMode.SNAPSHOT)
+    await llm_of(hearing).reset_mm_cache()
+    assert hearing._shared is not None
+    budget = hearing._shared.budget
+    others, budget.tokens = budget.tokens - 20, 20
+    source = Input(*chunks_of(samples), open_end=True)
+    source.send("What?")
+    answering = asyncio.create_task(answer(hearing, source))
+    try:
+        places = budget.places
+        await until(lambda: budget.places < places)
+        await until(lambda: budget.places == places)
+    finally:
+        source.end()
+        budget.tokens += others
+    live, live_final = await answering
+    assert (live, live_final.usage) == (at_once, final.usage)
 
 
 async def test_sees_pictures(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +131,30 @@ async def test_text_that_comes_in_pieces_is_computed_early_and_answered_alike(en
     text, early = await early_answer(engine, pieces)
     assert early >= len(pieces) - 1
     assert text == await plain_answer(engine, f"user: {LONG}\nassistant:")
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_prompt_has_the_same_tokens_however_it_comes(engine: VllmEngine, seed: int) -> None:
+    """Random cuts and pauses; the end comes while a thread or the model is at work on a piece before it."""
+    chance = random.Random(seed)
+    expected = len(f"user: {LONG}\nassistant:")
+
+    async def speak(source: Input) -> None:
+        cuts = sorted(chance.sample(range(1, len(LONG)), chance.randint(0, 2)))
+        for start, end in pairwise([0, *cuts, len(LONG)]):
+            source.send(LONG[start:end])
+            # Early work begins after 20 ms.
+            await asyncio.sleep(chance.uniform(0.015, 0.03))
+        source.end()
+
+    async def tokens(**sampling: Any) -> int:
+        source = Input(open_end=True)
+        asked = {"temperature": 0.0, "max_tokens": 1, **sampling}
+        (_, final), _ = await asyncio.gather(answer(engine, source, sampling=asked), speak(source))
+        return final.usage.input_tokens
+
+    sampling = [{}, {}, {}, {"stop": "~"}] * 6
+    assert await asyncio.gather(*(tokens(**more) for more in sampling)) == [expected] * len(sampling)
 
 
 async def test_early_work_is_the_same_with_a_stop_string(engine: VllmEngine) -> None:
