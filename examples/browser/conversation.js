@@ -1,11 +1,27 @@
-/* What was said, turn by turn. A turn is what the person said or wrote and what was answered; requests of the server are
-   matched to turns in the order in which both began. Events: `change` { turn }. */
+/* What was said, turn by turn. A turn is what the person said or wrote and what was answered. A request of the server is
+   named for the first time in the order in which the requests were opened, and takes the first turn that awaits one;
+   from then on its turn goes by its id, and no turn outlives its session without being asked again.
+   Events: `change` { turn }. */
 
 /* Recorded sound that is kept for the download, in samples of both sides together. */
 const MAX_KEPT_SAMPLES = 50_000_000;
 
+const UNANSWERED = "The connection was lost before this was answered. Please say it again.";
+const BROKEN_OFF = "The connection was lost in the middle of this answer.";
+
+/* What the state of an answer may become. All of an answer that is `done` has come, but playing it may be stopped. */
+const NEXT = {
+  none: ["thinking", "speaking", "done", "stopped", "failed"],
+  thinking: ["speaking", "done", "stopped", "failed"],
+  speaking: ["done", "stopped", "failed"],
+  done: ["stopped"],
+  stopped: [],
+  failed: [],
+};
+
 export class Conversation extends EventTarget {
   turns = [];
+  #awaiting = []; // turns whose request the server has not named yet, in their order
   #byRequest = new Map();
   #named = null;
   #keptSamples = 0;
@@ -31,6 +47,7 @@ export class Conversation extends EventTarget {
       sound: { user: [], server: [] },
     };
     this.turns.push(turn);
+    this.#awaiting.push(turn);
     this.#changed(turn);
     return turn;
   }
@@ -39,16 +56,31 @@ export class Conversation extends EventTarget {
   endSpeech(turn, at) {
     turn.user.done = true;
     turn.speechEndedAt = at;
-    if (turn.answer.state === "none") turn.answer.state = "thinking";
+    if (turn.answer.state === "none") become(turn, "thinking");
     this.#changed(turn);
   }
 
   /* Nobody wants to hear more of it: what still comes is not shown. */
   stop(turn) {
     turn.unwanted = true;
-    if (turn.answer.state === "thinking" || turn.answer.state === "speaking") turn.answer.state = "stopped";
+    if (turn.answer.state !== "done") become(turn, "stopped");
     turn.user.done = true;
     this.#changed(turn);
+  }
+
+  /* No answer comes to this turn: the server was not asked, or has forgotten it. `why` is a code or a sentence. */
+  fail(turn, why) {
+    this.#awaiting = this.#awaiting.filter((one) => one !== turn);
+    turn.user.done = true;
+    settle(turn.user);
+    if (become(turn, "failed")) turn.answer.error = why;
+    this.#changed(turn);
+  }
+
+  /* Playing was stopped: so much was heard. */
+  cut(turn, heardMs) {
+    become(turn, "stopped");
+    this.heard(turn, { heardMs });
   }
 
   heard(turn, { firstSoundMs, heardMs }) {
@@ -68,22 +100,21 @@ export class Conversation extends EventTarget {
     }
   }
 
-  /* A session that the server does not know any more. Turns whose number is in `resent` were asked again. */
+  /* The server has forgotten the session. Turns whose number is in `resent` are asked again, and so is what is being said
+     with the button; nothing else of before is answered any more. */
   lose(resent) {
     this.#byRequest.clear();
     this.#named = null;
+    const asksAgain = (turn) => resent.has(turn.number) || (turn.kind === "spoken" && !turn.user.done);
+    this.#awaiting = this.turns.filter(asksAgain);
     for (const turn of this.turns) {
-      if (!isOwed(turn) && turn.user.done) continue;
-      turn.requestId = null;
-      if (resent.has(turn.number)) {
-        turn.user.text = turn.kind === "written" ? turn.user.text : ""; // it is listened to again
+      if (!asksAgain(turn)) {
+        if (isOwed(turn) || !turn.user.done) this.fail(turn, turn.answer.text ? BROKEN_OFF : UNANSWERED);
+        else if (settle(turn.user)) this.#changed(turn);
         continue;
       }
-      turn.user.done = true;
-      turn.user.interim = "";
-      turn.answer.state = "failed";
-      turn.answer.error = "The connection was lost before this was answered. Please say it again.";
-      this.#changed(turn);
+      turn.requestId = null;
+      if (turn.kind !== "written") turn.user.text = turn.user.interim = ""; // it is listened to again
     }
   }
 
@@ -94,7 +125,7 @@ export class Conversation extends EventTarget {
     if (!requestId) return null;
     const turn = this.#turnOf(requestId);
     if (frame.type === "output_chunk") this.#output(turn, frame);
-    if (frame.type === "error") turn.answer.error = frame.error.code;
+    if (frame.type === "error" && !turn.unwanted) turn.answer.error = frame.error.code;
     if (frame.type !== "error") this.#named = turn;
     this.#changed(turn);
     return turn;
@@ -103,7 +134,8 @@ export class Conversation extends EventTarget {
   #turnOf(requestId) {
     let turn = this.#byRequest.get(requestId);
     if (!turn) {
-      turn = this.turns.find((one) => one.requestId === null && !isOver(one)) ?? this.begin("heard");
+      turn = this.#awaiting[0] ?? this.begin("heard");
+      this.#awaiting.shift();
       turn.requestId = requestId;
       this.#byRequest.set(requestId, turn);
     }
@@ -113,21 +145,20 @@ export class Conversation extends EventTarget {
   #output(turn, frame) {
     const { user, answer } = turn;
     if (frame.final) {
-      this.#byRequest.delete(frame.request_id);
       answer.finishReason = frame.finish_reason;
       answer.usage = frame.usage ?? null;
       user.done = true;
-      user.interim = "";
+      settle(user); // a request that was cut short has no other transcript
       const ended = { cancelled: "stopped", error: "failed" }[frame.finish_reason] ?? "done";
-      answer.state = turn.unwanted ? "stopped" : ended; // it may have been complete when it was stopped
+      become(turn, turn.unwanted ? "stopped" : ended); // it may have been complete when it was stopped
     } else if (frame.modality === "transcript") {
       if (frame.interim) user.interim = frame.text;
       else {
-        user.text = joined(user.text, frame.text);
-        user.interim = "";
+        user.interim = frame.text;
+        settle(user);
       }
     } else if (!turn.unwanted) {
-      answer.state = "speaking";
+      become(turn, "speaking");
       if (frame.modality === "text") answer.text += frame.text;
     }
   }
@@ -142,8 +173,19 @@ export function isOwed({ answer }) {
   return answer.state === "thinking" || answer.state === "speaking";
 }
 
-function isOver({ answer }) {
-  return answer.finishReason !== null || answer.state === "failed";
+/* The one place where the state of an answer changes. False where it may not become that any more. */
+function become({ answer }, state) {
+  const may = NEXT[answer.state].includes(state);
+  if (may) answer.state = state;
+  return may;
+}
+
+/* What was heard last stays as it was heard. False where there is nothing that was not settled. */
+function settle(user) {
+  const open = user.interim !== "";
+  user.text = joined(user.text, user.interim);
+  user.interim = "";
+  return open;
 }
 
 function joined(before, text) {

@@ -162,12 +162,20 @@ function speechStarted({ audio_ms: audioMs }) {
 }
 
 function speechStopped({ audio_ms: audioMs }) {
-  if (!heardTurn) return;
+  if (!heardTurn || audioMs <= heardTurn.beganAtMs) return;
   attachments.endTurn();
   for (const samples of talk.samplesBetween(heardTurn.beganAtMs, audioMs)) conversation.keepSound(heardTurn, "user", samples);
   conversation.endSpeech(heardTurn, talk.spokenAt(audioMs) ?? performance.now());
   heardTurn = null;
   showState();
+}
+
+/* What is being said into an open microphone ends here, whatever follows. */
+function endHeardTurn() {
+  if (!heardTurn) return;
+  session.sendChunk({ modality: "audio", payload: new Uint8Array(0), endOfInput: true });
+  conversation.endSpeech(heardTurn, performance.now());
+  heardTurn = null;
 }
 
 talk.addEventListener("turn", ({ detail: { turn } }) => {
@@ -200,6 +208,9 @@ function interrupt(exception = null) {
 async function write(text) {
   session.state === "ended" && session.open();
   await sound.wake().catch(() => {}); // an answer that is not heard can still be read
+  // What is written does not join what is being said: that is at its end, and this takes its place.
+  if (talk.phase === "talking") talk.stop();
+  endHeardTurn();
   interrupt();
   const turn = conversation.begin("written", { text });
   pageTurn = turn.number;
@@ -208,7 +219,7 @@ async function write(text) {
   const payload = new TextEncoder().encode(text);
   turn.speechEndedAt = performance.now();
   if (!session.sendChunk({ modality: "text", payload, endOfInput: true, turn: turn.number })) {
-    messages.show("server", "Too much waits to be sent. Wait until the connection is back.");
+    conversation.fail(turn, "Too much waits to be sent. Wait until the connection is back.");
   }
   pageTurn = null;
   conversation.heard(turn, {});
@@ -233,9 +244,7 @@ speaker.addEventListener("ended", ({ detail: { id, playedMs } }) => {
 });
 speaker.addEventListener("flushed", ({ detail: { id, playedMs } }) => {
   session.acknowledge(playedMs);
-  const turn = conversation.turns[id];
-  turn.answer.state = "stopped";
-  conversation.heard(turn, { heardMs: playedMs });
+  conversation.cut(conversation.turns[id], playedMs);
   showState();
 });
 speaker.addEventListener("level", ({ detail }) => {
@@ -279,12 +288,7 @@ talk.addEventListener("change", () => {
   if (talk.phase !== "opening") messages.hide("microphone");
   if (talk.phase === "listening") keepAwake();
   else letSleep();
-  if (talk.phase === "off" && heardTurn) {
-    // The microphone was closed in the middle of a sentence: that is its end.
-    session.sendChunk({ modality: "audio", payload: new Uint8Array(0), endOfInput: true });
-    conversation.endSpeech(heardTurn, performance.now());
-    heardTurn = null;
-  }
+  if (talk.phase === "off") endHeardTurn(); // closed in the middle of a sentence
   showState();
 });
 talk.addEventListener("problem", ({ detail: { error } }) => {

@@ -12,6 +12,7 @@ export class Outgoing {
   #acknowledged = 0;
   #kept = [];
   #keptBytes = 0;
+  #begun = new Set();
   #answered = new Set();
 
   constructor(maxBytes = MAX_KEPT_BYTES) {
@@ -36,8 +37,13 @@ export class Outgoing {
   add({ modality, payload, endOfInput = false, turn = null }) {
     const chunk = { sequenceId: this.#next++, modality, payload, endOfInput, turn };
     this.#kept.push(chunk);
+    this.#begun.add(turn);
     this.#keptBytes += payload.byteLength;
     return encodeInput(chunk);
+  }
+
+  hasBegun(turn) {
+    return this.#begun.has(turn);
   }
 
   /* The server has everything below `next`. */

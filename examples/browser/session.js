@@ -112,6 +112,11 @@ export class Session extends EventTarget {
     return true;
   }
 
+  /* Whether anything of a turn was sent, or is kept to be sent. */
+  hasBegun(turn) {
+    return this.#outgoing.hasBegun(turn);
+  }
+
   /* The answer to a turn began or is not wanted any more: it need not be asked again. */
   answered(turn) {
     this.#outgoing.answered(turn);

@@ -122,9 +122,10 @@ export class Talk extends EventTarget {
 
   #endTurn(tail = TAIL_CHUNKS) {
     if (this.phase === "opening") return this.#become("off");
-    if (this.phase !== "talking" || this.#tail > 0) return;
+    if (this.phase !== "talking") return;
     const turn = this.#turn;
-    this.conversation.endSpeech(turn, performance.now());
+    if (this.#tail === 0) this.conversation.endSpeech(turn, performance.now());
+    else if (tail > 0) return; // it is ending
     if (tail === 0) return this.#finishTurn(new Uint8Array(0));
     this.#tail = tail;
     // A browser that was interrupted by a call gives no more sound; the turn ends all the same.
@@ -135,7 +136,8 @@ export class Talk extends EventTarget {
     const turn = this.#turn;
     this.#turn = null;
     this.#tail = 0;
-    this.session.sendChunk({ modality: "audio", payload, endOfInput: true, turn: turn.number });
+    if (payload.length === 0 && !this.session.hasBegun(turn.number)) this.conversation.fail(turn, "empty_input");
+    else this.session.sendChunk({ modality: "audio", payload, endOfInput: true, turn: turn.number });
     this.#become("off");
   }
 

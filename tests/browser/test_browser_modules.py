@@ -132,6 +132,71 @@ async def test_what_is_kept_to_be_sent_again(demo: DemoPage) -> None:
     }
 
 
+async def test_an_answer_belongs_to_its_request(demo: DemoPage) -> None:
+    """Whatever comes late: out of a session that was lost, of a request that is over, of sound that was stopped."""
+    found = await demo.page.evaluate(
+        """async () => {
+          const { Conversation } = await import("/browser/conversation.js");
+          const conversation = new Conversation();
+          const say = (id, text) =>
+            conversation.apply({ type: "output_chunk", request_id: id, modality: "text", text });
+          const end = (id, reason) =>
+            conversation.apply({ type: "output_chunk", request_id: id, final: true, finish_reason: reason });
+          for (const text of ["lost", "asked again", "never asked"]) conversation.begin("written", { text });
+          say("r1", "one");
+          conversation.lose(new Set([1]));
+          conversation.cut(conversation.turns[0], 500);
+          conversation.apply({ type: "audio", samples: new Int16Array(1) });
+          conversation.begin("written", { text: "after it" });
+          say("s1", "two");
+          end("s1", "stop");
+          conversation.apply({ type: "response_started", request_id: "s1" });
+          conversation.apply({ type: "error", error: { code: "engine_failed", request_id: "s2" } });
+          end("s2", "error");
+          conversation.stop(conversation.turns[3]);
+          end("s2", "stop");
+          conversation.cut(conversation.turns[1], 500);
+          return conversation.turns.map(({ requestId, answer }) => [requestId, answer.state, answer.text]);
+        }"""
+    )
+    assert found == [
+        ["r1", "failed", "one"],
+        ["s1", "stopped", "two"],
+        [None, "failed", ""],
+        ["s2", "failed", ""],
+    ]
+
+
+async def test_what_was_heard_last_is_what_was_heard(demo: DemoPage) -> None:
+    found = await demo.page.evaluate(
+        """async () => {
+          const { Conversation } = await import("/browser/conversation.js");
+          const conversation = new Conversation();
+          const hear = (id, text, interim) =>
+            conversation.apply({ type: "output_chunk", request_id: id, modality: "transcript", text, interim });
+          const end = (id, reason) =>
+            conversation.apply({ type: "output_chunk", request_id: id, final: true, finish_reason: reason });
+          const turns = [0, 1, 2, 3, 4].map(() => conversation.begin("heard"));
+          hear("cut short", "turn", true);
+          hear("cut short", "turn the", true);
+          end("cut short", "cancelled");
+          hear("in pieces", "Turn the", false);
+          hear("in pieces", "light", true);
+          end("in pieces", "cancelled");
+          hear("settled", "turn the", true);
+          hear("settled", "Turn it.", false);
+          end("settled", "cancelled");
+          hear("no words after all", "um", true);
+          hear("no words after all", "", false);
+          end("no words after all", "stop");
+          hear("lost", "turn", true);
+          conversation.lose(new Set());
+          return turns.map(({ user }) => [user.text, user.interim]);
+        }"""
+    )
+    assert found == [["turn the", ""], ["Turn the light", ""], ["Turn it.", ""], ["", ""], ["turn", ""]]
+
+
 #: Plays what `script` pushes at certain quanta, and returns the samples and what was reported.
 _PLAY = """async ({ rate, quanta, script }) => {
   const { PlayoutBuffer } = await import("/browser/playback-worklet.js");
@@ -249,7 +314,7 @@ async def test_places_in_the_audio_count_what_the_server_listens_to(demo: DemoPa
           const microphone = Object.assign(new EventTarget(), { isOpen: true, close() {} });
           const turn = { number: 0 };
           const conversation = { begin: () => turn, endSpeech() {}, keepSound() {} };
-          const session = { bufferedBytes: 0, sendChunk: () => true };
+          const session = { bufferedBytes: 0, sendChunk: () => true, hasBegun: () => true };
           const sound = { rate: 8000, wake: async () => context, running: async () => {} };
           const talk = new Talk({ sound, microphone, session, conversation });
           const hear = (count, from) => {
@@ -271,3 +336,40 @@ async def test_places_in_the_audio_count_what_the_server_listens_to(demo: DemoPa
         }"""
     )
     assert found == {"phase": "listening", "at": 1000 + 6 * 20 - 10, "first": [105, 106]}
+
+
+async def test_a_turn_without_any_sound_is_over_at_once(demo: DemoPage) -> None:
+    """Its end alone would open no request, and the next answer would go into it."""
+    found = await demo.page.evaluate(
+        """async () => {
+          const { Talk } = await import("/browser/talk.js");
+          const { Conversation } = await import("/browser/conversation.js");
+          const { Outgoing } = await import("/browser/outgoing.js");
+          const outgoing = new Outgoing();
+          const microphone = Object.assign(new EventTarget(), { isOpen: true, close() {} });
+          const conversation = new Conversation();
+          const session = {
+            bufferedBytes: 0,
+            sendChunk: (chunk) => outgoing.add(chunk),
+            hasBegun: (turn) => outgoing.hasBegun(turn),
+          };
+          const sound = { rate: 8000, wake: async () => ({}), running: async () => {} };
+          const talk = new Talk({ sound, microphone, session, conversation });
+          const hear = () => microphone.dispatchEvent(new CustomEvent("chunk", {
+            detail: { samples: new Int16Array(160), peak: 0, capturedAt: 0 },
+          }));
+          await talk.press(0);
+          talk.stop();
+          await talk.press(0);
+          hear();
+          talk.stop();
+          await talk.press(0);
+          hear();
+          talk.release(5000);
+          talk.stop(); // in the middle of what still belongs to it
+          conversation.apply({ type: "response_started", request_id: "first" });
+          const turns = conversation.turns.map(({ requestId, answer }) => [requestId, answer.state]);
+          return [outgoing.unacknowledged, turns];
+        }"""
+    )
+    assert found == [4, [[None, "failed"], ["first", "thinking"], [None, "thinking"]]]

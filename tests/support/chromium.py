@@ -202,18 +202,21 @@ async def demo_page(
     microphone: Path | None = None,
     allow: tuple[str, ...] = ("microphone", "camera"),
     sample_rate: int | None = None,
+    tapped: bool = True,
     settings: Mapping[str, Any] | None = None,
     expect_problems: bool = False,
     **context_options: Any,
 ) -> AsyncIterator[DemoPage]:
     """A tab for the demo: permissions in ``allow`` are given, others refused; ``settings`` are what the person chose
-    earlier. When the block was left without an exception the page must have had no error."""
+    earlier. ``tapped`` needs a server of this process, whose page has the processor that keeps what is played. When
+    the block was left without an exception the page must have had no error."""
     async with chromium(*switches, microphone=microphone) as browser:
         context = await browser.new_context(permissions=list(allow), **context_options)
         context.set_default_timeout(TIMEOUT_MS)
         if sample_rate is not None:
             await context.add_init_script(_FORCE_RATE % sample_rate)
-        await context.add_init_script(_TAP)
+        if tapped:
+            await context.add_init_script(_TAP)
         if settings is not None:
             stored = json.dumps(json.dumps(dict(settings)))
             await context.add_init_script(f"localStorage.setItem('omni_ws.settings', {stored})")

@@ -1,0 +1,114 @@
+"""Which turn an answer belongs to, and what a turn shows once it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from support.chromium import chromium_path, demo_page, recording
+from support.live_server import live_server
+from support.speech_clips import clip_bytes, silence
+
+from omni_ws.engine.base import TextOutput, TranscriptOutput
+from omni_ws.engine.fake import ScriptedEngine
+
+pytestmark = pytest.mark.slow
+
+HOLD = {"mode": "hold"}
+
+
+@pytest.fixture(autouse=True)
+def _browser() -> None:
+    chromium_path()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port: int = listening.getsockname()[1]
+        return port
+
+
+@contextlib.asynccontextmanager
+async def server_process(port: int) -> AsyncIterator[asyncio.subprocess.Process]:
+    """``omni-ws serve`` with the embedded engine, from when it says where it listens until it is killed."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "omni_ws", "serve", "--port", str(port)), stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr is not None
+    said = b""
+    try:
+        while f"listens on http://127.0.0.1:{port} ".encode() not in said:
+            line = await process.stderr.readline()
+            assert line, said.decode()
+            said += line
+        if b"voice: none" in await process.stderr.readline():
+            pytest.skip("no voice on this machine")
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.communicate()
+
+
+async def test_a_server_that_dies_while_it_speaks() -> None:
+    """What the next one answers goes into the turn that it was asked in."""
+    port = free_port()
+    async with demo_page(expect_problems=True, tapped=False) as demo:
+        async with server_process(port):
+            await demo.open(f"http://127.0.0.1:{port}/")
+            await demo.write("Count to two hundred.")
+            await demo.in_state("speaking")
+            await demo.page.locator(".server .words", has_text="1").wait_for()
+        await demo.in_state("away")
+        first = demo.page.locator(".turn").first
+        before = await first.locator(".server .words").inner_text()
+        async with server_process(port):
+            await demo.message("does not remember what was said before")
+            await demo.write("What is three plus four?")
+            assert await demo.answered(turn=1) == "That makes 7."
+            await demo.in_state("ready")
+            assert before
+            assert await demo.answered(turn=0, state="failed") == before
+            note = await first.locator(".note").inner_text()
+            assert note.endswith("The connection was lost in the middle of this answer."), note
+
+
+async def test_words_that_were_heard_stay_when_one_goes_on_speaking() -> None:
+    """The request is cancelled before its transcript is settled: what stood there last is what was heard."""
+    engine = ScriptedEngine([TranscriptOutput("turn the", interim=True), asyncio.Event().wait])
+    async with live_server(engine) as server, demo_page(settings=HOLD) as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        talk = demo.page.locator("#talk")
+        await talk.press("Enter")
+        await server.until(lambda: engine.active_requests == 1, "the spoken request")
+        await talk.press("Enter")
+        await demo.heard("turn the")
+        await talk.press("Enter")
+        await demo.answered(turn=0, state="stopped")
+        heard = demo.page.locator(".turn").first.locator(".you")
+        assert await heard.locator(".settled").inner_text() == "turn the"
+        assert await heard.locator(".interim").text_content() == ""
+        await talk.press("Enter")
+        await demo.heard("turn the", turn=1)
+        await demo.page.locator("#stop").click()
+        await demo.in_state("ready")
+
+
+@pytest.mark.parametrize("mode", ["hold", "open"])
+async def test_what_is_written_while_one_speaks_is_a_turn_of_its_own(mode: str, tmp_path: Path) -> None:
+    speech = recording(tmp_path / "speech.wav", silence(0.5), clip_bytes("librivox_ss_0870"), silence(30))
+    engine = ScriptedEngine([TextOutput("fine")])
+    async with live_server(engine) as server, demo_page(microphone=speech, settings={"mode": mode}) as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.page.locator("#talk").press("Enter")
+        await demo.in_state("hearing")
+        await server.until(lambda: engine.active_requests == 1, "the spoken request")
+        for turn in (1, 2):
+            await demo.write("how are you")
+            assert await demo.answered(turn=turn) == "fine"
+        await demo.answered(turn=0, state="stopped")
