@@ -113,7 +113,7 @@ class LimitsConfig(Section):
     max_held_bytes: Size = Field(default=1024 * MIB, description="Input and output held for all sessions together.")
     max_history_tokens: Whole = Field(
         default=4096,
-        description="Earlier turns of a connection that are context of the next; engines without tokens count words.",
+        description="Earlier turns of a connection that are context of the next: words, and 25 for a second of audio.",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 from omni_ws.audio.samples import Samples
 from omni_ws.core.audio_format import AudioFormat
@@ -59,19 +59,43 @@ class EngineCapabilities:
     languages: frozenset[str] = frozenset()
     #: Whether its transcripts have the times of their words.
     word_times: bool = False
+    #: Whether messages of the history may have ``speech``.
+    speech_in_history: bool = False
+
+    @property
+    def transcripts(self) -> bool:
+        """Whether a request with speech gets a settled transcript of it. Where there is none, there were no words."""
+        return OutputModality.TRANSCRIPT in self.output_modalities
+
+
+#: Stands in the history for speech whose words are not known where the speech itself cannot.
+WORDS_UNKNOWN: Final = "[spoken; the words are not known]"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Speech:
+    """What a user said in an earlier turn: audio chunks as they came. Two are the same where they are one object."""
+
+    chunks: tuple[InputChunk, ...]
+    #: Of chunks whose own ``format`` is None.
+    format: AudioFormat
+    #: The length that it is counted with; of compressed audio perhaps a nominal one.
+    audio_ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
     """An earlier turn of the conversation. ``role`` is ``system``, ``user``, ``assistant`` or ``tool``.
 
-    An assistant's message may hold the calls that it made, a tool's says which call it answers.
+    An assistant's message may hold the calls that it made, a tool's says which call it answers. A user's may have
+    ``speech`` behind its text, where its words are not known and the capabilities allow it.
     """
 
     role: str
     text: str
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
+    speech: Speech | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

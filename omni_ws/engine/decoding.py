@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias
@@ -22,7 +23,7 @@ from omni_ws.audio.mime import parse_audio_format
 from omni_ws.audio.samples import Samples
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.engine.base import InputSource
+from omni_ws.engine.base import InputSource, Speech
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import InvalidValue, OmniError
@@ -37,6 +38,10 @@ WAITING_BYTES = 256 * 1024
 #: A thread returns with what it has when it has decoded this much: neither a long file nor a decompression bomb is ever
 #: in memory as a whole, and no thread is held for long.
 HOP_BYTES = 4 * 1024 * 1024
+
+#: Speech of an earlier turn may be so many times as long as it was counted: Opus at 12 kbit/s takes a fifth of the
+#: nominal rate of compressed audio.
+LONGER_THAN_COUNTED = 6
 
 #: What a chunk costs to hold besides its payload.
 CHUNK_OVERHEAD_BYTES = 128
@@ -119,6 +124,35 @@ async def decode_input(
         waiting.discard()
         await asyncio.gather(reader, return_exceptions=True)
         decoder.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """An input that is whole."""
+
+    chunks: Sequence[InputChunk]
+
+    async def __aiter__(self) -> AsyncIterator[InputChunk]:
+        for chunk in self.chunks:
+            yield chunk
+
+
+async def decode_speech(speech: Speech, *, sample_rate: int, executor: Executor) -> Samples | None:
+    """Earlier speech as one channel at ``sample_rate`` Hz; None where it is no longer what it was counted as.
+
+    That is audio which was compressed far more than speech can be. What could be decoded once can be again.
+    """
+    most = max(1.0, speech.audio_ms / 1000 * LONGER_THAN_COUNTED) * sample_rate
+    blocks: list[Samples] = []
+    source = Chunks(speech.chunks)
+    decoded = decode_input(source, audio=speech.format, sample_rate=sample_rate, executor=executor)
+    async with aclosing(decoded) as parts:
+        async for part in parts:
+            if isinstance(part, AudioPart):
+                blocks.append(part.samples)
+            if sum(map(len, blocks)) > most:
+                return None
+    return np.concatenate(blocks) if blocks else np.zeros(0, np.float32)
 
 
 async def _hops(

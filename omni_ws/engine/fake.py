@@ -45,6 +45,7 @@ CAPABILITIES: Final = EngineCapabilities(
     sampling_no_ops=frozenset({"temperature", "top_p", "seed"}),
     stage_params=frozenset({"fake.fail_after_chunks"}),
     raw_prompts=True,
+    speech_in_history=True,
 )
 
 

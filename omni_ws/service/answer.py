@@ -106,13 +106,9 @@ class AnswerWriter:
             case TranscriptOutput(text=text, interim=interim):
                 if not interim:
                     turn.heard.append(text)
-                await self._send(
-                    OutputModality.TRANSCRIPT,
-                    text=text,
-                    interim=interim,
-                    start_ms=output.start_ms,
-                    words=output.words,
-                )
+                await self._outbox.room()
+                turn.interim = output if interim else None
+                self._put(transcript_chunk(turn, output, sequencer=self._sequencer))
             case AudioOutput(samples=samples, sample_rate=sample_rate) if "audio" in self._wanted:
                 encoded = await self._speech.encode(samples, sample_rate)
                 await self._send_audio(encoded, words=output.words)
@@ -166,6 +162,18 @@ class AnswerWriter:
         if self._observed.listening_to_outputs:
             self._observed.tell(observer.OutputMade(self._turn, chunk))
         self._outbox.put_nowait(chunk)
+
+
+def transcript_chunk(turn: Turn, transcript: TranscriptOutput, *, sequencer: OutputSequencer) -> OutputChunk:
+    return OutputChunk(
+        request_id=turn.request_id,
+        sequence_id=sequencer.take_number(turn.request_id),
+        modality=OutputModality.TRANSCRIPT,
+        text=transcript.text,
+        interim=transcript.interim,
+        start_ms=transcript.start_ms,
+        words=transcript.words,
+    )
 
 
 def final_chunk(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from omni_ws.core.chunks import FinishReason
 from omni_ws.core.output import OutputSequencer
@@ -12,7 +13,7 @@ from omni_ws.core.session import GenerationStarted
 from omni_ws.engine.base import Engine, Finished
 from omni_ws.errors import websocket_close_code
 from omni_ws.service import observer
-from omni_ws.service.answer import AnswerWriter, final_chunk, over
+from omni_ws.service.answer import AnswerWriter, final_chunk, over, transcript_chunk
 from omni_ws.service.failure import of_request
 from omni_ws.service.history import History
 from omni_ws.service.loudspeaker import Loudspeaker
@@ -106,17 +107,39 @@ class AnswerQueue:
         if turn.error is not None:
             self._outbox.put_nowait(of_request(turn.error, turn.request_id, engine=self._engine))
             reason = FinishReason.ERROR
+        if reason is FinishReason.CANCELLED:
+            self._settle(turn)
         if reason is not FinishReason.ERROR:
-            self._history.add(turn.messages)
+            self._remember(turn, finished if reason is not FinishReason.CANCELLED else None)
         final = final_chunk(turn, reason, finished, sequencer=self._sequencer)
         self._observed.tell(observer.RequestEnded(turn, final, turn.error))
         self._outbox.put_nowait(final)
         turn.finished = True
         turn.input.discard()
+        if turn.speech is not None:
+            turn.speech.release()
         if turn in self.turns:
             self.turns.remove(turn)
         self._ended(turn)
         self._wake.set()
+
+    def _settle(self, turn: Turn) -> None:
+        """What was shown last of a request that is cut short stays as it is: nobody listens to it any more."""
+        if turn.interim is None:
+            return
+        settled = replace(turn.interim, interim=False)
+        turn.interim = None
+        turn.heard.append(settled.text)
+        chunk = transcript_chunk(turn, settled, sequencer=self._sequencer)
+        if self._observed.listening_to_outputs:
+            self._observed.tell(observer.OutputMade(turn, chunk))
+        self._outbox.put_nowait(chunk)
+
+    def _remember(self, turn: Turn, finished: Finished | None) -> None:
+        """Only an engine that came to its end has told all that it heard."""
+        all_heard = finished is not None and self._engine.capabilities.transcripts
+        audio_ms = 0 if finished is None else finished.usage.input_audio_ms
+        self._history.add(turn.take_messages(all_heard=all_heard, audio_ms=audio_ms))
 
     def close(self) -> None:
         """No further requests come: ``run`` returns when the last answer is given."""

@@ -21,6 +21,7 @@ from omni_ws.service.failure import unexpected
 from omni_ws.service.history import History
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.input_room import InputRoom
+from omni_ws.service.kept_speech import KeptSpeech
 from omni_ws.service.loudspeaker import Loudspeaker
 from omni_ws.service.outbox import Outbox
 from omni_ws.service.playback import Playback
@@ -63,7 +64,8 @@ class Conversation:
         self.stream = InputStream(
             limits.stream, self._input_settings, budget=budget, now=now(), single_request=single_request
         )
-        self.history = History(limits.max_history_tokens)
+        self.history = History(limits.max_history_tokens, budget)
+        self._budget = budget
         self.loudspeaker = Loudspeaker(self.history)
         #: Where turns can be detected: finds out which request the audio belongs to.
         self._listener = None if speech_workers is None else self._listen(speech_workers)
@@ -211,6 +213,7 @@ class Conversation:
         if self._listener is not None:
             self._listener.close()
         self.stream.close()
+        self.history.close()
 
     def close(self) -> None:
         """No further input comes: ``run`` returns when the last answer is given."""
@@ -255,7 +258,14 @@ class Conversation:
         config = self.configuration.effective
         playback = Playback(self._now)
         turn = Turn(
-            new_id("req_"), session, config, self._room.taken, playback, options=self.options, owner=self._owner
+            new_id("req_"),
+            session,
+            config,
+            self._room.taken,
+            playback,
+            options=self.options,
+            owner=self._owner,
+            speech=self._speech_to_keep(session, config),
         )
         self._answers.count_outputs(turn)
         self._receiving = turn
@@ -271,6 +281,17 @@ class Conversation:
             self._answers.interrupt(by=turn)
         self._answers.append(turn)
         self._update_answering()
+
+    def _speech_to_keep(self, session: StreamingInputSession, config: SessionConfig) -> KeptSpeech | None:
+        if self.stream.single_request or not config.history or not self.history.max_tokens:
+            return None
+        takes = self.engine.capabilities.speech_in_history
+        return KeptSpeech(
+            session.settings.audio,
+            self._budget,
+            max_tokens=self.history.max_tokens,
+            unwanted=None if takes else "the engine takes no speech in its history",
+        )
 
     def _check_room(self, *, waits: bool) -> None:
         """Raises what a request is refused with that opens now: it changes nothing for the others."""

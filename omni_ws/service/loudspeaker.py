@@ -38,7 +38,7 @@ class Loudspeaker:
         """The client is interrupted, and plays nothing more of what it has."""
         for turn in self._turns:
             if turn.playback.playing and turn.finished and turn.playback.reported_ms is not None:
-                before = turn.messages[-1]
+                before = turn.answer_message
                 turn.interrupted = True
-                self._history.replace(before, turn.messages[-1])
+                self._history.replace(before, turn.answer_message)
             turn.playback.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -12,11 +13,14 @@ from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality,
 from omni_ws.core.output import OutputChunk
 from omni_ws.core.session import GenerationStarted, StreamingInputSession
 from omni_ws.engine.answer_limit import count_words
-from omni_ws.engine.base import AnswerOptions, GenerationRequest, Message
+from omni_ws.engine.base import WORDS_UNKNOWN, AnswerOptions, GenerationRequest, Message, TranscriptOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.errors import OmniError
+from omni_ws.service.kept_speech import KeptSpeech
 from omni_ws.service.playback import Playback, heard_part
 from omni_ws.wire.session_config import SessionConfig
+
+log = logging.getLogger(__name__)
 
 #: Input that may wait between the socket and the engine; beyond it the socket is not read.
 INPUT_QUEUE_BYTES: Final = 1 << 20
@@ -58,6 +62,8 @@ class Turn:
     playback: Playback
     options: AnswerOptions = field(default_factory=AnswerOptions)
     owner: str | None = None
+    #: The audio of the input, for the history where its words are not known; None where no later turn will ask.
+    speech: KeptSpeech | None = None
     started: GenerationStarted | None = None
     #: Why the request cannot be worked on, found out before or beside the work.
     error: OmniError | None = None
@@ -69,6 +75,8 @@ class Turn:
     #: Text of the input, as far as a history can use it.
     typed: bytearray = field(default_factory=bytearray)
     heard: KeptText = field(default_factory=KeptText)
+    #: The transcript that went out last, if it may still change.
+    interim: TranscriptOutput | None = None
     said: KeptText = field(default_factory=KeptText)
     #: Results of tools, by the id of the call.
     tool_results: dict[str, bytearray] = field(default_factory=dict)
@@ -113,6 +121,8 @@ class Turn:
             return  # a request that ended early leaves its rest to nobody
         if chunk.modality is Modality.TEXT:
             self._keep_text(chunk)
+        elif chunk.modality is Modality.AUDIO and self.speech is not None:
+            self.speech.append(chunk)
         self.input.put_nowait(chunk)
         self._queued_chunks += 1
 
@@ -128,19 +138,39 @@ class Turn:
         arguments = (known.arguments + fragment.arguments)[:MAX_KEPT_TEXT]
         self.tool_calls[fragment.index] = ToolCall(fragment.id or known.id, fragment.name or known.name, arguments)
 
-    @property
-    def messages(self) -> tuple[Message, ...]:
-        """What this turn leaves to the turns after it."""
+    def take_messages(self, *, all_heard: bool, audio_ms: float) -> tuple[Message, ...]:
+        """What this turn leaves to the turns after it, once.
+
+        ``all_heard`` says that there were no words but those of the transcripts, ``audio_ms`` how much audio the engine
+        decoded, 0 where it did not tell.
+        """
         results = (
             Message("tool", text.decode("utf-8", "replace"), tool_call_id=call)
             for call, text in self.tool_results.items()
         )
+        user = Message("user", self.user_text)
+        if not all_heard and not self.heard.joined():
+            user = self._spoken(audio_ms)
+        return (*results, user, self.answer_message)
+
+    def _spoken(self, audio_ms: float) -> Message:
+        """The message of a user whose words, if there were any, are not known."""
+        kept = self.speech
+        if kept is None or not kept.began:
+            return Message("user", self.user_text)
+        if (speech := kept.hand_over(audio_ms=audio_ms)) is not None:
+            return Message("user", self.user_text, speech=speech)
+        log.warning("request %s: later turns do not know what was said: %s", self.request_id, kept.lost)
+        return Message("user", " ".join(filter(None, [self.user_text, WORDS_UNKNOWN])))
+
+    @property
+    def answer_message(self) -> Message:
+        """The answer as later turns see it: what of it was heard, where it was cut short."""
         text = self.said.joined()
         if self.cancelled or self.interrupted:
             text = heard_part(text, self.spoken, self.playback)
         calls = tuple(call for call in self.tool_calls.values() if call.is_whole or not self.cancelled)
-        said = Message("assistant", text, tool_calls=calls)
-        return (*results, Message("user", self.user_text), said)
+        return Message("assistant", text, tool_calls=calls)
 
     def withdrawn(self, chunks: Sequence[OutputChunk]) -> None:
         """These did not go out."""

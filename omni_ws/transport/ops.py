@@ -74,7 +74,13 @@ class OperationsRoutes:
         }[self._sessions.engine.state]
 
     def _model(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._started, "owned_by": "omni_ws"}
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "omni_ws",
+            "transcripts": self._sessions.engine.capabilities.transcripts,
+        }
 
 
 @cache

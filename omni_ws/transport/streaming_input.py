@@ -238,6 +238,7 @@ class StreamingInput:
                 turn_detection=self._sessions.speech_workers.available
                 and Modality.AUDIO in capabilities.input_modalities,
                 resume=session.resumable,
+                transcripts=capabilities.transcripts,
             ),
             limits=SessionLimits(
                 max_chunk_bytes=streaming.max_chunk_bytes,

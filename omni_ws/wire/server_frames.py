@@ -36,6 +36,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     structured_output: bool
     turn_detection: bool
     resume: bool
+    transcripts: bool
 
 
 class SessionLimits(Struct, frozen=True, kw_only=True):

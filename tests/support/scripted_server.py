@@ -38,6 +38,7 @@ CAPABILITIES = server_frames.Capabilities(
     structured_output=False,
     turn_detection=False,
     resume=False,
+    transcripts=False,
 )
 USAGE = server_frames.UsageFields(
     input_tokens=1, output_tokens=2, total_tokens=3, input_audio_ms=4, output_audio_ms=5, input_after_start_bytes=6

@@ -85,6 +85,7 @@ class ScriptedUpstream:
     speech: list[Answer] = field(default_factory=list)
     models: tuple[str, ...] = ("tiny",)
     owner: str = "scripted"
+    transcripts: bool = False
     health: int = 200
     models_answer: Answer | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -111,7 +112,8 @@ class ScriptedUpstream:
         if self.models_answer is not None:
             await self.models_answer(exchange)
             return
-        data = [{"id": model, "object": "model", "owned_by": self.owner} for model in self.models]
+        fields = {"object": "model", "owned_by": self.owner, "transcripts": self.transcripts}
+        data = [{"id": model, **fields} for model in self.models]
         await exchange.respond_json(200, {"object": "list", "data": data})
 
     def _note_headers(self, exchange: HttpExchange) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
@@ -41,7 +41,7 @@ _THREADS: Final = 4
 _INLINE_BYTES: Final = 256 * 1024
 #: Text that was written and not spoken yet, in characters: beyond it the chat waits for the voice.
 _UNSPOKEN_CHARACTERS: Final = 2000
-#: The owner that our own servers name for their models. They send what they heard along with an answer.
+#: The owner that our own servers name for their models.
 _OWN_KIND: Final = "omni_ws"
 
 
@@ -58,7 +58,7 @@ class RemoteEngine:
         self._chat: Pool | None = None
         self._speech: Pool | None = None
         self._threads: ThreadPoolExecutor | None = None
-        self._capabilities = _capabilities(config, hears=False)
+        self._capabilities = _capabilities(config, upstreams=())
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -94,9 +94,7 @@ class RemoteEngine:
                 raise EngineFailed("the upstreams list no model; name one with remote.model", fatal=True)
             undo.pop_all()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="remote")
-        self._capabilities = _capabilities(
-            config, hears=all(upstream.owner == _OWN_KIND for upstream in chat.upstreams if upstream.models)
-        )
+        self._capabilities = _capabilities(config, upstreams=[one for one in chat.upstreams if one.models])
         self._chat, self._speech = chat, speech
         self.model = chat.model
 
@@ -298,9 +296,10 @@ def _secret(value: SecretStr | None) -> str | None:
     return None if value is None else value.get_secret_value()
 
 
-def _capabilities(config: RemoteConfig, *, hears: bool) -> EngineCapabilities:
+def _capabilities(config: RemoteConfig, *, upstreams: Sequence[Upstream]) -> EngineCapabilities:
     speech = config.speech_upstream is not None
-    outputs = {OutputModality.TEXT} | ({OutputModality.TRANSCRIPT} if hears else set())
+    transcribes = bool(upstreams) and all(upstream.transcribes for upstream in upstreams)
+    outputs = {OutputModality.TEXT} | ({OutputModality.TRANSCRIPT} if transcribes else set())
     if speech or OutputModality.AUDIO.value in config.modalities:
         outputs.add(OutputModality.AUDIO)
     return EngineCapabilities(
@@ -317,4 +316,7 @@ def _capabilities(config: RemoteConfig, *, hears: bool) -> EngineCapabilities:
         structured_output="response_format" in config.options,
         choices="n" in config.options,
         priority="priority" in config.options,
+        # Our own kind takes nothing but text in earlier messages.
+        speech_in_history=Modality.AUDIO.value in config.input_modalities
+        and not any(upstream.owner == _OWN_KIND for upstream in upstreams),
     )

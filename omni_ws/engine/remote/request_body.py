@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, Final, TypeAlias
 
@@ -20,8 +20,8 @@ from omni_ws.config.model import RemoteConfig
 from omni_ws.core.chunks import InputChunk, Modality, OutputModality
 from omni_ws.core.image_type import sniff_image
 from omni_ws.engine.answer_limit import count_words
-from omni_ws.engine.base import GenerationRequest
-from omni_ws.engine.decoding import AudioPart, decode_input
+from omni_ws.engine.base import WORDS_UNKNOWN, GenerationRequest, Message, Speech
+from omni_ws.engine.decoding import AudioPart, Chunks, decode_input, decode_speech
 from omni_ws.engine.remote.call_order import with_results
 from omni_ws.errors import EmptyInput, InvalidValue, PayloadTooLarge, UnsupportedFormat
 
@@ -65,6 +65,8 @@ class Prompt:
     size: int
     #: By the call that they answer.
     tool_results: Mapping[str, str] = field(default_factory=dict)
+    #: Of messages of the history, as far as there is room for it.
+    earlier: Mapping[Speech, Samples] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
@@ -90,7 +92,7 @@ async def read_prompt(request: GenerationRequest, *, executor: Executor, max_byt
     for modality, run in groupby(chunks, key=lambda chunk: chunk.modality):
         if modality is Modality.AUDIO:
             decoded = decode_input(
-                _Chunks(tuple(run)), audio=request.input_audio, sample_rate=AUDIO_SAMPLE_RATE, executor=executor
+                Chunks(tuple(run)), audio=request.input_audio, sample_rate=AUDIO_SAMPLE_RATE, executor=executor
             )
             async with aclosing(decoded) as parts:
                 async for part in parts:
@@ -98,16 +100,27 @@ async def read_prompt(request: GenerationRequest, *, executor: Executor, max_byt
                     collected.add_audio(part)
         else:
             collected.add(_parts(modality, tuple(run)))
-    return collected.prompt()
+    prompt = collected.prompt()
+    room = max_bytes - prompt.size
+    earlier, size = await _earlier_speech(request.history, executor=executor, room=room)
+    return replace(prompt, earlier=earlier, size=prompt.size + size)
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunks:
-    chunks: Sequence[InputChunk]
-
-    async def __aiter__(self) -> AsyncIterator[InputChunk]:
-        for chunk in self.chunks:
-            yield chunk
+async def _earlier_speech(
+    history: Sequence[Message], *, executor: Executor, room: int
+) -> tuple[dict[Speech, Samples], int]:
+    """The speech of earlier turns, the newest first, as far as it fits into ``room`` bytes of a body; and its size."""
+    earlier: dict[Speech, Samples] = {}
+    size = 0
+    for speech in [message.speech for message in reversed(history) if message.speech is not None]:
+        samples = await decode_speech(speech, sample_rate=AUDIO_SAMPLE_RATE, executor=executor)
+        if samples is None or not len(samples):
+            continue
+        if size + _base64_length(2 * len(samples)) > room:
+            break
+        size += _base64_length(2 * len(samples))
+        earlier[speech] = samples
+    return earlier, size
 
 
 @dataclass(slots=True)
@@ -231,7 +244,7 @@ def chat_body(request: GenerationRequest, prompt: Prompt, *, model: str, config:
     """The JSON; ``audio``: whether the answer is to be spoken by the chat upstream itself."""
     body: dict[str, Any] = {
         "model": model,
-        "messages": [*with_results([*_earlier(request), *_input(prompt)])],
+        "messages": [*with_results([*_earlier(request, prompt), *_input(prompt)])],
         "stream": True,
         "stream_options": {"include_usage": True},
         **request.sampling,
@@ -280,14 +293,14 @@ def _input(prompt: Prompt) -> Iterator[dict[str, Any]]:
     for call_id, result in prompt.tool_results.items():
         yield {"role": "tool", "tool_call_id": call_id, "content": result}
     if prompt.parts:
-        yield {"role": "user", "content": _content(prompt)}
+        yield {"role": "user", "content": _content(prompt.parts)}
 
 
-def _earlier(request: GenerationRequest) -> Iterator[dict[str, Any]]:
+def _earlier(request: GenerationRequest, prompt: Prompt) -> Iterator[dict[str, Any]]:
     if request.instructions:
         yield {"role": "system", "content": request.instructions}
     for message in request.history:
-        fields: dict[str, Any] = {"role": message.role, "content": message.text}
+        fields: dict[str, Any] = {"role": message.role, "content": _earlier_content(message, prompt)}
         if message.tool_calls:
             fields["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -298,11 +311,19 @@ def _earlier(request: GenerationRequest) -> Iterator[dict[str, Any]]:
         yield fields
 
 
-def _content(prompt: Prompt) -> str | list[dict[str, Any]]:
+def _earlier_content(message: Message, prompt: Prompt) -> str | list[dict[str, Any]]:
+    if message.speech is None:
+        return message.text
+    text = (Text(message.text),) if message.text else ()
+    samples = prompt.earlier.get(message.speech)
+    return _content((*text, Text(WORDS_UNKNOWN) if samples is None else Audio(samples)))
+
+
+def _content(parts: Sequence[Part]) -> str | list[dict[str, Any]]:
     """A bare text where there is nothing else: servers of text models know no parts."""
-    if all(isinstance(part, Text) for part in prompt.parts):
-        return prompt.text
-    return [_content_part(part) for part in prompt.parts]
+    if all(isinstance(part, Text) for part in parts):
+        return "".join(part.text for part in parts if isinstance(part, Text))
+    return [_content_part(part) for part in parts]
 
 
 def _content_part(part: Part) -> dict[str, Any]:

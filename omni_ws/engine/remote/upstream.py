@@ -93,6 +93,8 @@ class Upstream:
         self.active = 0
         self.models: tuple[str, ...] = ()
         self.owner = ""
+        #: Whether it sends what it heard along with its answers, as those of our own kind can.
+        self.transcribes = False
         self._timeouts = timeouts
         self._health: bool = True
         headers = {"User-Agent": f"omni_ws/{__version__}", "Accept-Encoding": "identity"}
@@ -154,6 +156,7 @@ class Upstream:
         models = [model for model in listed if isinstance(model, dict) and isinstance(model.get("id"), str)]
         self.models = tuple(model["id"] for model in models)
         self.owner = str(models[0].get("owned_by", "")) if models else ""
+        self.transcribes = bool(models) and models[0].get("transcripts") is True
 
     # requests
 

@@ -23,6 +23,8 @@ class Checkpoint:
     #: Besides text.
     media: frozenset[Modality]
     sample_rate: int
+    #: How many pieces of audio one prompt may have.
+    most_audio: int
     context: int
     sampling: Mapping[str, Any]
 
@@ -31,7 +33,7 @@ def read_checkpoint(model: LanguageModel) -> Checkpoint:
     """Blocks for a moment. Raises EngineFailed for what cannot be chatted with."""
     config = model.llm.model_config
     renderer = _Renderer(model)
-    media, sample_rate = _media(model, renderer)
+    media, sample_rate, most_audio = _media(model, renderer)
     sampling = dict(config.get_diff_sampling_param())
     # The checkpoint's own longest answer, under the name that a request has for it.
     if (longest := sampling.pop("max_new_tokens", None)) is not None:
@@ -41,18 +43,27 @@ def read_checkpoint(model: LanguageModel) -> Checkpoint:
         form.frame(Context())
     except InvalidValue as error:
         raise EngineFailed(f"the checkpoint cannot chat: {error.message}", fatal=True) from error
-    return Checkpoint(form=form, media=media, sample_rate=sample_rate, context=config.max_model_len, sampling=sampling)
+    return Checkpoint(
+        form=form,
+        media=media,
+        sample_rate=sample_rate,
+        most_audio=most_audio,
+        context=config.max_model_len,
+        sampling=sampling,
+    )
 
 
-def _media(model: LanguageModel, renderer: _Renderer) -> tuple[frozenset[Modality], int]:
+def _media(model: LanguageModel, renderer: _Renderer) -> tuple[frozenset[Modality], int, int]:
+    """What it takes besides text; of audio the sample rate, and how many pieces."""
     llm = model.llm
     if not llm.model_config.is_multimodal_model:
-        return frozenset(), _SAMPLE_RATE
+        return frozenset(), _SAMPLE_RATE, 0
     information = llm.renderer.get_mm_processor().info
     limits = information.allowed_mm_limits
     media = frozenset(modality for modality in _MEDIA if limits.get(modality.value, 0) > 0 and renderer.knows(modality))
     resampler = getattr(information.data_parser, "audio_resampler", None)
-    return media, int(getattr(resampler, "target_sr", None) or _SAMPLE_RATE)
+    sample_rate = int(getattr(resampler, "target_sr", None) or _SAMPLE_RATE)
+    return media, sample_rate, limits.get(Modality.AUDIO.value, 0)
 
 
 class _Renderer:

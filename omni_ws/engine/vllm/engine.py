@@ -131,6 +131,7 @@ class VllmEngine:
             raw_prompts=True,
             priority=self.config.args.get("scheduling_policy") == "priority",
             media_limits=frozenset(field.name for field in fields(MediaLimits)),
+            speech_in_history=Modality.AUDIO in media,
         )
 
     def describe(self) -> tuple[str, ...]:
@@ -180,6 +181,8 @@ class VllmEngine:
             sample_rate=self._checkpoint.sample_rate,
             shortest_segment_ms=self.config.audio_segment_ms,
             longest_segment_ms=LONGEST_MS,
+            most_audio=self._checkpoint.most_audio,
+            decoding=self._decoding,
             tool_parser=tool_parser,
             token_bytes=cache(partial(_token_bytes, self._thinker)),
             cache_salt=self._cache_salt,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from omni_ws.core.chunks import Modality
-from omni_ws.engine.base import Message
+from omni_ws.engine.base import WORDS_UNKNOWN, Message, Speech
 from omni_ws.errors import InvalidValue, UnsupportedModality
 
 #: Stands where the input goes while the template is rendered; from a range of characters that no text uses.
@@ -89,6 +90,13 @@ class Context:
     instructions: str = ""
     history: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
+    #: What stands for the speech in ``history``; where it has nothing, the words count as unknown.
+    speech: Mapping[Speech, tuple[Media, ...]] = field(default_factory=dict)
+
+    @property
+    def media(self) -> tuple[Media, ...]:
+        """Of all earlier turns, in order."""
+        return tuple(item for message in self.history if message.speech for item in self.speech.get(message.speech, ()))
 
 
 class PromptForm:
@@ -145,15 +153,23 @@ class PromptForm:
         messages: list[dict[str, Any]] = []
         if context.instructions:
             messages.append({"role": "system", "content": self.plain(context.instructions)})
-        messages += [self._message(message) for message in _without_broken_calls(context.history)]
+        numbers = Counter[Modality]()
+        messages += [self._message(message, context, numbers) for message in _without_broken_calls(context.history)]
         tools = [self._plain_within(tool) for tool in context.tools]
         if not user:
             return self._render(messages, tools), ""
         head, _, tail = self._render([*messages, {"role": "user", "content": _MARKER}], tools).rpartition(_MARKER)
         return head, tail
 
-    def _message(self, message: Message) -> dict[str, Any]:
-        fields: dict[str, Any] = {"role": message.role, "content": self.plain(message.text)}
+    def _message(self, message: Message, context: Context, numbers: Counter[Modality]) -> dict[str, Any]:
+        content = [self.plain(message.text)] if message.text else []
+        if message.speech is not None:
+            spoken = context.speech.get(message.speech, ())
+            for item in spoken:
+                numbers[item.modality] += 1
+                content.append(self.placeholder(item.modality, numbers[item.modality]))
+            content += [] if spoken else [WORDS_UNKNOWN]
+        fields: dict[str, Any] = {"role": message.role, "content": "\n".join(content)}
         if message.tool_calls:
             fields["tool_calls"] = [
                 {
@@ -234,7 +250,7 @@ class PromptDraft:
     media: list[Media] = field(default_factory=list)
     #: The input so far, as it stands in the prompt.
     _body: str = ""
-    #: Where in the body the placeholder of each item begins and ends.
+    #: Where in the body the placeholder of each item begins and ends; those of earlier turns stand before it.
     _places: list[tuple[int, int]] = field(default_factory=list)
     _counts: dict[Modality, int] = field(default_factory=dict)
     _part: int | None = None
@@ -243,6 +259,17 @@ class PromptDraft:
 
     def __post_init__(self) -> None:
         self.head, self.tail = self.form.frame(self.context)
+        end = 0
+        for item in self.context.media:
+            number = self._counts.get(item.modality, 0) + 1
+            self._counts[item.modality] = number
+            mark = self.form.placeholder(item.modality, number)
+            begin = self.head.find(mark, end)
+            if begin < 0:
+                raise InvalidValue("the model's chat template has no place for earlier speech")
+            end = begin + len(mark)
+            self.media.append(item)
+            self._places.append((begin - len(self.head), end - len(self.head)))
 
     def add_tool_result(self, call_id: str, text: str) -> None:
         """Results are messages of their own, before that of the user. Raises InvalidValue for an unknown call."""

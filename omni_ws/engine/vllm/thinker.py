@@ -9,16 +9,18 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from omni_ws.core.chunks import FinishReason, InputMode
-from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput, ToolCallOutput
+from omni_ws.audio.samples import Samples
+from omni_ws.core.chunks import FinishReason, InputMode, Modality
+from omni_ws.engine.base import EngineOutput, GenerationRequest, Speech, TextOutput, ToolCallOutput
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.decoding import DecodedPart
+from omni_ws.engine.decoding import DecodedPart, decode_speech
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.engine.vllm.answer_reader import AnswerReader
+from omni_ws.engine.vllm.audio_segments import AudioSegmenter
 from omni_ws.engine.vllm.early_input import EarlyBudget, EarlyWork, Origin, StreamedPrompt, WarmedPrefix
 from omni_ws.engine.vllm.input_parts import InputParts
 from omni_ws.engine.vllm.language_model import LanguageModel
-from omni_ws.engine.vllm.prompt import Context, PromptDraft, PromptForm
+from omni_ws.engine.vllm.prompt import Context, Media, PromptDraft, PromptForm
 from omni_ws.engine.vllm.sampling import answer_parameters, check_parameters, survives_streaming
 from omni_ws.engine.vllm.token_logprobs import AlignedLogprobs, TokenBytes
 from omni_ws.engine.vllm.tool_calls import ToolUse, tool_use
@@ -49,6 +51,10 @@ class ThinkerParts:
     sample_rate: int
     shortest_segment_ms: int
     longest_segment_ms: int
+    #: How many pieces of audio the model takes in one prompt.
+    most_audio: int
+    #: Threads that decode input.
+    decoding: Executor
     token_bytes: Callable[[], TokenBytes]
     #: vLLM's class; None where no tools are to be used.
     tool_parser: Any
@@ -76,6 +82,7 @@ class Thinker:
         self._parameters: SamplingParams = answer_parameters(asked, parts.sampling, request.options)
         self._tools: ToolUse | None = None
         self._answers: list[AnswerReader] = []
+        self._speech: dict[Speech, tuple[Media, ...]] = {}
         self._input: InputParts | None = None
         self._changed = asyncio.Event()
         self._input_ended = asyncio.Event()
@@ -97,6 +104,7 @@ class Thinker:
         self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
     ) -> None:
         shared, request = self._shared, self._request
+        self._speech = await self._earlier_speech()
         draft: PromptDraft = await self._in_thread(self._prepare)
         self._input = InputParts(
             draft,
@@ -125,7 +133,33 @@ class Thinker:
         form, request = self._shared.form, self._request
         if request.options.raw_prompt:
             return PromptDraft(form.bare(), Context())
-        return PromptDraft(form, Context(request.instructions, request.history, request.tools))
+        return PromptDraft(form, Context(request.instructions, request.history, request.tools, self._speech))
+
+    async def _earlier_speech(self) -> dict[Speech, tuple[Media, ...]]:
+        """What the model hears of earlier turns, cut as their input was, the newest as far as it takes so many."""
+        shared = self._shared
+        room = shared.most_audio
+        heard: dict[Speech, tuple[Media, ...]] = {}
+        for speech in [message.speech for message in reversed(self._request.history) if message.speech is not None]:
+            samples = await decode_speech(speech, sample_rate=shared.sample_rate, executor=shared.decoding)
+            media = () if samples is None else await self._in_thread(self._segments, samples)
+            room -= len(media)
+            if room < 1:  # the input has speech, too
+                break
+            heard[speech] = media
+        return heard
+
+    def _segments(self, samples: Samples) -> tuple[Media, ...]:
+        shared = self._shared
+        ear = AudioSegmenter(
+            shared.sample_rate, shortest_ms=shared.shortest_segment_ms, longest_ms=shared.longest_segment_ms
+        )
+        segments = ear.feed(samples)
+        last = ear.finish()
+        return tuple(
+            Media(Modality.AUDIO, (segment, float(shared.sample_rate)))
+            for segment in (segments if last is None else [*segments, last])
+        )
 
     def _check_options(self) -> None:
         shared, options = self._shared, self._request.options

@@ -168,13 +168,22 @@ async def test_an_error_page_without_an_end_is_not_read_to_its_end() -> None:
 async def test_what_was_heard_comes_along() -> None:
     event = {"choices": [], "input_transcript": {"text": "go", "interim": False, "start_ms": 0}}
     async with (
-        upstream(streams(event, delta(content="ok"), finish()), owner="omni_ws") as there,
+        upstream(streams(event, delta(content="ok"), finish()), owner="omni_ws", transcripts=True) as there,
         remote(there) as engine,
     ):
         assert (await answer(engine))[0] == TranscriptOutput("go", start_ms=0)
         assert OutputModality.TRANSCRIPT in engine.capabilities.output_modalities
-    async with upstream(says("x")) as there, remote(there) as engine:
+    async with upstream(says("x"), owner="omni_ws") as there, remote(there) as engine:
         assert OutputModality.TRANSCRIPT not in engine.capabilities.output_modalities
+
+
+@pytest.mark.parametrize(
+    ("owner", "hears", "takes"), [("others", True, True), ("others", False, False), ("omni_ws", True, False)]
+)
+async def test_which_upstreams_take_earlier_speech(owner: str, hears: bool, takes: bool) -> None:
+    modalities = ("text", "audio") if hears else ("text",)
+    async with upstream(says("x"), owner=owner) as there, remote(there, input_modalities=modalities) as engine:
+        assert engine.capabilities.speech_in_history is takes
 
 
 async def test_large_requests_and_events_go_through_threads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from numpy.typing import NDArray
 from PIL import Image
 from support.scripted_upstream import asking, text
 
@@ -19,7 +20,7 @@ from omni_ws.audio.wav import wav_header
 from omni_ws.config.model import RemoteConfig
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.engine.base import GenerationRequest, Message
+from omni_ws.engine.base import WORDS_UNKNOWN, GenerationRequest, Message, Speech
 from omni_ws.engine.remote.request_body import chat_body, read_prompt
 from omni_ws.errors import EmptyInput, InvalidValue, PayloadTooLarge, UnsupportedFormat
 
@@ -233,3 +234,45 @@ async def test_an_audio_bomb_does_not_unfold(executor: ThreadPoolExecutor) -> No
     assert len(buffer.getvalue()) < 1 << 18
     with pytest.raises(PayloadTooLarge):
         await read_prompt(asking(audio_chunk(buffer.getvalue(), format="flac")), executor=executor, max_bytes=1 << 20)
+
+
+def spoken(samples: NDArray[np.int16], *, audio_ms: float | None = None) -> Speech:
+    chunk = InputChunk(Modality.AUDIO, samples.tobytes())
+    return Speech((chunk,), AudioFormat(), len(samples) / 16 if audio_ms is None else audio_ms)
+
+
+async def test_earlier_speech_is_an_audio_part_of_its_message(executor: ThreadPoolExecutor) -> None:
+    history = (
+        Message("user", "Listen:", speech=spoken(TONE)),
+        Message("assistant", "A tone."),
+        Message("user", "", speech=spoken(TONE[::-1])),
+    )
+    first, answer, second, last = (await body_of(asking("And now?", history=history), executor))["messages"]
+    assert first["content"][0] == {"type": "text", "text": "Listen:"}
+    rate, samples = samples_of(first["content"][1])
+    assert rate == 16_000
+    np.testing.assert_allclose(samples, TONE, atol=1)
+    assert answer["content"] == "A tone."
+    np.testing.assert_allclose(samples_of(second["content"][0])[1], TONE[::-1], atol=1)
+    assert last["content"] == "And now?"
+
+
+@pytest.mark.parametrize("room", [0, -1])
+async def test_oldest_speech_goes_first_where_a_body_has_no_room(executor: ThreadPoolExecutor, room: int) -> None:
+    history = (Message("user", "", speech=spoken(TONE)), Message("user", "", speech=spoken(TONE)))
+    request = asking("And?", history=history)
+    whole = (await read_prompt(request, executor=executor, max_bytes=1 << 24)).size
+    prompt = await read_prompt(asking("And?", history=history), executor=executor, max_bytes=whole + room)
+    body = orjson.loads(chat_body(request, prompt, model="tiny", config=RemoteConfig(), audio=False))
+    first, second, _ = body["messages"]
+    assert second["content"][0]["type"] == "input_audio"
+    assert (first["content"] == WORDS_UNKNOWN) is bool(room)
+
+
+@pytest.mark.parametrize("past", [False, True])
+async def test_speech_that_is_far_longer_than_it_was_counted_is_not_sent(
+    executor: ThreadPoolExecutor, past: bool
+) -> None:
+    speech = spoken(np.zeros(6 * 32_000 + past, np.int16), audio_ms=2000)
+    body = await body_of(asking("And?", history=(Message("user", "", speech=speech),)), executor)
+    assert (body["messages"][0]["content"] == WORDS_UNKNOWN) is past

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.word_prompts import WordTokenizer, form, placeholder
+from support.word_prompts import WordTokenizer, form, placeholder, render
 
+from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import Modality, ToolCall
-from omni_ws.engine.base import Message
+from omni_ws.engine.base import Message, Speech
 from omni_ws.engine.vllm.prompt import Context, Given, Media, PromptDraft, PromptForm
 from omni_ws.errors import InvalidValue, UnsupportedModality
 
@@ -222,3 +223,13 @@ def test_a_bare_prompt_is_what_was_written() -> None:
     assert len(bare.whole().tokens) == 3
     with pytest.raises(UnsupportedModality):
         bare.add_media(Media(Modality.IMAGE, None), 1)
+
+
+def test_a_template_that_leaves_earlier_speech_out_is_refused() -> None:
+    speech = Speech((), AudioFormat(), 40)
+    sound = Media(Modality.AUDIO, "sound")
+    context = Context(history=(Message("user", "", speech=speech),), speech={speech: (sound,)})
+    assert PromptDraft(form(), context).media == [sound]
+    forgetful = PromptForm(WordTokenizer(), lambda messages, tools: render(messages[-1:], tools), placeholder)
+    with pytest.raises(InvalidValue, match="earlier speech"):
+        PromptDraft(forgetful, context)

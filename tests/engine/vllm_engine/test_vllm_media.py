@@ -23,8 +23,9 @@ from support.vllm_engine import (
     until_idle,
 )
 
+from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality
-from omni_ws.engine.base import AnswerOptions
+from omni_ws.engine.base import WORDS_UNKNOWN, AnswerOptions, Message, Speech
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.errors import InvalidValue
 from omni_ws.media.limits import MediaLimits
@@ -140,6 +141,47 @@ async def test_a_sound_that_found_no_room_before_the_end_is_heard_after_it(heari
         budget.tokens += others
     live, live_final = await answering
     assert (live, live_final.usage) == (at_once, final.usage)
+
+
+def spoken(samples: NDArray[np.int16]) -> Speech:
+    return Speech((InputChunk(Modality.AUDIO, samples.tobytes()),), AudioFormat(), len(samples) / 16)
+
+
+@pytest.mark.parametrize("live", [False, True])
+async def test_hears_earlier_turns(hearing: VllmEngine, live: bool) -> None:
+    assert hearing.capabilities.speech_in_history
+    history = (
+        Message("user", "Listen", speech=spoken(noise(0.5))),
+        Message("assistant", "Indeed."),
+        Message("user", "", speech=spoken(noise(0.4, seed=1))),
+        Message("assistant", "Yes."),
+    )
+    now = noise(0.6, seed=2)
+    if live:
+        source = Input(open_end=True)
+        answering = asyncio.create_task(answer(hearing, source, history=history))
+        for chunk in chunks_of(now):
+            source.send(chunk)
+            await asyncio.sleep(0.002)
+        source.end()
+        text, _ = await answering
+    else:
+        text, _ = await answer(hearing, Input(*chunks_of(now)), history=history, input_mode=InputMode.SNAPSHOT)
+    prompt = {
+        "prompt": f"user: Listen\nAudio 1: {HEARD}\nassistant: Indeed.\nuser: Audio 2: {HEARD}\nassistant: Yes.\n"
+        f"user: Audio 3: {HEARD}\nassistant:",
+        "multi_modal_data": {"audio": [(heard(one), RATE) for one in (noise(0.5), noise(0.4, seed=1), now)]},
+    }
+    assert text == await plain_answer(hearing, prompt)
+
+
+async def test_earlier_turns_that_cannot_be_heard_any_more(hearing: VllmEngine) -> None:
+    """Audio that turned out far longer than it was counted is not decoded whole."""
+    speech = Speech((InputChunk(Modality.AUDIO, noise(2.0).tobytes()),), AudioFormat(), 100)
+    history = (Message("user", "", speech=speech), Message("assistant", "Yes."))
+    text, _ = await answer(hearing, Input("What?"), history=history, input_mode=InputMode.SNAPSHOT)
+    prompt = f"user: {WORDS_UNKNOWN}\nassistant: Yes.\nuser: What?\nassistant:"
+    assert text == await plain_answer(hearing, prompt)
 
 
 async def test_sees_pictures(tmp_path_factory: pytest.TempPathFactory) -> None:

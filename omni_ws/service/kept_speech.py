@@ -1,0 +1,94 @@
+"""KeptSpeech: the audio of a request, kept for the history until its words are known."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from omni_ws.audio.mime import parse_audio_format
+from omni_ws.core.audio_format import AudioFormat
+from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.quota import ByteBudget
+from omni_ws.engine.base import Speech
+
+#: What a second of speech counts in a history. Qwen2-Audio and Qwen2.5-Omni read one token for 40 ms.
+TOKENS_PER_SEC: Final = 25
+#: What the speech of a request, and that in a history, may hold. At 25 tokens a second a history of 4096 tokens takes
+#: 5 MB of 16 kHz pcm16; other formats take more.
+MAX_SPEECH_BYTES: Final = 16 << 20
+#: What a run of audio of one format costs to hold besides its bytes.
+RUN_OVERHEAD_BYTES: Final = 256
+
+
+def tokens_of(speech: Speech) -> int:
+    return math.ceil(speech.audio_ms * TOKENS_PER_SEC / 1000)
+
+
+def held_bytes(speech: Speech) -> int:
+    """What is charged for it."""
+    return sum(len(chunk.payload) + RUN_OVERHEAD_BYTES for chunk in speech.chunks)
+
+
+class KeptSpeech:
+    """Takes the audio chunks of one request. ``audio`` is the format of chunks that name none.
+
+    What is kept is charged to ``budget``, up to half of it: the rest is for input that was not worked on.
+    """
+
+    def __init__(self, audio: AudioFormat, budget: ByteBudget, *, max_tokens: int, unwanted: str | None = None) -> None:
+        """``unwanted`` is the reason why none can be kept, where that is known before any has come."""
+        #: Whether there was any audio.
+        self.began = False
+        #: Why it is not kept; None while it is.
+        self.lost = unwanted
+        self._audio = audio
+        self._budget = budget
+        self._max_tokens = max_tokens
+        self._audio_ms = 0.0
+        self._charged = 0
+        #: Neighbouring chunks of one format are one run.
+        self._runs: list[tuple[str | None, bytearray]] = []
+
+    def append(self, chunk: InputChunk) -> None:
+        payload = chunk.payload
+        self.began = self.began or bool(payload)
+        if self.lost is not None or not payload:
+            return
+        continues = bool(self._runs) and self._runs[-1][0] == chunk.format
+        cost = len(payload) + (0 if continues else RUN_OVERHEAD_BYTES)
+        audio = self._audio if chunk.format is None else parse_audio_format(chunk.format, self._audio)
+        self._audio_ms += audio.duration_ms(len(payload))
+        if self._audio_ms * TOKENS_PER_SEC > self._max_tokens * 1000 or self._charged + cost > MAX_SPEECH_BYTES:
+            self._lose("it is longer than the history may be")
+        elif self._budget.used + cost > self._budget.capacity // 2:
+            self._lose("the server holds as much as it may")
+        else:
+            self._budget.take(cost)
+            self._charged += cost
+            if not continues:
+                self._runs.append((chunk.format, bytearray()))
+            self._runs[-1][1].extend(payload)
+
+    def hand_over(self, *, audio_ms: float) -> Speech | None:
+        """What is kept, for which the taker gives back ``held_bytes``; None where it is lost.
+
+        ``audio_ms`` is its length as the engine decoded it; 0 where that is not known.
+        """
+        if audio_ms * TOKENS_PER_SEC > self._max_tokens * 1000:
+            self._lose("it is longer than the history may be")
+        if self.lost is not None:
+            return None
+        chunks = tuple(InputChunk(Modality.AUDIO, bytes(run), format=name) for name, run in self._runs)
+        self._charged = 0
+        self._lose("it was handed over")
+        return Speech(chunks, self._audio, max(self._audio_ms, audio_ms))
+
+    def release(self) -> None:
+        """Nothing is held any more. Idempotent."""
+        self._lose("it was released")
+
+    def _lose(self, reason: str) -> None:
+        self.lost = self.lost or reason
+        self._runs.clear()
+        self._budget.give(self._charged)
+        self._charged = 0
