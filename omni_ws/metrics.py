@@ -146,7 +146,7 @@ class Metrics:
         self.queue_bytes = self._gauge(
             "queue_bytes",
             "What all sessions hold: `input` that no engine has taken over, `outbox` for clients to read, `journal` to "
-            "be sent again to who comes back.",
+            "be sent again to who comes back, `history` for speech of earlier turns.",
             "hop",
         )
         self.queue_items = self._gauge(

@@ -84,6 +84,11 @@ class InputChunk(Struct, frozen=True, gc=False):
         """The result of a tool may be empty, and says that there is none; nothing else says anything without bytes."""
         return bool(self.payload) or self.tool_call_id is not None
 
+    @property
+    def is_bare_end(self) -> bool:
+        """Whether it ends the input and brings nothing: once the input has ended it may come again."""
+        return self.end_of_input and not self.has_content
+
     @classmethod
     def end(cls) -> Self:
         """An empty chunk that ends the input."""

@@ -85,13 +85,15 @@ class InputStream:
         self._budget = budget
         #: For others to look at.
         self.reorder: ReorderBuffer[InputChunk | _Consumed] = ReorderBuffer(limits.reorder_window)
-        self._numbered: bool | None = None
+        #: Whether chunks have numbers; None before there is any.
+        self.numbered: bool | None = None
         #: Numbers after which an end of input takes effect that came while a gap was open.
         self._finish_after: set[int] = set()
         #: The last number of a single request, where it is known and there may still be a gap before it.
         self._ends_at: int | None = None
-        #: Whether any chunk has come.
+        #: Whether any chunk has come, and whether one has opened a request.
         self.opened = False
+        self._had_request = False
         self._closed = False
         self._last_activity = now
         #: Since when a chunk is missing before others that have come.
@@ -110,7 +112,10 @@ class InputStream:
         self._last_activity = now
         reorder = self.reorder
         sequence_id = chunk.sequence_id
-        if sequence_id is None or not self._numbered:
+        if chunk.end_of_input and self._repeats_end(chunk):
+            self.acks.due = True
+            return []
+        if sequence_id is None or not self.numbered:
             sequence_id = self._number(chunk)
         size = len(chunk.payload)
         if size > self.limits.max_chunk_bytes:
@@ -245,9 +250,9 @@ class InputStream:
 
     def _number(self, chunk: InputChunk) -> int:
         numbered = chunk.sequence_id is not None
-        if self._numbered is None:
-            self._numbered = numbered
-        elif self._numbered is not numbered:
+        if self.numbered is None:
+            self.numbered = numbered
+        elif self.numbered is not numbered:
             raise InvalidValue(
                 "either every chunk has a sequence_id or none has", param="sequence_id", sequence_id=chunk.sequence_id
             )
@@ -273,7 +278,7 @@ class InputStream:
                 self._waiting_bytes += size
                 self.reorder.hold(sequence_id, item, now=now)
                 if isinstance(item, InputChunk) and item.end_of_input:
-                    self._ends_at = sequence_id
+                    self._ends_at = sequence_id  # nothing but bare ends stands behind it
                 if self.gap_since is None:
                     self.gap_since = now
             case Arrival.BEYOND_WINDOW:  # pragma: no branch
@@ -287,11 +292,12 @@ class InputStream:
 
     def _check_end(self, sequence_id: int, chunk: InputChunk) -> None:
         """Nothing stands behind the end of a single request, whichever of the two arrives first."""
-        highest = self.reorder.highest
-        if chunk.end_of_input and highest is not None and highest > sequence_id:
-            raise SessionConflict(
-                f"chunk {highest} is behind the end of the input", param="sequence_id", sequence_id=sequence_id
-            )
+        if chunk.end_of_input:
+            for behind, item in self.reorder.behind(sequence_id):
+                if isinstance(item, InputChunk) and not item.is_bare_end:
+                    raise SessionConflict(
+                        f"chunk {behind} is behind the end of the input", param="sequence_id", sequence_id=sequence_id
+                    )
         if self._over or (self._ends_at is not None and sequence_id > self._ends_at):
             raise _ended(sequence_id)
 
@@ -313,12 +319,16 @@ class InputStream:
             if sequence_id in self._finish_after:
                 self._finish_after.discard(sequence_id)
                 events += self._finish()
+        if self.reorder and self._over:
+            self.drop_waiting(now=now)  # more ends, for which nothing has to come any more
         self.acks.accepted(now)
         return events
 
     def _deliver(self, chunk: InputChunk) -> Sequence[StreamEvent]:
         session, size = self.current, len(chunk.payload)
         if session is None and self._over:
+            if chunk.is_bare_end:
+                return []
             raise _ended(chunk.sequence_id)
         self._check_total(size)
         if size and (session is None or session.keeps_input or self.diverting):
@@ -332,6 +342,9 @@ class InputStream:
     def _assign(self, chunk: InputChunk, *, by_speech: bool = False) -> Sequence[StreamEvent]:
         session = self.current
         if session is None:
+            if self._had_request and chunk.is_bare_end:
+                return []
+            self._had_request = True
             session = self.current = StreamingInputSession(self._settings())
             return [RequestOpened(session, by_speech), *self._assign(chunk)]
         if chunk.end_of_input:
@@ -341,6 +354,13 @@ class InputStream:
         if session.keeps_input:
             session.held_bytes += len(chunk.payload)
         return session.receive_chunk(chunk)
+
+    def _repeats_end(self, chunk: InputChunk) -> bool:
+        """Whether this is another end of a single request, which changes nothing, whatever its number."""
+        if not self.single_request or chunk.has_content:
+            return False
+        number, ends_at = chunk.sequence_id, self._ends_at
+        return self._over or (ends_at is not None and (number is None or number > ends_at))
 
     @property
     def _over(self) -> bool:

@@ -64,6 +64,10 @@ class ReorderBuffer(Generic[T]):
         """The highest number that waits behind a gap."""
         return max(self._ahead, default=None)
 
+    def behind(self, sequence_id: int) -> list[tuple[int, T]]:
+        """What waits behind a gap with a higher number."""
+        return [(number, item) for number, (item, _) in self._ahead.items() if number > sequence_id]
+
     def classify(self, sequence_id: int) -> Arrival:
         if sequence_id == self.next_sequence_id:
             return Arrival.NEXT

@@ -26,8 +26,6 @@ class ChunkIntake:
         self._stream.limits = replace(self._stream.limits, reorder_timeout=math.inf)
         self._now = now
         self._gap_deadline = math.inf
-        #: Whether the chunks come without numbers.
-        self._unnumbered = False
 
     @property
     def started(self) -> bool:
@@ -70,7 +68,6 @@ class ChunkIntake:
                     self._use_up(number)
                     raise
                 self._conversation.receive_chunk(content, now=self._now())
-                self._unnumbered = number is None
                 if content.end_of_input:
                     self._end_announced()
             case error:
@@ -105,5 +102,5 @@ class ChunkIntake:
 
     def _use_up(self, number: int | None) -> None:
         """Chunks without numbers have no gaps that a number could leave."""
-        if number is not None and not self._unnumbered:
+        if number is not None and self._stream.numbered is not False:
             self._conversation.refuse_chunk(number)

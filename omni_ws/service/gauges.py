@@ -28,6 +28,7 @@ def connect_gauges(sessions: SessionFactory, *, sessions_away: Callable[[], int]
     connect("input", size=lambda one: one.stream.held_bytes)
     connect("outbox", size=lambda one: one.outbox.queued)
     connect("journal", size=lambda one: one.outbox.journaled)
+    connect("history", size=lambda one: one.history.held_bytes)
     metrics.queue_items.labels("reorder").set_function(
         lambda: sum(len(one.stream.reorder) for one in sessions.conversations)
     )

@@ -22,7 +22,8 @@ class History:
         self._budget = budget
         self._messages: deque[Message] = deque()
         self._tokens = 0
-        self._speech_bytes = 0
+        #: Of the speech.
+        self.held_bytes = 0
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -34,8 +35,8 @@ class History:
             if message.text or message.tool_calls or message.tool_call_id is not None or message.speech is not None:
                 self._messages.append(message)
                 self._tokens += _count(message)
-                self._speech_bytes += _speech_bytes(message)
-        while self._tokens > self.max_tokens or self._speech_bytes > MAX_SPEECH_BYTES:
+                self.held_bytes += _speech_bytes(message)
+        while self._tokens > self.max_tokens or self.held_bytes > MAX_SPEECH_BYTES:
             self._forget_oldest()
         while self._messages and self._messages[0].role == "tool":
             self._forget_oldest()
@@ -67,7 +68,7 @@ class History:
         message = self._messages.popleft()
         self._tokens -= _count(message)
         size = _speech_bytes(message)
-        self._speech_bytes -= size
+        self.held_bytes -= size
         self._budget.give(size)
         return message.role == "user"
 

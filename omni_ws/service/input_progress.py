@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from omni_ws.core.chunks import InputChunk
 from omni_ws.errors import InvalidRequest, PayloadTooLarge, SessionConflict
 from omni_ws.wire.append_body import ChunkOrRefusal
 from omni_ws.wire.frames import RefusedChunk
@@ -25,8 +26,9 @@ class InputProgress:
     def take_late(self, content: ChunkOrRefusal) -> None:
         """A chunk that comes when the work is over.
 
-        A retry of what was taken is no error. Where the answer was complete before the input, what is left of the input
-        is counted, up to its end. For anything else raises SessionConflict; PayloadTooLarge where it is too much.
+        A retry of what was taken is no error, nor is another end. Where the answer was complete before the input, what
+        is left of the input is counted, up to its end. For anything else raises SessionConflict; PayloadTooLarge where
+        it is too much.
         """
         if isinstance(content, InvalidRequest):
             raise content
@@ -35,6 +37,8 @@ class InputProgress:
             self.duplicates += 1
             return
         if self.ended or self.closed:
+            if isinstance(content, InputChunk) and content.is_bare_end:
+                return
             raise SessionConflict("the session has ended already", param="sequence_id", sequence_id=number)
         size = 0 if isinstance(content, RefusedChunk) else len(content.payload)
         if self.max_total_bytes is not None and self.received_bytes + size > self.max_total_bytes:

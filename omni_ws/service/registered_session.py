@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import FinishReason
+from omni_ws.core.chunks import FinishReason, InputChunk
 from omni_ws.core.output import AnyOutput, FinalChunk, OutputChunk
 from omni_ws.core.session import SessionState
 from omni_ws.errors import (
@@ -153,7 +153,8 @@ class RegisteredSession:
         """
         refusal: OmniError | None = None
         for index, chunk in enumerate(chunks, 1):
-            if self.error is not None and not self.live:
+            bare_end = isinstance(chunk.content, InputChunk) and chunk.content.is_bare_end
+            if self.error is not None and not self.live and not bare_end:
                 raise self.failure()
             try:
                 if self.live:

@@ -690,3 +690,80 @@ def test_the_chunk_that_started_the_work_is_named() -> None:
     started, _ = stream.receive_chunk(text(1, end=True), now=0)
     assert isinstance(started, GenerationStarted)
     assert (started.trigger, started.sequence_id) == (StartTrigger.END_OF_INPUT, 1)
+
+
+# ends that are repeated
+
+
+def end(number: int | None = None) -> InputChunk:
+    return InputChunk(Modality.TEXT, b"", number, end_of_input=True)
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 7, 100_000, None])
+@pytest.mark.parametrize("ended_by", ["chunk", "finish", "gap"])
+def test_a_bare_end_after_the_end_of_a_single_request_changes_nothing(number: int | None, ended_by: str) -> None:
+    stream = make(single_request=True)
+    if ended_by == "gap":
+        stream.receive_chunk(text(1, b"b", end=True), now=0)
+        if number in (0, 1):
+            return  # not after the end, or a copy of it
+    else:
+        stream.receive_chunk(text(0, b"a", end=ended_by == "chunk"), now=0)
+        stream.finish(now=0)
+    before = stream.take_ack()
+    assert stream.receive_chunk(end(number), now=0) == []
+    assert ack_due(stream)
+    assert stream.take_ack() == before
+    with pytest.raises(SessionConflict):
+        stream.receive_chunk(text(2), now=0)
+    if ended_by == "gap":
+        assert payload(stream.receive_chunk(text(0, b"a"), now=0)) == b"ab"
+
+
+def test_bare_ends_that_overtake_each_other_are_one_end() -> None:
+    stream = make(single_request=True)
+    stream.receive_chunk(text(0, b"a"), now=0)
+    assert stream.receive_chunk(end(3), now=0) == []
+    assert stream.receive_chunk(end(2), now=0) == []
+    assert shapes(stream.receive_chunk(end(1), now=0)) == [InputEnded]
+    assert (has_gap(stream), len(stream.reorder)) == (False, 0)
+
+
+def test_a_bare_end_that_overtook_the_end_leaves_no_gap() -> None:
+    stream = make(single_request=True)
+    stream.receive_chunk(end(3), now=0)
+    assert shapes(stream.receive_chunk(text(0, b"a", end=True), now=0))[-1] is InputEnded
+    assert (has_gap(stream), len(stream.reorder)) == (False, 0)
+
+
+def test_a_bare_end_before_content_that_is_here_is_a_conflict() -> None:
+    stream = make(single_request=True)
+    stream.receive_chunk(text(1, b""), now=0)  # empty, and no end
+    with pytest.raises(SessionConflict):
+        stream.receive_chunk(end(0), now=0)
+
+
+def test_an_empty_result_of_a_tool_is_content() -> None:
+    stream = make(single_request=True)
+    stream.receive_chunk(text(0, end=True), now=0)
+    with pytest.raises(SessionConflict):
+        stream.receive_chunk(InputChunk(Modality.TEXT, b"", 1, end_of_input=True, tool_call_id="call"), now=0)
+
+
+def test_a_bare_end_after_an_ended_input_uses_its_number_up_and_opens_nothing() -> None:
+    stream = make()
+    assert shapes(stream.receive_chunk(end(0), now=0)) == [RequestOpened, InputEnded]  # without any input
+    stream.receive_chunk(text(1, end=True), now=0)
+    for number in (2, 3):
+        assert stream.receive_chunk(end(number), now=0) == []
+        assert ack_due(stream)
+        assert stream.take_ack().next_sequence_id == number + 1
+    assert shapes(stream.receive_chunk(text(4), now=0))[0] is RequestOpened
+
+
+def test_a_bare_end_after_a_cancel_opens_nothing() -> None:
+    stream = make()
+    stream.receive_chunk(text(0), now=0)
+    stream.cancel(now=0)
+    assert stream.receive_chunk(end(1), now=0) == []
+    assert stream.take_ack().next_sequence_id == 2

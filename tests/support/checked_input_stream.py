@@ -108,6 +108,9 @@ class InputStreamModel:
         return min(deadlines, default=None)
 
     def receive(self, chunk: InputChunk) -> list[Happening]:
+        if self._repeats_the_end(chunk):
+            self.ack_now = True
+            return []
         numbered = chunk.sequence_id is not None
         if self._numbered is None:
             self._numbered = numbered
@@ -168,15 +171,27 @@ class InputStreamModel:
         if released:
             self.ack_now = True
             self.gap_since = self.now if self.ahead else None
+        if self.over:
+            self.drop_waiting()
         self.accepted += 1
         if self.accepted_since is None:
             self.accepted_since = self.now
         return happenings
 
     def _contradicts_the_end(self, sequence_id: int, chunk: InputChunk) -> bool:
-        ends = [number for number, one in self.ahead.items() if one is not None and one.end_of_input]
-        past_the_end = self.over or any(sequence_id > end for end in (*ends, *self._finish_after))
-        return past_the_end or (chunk.end_of_input and any(number > sequence_id for number in self.ahead))
+        past_the_end = self.over or any(sequence_id > end for end in self._ends)
+        behind = [one for number, one in self.ahead.items() if number > sequence_id and one is not None]
+        return past_the_end or (chunk.end_of_input and not all(map(_is_bare_end, behind)))
+
+    def _repeats_the_end(self, chunk: InputChunk) -> bool:
+        if not self.single_request or not _is_bare_end(chunk):
+            return False
+        return self.over or any(chunk.sequence_id is None or chunk.sequence_id > end for end in self._ends)
+
+    @property
+    def _ends(self) -> list[int]:
+        waiting = [number for number, one in self.ahead.items() if one is not None and one.end_of_input]
+        return [*waiting, *self._finish_after]
 
     def _keeps(self) -> bool:
         request = self.current
@@ -202,6 +217,9 @@ class InputStreamModel:
     def _deliver(self, chunk: InputChunk, sequence_id: int) -> list[Happening]:
         happenings: list[Happening] = []
         self.received_bytes += len(chunk.payload)
+        if self.current is None and self.requests and _is_bare_end(chunk):
+            self.ack_now = True
+            return []
         if self.current is None:
             self.current = _Request(len(self.requests), self.mode)
             self.requests.append(self.current)
@@ -251,6 +269,10 @@ class InputStreamModel:
         request.end()
         happenings.append(("ended", request.number, request.total == 0))
         return happenings
+
+
+def _is_bare_end(chunk: InputChunk) -> bool:
+    return chunk.end_of_input and not chunk.payload
 
 
 class CheckedInputStream:

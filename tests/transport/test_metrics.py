@@ -84,7 +84,8 @@ async def test_what_a_session_and_its_requests_leave() -> None:
                 await client.chunk(str(number), number=number)
             await client.chunk("4", number=4, end=True)
             assert (await client.answer()).text == "01234"
-            await client.chunk(end=True)
+            await client.chunk("")
+            await client.send("finish")
             assert (await client.answer()).errors[0]["code"] == "empty_input"
             during = await scrape(server)
         await server.until(lambda: not server.sessions)

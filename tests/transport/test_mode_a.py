@@ -338,6 +338,17 @@ async def test_a_chunk_after_the_end_is_a_conflict(numbered: bool) -> None:
     assert answer.error["message"].startswith("line 2")
 
 
+@pytest.mark.parametrize("numbers", [(0, 1, 0, 9), (None, None, None, None)])
+async def test_ends_may_be_repeated(numbers: Sequence[int | None]) -> None:
+    first, *ends = numbers
+    repeated = [{"end_of_input": True} | ({} if number is None else {"sequence_id": number}) for number in ends]
+    async with live_server() as server:
+        answer = await say(server, text("a", first, end_of_input=True), *repeated)
+        assert (answer.status, content(events_of(answer))) == (200, "a")
+        answer = await say(server, text("a", first, end_of_input=True), *repeated, text("b", ends[0] and 2))
+        assert answer.status == 409
+
+
 # --- order
 
 

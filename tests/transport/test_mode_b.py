@@ -27,6 +27,7 @@ from omni_ws.engine.base import (
     TranscriptOutput,
 )
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
+from omni_ws.errors import InvalidValue
 from omni_ws.service.observer import Observation, SessionEnded, SessionIdentity, SessionOpened
 from omni_ws.transport import kept_answer
 from omni_ws.transport.http1 import HttpExchange
@@ -382,6 +383,24 @@ async def test_after_the_end_a_retry_is_harmless_and_more_is_a_conflict() -> Non
             await session.until("finished")
         assert (await session.status())["duplicates"] == 2
         assert await session.content() == "ab"
+
+
+@pytest.mark.parametrize("state", ["started", "finished", "cancelled", "failed"])
+@pytest.mark.parametrize("number", [0, 1, 7, None])
+async def test_ends_may_be_repeated(state: str, number: int | None) -> None:
+    hangs = asyncio.Event()
+    scripts: dict[str, Any] = {"started": hangs.wait, "failed": InvalidValue("no")}
+    engine = ScriptedEngine([scripts[state]]) if state in scripts else None
+    async with live_server(engine) as server, mode_b(server, {"chunk": text("a", 0, end_of_input=True)}) as session:
+        if state == "cancelled":
+            await session.call("DELETE")
+        status = await session.until(state)
+        bare = {"end_of_input": True} | ({} if number is None else {"sequence_id": number})
+        again = await session.append(bare)
+        assert again["state"] == state
+        names = ("next_sequence_id", "buffered_chunks", "received_bytes", "input_ended")
+        assert {name: again[name] for name in names} == {name: status[name] for name in names}
+        hangs.set()
 
 
 async def test_a_number_behind_the_end_is_a_conflict_though_a_gap_is_open() -> None:

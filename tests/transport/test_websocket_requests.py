@@ -594,3 +594,23 @@ async def test_exactly_one_final_when_cancel_races_the_answer(times: int) -> Non
             await client.receive()
         await client.barrier()
         assert len(set(client.guarantees.finished)) == times
+
+
+@pytest.mark.parametrize("turns", [False, True])
+@pytest.mark.parametrize("modality", ["text", "audio"])
+async def test_ends_may_be_repeated(modality: str, turns: bool) -> None:
+    async with live_server() as server, native_client(server) as client:
+        if turns:
+            await client.configure(turn_detection={"type": "server_vad"})
+        await client.say("one")
+        assert (await client.answer()).text == "one"
+        for number in (1, 2):
+            await client.chunk(end=True, modality=modality)
+            ack = await client.until("input_ack")
+            assert ack["next_sequence_id"] == number + 1
+        await client.chunk(end=True, number=0)
+        assert (await client.until("input_ack"))["next_sequence_id"] == 3
+        await client.say("two")
+        assert (await client.answer()).text == "two"
+        assert not client.seen("error")
+        assert len(client.guarantees.finished) == 2
