@@ -41,6 +41,7 @@ class App:
         self.config = config
         self.sessions = SessionFactory(engine, config)
         self.authenticator = Authenticator(keys)
+        self.sessions.admission.known_keys = len(keys) or None
         self.recordings = Recordings.configured(config, self.sessions, sessions_path=SESSIONS_PATH)
         recorder, by_http = (self.recordings.recorder, self.recordings.http) if self.recordings else (None, None)
         self.native = StreamingInput(self.sessions, self.authenticator, recorder)

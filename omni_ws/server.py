@@ -126,6 +126,7 @@ async def listen(app: App) -> AsyncIterator[RunningServer]:
     limits = HttpLimits(
         header_timeout_sec=http.header_timeout_sec,
         body_timeout_sec=http.body_timeout_sec,
+        min_body_rate=http.min_body_bytes_per_sec or None,
         keepalive_timeout_sec=http.keepalive_timeout_sec,
         max_header_bytes=http.max_header_bytes,
         write_timeout_sec=streaming.write_timeout_sec,
@@ -134,7 +135,13 @@ async def listen(app: App) -> AsyncIterator[RunningServer]:
         app.serve_websocket,
         config.host,
         config.port,
-        create_connection=front_door(app, connections=connections, limits=limits, account=AccessLog(metrics)),
+        create_connection=front_door(
+            app,
+            connections=connections,
+            limits=limits,
+            account=AccessLog(metrics),
+            addresses=app.sessions.addresses,
+        ),
         compression="deflate" if streaming.permessage_deflate else None,
         # The session has a keep-alive of its own: the library's cannot know when it is us who do not read.
         ping_interval=None,

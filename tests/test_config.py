@@ -93,11 +93,14 @@ SAMPLE_TEXT = {
     Kind.SECRET: "s3cret",
     Kind.FREE_FORM: '{"dtype": "half"}',
 }
+#: Of settings that take no text of their kind but some.
+SAMPLE_OF_SETTING = {"trusted_proxies": "10.0.0.0/8,::1"}
 
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 def test_every_setting_is_a_flag_a_variable_and_a_key(setting) -> None:  # type: ignore[no-untyped-def]
     text = setting.choices[-1] if setting.choices else SAMPLE_TEXT[setting.kind]
+    text = SAMPLE_OF_SETTING.get(setting.key, text)
     # Alone, a key without a certificate would be refused.
     more = ["--ssl-certfile", "cert.pem"] if setting.key == "ssl_keyfile" else []
     by_variable = load(more, {setting.variable: text})
@@ -110,6 +113,12 @@ def test_every_setting_is_a_flag_a_variable_and_a_key(setting) -> None:  # type:
     if setting.kind is not Kind.SECRET:
         # What is printed is a configuration file that says the same.
         assert load(toml=rendered).config == by_variable.config
+
+
+def test_proxies_are_addresses_or_networks() -> None:
+    assert load(["--trusted-proxies", "10.0.0.0/8,2001:db8::1"]).config.trusted_proxies[0] == "10.0.0.0/8"
+    with pytest.raises(ConfigurationError, match="is no address, nor a network"):
+        load(["--trusted-proxies", "proxy.example"])
 
 
 def test_every_setting_has_a_description() -> None:

@@ -7,6 +7,7 @@ description ends up in ``--help`` and in docs/configuration.md.
 from __future__ import annotations
 
 from enum import StrEnum
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -123,6 +124,11 @@ class HttpConfig(Section):
     header_timeout_sec: Seconds = Field(default=10, description="Time for a request head to arrive.")
     body_timeout_sec: Seconds = Field(
         default=30, description="Time between two reads of a request body (Mode A has session_timeout_sec instead)."
+    )
+    min_body_bytes_per_sec: Whole = Field(
+        default=500,
+        description="Rate that a request body must have on the whole, once body_timeout_sec has passed; streamed "
+        "input, which is slow where it is live, apart; 0: any.",
     )
     keepalive_timeout_sec: Seconds = Field(default=75, description="How long an idle connection is kept.")
     max_header_bytes: Size = Field(default=32 * 1024, description="Largest request head.")
@@ -317,6 +323,11 @@ class ServerConfig(BaseSettings):
     allow_origin: tuple[Text, ...] = Field(
         default=(), description="Origins besides the server's own whose pages may connect; * for all."
     )
+    trusted_proxies: tuple[Text, ...] = Field(
+        default=(),
+        description="Networks (CIDR) or addresses of proxies whose X-Forwarded-For tells the address of a client; they "
+        "themselves are not counted as one.",
+    )
     drain_timeout_sec: SecondsOrOff = Field(default=30, description="How long answers may finish after SIGTERM.")
     log_format: LogFormat = Field(default=LogFormat.TEXT, description="Form of the log lines.")
     log_level: LogLevel = Field(default=LogLevel.INFO, description="The least important lines that are logged.")
@@ -373,6 +384,16 @@ class ServerConfig(BaseSettings):
             if origin not in ("*", "null") and not (scheme and separator and rest and "/" not in rest):
                 raise ValueError(f"{origin!r} is not an origin such as https://example.org, nor *")
         return origins
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _proxies_are_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        for network in networks:
+            try:
+                ip_network(network, strict=False)
+            except ValueError:
+                raise ValueError(f"{network!r} is no address, nor a network such as 10.0.0.0/8") from None
+        return networks
 
     @model_validator(mode="after")
     def _key_needs_certificate(self) -> Self:

@@ -34,6 +34,11 @@ class ChunkIntake:
         return self._stream.received_bytes > 0 if current is None else current.state is SessionState.STARTED
 
     @property
+    def has_content(self) -> bool:
+        """Whether any byte has come, also behind a gap."""
+        return bool(self._stream.received_bytes or self._stream.held_bytes)
+
+    @property
     def full(self) -> bool:
         """Whether the engine is behind."""
         return self._conversation.input_full()

@@ -31,10 +31,13 @@ class LiveSessions:
         self._grace = factory.config.streaming_input.resume_grace_sec
         self._living: dict[str, _Living] = {}
 
-    def open(self, key: ApiKey | None) -> LiveSession:
-        """Raises what stands in the way: ShuttingDown, EngineOverloaded, RateLimited, EngineFailed."""
+    def open(self, key: ApiKey | None, *, client: str = "") -> LiveSession:
+        """``client`` is the address that it comes from.
+
+        Raises what stands in the way: ShuttingDown, EngineOverloaded, RateLimited, EngineFailed.
+        """
         with ExitStack() as place:
-            place.enter_context(self._factory.admission.session(key, many_requests=True))
+            place.enter_context(self._factory.admission.session(key, client=client, many_requests=True))
             self._factory.check_ready()
             session_id = new_id("sess_")
             new = self._factory.open(

@@ -74,6 +74,7 @@ class RegisteredSession:
         #: Whether work has started, ever.
         self.started = False
         self.error: OmniError | None = None
+        self.expired_because = "the session has expired"
         #: Set once a final state is reached.
         self.ended = asyncio.Event()
         #: Until when what is left of it is kept, on the loop's clock; set by the registry.
@@ -119,6 +120,11 @@ class RegisteredSession:
         """Whether any chunk has come."""
         progress = self.progress
         return bool(progress.next_sequence_id or progress.buffered_chunks)
+
+    @property
+    def has_content(self) -> bool:
+        """Whether any byte of input has come."""
+        return self._intake.has_content if self.live else self._progress.received_bytes > 0
 
     @property
     def progress(self) -> InputProgress:
@@ -231,6 +237,12 @@ class RegisteredSession:
     def expire(self) -> None:
         """It was kept long enough."""
         self._stop(SessionState.EXPIRED, SessionTimeout("the answer is not kept any longer"))
+
+    def make_room(self) -> None:
+        """It has had no input, and another needs its place, which is free at once."""
+        self.expired_because = "all sessions were taken, and this one, without any input yet, had to make room"
+        self._stop(SessionState.EXPIRED, SessionTimeout(self.expired_because))
+        self._place.close()
 
     async def over(self) -> None:
         """Waits until the engine, too, has let go of it."""

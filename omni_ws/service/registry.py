@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict, deque
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Final
 
@@ -41,6 +42,9 @@ class SessionRegistry:
         )
         self._capacity = min(config.streaming_input.max_payload_per_session, self._budget.capacity)
         self._by_id: dict[str, tuple[str | None, RegisteredSession]] = {}
+        #: Live sessions that had no input when they were last looked at, the oldest first.
+        self._empty: dict[RegisteredSession, None] = {}
+        sessions.admission.oldest_empty = self._oldest_empty
         #: Sessions that ended, with the time at which the next thing happens to them. An entry whose time is not the
         #: session's own any more means nothing.
         self._due: deque[tuple[float, RegisteredSession]] = deque()
@@ -70,6 +74,7 @@ class SessionRegistry:
             created_at=int(time.time()),
         )
         self._by_id[session.id] = (_owner(key), session)
+        self._empty[session] = None
         session.begin(place, self._ended)
         return session
 
@@ -79,7 +84,7 @@ class SessionRegistry:
         if session is None or owner != _owner(key):
             raise SessionNotFound("there is no such session", param="session_id")
         if session.expired:
-            raise SessionExpired("the session has expired", param="session_id")
+            raise SessionExpired(session.expired_because, param="session_id")
         return session
 
     def discard(self, session: RegisteredSession) -> None:
@@ -109,9 +114,21 @@ class SessionRegistry:
         while self._ending:
             await self._ending.pop().over()
 
+    # what makes room
+
+    def _oldest_empty(self) -> Callable[[], None] | None:
+        """What ends the session that has waited for its first input for longest; None where there is none."""
+        while self._empty:
+            session = next(iter(self._empty))
+            if session.live and not session.has_content:
+                return session.make_room
+            del self._empty[session]
+        return None
+
     # what has ended
 
     def _ended(self, session: RegisteredSession) -> None:
+        self._empty.pop(session, None)
         session.kept_until = self._now() + self.timeout
         self._due.append((session.kept_until, session))
         while len(self._due) > MAX_REMEMBERED:

@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 from weakref import WeakSet
 
 from omni_ws.config.model import ServerConfig
+from omni_ws.core.addresses import Addresses
 from omni_ws.core.audio_format import AudioEncoding
 from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import ByteBudget
@@ -58,7 +59,10 @@ class SessionFactory:
         self.metrics = Metrics()
         self.speech_workers = speech_workers or SpeechWorkers(self.metrics)
         self.config = config
-        self.admission = Admission(max_sessions=config.limits.max_sessions, metrics=self.metrics)
+        self.addresses = Addresses(config.trusted_proxies)
+        self.admission = Admission(
+            max_sessions=config.limits.max_sessions, metrics=self.metrics, addresses=self.addresses
+        )
         self.budget = ByteBudget(config.limits.max_held_bytes)
         self._stand_ins = StandInLog()
         self.observers = Observers()

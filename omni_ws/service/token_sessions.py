@@ -98,14 +98,17 @@ class TokenSessions:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def open(self, key: ApiKey | None) -> str:
-        """The id of a new, empty session. Raises a Busy error where there is no place, EngineFailed without engine."""
+    def open(self, key: ApiKey | None, *, client: str = "") -> str:
+        """The id of a new, empty session; ``client`` is the address that asks for it.
+
+        Raises a Busy error where there is no place, EngineFailed without engine.
+        """
         self._check_ready()
         engine = self.engine
         session = TokenSession(
             max_length=engine.max_model_len, vocabulary=engine.vocabulary_size, vision=engine.vision_tokens
         )
-        return self._add(session, key)
+        return self._add(session, key, client)
 
     def close(self, session_id: str, key: ApiKey | None) -> None:
         """Forget a session, and stop its call. One that is not there is no error."""
@@ -122,13 +125,13 @@ class TokenSessions:
         for session_id in tuple(self._entries):
             self._remove(session_id)
 
-    def fork(self, session_id: str, key: ApiKey | None, *, at: int) -> str:
+    def fork(self, session_id: str, key: ApiKey | None, *, at: int, client: str = "") -> str:
         """The id of a session with the first ``at`` tokens.
 
         Raises SessionNotFound, SessionBusy, InvalidValue beyond the end, OffsetMismatch inside an image.
         """
         entry = self._idle(session_id, key)
-        return self._add(entry.session.fork(at), key)
+        return self._add(entry.session.fork(at), key, client)
 
     def dump(self, session_id: str, key: ApiKey | None) -> Sequence[int]:
         """The tokens; of a busy session those that are certain. Raises SessionNotFound."""
@@ -229,9 +232,9 @@ class TokenSessions:
 
     # the book-keeping
 
-    def _add(self, session: TokenSession, key: ApiKey | None) -> str:
+    def _add(self, session: TokenSession, key: ApiKey | None, client: str) -> str:
         place = ExitStack()
-        place.enter_context(self._admission.session(key, many_requests=True))
+        place.enter_context(self._admission.session(key, client=client, many_requests=True))
         entry = _Entry(session, _name(key), place)
         try:
             self._account(entry)

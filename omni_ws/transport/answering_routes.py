@@ -18,11 +18,12 @@ from omni_ws.service.conversation import Conversation
 from omni_ws.service.session_factory import FILE_FORMATS, SessionFactory
 from omni_ws.transport.answer_writers import Answering, EventEncoder, write_error_event, write_events
 from omni_ws.transport.authentication import Authenticator
+from omni_ws.transport.body_place import place_for_body
 from omni_ws.transport.chat_session import configure, ended_where_refused
 from omni_ws.transport.http1 import HttpExchange
 from omni_ws.transport.http_session import HttpSession, feed_all
 from omni_ws.transport.json_body import beside, read_json_object
-from omni_ws.transport.mode_a import StreamingBody
+from omni_ws.transport.mode_a import StreamingBody, is_streaming_input
 from omni_ws.wire.openai_fields import ConfigurationPatch
 
 Source = Callable[[HttpSession], Awaitable[None]]
@@ -51,7 +52,7 @@ class AnsweringRoutes:
         """For as long as a request takes it is a session of its key, whose name is yielded, and of the server."""
         key = self.authenticator.authenticate(exchange.request)
         admission = self.sessions.admission
-        with admission.session(key):
+        with place_for_body(exchange, admission, key, live=is_streaming_input(exchange.request)):
             self.sessions.check_ready()
             exchange.input_pace = admission.input_pace(key)
             exchange.input_share = Share(self.sessions.budget)

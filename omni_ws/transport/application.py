@@ -57,6 +57,8 @@ class HttpLimits:
     header_timeout_sec: float = 10.0
     #: Between two reads of a request body, while the peer owes bytes.
     body_timeout_sec: float | None = 30.0
+    #: Bytes a second that a body has to come with on the whole, in addition to that time once; not where it is live.
+    min_body_rate: float | None = 500.0
     #: From an answer to the first byte of the next request.
     keepalive_timeout_sec: float = 75.0
     #: How long the output may stay over its high-water mark, or a closing connection undelivered.

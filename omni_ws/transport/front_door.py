@@ -27,6 +27,7 @@ from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
+from omni_ws.core.addresses import Addresses
 from omni_ws.errors import HeaderTooLarge, InvalidFrame, UpgradeRequired
 from omni_ws.transport.answered_request import Account, AnsweredRequest, no_account
 from omni_ws.transport.application import Application, HttpLimits, UpgradeDecision
@@ -51,10 +52,15 @@ class FrontDoor(HttpConnection):
         connections: Connections,
         limits: HttpLimits | None = None,
         account: Account = no_account,
+        addresses: Addresses | None = None,
         **options: Any,
     ) -> None:
         super().__init__(
-            application=application, connections=connections, limits=limits or HttpLimits(), account=account
+            application=application,
+            connections=connections,
+            limits=limits or HttpLimits(),
+            account=account,
+            addresses=addresses or Addresses(),
         )
         self._given_protocol = protocol
         self._server = server
@@ -102,10 +108,16 @@ def front_door(
     connections: Connections,
     limits: HttpLimits | None = None,
     account: Account = no_account,
+    addresses: Addresses | None = None,
 ) -> type[ServerConnection]:
     """What to give to ``serve`` as ``create_connection``."""
     door: Callable[..., FrontDoor] = functools.partial(
-        FrontDoor, application=application, connections=connections, limits=limits, account=account
+        FrontDoor,
+        application=application,
+        connections=connections,
+        limits=limits,
+        account=account,
+        addresses=addresses,
     )
     # websockets documents "a wrapper or a subclass" and annotates only the latter.
     return cast("type[ServerConnection]", door)

@@ -96,6 +96,8 @@ class HttpExchange:
         #: Whether the body waits because it came faster than it may.
         self.input_held_to_pace = False
         self.recording: ExchangeRecording | None = None
+        #: Called with what is read of the body, b"" at its end; what it raises, that read raises.
+        self.on_body: Callable[[bytes], None] | None = None
         self._head_sent = False
         self._unread: list[bytes] = []
         self._chunked = False
@@ -116,6 +118,11 @@ class HttpExchange:
     def body_timeout(self, seconds: float | None) -> None:
         self._input.body_timeout = seconds
 
+    def body_is_live(self, silence: float) -> None:
+        """The body is made while it is sent: it may be slow, with pauses of so many seconds."""
+        self._input.min_rate = None
+        self._input.body_timeout = silence
+
     async def read(self) -> bytes:
         """The next bytes of the body, b"" at its end.
 
@@ -134,6 +141,8 @@ class HttpExchange:
         self._input.taken()
         if self.recording is not None:
             self.recording.read(chunk)
+        if self.on_body is not None:
+            self.on_body(chunk)
         return chunk
 
     def unread(self, data: bytes, *, ended: bool) -> None:

@@ -16,6 +16,7 @@ from typing import Final, cast
 
 import h11
 
+from omni_ws.core.addresses import Addresses
 from omni_ws.errors import EngineOverloaded, HeaderTooLarge, OmniError, OriginNotAllowed, SessionTimeout
 from omni_ws.service.failure import unexpected
 from omni_ws.transport.answered_request import Account, answer_request, refused
@@ -52,12 +53,19 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
     """Fulfils OpenConnection for the registry."""
 
     def __init__(
-        self, *, application: Application, connections: Connections, limits: HttpLimits, account: Account
+        self,
+        *,
+        application: Application,
+        connections: Connections,
+        limits: HttpLimits,
+        account: Account,
+        addresses: Addresses,
     ) -> None:
         self._application = application
         self.account = account
         self._connections = connections
         self._limits = limits
+        self._addresses = addresses
         self._loop = asyncio.get_running_loop()
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.max_header_bytes)
         self._output = HttpOutput(self._http, timeout_sec=limits.write_timeout_sec, stuck=self._drop_slow_peer)
@@ -65,6 +73,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             self._http,
             high_water_bytes=limits.body_high_water_bytes,
             body_timeout_sec=limits.body_timeout_sec,
+            min_rate=limits.min_body_rate,
             invite=self._output.send_continue,
             unread=self._look_after_unread,
         )
@@ -209,7 +218,9 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             # h11 bounds incomplete heads only; how a head was cut into packets must not decide about it.
             if self._head_bytes > limit and self._head_bytes - len(self._http.trailing_data[0]) > limit:
                 raise HeaderTooLarge(f"the request head has more than {limit} bytes")
-            self._request = request = read_request(event, client=self._client, secure=self._secure)
+            self._request = request = read_request(
+                event, client=self._client, secure=self._secure, addresses=self._addresses
+            )
             origin_allowed = "origin" not in request.headers or self._application.allows_origin(request)
             if not request.wants_websocket:
                 self._begin(request, origin_allowed=origin_allowed)

@@ -27,6 +27,7 @@ class HttpInput:
         *,
         high_water_bytes: int,
         body_timeout_sec: float | None,
+        min_rate: float | None,
         invite: Callable[[], None],
         unread: Callable[[HangUp], None],
     ) -> None:
@@ -34,6 +35,12 @@ class HttpInput:
         self._high_water_bytes = high_water_bytes
         self._default_timeout = body_timeout_sec
         self._timeout = body_timeout_sec
+        self._default_min_rate = min_rate
+        #: Bytes a second with which the body has to come on the whole, after the time-out; None for no bound.
+        self.min_rate = min_rate
+        #: Seconds in which the peer owed bytes of this body, up to the time from which on it does so again.
+        self._owed_for = 0.0
+        self._owed_since: float | None = None
         self._invite = invite
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
@@ -62,6 +69,8 @@ class HttpInput:
 
     def begin(self, request: HttpRequest) -> None:
         self._timeout = self._default_timeout
+        self.min_rate = self._default_min_rate
+        self._owed_for, self._owed_since = 0.0, None
         self._owing = request.has_body
         self.watch()
 
@@ -114,11 +123,28 @@ class HttpInput:
     def watch(self) -> None:
         """Run the deadline exactly while the peer owes bytes and nothing of ours holds it up."""
         held_up = self._paused or self._http.they_are_waiting_for_100_continue
-        owing = self._owing and not self.body.ended
-        self._deadline.arm(self._timeout if owing and not held_up else None)
+        owing = self._owing and not self.body.ended and not held_up
+        now = self._loop.time()
+        if self._owed_since is not None:
+            self._owed_for += now - self._owed_since
+        self._owed_since = now if owing else None
+        self._deadline.arm(self._patience() if owing else None)
+
+    def _patience(self) -> float | None:
+        """How long the peer may be silent from now on, in seconds."""
+        if self._timeout is None or self.min_rate is None:
+            return self._timeout
+        # The whole body has the time-out and what its bytes take at the least rate.
+        whole = self._timeout + self.body.received / self.min_rate
+        return max(0.0, min(self._timeout, whole - self._owed_for))
 
     def _expired(self) -> None:
-        self.body.fail(SessionTimeout(f"the request body stood still for {self._timeout:g} s"))
+        since = 0.0 if self._owed_since is None else self._loop.time() - self._owed_since
+        if self._timeout is None or since >= self._timeout:
+            message = f"the request body stood still for {self._timeout:g} s"
+        else:
+            message = f"the request body came with less than {self.min_rate:g} bytes a second"
+        self.body.fail(SessionTimeout(message))
 
     # Back-pressure
 

@@ -13,10 +13,13 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import h11
 
+from omni_ws.core.addresses import Addresses
 from omni_ws.errors import HeaderTooLarge, InvalidFrame, OmniError
 
 #: More query fields than any route has; a bound against hash-flooding targets.
 MAX_QUERY_FIELDS: Final = 256
+
+_NO_PROXIES: Final = Addresses()
 
 #: How every TLS connection begins.
 _TLS_RECORD: Final = b"\x16"
@@ -80,7 +83,8 @@ class HttpRequest:
 
     ``target`` is what stood on the request line; ``segments`` are the percent-decoded parts of its path without empty
     ones (so an escaped slash stays inside its segment), and ``path`` joins them again, such slashes escaped.
-    ``client`` is the peer's address without its port, "" on a Unix socket; ``secure`` says that the bytes came in TLS.
+    ``client`` is the client's address without its port, as a trusted proxy tells it where one is in between, "" on a
+    Unix socket; ``secure`` says that the bytes came in TLS.
     """
 
     method: str
@@ -123,8 +127,11 @@ class HttpRequest:
         return self.headers.tokens("sec-websocket-protocol")
 
 
-def read_request(event: h11.Request, *, client: str, secure: bool) -> HttpRequest:
-    """``event`` as a request. Raises InvalidFrame for what h11 lets through and this server does not."""
+def read_request(event: h11.Request, *, client: str, secure: bool, addresses: Addresses = _NO_PROXIES) -> HttpRequest:
+    """``event`` as a request; ``client`` is the peer's address, which may be that of a proxy.
+
+    Raises InvalidFrame for what h11 lets through and this server does not.
+    """
     version = event.http_version.decode("ascii")
     if version not in ("1.0", "1.1"):
         raise InvalidFrame(f"HTTP/{version} is not spoken here; use HTTP/1.1")
@@ -142,7 +149,7 @@ def read_request(event: h11.Request, *, client: str, secure: bool) -> HttpReques
         query=query,
         headers=headers,
         http_version=version,
-        client=client,
+        client=addresses.client(client, headers.tokens("x-forwarded-for")),
         secure=secure,
     )
 

@@ -80,7 +80,7 @@ class StreamingBody:
         content_type = exchange.request.headers.get("content-type") or ""
         self._exchange = exchange
         # A pause in the upload may last as long as a pause in a session.
-        exchange.body_timeout = session_timeout_sec
+        exchange.body_is_live(session_timeout_sec)
         self._reader = body_reader(content_type, max_chunk_bytes=max_chunk_bytes)
         self._items: Iterator[BodyItem] = iter(())
         self._ended = False
@@ -91,6 +91,9 @@ class StreamingBody:
     async def parameters(self) -> dict[str, Any]:
         """The parameters, as soon as they can be known: from the query, or from the first object of the body."""
         if isinstance(self._reader, RawAudioBody):
+            first = await self._next()
+            assert not isinstance(first, Parameters), "they stand in the query"
+            self._first = first
             fields = query_parameters(self._exchange.request.query.items())
             return fields | {"input_audio": _audio_format(self._reader.media_type, fields.get("input_audio"))}
         item = await self._next()

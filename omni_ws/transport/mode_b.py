@@ -17,6 +17,7 @@ from omni_ws.service.registered_session import AnswerForm, RegisteredSession
 from omni_ws.service.registry import SessionRegistry
 from omni_ws.service.session_factory import FILE_FORMATS, SessionFactory
 from omni_ws.transport.authentication import Authenticator
+from omni_ws.transport.body_place import place_for_body
 from omni_ws.transport.chat_session import chat_options, configure, ended_where_refused, prepare_answer
 from omni_ws.transport.error_answer import error_object
 from omni_ws.transport.http1 import HttpExchange
@@ -42,8 +43,7 @@ class ModeBRoutes:
 
     async def create(self, exchange: HttpExchange) -> None:
         key = self._enter(exchange)
-        with ExitStack() as place:
-            place.enter_context(self._sessions.admission.session(key))
+        with place_for_body(exchange, self._sessions.admission, key) as place:
             self._sessions.check_ready()
             self._count_input(exchange, key)
             fields: dict[str, Any] = {}

@@ -77,6 +77,7 @@ class NativeConnection(StreamConnection):
         self,
         *arguments: Any,
         key: ApiKey | None,
+        client: str,
         binary_audio: bool,
         refusal: OmniError | None,
         returning: Return | None,
@@ -84,6 +85,8 @@ class NativeConnection(StreamConnection):
     ) -> None:
         super().__init__(*arguments, **options)
         self.key = key
+        #: The address that it comes from.
+        self.client = client
         self.binary_audio = binary_audio
         #: Why there will be no session, told in a frame.
         self.refusal = refusal
@@ -125,6 +128,7 @@ class StreamingInput:
             connection=partial(
                 NativeConnection if self._recorder is None else RecordedNativeConnection,
                 key=key,
+                client=request.client,
                 binary_audio=subprotocol == SUBPROTOCOL_BINARY,
                 refusal=refusal,
                 input_pace=self._sessions.admission.input_pace(key),
@@ -152,7 +156,7 @@ class StreamingInput:
 
     def _begin(self, connection: NativeConnection) -> WebSocketSession:
         """Raises what stands in the way of a fresh session."""
-        session = self._live.open(connection.key)
+        session = self._live.open(connection.key, client=connection.client)
         if self._recorder is not None:
             session.recording = self._recorder.begin(
                 "websocket", key=connection.key.name if connection.key else None, name=session.session_id

@@ -119,7 +119,7 @@ async def raw_client(
 
 def request(method: str, target: str, *headers: str, body: bytes = b"") -> bytes:
     """The bytes of a request with a Host, and a Content-Length where there is a body and no other framing."""
-    lines = [f"{method} {target} HTTP/1.1", "Host: test", *headers]
+    lines = [f"{method} {target} HTTP/1.1", "Host: localhost", *headers]
     framed = any(line.lower().startswith(("content-length", "transfer-encoding")) for line in headers)
     if body and not framed:
         lines.append(f"Content-Length: {len(body)}")

@@ -118,8 +118,9 @@ async def test_a_key_has_so_many_sessions_at_a_time() -> None:
 async def test_a_server_has_so_many_sessions_at_a_time() -> None:
     async with live_server(limits={"max_sessions": 2}) as server:
         async with raw_client(server.port) as one, raw_client(server.port) as two:
-            await one.send(request("POST", CHAT, "Content-Length: 100"))
-            await two.send(request("POST", SPEECH, "X-Streaming-Input: true", "Transfer-Encoding: chunked"))
+            for client, path in ((one, CHAT), (two, SPEECH)):
+                await client.send(request("POST", path, "X-Streaming-Input: true", "Transfer-Encoding: chunked"))
+                await client.send(chunked(b"{", end=False))
             await server.until(lambda: server.sessions == 2)
             for streaming in ((), ("X-Streaming-Input: true",)):
                 answer = await post(server.port, CHAT, BODIES[CHAT], *streaming)
@@ -127,7 +128,7 @@ async def test_a_server_has_so_many_sessions_at_a_time() -> None:
                 assert int(answer.headers["retry-after"]) >= 1
             # What takes no session stays.
             assert (await get(server, "/health")).json()["sessions"] == 2
-            await two.send(chunked(b'{"text":"a"}\n'))
+            await two.send(chunked(b'"text":"a"}\n'))
             assert (await two.response()).status == 200
         await server.until(lambda: server.sessions == 0)
         assert (await post(server.port, CHAT, BODIES[CHAT])).status == 200

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from dataclasses import replace
 
 import pytest
 from support.http_server import RoutedApplication, serving
@@ -17,7 +18,12 @@ from omni_ws.transport.http1 import HttpExchange
 pytestmark = [pytest.mark.virtual_clock, pytest.mark.usefixtures("no_task_left")]
 
 LIMITS = HttpLimits(
-    header_timeout_sec=10, body_timeout_sec=30, keepalive_timeout_sec=75, write_timeout_sec=20, linger_timeout_sec=5
+    header_timeout_sec=10,
+    body_timeout_sec=30,
+    min_body_rate=None,
+    keepalive_timeout_sec=75,
+    write_timeout_sec=20,
+    linger_timeout_sec=5,
 )
 #: The server's timers are armed in the same virtual instant in which the client acts, or a few loop passes later.
 JUST = 0.5
@@ -104,6 +110,26 @@ async def test_stalled_body_is_answered_by_408() -> None:
         assert (answer.status, answer.error["code"], answer.headers["connection"]) == (408, "session_timeout", "close")
         await client.send(chunked(b"too late"))
         assert await client.rest() == b""
+
+
+@pytest.mark.parametrize(("every", "size", "seconds"), [(29, 1, 30), (10, 4_900, 1020), (10, 5_000, None)])
+async def test_slow_body_is_answered_by_408(every: float, size: int, seconds: float | None) -> None:
+    """The time-out once, and from then on 500 bytes a second on the whole: 4,900 in 10 s lose 0.2 s each time."""
+    limits = replace(LIMITS, min_body_rate=500)
+    async with serving(APPLICATION, limits=limits) as door, raw_client(door.port) as client:
+        await client.send(request("POST", "/measure", "Transfer-Encoding: chunked"))
+        begin, answer = now(), asyncio.create_task(client.response())
+        while not answer.done() and now() - begin < 3000:
+            await asyncio.sleep(every)
+            await client.send(chunked(bytes(size), end=False))
+        if seconds is None:
+            await client.send(b"0\r\n\r\n")
+            assert (await answer).status == 200
+            return
+        refusal = await answer
+        assert (refusal.status, refusal.error["code"]) == (408, "session_timeout")
+        assert "500 bytes a second" in refusal.error["message"]
+        assert now() - begin == pytest.approx(seconds, abs=every + JUST)
 
 
 async def test_body_timer_waits_for_100_continue() -> None:

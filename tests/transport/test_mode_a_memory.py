@@ -109,9 +109,9 @@ async def test_an_echo_of_any_length_runs_in_flat_memory() -> None:
 async def test_an_engine_that_does_not_extend_ends_it_at_the_cap() -> None:
     limits = {"max_payload_per_session": 4 * MIB}
     async with live_server(SnapshotEngine(), streaming_input=limits) as server, raw_client(server.port) as client:
-        await client.send(request("POST", CHAT, *HEADERS, "Content-Type: audio/pcm"))
+        await client.send(request("POST", CHAT, *HEADERS, "Content-Type: audio/pcm"), chunked(b"..", end=False))
         await server.until(lambda: server.sessions == 1)
-        sent = 0
+        sent = 2
         with contextlib.suppress(ConnectionError):
             while sent < 64 * MIB and server.sessions:
                 await client.send(chunked(bytes(64 * 1024), end=False))

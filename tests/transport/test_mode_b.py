@@ -586,8 +586,8 @@ async def test_a_server_that_holds_enough() -> None:
 
 async def test_sessions_count_until_their_answer_is_complete() -> None:
     async with live_server(keys=KEYS, limits={"max_sessions": 2}) as server:
-        first = await create(server, None, ONE)
-        second = await create(server, None, TWO)
+        first = await create(server, {"chunk": text("one", 0)}, ONE)
+        second = await create(server, {"chunk": text("two", 0)}, TWO)
         for key, status, code in ((ONE, 503, "engine_overloaded"),):
             answer = await call(server.port, "POST", SESSIONS, None, key)
             assert (answer.status, answer.error["code"]) == (status, code)
@@ -595,7 +595,7 @@ async def test_sessions_count_until_their_answer_is_complete() -> None:
         assert await first.delete() == 204
         limited = await call(server.port, "POST", SESSIONS, None, TWO)
         assert (limited.status, limited.error["code"]) == (429, "rate_limited")
-        await second.append(text("x", 0, end_of_input=True))
+        await second.append(text("x", 1, end_of_input=True))
         await second.until("finished")
         async with mode_b(server, None, TWO):
             assert server.sessions == 1

@@ -94,8 +94,12 @@ async def test_nothing_expires_while_an_answer_is_owed() -> None:
 
 
 async def test_a_body_on_its_way_keeps_a_session() -> None:
-    settings = {"session_timeout_sec": 50}
-    async with live_server(streaming_input=settings) as server, mode_b(server) as session, raw_client(server.port) as c:
+    settings, slow = {"session_timeout_sec": 50}, {"min_body_bytes_per_sec": 0}
+    async with (
+        live_server(streaming_input=settings, http=slow) as server,
+        mode_b(server) as session,
+        raw_client(server.port) as c,
+    ):
         body = b'{"text":"slow","sequence_id":0,"end_of_input":true}'
         await c.send(request("POST", session.path + "/chunks", f"Content-Length: {len(body)}"))
         for position in range(0, len(body), 8):

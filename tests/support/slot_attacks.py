@@ -1,0 +1,177 @@
+"""Attacks on the places of a server, by clients that cost themselves next to nothing, and what others feel of them.
+
+``PYTHONPATH=tests:. python -m support.slot_attacks`` prints figures of a server in a process of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+
+from support.raw_http import RawClient, raw_client, request
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed
+
+CHAT = "/v1/chat/completions"
+SESSIONS = "/v1/streaming_input/sessions"
+Attack = Callable[[int, int], AbstractAsyncContextManager[None]]
+
+
+@asynccontextmanager
+async def empty_sessions(port: int, count: int) -> AsyncIterator[None]:
+    """Opens so many sessions of Mode B over one connection, and goes on opening one for each answer."""
+    async with raw_client(port) as client:
+        for _ in range(count):
+            await client.send(request("POST", SESSIONS))
+            await client.response()
+
+        async def go_on() -> None:
+            while True:
+                await client.send(request("POST", SESSIONS))
+                await client.response()
+
+        flood = asyncio.create_task(go_on())
+        try:
+            yield
+        finally:
+            flood.cancel()
+            await asyncio.gather(flood, return_exceptions=True)
+
+
+@asynccontextmanager
+async def trickled_bodies(port: int, count: int) -> AsyncIterator[None]:
+    """So many bodies of requests at a time, a byte a second of each."""
+    head = request("POST", CHAT, "Content-Type: application/json", "Content-Length: 1000")
+
+    async def trickle(client: RawClient) -> None:
+        with contextlib.suppress(ConnectionError):
+            while True:
+                await client.send(b" ")
+                await asyncio.sleep(1)
+
+    async with AsyncExitStack() as open_, asyncio.TaskGroup() as group:
+        tasks = []
+        for _ in range(count):
+            client = await open_.enter_async_context(raw_client(port))
+            await client.send(head, b"{")
+            tasks.append(group.create_task(trickle(client)))
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+
+@dataclass
+class Felt:
+    """What an innocent client has felt: seconds of each thing that it did and was not refused."""
+
+    seconds: list[float] = field(default_factory=list)
+    refused: int = 0
+
+    def percentile(self, percent: float) -> float:
+        ordered = sorted(self.seconds)
+        return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+    def __str__(self) -> str:
+        times = f"p50 {self.percentile(50):.3f} s, p99 {self.percentile(99):.3f} s" if self.seconds else "never served"
+        return f"{len(self.seconds)} served, {self.refused} refused, {times}"
+
+
+async def innocent(port: int, rounds: int) -> Felt:
+    """A turn over a WebSocket, a chat, and a session of Mode B, one after the other."""
+    felt = Felt()
+    for _ in range(rounds):
+        for use in (_talk, _chat, _session):
+            begin = time.perf_counter()
+            if await use(port):
+                felt.seconds.append(time.perf_counter() - begin)
+            else:
+                felt.refused += 1
+    return felt
+
+
+async def _talk(port: int) -> bool:
+    url = f"ws://127.0.0.1:{port}/v1/streaming_input"
+    async with connect(url, compression=None, proxy=None) as connection:
+        with contextlib.suppress(ConnectionClosed):
+            await connection.send('{"type":"input_chunk","sequence_id":0,"text":"hello","end_of_input":true}')
+            async for message in connection:
+                if (frame := json.loads(message)).get("final"):
+                    return bool(frame["finish_reason"] == "stop")
+    return False
+
+
+async def _chat(port: int) -> bool:
+    async with raw_client(port) as client:
+        body = b'{"messages":[{"role":"user","content":"hello"}]}'
+        await client.send(request("POST", CHAT, "Content-Type: application/json", body=body))
+        return (await client.response()).status == 200
+
+
+async def _session(port: int) -> bool:
+    """Opened without input, which comes later, as applications do."""
+    async with raw_client(port) as client:
+        await client.send(request("POST", SESSIONS))
+        created = await client.response()
+        if created.status != 201:
+            return False
+        path = f"{SESSIONS}/{created.json()['session_id']}"
+        body = b'{"text":"hello","end_of_input":true}'
+        await client.send(request("POST", f"{path}/chunks", "Content-Type: application/json", body=body))
+        if (await client.response()).status != 202:
+            return False
+        await client.send(request("GET", f"{path}/result?wait=20", "Accept: application/json"))
+        return (await client.response()).status == 200
+
+
+@asynccontextmanager
+async def served(*flags: str) -> AsyncIterator[int]:
+    """The port of a server in a process of its own, with the fake engine."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "omni_ws", "serve", "--engine", "fake", "--port", "0", *flags),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stderr is not None
+    found = None
+    while found is None:
+        found = re.search(r"listens on http://\S+:(\d+)", (await process.stderr.readline()).decode())
+
+    async def discard(lines: asyncio.StreamReader) -> None:
+        while await lines.read(65536):
+            pass
+
+    reading = asyncio.create_task(discard(process.stderr))
+    try:
+        yield int(found[1])
+    finally:
+        process.kill()
+        await process.wait()
+        await reading
+
+
+async def _figures() -> None:
+    attacks: tuple[tuple[str, Attack | None, int], ...] = (
+        ("nobody attacks", None, 0),
+        ("1,000 empty sessions over one connection", empty_sessions, 1000),
+        ("1,000 bodies, a byte a second of each", trickled_bodies, 1000),
+    )
+    for name, attack, size in attacks:
+        async with served() as port:
+            if attack is None:
+                felt = await innocent(port, 100)
+            else:
+                async with attack(port, size):
+                    felt = await innocent(port, 100)
+        print(f"{name}: {felt}")
+
+
+if __name__ == "__main__":
+    asyncio.run(_figures())

@@ -1,0 +1,169 @@
+"""Clients that hold places and give nothing for them keep nobody out."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from support.live_server import live_server
+from support.mode_b_client import EVENTS, SESSIONS, call, create, text
+from support.native_client import native_client
+from support.raw_http import chunked, post, raw_client, request
+from support.slot_attacks import CHAT, Attack, empty_sessions, innocent, served, trickled_bodies
+
+from omni_ws.config.keys import ApiKey, digest
+from omni_ws.errors import ShuttingDown
+
+BODY = b'{"messages":[{"role":"user","content":"hello"}]}'
+STREAMING = "X-Streaming-Input: true"
+GOING = ShuttingDown("the server is shutting down")
+
+
+@pytest.mark.parametrize("attack", [empty_sessions, trickled_bodies])
+async def test_others_are_served_during_an_attack(attack: Attack) -> None:
+    async with live_server(limits={"max_sessions": 20}) as server:
+        async with attack(server.port, 20):
+            felt = await innocent(server.port, 3)
+        assert (len(felt.seconds), felt.refused) == (9, 0)
+        server.app.registry.end_all(GOING)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", [empty_sessions, trickled_bodies])
+async def test_others_are_served_during_an_attack_at_full_size(attack: Attack) -> None:
+    async with served() as port, attack(port, 1000):
+        felt = await innocent(port, 30)
+        assert (len(felt.seconds), felt.refused) == (90, 0), str(felt)
+
+
+# sessions without input
+
+
+async def test_the_oldest_session_without_input_makes_room_and_its_id_says_so() -> None:
+    async with live_server(limits={"max_sessions": 3}) as server:
+        fed, oldest, younger = await create(server), await create(server), await create(server)
+        await fed.append(text("a", 0))
+        assert (await oldest.status())["state"] == "open"  # while there is room nothing is ended
+        newest = await create(server)
+        assert server.sessions == 3
+        for method, below in (("GET", ""), ("POST", "/chunks"), ("GET", "/result"), ("DELETE", "")):
+            answer = await oldest.call(method, below, text("late", 0) if method == "POST" else None)
+            assert (answer.status, answer.error["code"]) == (410, "session_expired")
+            assert "make room" in answer.error["message"]
+        for session in (fed, younger, newest):
+            assert (await session.status())["state"] in ("open", "started")
+            assert await session.delete() == 204
+
+
+async def test_content_behind_a_gap_keeps_a_session() -> None:
+    async with live_server(limits={"max_sessions": 1}) as server:
+        session = await create(server, {"chunk": text("b", 1)})
+        refused = await call(server.port, "POST", SESSIONS)
+        assert (refused.status, refused.error["code"]) == (503, "engine_overloaded")
+        assert await session.delete() == 204
+
+
+async def test_a_chunk_without_content_keeps_no_session() -> None:
+    async with live_server(limits={"max_sessions": 1}) as server:
+        session = await create(server, {"chunk": text("", 0)})
+        assert (await post(server.port, CHAT, BODY)).status == 200
+        assert (await session.call("GET")).status == 410
+
+
+async def test_who_reads_a_session_that_makes_room_hears_of_it() -> None:
+    async with live_server(limits={"max_sessions": 1}) as server:
+        session = await create(server)
+        async with native_client(server, query=f"?session_id={session.id}", greeted=False) as attached:
+            reading = asyncio.create_task(session.call("GET", "/result", None, EVENTS))
+            registered = server.app.registry.get(session.id, None)
+            await server.until(lambda: registered._readers == 2)
+            assert (await post(server.port, CHAT, BODY)).status == 200
+            answer = await reading
+            assert (answer.status, answer.error["code"]) == (408, "session_timeout")
+            assert (await attached.until("session_closing"))["reason"] == "session_timeout"
+            assert await attached.closed() == 4408
+
+
+# bodies
+
+
+async def test_a_head_takes_no_place() -> None:
+    async with live_server(limits={"max_sessions": 1}) as server, raw_client(server.port) as head:
+        await head.send(request("POST", CHAT, "Content-Type: application/json", "Content-Length: 100"))
+        await server.until(lambda: server.running._connections.busy == 1)
+        async with native_client(server):
+            assert server.sessions == 1
+
+
+@pytest.mark.parametrize("content_type", ["application/x-ndjson", "audio/pcm"])
+async def test_a_streamed_body_has_its_place_from_its_first_byte(content_type: str) -> None:
+    async with live_server(limits={"max_sessions": 1}) as server, raw_client(server.port) as live:
+        await live.send(request("POST", CHAT, STREAMING, "Transfer-Encoding: chunked", f"Content-Type: {content_type}"))
+        await server.until(lambda: server.running._connections.busy == 1)
+        assert server.sessions == 0
+        await live.send(chunked(b"{", end=False))
+        await server.until(lambda: server.sessions == 1)
+        assert (await post(server.port, CHAT, BODY)).status == 503
+
+
+async def test_an_ordinary_body_lends_its_place_until_it_is_whole() -> None:
+    async with live_server(limits={"max_sessions": 1}) as server, raw_client(server.port) as slow:
+        head = request("POST", CHAT, "Content-Type: application/json", f"Content-Length: {len(BODY)}")
+        await slow.send(head, BODY[:1])
+        await server.until(lambda: server.sessions == 1)
+        async with native_client(server) as other:
+            assert server.sessions == 1
+            await slow.send(BODY[1:])
+            refused = await slow.response()
+            assert (refused.status, refused.error["code"]) == (503, "engine_overloaded")
+            await other.say("hello")
+            assert (await other.answer()).text == "hello"
+        await server.until(lambda: server.sessions == 0)
+        await slow.send(head, BODY[:1])
+        await server.until(lambda: server.sessions == 1)
+        assert (await post(server.port, CHAT, BODY)).status == 200
+        await slow.send(BODY[1:])
+        assert (await slow.response()).status == 200
+
+
+# shares
+
+
+async def test_one_address_has_a_share() -> None:
+    """As a proxy tells it, and on each front."""
+    async with live_server(limits={"max_sessions": 4}, trusted_proxies=("127.0.0.1",)) as server:
+        mine = [
+            await create(server, {"chunk": text("a", 0)}, f"X-Forwarded-For: {spoofed}, 198.51.100.1")
+            for spoofed in ("203.0.113.1", "203.0.113.2")
+        ]
+        refused = await call(server.port, "POST", SESSIONS, None, "X-Forwarded-For: 198.51.100.1")
+        assert (refused.status, refused.error["code"]) == (429, "rate_limited")
+        assert "retry-after" in refused.headers
+        assert (await post(server.port, CHAT, BODY, "X-Forwarded-For: 198.51.100.1")).status == 429
+        headers = {"X-Forwarded-For": "198.51.100.1"}
+        async with native_client(server, additional_headers=headers, greeted=False) as client:
+            assert (await client.error())["code"] == "rate_limited"
+            assert await client.closed() == 4429
+        assert (await post(server.port, CHAT, BODY, "X-Forwarded-For: 198.51.100.2")).status == 200
+        assert (await post(server.port, CHAT, BODY)).status == 200  # the proxy itself is not one client
+        for session in mine:
+            assert await session.delete() == 204
+
+
+async def test_nobody_else_says_whose_address_it_is() -> None:
+    async with live_server(limits={"max_sessions": 2}) as server:
+        for number in range(2):
+            await create(server, {"chunk": text("a", 0)}, "X-Forwarded-For: 198.51.100.1")
+            assert server.sessions == number + 1
+        server.app.registry.end_all(GOING)
+
+
+async def test_one_key_has_a_share() -> None:
+    keys = tuple(ApiKey(name=name, key_sha256=digest(name)) for name in ("one", "two"))
+    one, two = ("Authorization: Bearer one", "Authorization: Bearer two")
+    async with live_server(keys=keys, limits={"max_sessions": 4}) as server:
+        mine = [await create(server, {"chunk": text("a", 0)}, one) for _ in range(2)]
+        assert (await post(server.port, CHAT, BODY, one)).status == 429
+        assert (await post(server.port, CHAT, BODY, two)).status == 200
+        for session in mine:
+            assert await session.delete() == 204
