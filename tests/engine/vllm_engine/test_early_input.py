@@ -60,10 +60,12 @@ class Run:
             form=form(WordTokenizer()),
             budget=self.budget,
             thread=self.thread,
+            decoding=self.thread,
             sampling={},
             sample_rate=16_000,
             shortest_segment_ms=1000,
             longest_segment_ms=30_000,
+            most_audio=0,
             token_bytes=lambda: None,  # type: ignore[arg-type, return-value]
             tool_parser=None,
             cache_salt=lambda _: None,
