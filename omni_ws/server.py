@@ -277,3 +277,6 @@ def _announce(server: RunningServer, engine: Engine, token_service: GrpcListener
         logger.info("salience.v1 (gRPC) listens on %s:%d", host, token_service.port)
     for line in engine.describe():
         logger.info("%s", line)
+    # Last, where it is seen. Whoever listens on all addresses is reached by this one from here.
+    here = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
+    logger.info("to talk, open %s://%s:%d in a browser", scheme, here, server.port)

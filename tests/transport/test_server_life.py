@@ -348,6 +348,12 @@ class Process:
         self.lines.append(rest.decode())
         return await asyncio.wait_for(self.process.wait(), 10)
 
+    def said_last(self, *, before: str) -> str:
+        """The last line in front of one with these words."""
+        lines = "".join(self.lines).splitlines()
+        place = next(place for place, line in enumerate(lines) if before in line)
+        return lines[place - 1]
+
     @contextlib.asynccontextmanager
     async def client(self, scheme: str = "ws", **options: Any) -> AsyncIterator[NativeClient]:
         url = f"{scheme}://{self.address}/v1/streaming_input"
@@ -439,6 +445,7 @@ async def test_taken_port_is_an_error_and_never_another_port() -> None:
             said = "".join(server.lines)
             assert port in said
             assert "Traceback" not in said
+            assert "open http" not in said
 
 
 @pytest.mark.slow
@@ -464,6 +471,20 @@ async def test_wss_and_https_on_one_port(tmp_path: Path) -> None:
             server.process.send_signal(signal.SIGTERM)
             assert await client.closed() == 1012
         assert await server.ended() == 0
+        assert f"to talk, open https://127.0.0.1:{port} in a browser\n" in "".join(server.lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("host", "page"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("localhost", "localhost")]
+)
+async def test_the_last_line_of_the_start_says_what_to_open(host: str, page: str) -> None:
+    async with process("--host", host, "--insecure-no-auth") as server:
+        await server.started()
+        port = server.address.rpartition(":")[2]
+        server.process.send_signal(signal.SIGTERM)
+        assert await server.ended() == 0
+    assert server.said_last(before="shutting down").endswith(f"to talk, open http://{page}:{port} in a browser")
 
 
 def test_complaints_are_heard(caplog: pytest.LogCaptureFixture) -> None:
