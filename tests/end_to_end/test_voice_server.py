@@ -282,3 +282,19 @@ async def test_a_conversation_remembers(server: LiveServer) -> None:
         answer = await session.answer()
         assert (answer.transcript.strip(), answer.text) == (WORDS["cards_001"], f"You said: {WORDS['cards_001']}.")
         assert (await session.ask_text("what did i say")).text == f"You said: {WORDS['cards_001']}."
+
+
+async def test_an_idle_server_ends_soon() -> None:
+    """With its voice's and its recognisers' processes; a person's Ctrl-C takes no longer."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "omni_ws", "serve", "--port", "0"), stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr is not None
+    while b"in a browser" not in (line := await process.stderr.readline()):
+        assert line
+    signalled = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    rest = await process.stderr.read()
+    assert await process.wait() == 0, rest
+    assert time.monotonic() - signalled < 2
+    assert b"killed" not in rest
