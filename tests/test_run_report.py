@@ -43,7 +43,7 @@ def test_report_counts_by_area_and_names_skips(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_report_of_the_second_run_tells_of_both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_of_a_run_tells_of_those_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tests" / "core").mkdir(parents=True)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = far\n    near\n", encoding="utf-8")
     (tmp_path / "tests" / "core" / "test_one.py").write_text(
@@ -60,6 +60,9 @@ def test_the_report_of_the_second_run_tells_of_both(tmp_path: Path, monkeypatch:
             "    pytest.skip('no harp', allow_module_level=True)\ndef test_f(): pass\n",
             encoding="utf-8",
         )
+    before = pytest_run(tmp_path, "-k", "test_a or test_c", "--outcomes-of=bare", "--keep-outcomes=kept/bare.json")
+    assert before.returncode == 1
+    assert "FAILED tests/core/test_one.py::test_c - assert 0" in before.stdout.splitlines(), "its own needs no name"
     first = pytest_run(tmp_path, "-m", "far", "--keep-outcomes=kept/outcomes.json")
     assert first.returncode == 1
     assert "1 failed, 1 passed, 3 skipped, 2 deselected" in first.stdout.splitlines()[-1]
@@ -71,6 +74,15 @@ def test_the_report_of_the_second_run_tells_of_both(tmp_path: Path, monkeypatch:
     assert "tests/core/test_one.py::test_d: no flute" in lines
     assert "FAILED tests/core/test_one.py::test_c - assert 0" in lines
     assert "1 failed, 3 passed, 2 skipped, 1 deselected" in lines[-1]
+    # And a chain of three.
+    kept = ("--keep-outcomes=kept/outcomes.json", "--outcomes-before=kept/bare.json")
+    assert "2 failed, 2 passed" in pytest_run(tmp_path, "-m", "far", *kept).stdout.splitlines()[-1]
+    third = pytest_run(tmp_path, "-m", "not far and not near", "--outcomes-before=kept/outcomes.json")
+    assert third.returncode == 0
+    lines = third.stdout.splitlines()
+    assert "core  4 passed, 2 failed, 4 skipped" in lines
+    assert "FAILED tests/core/test_one.py::test_c (bare) - assert 0" in lines
+    assert "2 failed, 4 passed, 4 skipped, 1 deselected" in lines[-1]
 
 
 def test_a_failure_is_told_also_where_garbage_is_parsed_into_it(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 """A pytest plugin that ends a run with what passed in each area, and with every skipped test by its name.
 
-Where tests need two environments there are two runs: ``--keep-outcomes=FILE`` for the first and
-``--outcomes-before=FILE`` for the second make the end of the second, pytest's last line included, tell of both.
+Where tests need several environments there are several runs: ``--keep-outcomes=FILE`` for one and
+``--outcomes-before=FILE`` for the next make the end of the latter, pytest's last line included, tell of both, and so on
+where it keeps them too. ``--outcomes-of=NAME`` tells in those reports which run a test was part of.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 from collections import Counter
 from collections.abc import Generator, Iterable
@@ -42,9 +44,12 @@ def reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("report", "one report over two runs")
+    group = parser.getgroup("report", "one report over several runs")
     group.addoption("--keep-outcomes", metavar="FILE", type=Path, help="for the run that tells of both")
     group.addoption("--outcomes-before", metavar="FILE", type=Path, help="what the run before kept")
+    group.addoption(
+        "--outcomes-of", metavar="NAME", help="stands behind each test of this run in reports of later ones"
+    )
 
 
 def keep_outcomes(file: Path, terminalreporter: pytest.TerminalReporter) -> None:
@@ -54,6 +59,9 @@ def keep_outcomes(file: Path, terminalreporter: pytest.TerminalReporter) -> None
         for outcome, reports in terminalreporter.stats.items()
         if outcome in OUTCOMES
     }
+    if name := config.getoption("--outcomes-of"):
+        for data in itertools.chain.from_iterable(kept.values()):
+            data["nodeid"] += f" ({name})"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(kept), encoding="utf-8")
 
@@ -96,10 +104,10 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 @pytest.hookimpl(tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     stats = terminalreporter.stats
-    if (file := terminalreporter.config.getoption("--keep-outcomes")) is not None:
-        keep_outcomes(file, terminalreporter)
     if (file := terminalreporter.config.getoption("--outcomes-before")) is not None:
         add_outcomes(file, terminalreporter)
+    if (file := terminalreporter.config.getoption("--keep-outcomes")) is not None:
+        keep_outcomes(file, terminalreporter)
     lines = area_lines((report.nodeid, outcome) for outcome in OUTCOMES for report in stats.get(outcome, []))
     if lines:
         terminalreporter.section("by area")

@@ -13,14 +13,14 @@ from functools import cache
 from typing import Final
 
 import pytest
+from support.bare_machine import VOICES_VARIABLE
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.embedded.voice import WORKER_MODULE
 from omni_ws.engine.embedded.voice_pipe import HEAD, decode_object
 
-#: Names of voices, by which a run says that it hides them.
-HIDDEN_VARIABLE: Final = "TESTS_WITHOUT_VOICES"
-HIDDEN: Final = frozenset(os.environ.get(HIDDEN_VARIABLE, "").split())
+#: Names of voices that this run hides.
+HIDDEN: Final = frozenset(os.environ.get(VOICES_VARIABLE, "").split())
 VOICES: Final = (VoiceChoice.FLITE, VoiceChoice.ESPEAK)
 
 
@@ -67,4 +67,4 @@ def pytest_sessionstart() -> None:
     """What counts as hidden must be: nothing that such a run shows would be worth anything."""
     for name in HIDDEN:
         if not missing(VoiceChoice(name)):
-            raise pytest.UsageError(f"{name} speaks, although {HIDDEN_VARIABLE} says that it is hidden")
+            raise pytest.UsageError(f"{name} speaks, although {VOICES_VARIABLE} says that it is hidden")

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# install.sh PYTHON ARGUMENTS…: `pip install` into the environment of that interpreter. A line now and then tells how
+# far it is; what pip itself says goes to a file under .cache/install, which is named where it fails.
+set -euo pipefail
+python=$1
+environment=$(basename "$(dirname "$(dirname "$python")")")
+log=.cache/install/${environment#.}.log
+every=${INSTALL_LINE_EVERY_SEC:-10}
+
+# What pip is at: the last step that it began, without the folders of files and without all the names of packages.
+at_work() {
+  local step
+  step=$(grep -aoE '^ *(Collecting|Downloading|Using cached|Processing|Building|Preparing|Installing) [^ ;(]+( \([^)]*\))?' "$log" |
+    tail -n 1 | sed -E 's/^ *//; s, [^ ]*/, ,; s/ collected$/ packages/; s/ .from .*//') || true
+  echo "${step:-looking for what is needed}" | cut -c 1-80
+}
+
+mkdir -p "$(dirname "$log")"
+printf '\n$ pip install %s\n' "${*:2}" > "$log"
+"$python" -m pip --disable-pip-version-check install --progress-bar off "${@:2}" >> "$log" 2>&1 &
+pip=$!
+trap 'kill "$pip" 2>/dev/null || true' EXIT
+waited=0
+while kill -0 "$pip" 2>/dev/null; do
+  sleep 0.2
+  waited=$((waited + 1))
+  [ $((waited % (every * 5))) -ne 0 ] || printf '  %d s: %s\n' $((waited / 5)) "$(at_work)"
+done
+status=0
+wait "$pip" || status=$?
+trap - EXIT
+[ "$status" -ne 0 ] || exit 0
+if grep -qE 'NewConnectionError|NameResolutionError|ConnectTimeoutError|ProxyError|Network is unreachable' "$log"; then
+  echo "there is no way to the package index: the first time needs a network (what pip said is in $log)" >&2
+else
+  reason=$(grep -aoE 'ERROR: .*' "$log" | tail -n 1 || true)
+  reason=${reason:-$(grep -aoE 'error: .*' "$log" | tail -n 1 || true)}
+  echo "pip could not install what is needed: ${reason:-it ended with status $status} (what pip said is in $log)" >&2
+fi
+exit 1

