@@ -106,15 +106,16 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token of an answer and its natural log-probability.
+    """A token of an answer, or of a prompt that is given back, and its natural log-probability.
 
-    ``data`` is the token's own bytes: a character may be spread over several tokens. ``top`` holds the likeliest
-    tokens at this place, the likeliest first, where they were asked for.
+    ``data`` is the token's own bytes: a character may be spread over several tokens. ``logprob`` is None for the first
+    token of a prompt, which nothing stands before. ``top`` holds the likeliest tokens at this place, the likeliest
+    first, where they were asked for.
     """
 
     token: str
     data: bytes
-    logprob: float
+    logprob: float | None
     top: tuple[TokenLogprob, ...] = ()
 
 

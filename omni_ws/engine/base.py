@@ -52,6 +52,10 @@ class EngineCapabilities:
     priority: bool = False
     #: Prompts that are taken as they stand, without a chat template.
     raw_prompts: bool = False
+    #: Raw prompts of token ids.
+    token_prompts: bool = False
+    #: Answers to raw prompts that begin with the prompt.
+    echo: bool = False
     token_sessions: bool = False
     #: Names of ``AnswerOptions.media_limits`` that are kept to.
     media_limits: frozenset[str] = frozenset()
@@ -118,6 +122,12 @@ class AnswerOptions:
     priority: int = 0
     #: Whether the input is the prompt as it stands.
     raw_prompt: bool = False
+    #: Whether the text of a raw prompt is a JSON list of token ids.
+    token_prompt: bool = False
+    #: Whether the answer to a raw prompt begins with the prompt, with log-probabilities where they are asked for.
+    echo: bool = False
+    #: Whether nothing follows that.
+    only_echo: bool = False
     #: Whether an answer may hold more than one tool call.
     parallel_tool_calls: bool = True
     #: How large, and how dense in time, images and videos are to be: names of ``omni_ws.media.limits.MediaLimits``.

@@ -105,6 +105,7 @@ class AnswerQueue:
         if turn.cancelled:
             turn.error, reason = None, FinishReason.CANCELLED
         if turn.error is not None:
+            turn.error.param = turn.field_names(turn.error.param)
             self._outbox.put_nowait(of_request(turn.error, turn.request_id, engine=self._engine))
             reason = FinishReason.ERROR
         if reason is FinishReason.CANCELLED:

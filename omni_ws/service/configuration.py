@@ -143,10 +143,13 @@ class Configuration:
             "n": (options.choices > 1, capabilities.choices),
             "priority": (options.priority != 0, capabilities.priority),
             "prompt": (options.raw_prompt, capabilities.raw_prompts),
+            "echo": (options.echo, capabilities.echo),
         }
         for name, (wanted, able) in asked.items():
             if wanted and not able:
                 raise UnsupportedParameter(f"this engine cannot honour {name}", param=name)
+        if options.token_prompt and not capabilities.token_prompts:
+            raise UnsupportedParameter("prompts are texts here, not token ids", param="prompt")
         for name in options.media_limits.keys() - capabilities.media_limits:
             raise UnsupportedParameter(f"this engine cannot honour {name}", param=name)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from omni_ws.core.chunks import FinishReason, InputChunk
@@ -26,7 +27,7 @@ from omni_ws.service.loudspeaker import Loudspeaker
 from omni_ws.service.outbox import Outbox
 from omni_ws.service.playback import Playback
 from omni_ws.service.speech_workers import SpeechWorkers
-from omni_ws.service.turn import Turn
+from omni_ws.service.turn import FieldNames, Turn, as_they_are
 from omni_ws.service.turn_listener import TurnListener
 from omni_ws.wire.server_frames import InputAckFrame, SpeechStarted, SpeechStopped
 from omni_ws.wire.session_config import SessionConfig
@@ -72,6 +73,8 @@ class Conversation:
         self._room = InputRoom(self.stream, self.observed, listener=self._listener, offer=lambda: self.on_input_room())
         #: For the requests that open from now on; what may be asked is checked by ``configuration.check_options``.
         self.options = AnswerOptions()
+        #: From the names that fields have here to those that the client wrote.
+        self.field_names: FieldNames = as_they_are
         self._owner = owner
         #: Called when input that had to wait may come again (see ``input_full``).
         self.on_input_room: Callable[[], None] = lambda: None
@@ -154,6 +157,15 @@ class Conversation:
     def drain(self) -> None:
         """Requests that are open get their answers; new ones are refused."""
         self._draining = True
+
+    @contextmanager
+    def names_of_client(self) -> Iterator[None]:
+        """An error that is raised within names its field as the client wrote it."""
+        try:
+            yield
+        except OmniError as error:
+            error.param = self.field_names(error.param)
+            raise
 
     # what a transport looks at
 
@@ -266,6 +278,7 @@ class Conversation:
             options=self.options,
             owner=self._owner,
             speech=self._speech_to_keep(session, config),
+            field_names=self.field_names,
         )
         self._answers.count_outputs(turn)
         self._receiving = turn

@@ -39,6 +39,8 @@ OF_THE_MOMENT: Final = frozenset({InputAckFrame, PongFrame, SessionClosing, Sess
 
 #: What a message costs besides its content: the frame around it.
 MESSAGE_OVERHEAD_BYTES: Final = 128
+#: A token with its log-probability.
+LOGPROB_BYTES: Final = 128
 #: An exception weighs more.
 ERROR_OVERHEAD_BYTES: Final = 512
 
@@ -47,7 +49,10 @@ def message_cost(message: Message) -> int:
     """Bytes."""
     match message:
         case OutputChunk():
-            return MESSAGE_OVERHEAD_BYTES + len(message.payload) + 4 * len(message.text)
+            size = MESSAGE_OVERHEAD_BYTES + len(message.payload) + 4 * len(message.text)
+            if message.logprobs:
+                size += LOGPROB_BYTES * sum(1 + len(one.top) for one in message.logprobs)
+            return size
         case OmniError():
             return ERROR_OVERHEAD_BYTES + len(message.message)
         case PongFrame() | SessionUpdated():

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeAlias
 
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, ToolCall, ToolCallFragment, Usage, Word
@@ -26,6 +26,15 @@ log = logging.getLogger(__name__)
 INPUT_QUEUE_BYTES: Final = 1 << 20
 #: Text of a request that is kept for the history, which could not hold more anyway.
 MAX_KEPT_TEXT: Final = 1 << 18
+
+
+#: From the names that fields have here to those that the client wrote.
+FieldNames: TypeAlias = Callable[[str | None], str | None]
+
+
+def as_they_are(param: str | None) -> str | None:
+    """The names of ``session_config`` are its client's own."""
+    return param
 
 
 class KeptText:
@@ -64,6 +73,7 @@ class Turn:
     owner: str | None = None
     #: The audio of the input, for the history where its words are not known; None where no later turn will ask.
     speech: KeptSpeech | None = None
+    field_names: FieldNames = as_they_are
     started: GenerationStarted | None = None
     #: Why the request cannot be worked on, found out before or beside the work.
     error: OmniError | None = None

@@ -10,7 +10,7 @@ from omni_ws.core.chunks import OutputModality
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import EngineFailed, OmniError
-from omni_ws.service.messages import MESSAGE_OVERHEAD_BYTES, Message
+from omni_ws.service.messages import Message, message_cost
 from omni_ws.transport.error_answer import error_object
 from omni_ws.transport.http1 import HttpExchange
 from omni_ws.wire import sse
@@ -236,7 +236,7 @@ async def gather(session: Answering, hold: Callable[[int], None]) -> tuple[list[
     while True:
         match await receive(session):
             case OutputChunk() as message:
-                hold(MESSAGE_OVERHEAD_BYTES + len(message.payload) + 4 * len(message.text))
+                hold(message_cost(message))
                 outputs.append(message)
             case FinalChunk() as message:
                 return outputs, _checked(message)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 
 from omni_ws.audio.encoder import AudioEncoder
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.engine.base import AnswerOptions, Message, StructuredOutput
-from omni_ws.errors import InvalidRequest, UnsupportedFormat, UnsupportedParameter
+from omni_ws.errors import UnsupportedFormat, UnsupportedParameter
 from omni_ws.service.conversation import Conversation
 from omni_ws.service.identifiers import new_id
 from omni_ws.wire.openai_answer import ChatOptions
@@ -20,14 +21,15 @@ from omni_ws.wire.openai_request import ChatRequest
 
 
 def configure(conversation: Conversation, patch: ConfigurationPatch) -> AudioFormat:
-    """Returns the format that the client wants audio in. Raises an InvalidRequest that names the body's own field."""
-    try:
+    """Returns the format that the client wants audio in. Raises an InvalidRequest that names the body's own field.
+
+    From here on every error of the conversation does.
+    """
+    conversation.field_names = patch.name_in_body
+    with conversation.names_of_client():
         config = conversation.configure(patch.fields)
         target = AudioFormat(config.output_audio.format, config.output_audio.sample_rate)
         _check_encodable(target)
-    except InvalidRequest as error:
-        error.param = patch.name_in_body(error.param)
-        raise
     return target
 
 
@@ -51,18 +53,21 @@ def prepare_answer(conversation: Conversation, request: ChatRequest) -> None:
     )
 
 
-def checked_options(conversation: Conversation, answer: AnswerFields, *, raw_prompt: bool = False) -> AnswerOptions:
-    """Raises UnsupportedParameter."""
-    options = AnswerOptions(
+def checked_options(
+    conversation: Conversation, answer: AnswerFields, asked: AnswerOptions | None = None
+) -> AnswerOptions:
+    """``asked`` with what ``answer`` says. Raises UnsupportedParameter."""
+    options = replace(
+        asked or AnswerOptions(),
         logprobs=answer.logprobs,
         structure=None if answer.form is None else StructuredOutput(schema=answer.form.schema),
         choices=answer.choices,
         priority=answer.priority,
-        raw_prompt=raw_prompt,
         parallel_tool_calls=answer.parallel_tool_calls,
         media_limits=answer.media_limits,
     )
-    conversation.configuration.check_options(options)
+    with conversation.names_of_client():
+        conversation.configuration.check_options(options)
     return options
 
 

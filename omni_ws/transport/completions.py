@@ -1,13 +1,17 @@
-"""``/v1/completions``: prompts as they stand."""
+"""``/v1/completions``: prompts as they stand, texts or token ids."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
+import orjson
+
 from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.engine.base import AnswerOptions
 from omni_ws.service.conversation import Conversation
 from omni_ws.service.identifiers import new_id
 from omni_ws.transport.answer_writers import Answering, gather, held_answer
@@ -28,16 +32,29 @@ class CompletionRoutes(AnsweringRoutes):
             self.ordinary(exchange, chat_wants_events) as body,
         ):
             request = await body.read(read_completion)
-            sessions = [self._prompt_session(exchange, request, owner=owner) for _ in request.prompts]
+            sessions = [
+                self._prompt_session(exchange, request, one, owner=owner) for one in range(len(request.prompts))
+            ]
             async with self._answering(request, sessions) as answering:
                 await self._answer(exchange, request, answering)
 
-    def _prompt_session(self, exchange: HttpExchange, request: CompletionRequest, *, owner: str | None) -> HttpSession:
+    def _prompt_session(
+        self, exchange: HttpExchange, request: CompletionRequest, index: int, *, owner: str | None
+    ) -> HttpSession:
+        place = request.places[index]
+        patch = replace(request.patch, names={**request.patch.names, "prompt": place}, input=place)
+        asked = AnswerOptions(
+            raw_prompt=True,
+            token_prompt=not isinstance(request.prompts[index], str),
+            echo=request.echo,
+            only_echo=request.only_echo,
+        )
+
         def prepare(conversation: Conversation) -> None:
-            conversation.options = checked_options(conversation, request.answer, raw_prompt=True)
+            conversation.options = checked_options(conversation, request.answer, asked)
 
         session, _ = self.open_session(
-            exchange, request.patch, owner=owner, whole_audio=False, streaming_input=False, prepare=prepare
+            exchange, patch, owner=owner, whole_audio=False, streaming_input=False, prepare=prepare
         )
         return session
 
@@ -46,7 +63,8 @@ class CompletionRoutes(AnsweringRoutes):
         """All prompts are worked on at the same time."""
         async with AsyncExitStack() as running:
             for prompt, session in zip(request.prompts, sessions, strict=True):
-                source = self.feed([InputChunk(Modality.TEXT, prompt.encode())])
+                text = prompt.encode() if isinstance(prompt, str) else orjson.dumps(prompt)
+                source = self.feed([InputChunk(Modality.TEXT, text)])
                 await running.enter_async_context(session.running(partial(source, session)))
             if len(sessions) == 1:
                 yield sessions[0]

@@ -46,8 +46,12 @@ class HttpSession:
 
     async def feed(self, chunk: InputChunk) -> None:
         """Waits while the engine is behind. Raises what the chunk is refused for."""
-        self.conversation.configuration.check_chunk(chunk)
-        self.conversation.receive_chunk(chunk, now=self._loop.time())
+        try:
+            self.conversation.configuration.check_chunk(chunk)
+            self.conversation.receive_chunk(chunk, now=self._loop.time())
+        except OmniError as error:
+            error.param = self.conversation.field_names(error.param)
+            raise
         self.conversation.stream.take_ack()  # which HTTP has no words for
         if self.conversation.stream.gap_since is not None:
             self._timer_changed.set()

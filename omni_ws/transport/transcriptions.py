@@ -36,7 +36,7 @@ class TranscriptionRoutes(AnsweringRoutes):
             fields = form_fields(_texts(parts))
             streams = str(fields.get("stream")).lower() in ("true", "1")
             async with self.errors_as_wanted(exchange, events=streams):
-                request = read_transcription(fields)
+                request = read_transcription(fields, input_field="file")
                 file = _file(parts)
                 chunk = audio_file(bytes(file.data), filename=file.filename or "", content_type=file.content_type)
                 await self._answer(exchange, request, self.feed([chunk]), owner=owner)

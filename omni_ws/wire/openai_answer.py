@@ -51,9 +51,9 @@ def transcript_object(chunk: OutputChunk) -> dict[str, Any]:
     return {"text": chunk.text, "interim": chunk.interim, "start_ms": chunk.start_ms}
 
 
-def finite_logprob(logprob: float) -> float:
+def finite_logprob(logprob: float | None) -> float | None:
     """JSON has no word for minus infinity."""
-    return max(logprob, LEAST_LOGPROB)
+    return logprob if logprob is None else max(logprob, LEAST_LOGPROB)
 
 
 def logprobs_object(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:

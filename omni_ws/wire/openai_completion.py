@@ -1,10 +1,10 @@
-"""Bodies of ``/v1/completions``: prompts as they stand, without a chat around them."""
+"""Bodies of ``/v1/completions``: prompts as they stand, texts or token ids, without a chat around them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from omni_ws.errors import EmptyInput, InvalidValue, UnsupportedParameter
 from omni_ws.wire.openai_fields import (
@@ -20,16 +20,25 @@ from omni_ws.wire.openai_options import MAX_CHOICES, AnswerFields, Choices, Prio
 
 #: What OpenAI's interface says for a body that does not.
 DEFAULT_MAX_TOKENS: Final = 16
+#: More than any model reads.
+MAX_PROMPT_TOKENS: Final = 1 << 20
+#: Of any vocabulary; each model's own is smaller, and checked by its engine.
+MAX_TOKEN_ID: Final = 1 << 31
 
-_NOT_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {**NEVER_AVAILABLE, "echo": (False,), "suffix": ("",)}
+_NOT_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {**NEVER_AVAILABLE, "suffix": ("",)}
 #: The fields of ``session_config`` that mean something to a prompt.
 _CONFIGURED: Final = frozenset({"model", "sampling", "stage_sampling", "stage_params"})
+
+
+#: A text, or token ids.
+Prompt: TypeAlias = str | tuple[int, ...]
 
 
 class CompletionBody(CommonBody, frozen=True, kw_only=True):
     prompt: str | list[Any] | None = None
     n: Choices | None = None
     best_of: int | None = None
+    echo: bool | None = None
     logprobs: bool | int | None = None
     stream_options: StreamOptions | None = None
     usage_on_final_chunk: bool | None = None
@@ -38,11 +47,15 @@ class CompletionBody(CommonBody, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """``answer`` is asked of each prompt."""
+    """``answer`` is asked of each prompt. ``only_echo``: nothing is to be written, the prompt is only given back."""
 
     patch: ConfigurationPatch
-    prompts: tuple[str, ...]
+    prompts: tuple[Prompt, ...]
+    #: Where each stands in the body.
+    places: tuple[str, ...]
     answer: AnswerFields
+    echo: bool
+    only_echo: bool
     stream: bool
     request_id: str | None
     include_usage: bool
@@ -56,22 +69,27 @@ def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
     choices = fields.n or 1
     if fields.best_of not in (None, choices):
         raise UnsupportedParameter("as many answers are made as are given", param="best_of")
-    prompts = _prompts(fields.prompt)
+    places, prompts = zip(*_prompts(fields.prompt), strict=True)
     if len(prompts) * choices > MAX_CHOICES:
         raise InvalidValue(f"at most {MAX_CHOICES} answers at a time", param="prompt")
-    whole = configuration_patch(body, fields)
-    patch = ConfigurationPatch({name: whole.fields[name] for name in _CONFIGURED & whole.fields.keys()}, whole.names)
+    patch = configuration_patch(body, fields, input_field="prompt")
+    for name in patch.fields.keys() - _CONFIGURED:
+        del patch.fields[name]
     patch.fields["modalities"] = ["text"]
     patch.fields["sampling"] = {"max_tokens": DEFAULT_MAX_TOKENS, **patch.fields["sampling"]}
     options = fields.stream_options or StreamOptions()
+    echo = fields.echo is True
     return CompletionRequest(
         patch=patch,
         prompts=prompts,
+        places=places,
         answer=AnswerFields(
             choices=choices,
             logprobs=completion_logprobs(fields.logprobs),
             priority=fields.priority or 0,
         ),
+        echo=echo,
+        only_echo=echo and fields.max_tokens == 0 and not fields.max_completion_tokens,
         stream=fields.stream is True,
         request_id=fields.request_id,
         include_usage=options.include_usage is True,
@@ -79,16 +97,32 @@ def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
     )
 
 
-def _prompts(prompt: str | list[Any] | None) -> tuple[str, ...]:
-    prompts = [prompt] if isinstance(prompt, str) else prompt
-    if not prompts:
-        raise InvalidValue("prompt is a text, or a list of texts", param="prompt")
-    for index, one in enumerate(prompts):
-        place = "prompt" if isinstance(prompt, str) else f"prompt[{index}]"
-        if isinstance(one, (int, list)) and not isinstance(one, bool):
-            raise UnsupportedParameter("prompts are texts here, not tokens", param=place)
-        if not isinstance(one, str):
-            raise InvalidValue("a prompt is a text", param=place)
-        if not one:
-            raise EmptyInput("there is nothing to complete", param=place)
-    return tuple(prompts)
+def _prompts(prompt: str | list[Any] | None) -> list[tuple[str, Prompt]]:
+    """One prompt, or a list of them, each with its place. A list of numbers is one prompt of token ids."""
+    if not prompt and prompt != "":
+        raise InvalidValue("prompt is a text, a list of token ids, or a list of either", param="prompt")
+    if isinstance(prompt, str) or _is_number(prompt[0]):
+        return [("prompt", _prompt(prompt, "prompt"))]
+    if len(prompt) > MAX_CHOICES:
+        raise InvalidValue(f"at most {MAX_CHOICES} answers at a time", param="prompt")
+    places = [f"prompt[{index}]" for index in range(len(prompt))]
+    return [(place, _prompt(one, place)) for place, one in zip(places, prompt, strict=True)]
+
+
+def _prompt(prompt: Any, place: str) -> Prompt:
+    if not isinstance(prompt, (str, list)):
+        raise InvalidValue("a prompt is a text or a list of token ids", param=place)
+    if not prompt:
+        raise EmptyInput("there is nothing to complete", param=place)
+    if isinstance(prompt, str):
+        return prompt
+    if len(prompt) > MAX_PROMPT_TOKENS:
+        raise InvalidValue(f"a prompt has at most {MAX_PROMPT_TOKENS} token ids", param=place)
+    for index, one in enumerate(prompt):
+        if not _is_number(one) or not 0 <= one < MAX_TOKEN_ID:
+            raise InvalidValue(f"a token id is a whole number from 0 to {MAX_TOKEN_ID - 1}", param=f"{place}[{index}]")
+    return tuple(prompt)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

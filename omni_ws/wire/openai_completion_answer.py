@@ -25,12 +25,16 @@ class CompletionOptions:
     usage_on_final_chunk: bool = False
 
 
+def _no_logprobs() -> dict[str, list[Any]]:
+    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+
+
 @dataclass(slots=True)
 class _Piece:
-    """Text that is under way, and the tokens that it is made of."""
+    """Text that is under way, and the ``logprobs`` of the tokens that it is made of."""
 
     text: str = ""
-    tokens: list[TokenLogprob] = field(default_factory=list)
+    logprobs: dict[str, list[Any]] = field(default_factory=_no_logprobs)
 
 
 class _Logprobs:
@@ -40,18 +44,16 @@ class _Logprobs:
         self._offset = 0
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def place(self, tokens: Iterable[TokenLogprob]) -> dict[str, Any]:
-        """The ``logprobs`` of a choice, of the tokens that follow those before."""
-        placed: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+    def place(self, tokens: Iterable[TokenLogprob], placed: dict[str, list[Any]]) -> None:
+        """Adds the tokens, which follow those before, to the ``logprobs`` of a choice."""
         for token in tokens:
             placed["tokens"].append(token.token)
             placed["token_logprobs"].append(finite_logprob(token.logprob))
-            # The sampled token is among them whether it is one of the likeliest or not.
+            # The token itself is among them whether it is one of the likeliest or not.
             top = {one.token: finite_logprob(one.logprob) for one in (*token.top, token)}
-            placed["top_logprobs"].append(top)
+            placed["top_logprobs"].append(None if token.logprob is None else top)
             placed["text_offset"].append(self._offset)
             self._offset += len(self._utf8.decode(token.data))
-        return placed
 
 
 class _Choices:
@@ -65,13 +67,13 @@ class _Choices:
     def _choice(self, index: int, finish_reason: str | None) -> dict[str, Any]:
         """The piece that is under way, which ends here."""
         piece, self._pieces[index] = self._pieces[index], _Piece()
-        logprobs = self._logprobs[index].place(piece.tokens) if self._options.logprobs else None
+        logprobs = piece.logprobs if self._options.logprobs else None
         return {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": finish_reason}
 
     def _keep(self, chunk: OutputChunk) -> None:
         piece = self._pieces[chunk.choice]
         piece.text += chunk.text
-        piece.tokens += chunk.logprobs
+        self._logprobs[chunk.choice].place(chunk.logprobs, piece.logprobs)
 
     def _object(self, choices: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypeVar
@@ -16,7 +17,6 @@ Body = TypeVar("Body", bound=Struct)
 
 #: Fields of OpenAI's bodies that no engine of this version can honour, unless they say nothing.
 NEVER_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {
-    "logit_bias": ({},),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "prediction": (),
@@ -29,7 +29,8 @@ _TALKER_SAMPLING: Final = {
 }
 
 #: Values that say nothing; clients send them to engines that do not know the parameter.
-_NEUTRAL_SAMPLING: Final = {
+_NEUTRAL_SAMPLING: Final[Mapping[str, Any]] = {
+    "logit_bias": {},
     "presence_penalty": 0,
     "frequency_penalty": 0,
     "repetition_penalty": 1,
@@ -50,19 +51,40 @@ class CommonBody(Struct, frozen=True, kw_only=True):
     max_completion_tokens: int | None = None
 
 
+#: The fields of a chunk of input.
+_CHUNK_FIELDS: Final = frozenset(
+    {"sequence_id", "offset", "modality", "payload", "text", "url", "format", "timestamp_ms", "end_of_input"}
+    | {"role", "tool_call_id"}
+)
+_ROOT: Final = re.compile(r"[^.\[]*")
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigurationPatch:
-    """``fields`` are those of ``session_config``; ``names`` says what the body calls those that it calls otherwise."""
+    """``fields`` are those of ``session_config``; ``names`` says what the body calls those that it calls otherwise.
+
+    ``sent`` are the fields that the body has. ``input`` is the one that brings the input; None where chunks do.
+    """
 
     fields: dict[str, Any]
     names: dict[str, str] = field(default_factory=dict)
+    sent: frozenset[str] = frozenset()
+    input: str | None = None
 
     def name_in_body(self, param: str | None) -> str | None:
-        """What an error's ``param`` is called in the body: ``sampling.stop[0]`` is ``stop[0]`` there."""
+        """What an error's ``param`` is called in the body: ``sampling.stop[0]`` is ``stop[0]`` there.
+
+        None for what the client did not write: no error names a field that only the server knows.
+        """
+        if param is None:
+            return None
         for ours, theirs in self.names.items():
-            if param is not None and (param == ours or param.startswith((f"{ours}.", f"{ours}["))):
+            if param == ours or param.startswith((f"{ours}.", f"{ours}[")):
                 return theirs + param.removeprefix(ours)
-        return param
+        root = _ROOT.match(param)
+        if root is not None and root[0] in _CHUNK_FIELDS:
+            return self.input or param
+        return param if root is not None and root[0] in self.sent else None
 
 
 def convert_body(body: Mapping[str, Any], kind: type[Body]) -> Body:
@@ -79,8 +101,13 @@ def refuse_unavailable(body: Mapping[str, Any], unavailable: Mapping[str, tuple[
             raise UnsupportedParameter(f"{name} is not available here", param=name)
 
 
-def configuration_patch(body: Mapping[str, Any], fields: CommonBody) -> ConfigurationPatch:
-    """The ``session_config`` fields of a body, those that OpenAI keeps at the top level among them."""
+def configuration_patch(
+    body: Mapping[str, Any], fields: CommonBody, *, input_field: str | None = None
+) -> ConfigurationPatch:
+    """The ``session_config`` fields of a body, those that OpenAI keeps at the top level among them.
+
+    ``input_field`` is the field of the body that brings the input; None where chunks do.
+    """
     patch = {name: body[name] for name in FIELDS if name in body}
     patch.pop("max_lead_ms", None)  # answers over HTTP are never paced
     names = {name: name for name in SamplingConfig.__struct_fields__ if body.get(name) is not None}
@@ -92,7 +119,7 @@ def configuration_patch(body: Mapping[str, Any], fields: CommonBody) -> Configur
         sampling["max_tokens"] = limit
         names["max_tokens"] = "max_completion_tokens" if fields.max_completion_tokens else "max_tokens"
     for name, neutral in _NEUTRAL_SAMPLING.items():
-        if sampling.get(name) == neutral and type(sampling[name]) in (int, float):
+        if sampling.get(name) == neutral and not isinstance(sampling[name], bool):
             del sampling[name]
     patch["sampling"] = {**object_field(body, "sampling"), **sampling}
     talker = {field: name for field, name in _TALKER_SAMPLING.items() if body.get(field) is not None}
@@ -102,7 +129,7 @@ def configuration_patch(body: Mapping[str, Any], fields: CommonBody) -> Configur
         patch["stage_sampling"] = {**stages, "talker": {**object_field(stages, "talker"), **given}}
     fields_of = {f"sampling.{ours}": theirs for ours, theirs in names.items()}
     fields_of |= {f"stage_sampling.talker.{ours}": theirs for theirs, ours in talker.items()}
-    return ConfigurationPatch(patch, fields_of)
+    return ConfigurationPatch(patch, fields_of, frozenset(body), input_field)
 
 
 def object_field(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:

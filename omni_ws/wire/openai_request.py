@@ -47,6 +47,7 @@ _NOT_AVAILABLE_IN_CHAT: Final[Mapping[str, tuple[Any, ...]]] = {
 #: And those of chat that make no sense where text is read aloud.
 _NOT_AVAILABLE_IN_SPEECH: Final[Mapping[str, tuple[Any, ...]]] = {
     **_NOT_AVAILABLE_IN_CHAT,
+    "logit_bias": ({},),
     "n": (1,),
     "logprobs": (False,),
     "top_logprobs": (0,),
@@ -142,7 +143,7 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
     """
     refuse_unavailable(body, _NOT_AVAILABLE_IN_CHAT)
     fields = convert_body(body, ChatBody)
-    patch = configuration_patch(body, fields)
+    patch = configuration_patch(body, fields, input_field=None if input_follows else "messages")
     audio = fields.audio or AudioOptions()
     wants_audio = fields.modalities is not None and "audio" in fields.modalities
     if fields.modalities == []:
@@ -219,7 +220,7 @@ def read_speech(body: Mapping[str, Any], *, input_follows: bool) -> SpeechReques
         raise EmptyInput("there is nothing to speak", param="input")
     dialect = _dialect(fields, input_follows=input_follows)
     default = "mp3" if dialect is SpeechDialect.WHOLE else "pcm"
-    patch = configuration_patch(body, fields)
+    patch = configuration_patch(body, fields, input_field=None if input_follows else "input")
     patch.fields.update({"task": "speech", "modalities": ["audio"], "voice": fields.voice})
     if isinstance(fields.voice, dict):
         patch.fields["voice"] = fields.voice.get("id")

@@ -75,8 +75,11 @@ def form_fields(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
     return fields | lists
 
 
-def read_transcription(body: Mapping[str, Any]) -> TranscriptionRequest:
-    """Raises InvalidValue or UnsupportedParameter, naming the field."""
+def read_transcription(body: Mapping[str, Any], *, input_field: str | None = None) -> TranscriptionRequest:
+    """``input_field`` is the one that brings the audio; None where chunks do.
+
+    Raises InvalidValue or UnsupportedParameter, naming the field.
+    """
     refuse_unavailable(body, _NOT_AVAILABLE)
     try:
         # Forms have texts only.
@@ -94,7 +97,7 @@ def read_transcription(body: Mapping[str, Any]) -> TranscriptionRequest:
     if "input_audio" in body:
         patch["input_audio"] = body["input_audio"]
     return TranscriptionRequest(
-        patch=ConfigurationPatch(patch, {"sampling.temperature": "temperature"}),
+        patch=ConfigurationPatch(patch, {"sampling.temperature": "temperature"}, frozenset(body), input_field),
         language=None if fields.language is None else fields.language.lower().partition("-")[0],
         response_format=fields.response_format,
         granularities=granularities or frozenset({"segment"}),

@@ -25,6 +25,11 @@ from omni_ws.errors import InvalidValue
 SampleRate: TypeAlias = Annotated[int, Meta(ge=MIN_SAMPLE_RATE, le=MAX_SAMPLE_RATE)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1)]
 NonNegative: TypeAlias = Annotated[float, Meta(ge=0)]
+#: Keys are the decimal digits of token ids; values are added to the logits of those tokens.
+LogitBias: TypeAlias = Annotated[
+    dict[Annotated[str, Meta(pattern=r"^[0-9]{1,10}$")], Annotated[float, Meta(ge=-100, le=100)]],
+    Meta(max_length=1024),
+]
 
 #: So much audio from before a turn is held for as long as somebody listens.
 MAX_PREFIX_PADDING_MS = 2_000
@@ -82,6 +87,7 @@ class SamplingConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
+    logit_bias: LogitBias | None = None
 
 
 class SessionConfig(Struct, frozen=True, kw_only=True):
@@ -110,7 +116,7 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
 
 
 FIELDS = frozenset(SessionConfig.__struct_fields__)
-_ERROR_PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
+_ERROR_PATH = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`$")
 _MAX_ERROR_TEXT = 200
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
 

@@ -112,6 +112,76 @@ async def test_the_prompt_reaches_the_engine_as_it_stands() -> None:
     assert [chunk.payload for chunk in engine.inputs[0]] == [b"<s> raw"]
 
 
+class TokenPrompts(CapableEngine):
+    """Takes token ids, gives prompts back, and has its logits biased."""
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        capable = super().capabilities
+        return replace(capable, token_prompts=True, echo=True, sampling=capable.sampling | {"logit_bias"})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "seen"),
+    [
+        ([7, 8], [(b"[7,8]", True)]),
+        ([[7, 8], [2**31 - 1]], [(b"[7,8]", True), (b"[2147483647]", True)]),
+        (["a", [0]], [(b"a", False), (b"[0]", True)]),
+    ],
+)
+async def test_token_ids_reach_the_engine(prompt: list[Any], seen: list[tuple[bytes, bool]]) -> None:
+    engine = TokenPrompts([said("x")])
+    async with live_server(engine) as server:
+        answer = await ask(server, prompt=prompt, logit_bias={"9": -100, "10": 2.5})
+    assert len(answer.json()["choices"]) == len(seen)
+    inputs = [b"".join(chunk.payload for chunk in chunks) for chunks in engine.inputs]
+    options = [one.options for one in engine.requests]
+    assert sorted(zip(inputs, (one.token_prompt for one in options), strict=True)) == sorted(seen)
+    assert all(one.raw_prompt and not one.echo for one in options)
+    assert [one.sampling["logit_bias"] for one in engine.requests] == [{"9": -100, "10": 2.5}] * len(seen)
+
+
+@pytest.mark.parametrize(
+    ("body", "only"),
+    [
+        ({}, False),
+        ({"max_tokens": 1}, False),
+        ({"max_tokens": 0}, True),
+        ({"max_tokens": 0, "max_completion_tokens": 2}, False),
+    ],
+)
+async def test_an_echo_with_and_without_an_answer(body: dict[str, Any], only: bool) -> None:
+    engine = TokenPrompts([])
+    async with live_server(engine) as server:
+        assert (await ask(server, echo=True, **body)).status == 200
+    (seen,) = engine.requests
+    assert (seen.options.echo, seen.options.only_echo) == (True, only)
+
+
+async def test_the_first_token_of_an_echo_has_no_logprob() -> None:
+    first, second = TokenLogprob("On", b"On", None), token("ce", -0.5, "to")
+    engine = TokenPrompts([TextOutput("Once", logprobs=(first, second)), TextOutput("!", logprobs=(token("!"),))])
+    async with live_server(engine) as server:
+        (choice,) = (await ask(server, echo=True, logprobs=2)).json()["choices"]
+        chunks = await stream(server, echo=True, logprobs=2)
+    assert choice["logprobs"] == {
+        "tokens": ["On", "ce", "!"],
+        "token_logprobs": [None, -0.5, -0.5],
+        "top_logprobs": [None, {"ce": -0.5, "to": -1.5}, {"!": -0.5}],
+        "text_offset": [0, 2, 4],
+    }
+    assert said_by(chunks) == [(0, "Once", None), (0, "!", "stop")]
+    assert [chunk["choices"][0]["logprobs"]["token_logprobs"] for chunk in chunks] == [[None, -0.5], [-0.5]]
+
+
+@pytest.mark.parametrize(("past", "status"), [(0, 200), (1, 400)])
+async def test_so_many_biases_and_no_more(past: int, status: int) -> None:
+    async with live_server(TokenPrompts([])) as server:
+        answer = await ask(server, logit_bias={str(number): 1 for number in range(1024 + past)})
+        assert answer.status == status
+        assert answer.status == 200 or answer.error["param"] == "logit_bias"
+
+
 async def test_an_engine_that_freezes_its_input_gets_the_whole_prompt() -> None:
     async with live_server(SnapshotEngine(), streaming_input={"max_chunk_bytes": 1024}) as server:
         prompt = "word " * 1000
@@ -238,14 +308,25 @@ async def test_zero_logprobs_name_the_sampled_token_alone() -> None:
         ({"prompt": ""}, 400, "empty_input", "prompt"),
         ({"prompt": ["a", ""]}, 400, "empty_input", "prompt[1]"),
         ({"prompt": [True]}, 400, "invalid_value", "prompt[0]"),
-        ({"prompt": [1, 2]}, 400, "unsupported_parameter", "prompt[0]"),
-        ({"prompt": [[1, 2]]}, 400, "unsupported_parameter", "prompt[0]"),
+        ({"prompt": [1, "a"]}, 400, "invalid_value", "prompt[1]"),
+        ({"prompt": [1, True]}, 400, "invalid_value", "prompt[1]"),
+        ({"prompt": [1, -1]}, 400, "invalid_value", "prompt[1]"),
+        ({"prompt": [1, 2**31]}, 400, "invalid_value", "prompt[1]"),
+        ({"prompt": ["a", [1, 2.5]]}, 400, "invalid_value", "prompt[1][1]"),
+        ({"prompt": [[1], 2]}, 400, "invalid_value", "prompt[1]"),
+        ({"prompt": [[1], []]}, 400, "empty_input", "prompt[1]"),
+        ({"prompt": [1, 2]}, 400, "unsupported_parameter", "prompt"),
+        ({"prompt": ["a", [1, 2]]}, 400, "unsupported_parameter", "prompt[1]"),
+        ({"prompt": ["a"] * 129}, 400, "invalid_value", "prompt"),
         ({"prompt": ["a"] * 65, "n": 2}, 400, "invalid_value", "prompt"),
         ({"n": 0}, 400, "invalid_value", "n"),
         ({"echo": True}, 400, "unsupported_parameter", "echo"),
         ({"suffix": "b"}, 400, "unsupported_parameter", "suffix"),
         ({"best_of": 2}, 400, "unsupported_parameter", "best_of"),
         ({"logit_bias": {"5": 1}}, 400, "unsupported_parameter", "logit_bias"),
+        ({"logit_bias": {"five": 1}}, 400, "invalid_value", "logit_bias"),
+        ({"logit_bias": {"5": 101}}, 400, "invalid_value", "logit_bias"),
+        ({"logit_bias": [5]}, 400, "invalid_value", "logit_bias"),
         ({"top_p": 2}, 400, "invalid_value", "top_p"),
     ],
 )

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.errors import EmptyInput, InvalidRequest, InvalidValue, UnsupportedFormat, UnsupportedParameter
+from omni_ws.wire.openai_completion import MAX_PROMPT_TOKENS, read_completion
 from omni_ws.wire.openai_fields import ConfigurationPatch
 from omni_ws.wire.openai_messages import HistoryMessage, read_messages
 from omni_ws.wire.openai_request import (
@@ -99,13 +100,17 @@ def test_names_in_the_body() -> None:
         ("sampling.max_tokens", "max_completion_tokens"),
         ("sampling.top_p", "sampling.top_p"),
         ("output_audio.format", "audio.format"),
-        ("output_audio.sample_rate", "output_audio.sample_rate"),
         ("voice", "audio.voice"),
-        ("start_policy.type", "start_policy.type"),
+        ("modality", "messages"),
+        # Nobody wrote these.
+        ("output_audio.sample_rate", None),
+        ("start_policy.type", None),
         (None, None),
     ):
         assert patch.name_in_body(ours) == theirs
-    assert ConfigurationPatch({}, {"sampling.stop": "stop"}).name_in_body("sampling.stopping") == "sampling.stopping"
+    patch = ConfigurationPatch({}, {"sampling.stop": "stop"}, frozenset({"sampling"}))
+    assert patch.name_in_body("sampling.stopping") == "sampling.stopping"
+    assert patch.name_in_body("format") == "format"  # of a chunk
 
 
 @pytest.mark.parametrize(
@@ -285,3 +290,14 @@ def test_any_messages_are_read_or_refused(messages: list[dict[str, Any]]) -> Non
     except InvalidRequest as error:
         place = error.param
     assert (place or "").startswith("messages")
+
+
+@pytest.mark.parametrize("past", [0, 1])
+def test_a_prompt_has_so_many_token_ids(past: int) -> None:
+    prompt = [7] * (MAX_PROMPT_TOKENS + past)
+    if not past:
+        assert len(read_completion({"prompt": prompt}).prompts[0]) == MAX_PROMPT_TOKENS
+        return
+    with pytest.raises(InvalidValue) as refused:
+        read_completion({"prompt": [prompt]})
+    assert refused.value.param == "prompt[0]"

@@ -20,8 +20,17 @@ _REASONS: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "re
 class AnswerReader:
     """One of the answers to a request, the ``choice``-th. ``tools`` finds the calls in it."""
 
-    def __init__(self, choice: int, *, logprobs: AlignedLogprobs | None, tools: ToolCallReader | None) -> None:
+    def __init__(
+        self,
+        choice: int,
+        *,
+        logprobs: AlignedLogprobs | None,
+        tools: ToolCallReader | None,
+        names_end: bool = False,
+    ) -> None:
+        """``names_end``: the token that ends the answer is among those with a log-probability."""
         self.choice = choice
+        self._names_end = names_end
         self.tokens = 0
         self.finish_reason: FinishReason | None = None
         self._logprobs = logprobs
@@ -47,9 +56,16 @@ class AnswerReader:
         if piece.finish_reason is not None:
             self.finish_reason = self._reason(piece.finish_reason)
 
+    def skip(self, piece: CompletionOutput) -> None:
+        """vLLM writes one token at least, and none was asked for. Raises EngineFailed."""
+        if piece.finish_reason is not None:
+            self._reason(piece.finish_reason)
+            self.finish_reason = FinishReason.LENGTH
+
     def _note_tokens(self, logprobs: AlignedLogprobs, piece: CompletionOutput, prompt: Sequence[int]) -> None:
         told = list(piece.token_ids)
-        if told and piece.finish_reason == "stop" and not isinstance(piece.stop_reason, str):
+        ends = piece.finish_reason == "stop" and not isinstance(piece.stop_reason, str)
+        if told and ends and not self._names_end:
             told.pop()  # the token that ends the answer is none of its text
         logprobs.add(told, (piece.logprobs or [])[: len(told)], prompt)
 

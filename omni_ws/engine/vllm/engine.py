@@ -129,6 +129,8 @@ class VllmEngine:
             structured_output=True,
             choices=True,
             raw_prompts=True,
+            token_prompts=True,
+            echo=True,
             priority=self.config.args.get("scheduling_policy") == "priority",
             media_limits=frozenset(field.name for field in fields(MediaLimits)),
             speech_in_history=Modality.AUDIO in media,

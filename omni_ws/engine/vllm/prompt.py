@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -193,9 +194,9 @@ class PromptForm:
             return [self._plain_within(inner) for inner in value]
         return value
 
-    def bare(self) -> BareForm:
-        """The form of prompts that are taken as they stand."""
-        return BareForm(self)
+    def bare(self, *, tokens: bool = False) -> BareForm:
+        """The form of prompts that are taken as they stand: texts, or ``tokens``."""
+        return TokenForm(self) if tokens else BareForm(self)
 
 
 class BareForm(PromptForm):
@@ -221,6 +222,14 @@ class BareForm(PromptForm):
 
     def last_border(self, text: str, start: int) -> int:
         return start  # what stands at its beginning is added to it as a whole
+
+
+class TokenForm(BareForm):
+    """For prompts of token ids, which come as a JSON list."""
+
+    def tokens(self, text: str) -> list[int]:
+        tokens: list[int] = json.loads(text)
+        return tokens
 
 
 def _without_broken_calls(history: Sequence[Message]) -> Iterator[Message]:
@@ -323,14 +332,16 @@ class PromptDraft:
         """The finished prompt."""
         if self.tool_results:
             self._tell_results()
-        return Excerpt(self.form.tokens(self._text()), tuple(self.media))
+        return Excerpt(self.form.tokens(self.text), tuple(self.media))
 
     def _tell_results(self) -> None:
         results = (Message("tool", text, tool_call_id=call_id) for call_id, text in self.tool_results.items())
         context = replace(self.context, history=(*self.context.history, *results))
         self.head, self.tail = self.form.frame(context, user=not self.empty)
 
-    def _text(self) -> str:
+    @property
+    def text(self) -> str:
+        """The finished prompt, before it becomes tokens."""
         return self.head + self._body + self.form.plain(self._open_text) + self.tail
 
     def _begin(self, part: int, *, always: bool = False) -> None:

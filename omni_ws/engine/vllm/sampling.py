@@ -26,6 +26,7 @@ SAMPLING: Final = frozenset(
         "presence_penalty",
         "frequency_penalty",
         "repetition_penalty",
+        "logit_bias",
     }
 )
 #: A schema becomes a grammar of several times its size, between two steps of the model.
@@ -42,6 +43,8 @@ def answer_parameters(asked: Mapping[str, Any], defaults: Mapping[str, Any], opt
     from vllm.sampling_params import RequestOutputKind
 
     values = {"max_tokens": None, **defaults, **asked}
+    if "logit_bias" in values:
+        values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
     if options.choices > 1 and values.get("temperature") == 0:
         raise InvalidValue("without a temperature all answers are the same one", param="n")
     try:
@@ -49,6 +52,8 @@ def answer_parameters(asked: Mapping[str, Any], defaults: Mapping[str, Any], opt
             **values,
             n=options.choices,
             logprobs=options.logprobs,
+            # Named here and not later: with them vLLM computes the whole prompt, whatever is cached of it.
+            prompt_logprobs=options.logprobs if options.echo else None,
             structured_outputs=None if options.structure is None else _constraint(options.structure),
             output_kind=RequestOutputKind.DELTA,
         )
@@ -108,6 +113,8 @@ def survives_streaming(parameters: SamplingParams) -> bool:
         and (parameters.seed is None or parameters.temperature == 0)
         and parameters.n == 1
         and parameters.logprobs is None
+        and parameters.prompt_logprobs is None
+        and not parameters.logit_bias
         and parameters.structured_outputs is None
         and parameters.skip_special_tokens
     )

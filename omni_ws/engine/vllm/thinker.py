@@ -21,10 +21,11 @@ from omni_ws.engine.vllm.early_input import EarlyBudget, EarlyWork, Origin, Stre
 from omni_ws.engine.vllm.input_parts import InputParts
 from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.engine.vllm.prompt import Context, Media, PromptDraft, PromptForm
+from omni_ws.engine.vllm.prompt_echo import PromptEcho
 from omni_ws.engine.vllm.sampling import answer_parameters, check_parameters, survives_streaming
 from omni_ws.engine.vllm.token_logprobs import AlignedLogprobs, TokenBytes
 from omni_ws.engine.vllm.tool_calls import ToolUse, tool_use
-from omni_ws.errors import ContextLengthExceeded, EngineFailed
+from omni_ws.errors import ContextLengthExceeded, EngineFailed, InvalidValue
 from omni_ws.profiler import events
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class Thinker:
         self._check_options()
         form, request = self._shared.form, self._request
         if request.options.raw_prompt:
-            return PromptDraft(form.bare(), Context())
+            return PromptDraft(form.bare(tokens=request.options.token_prompt), Context())
         return PromptDraft(form, Context(request.instructions, request.history, request.tools, self._speech))
 
     async def _earlier_speech(self) -> dict[Speech, tuple[Media, ...]]:
@@ -169,6 +170,11 @@ class Thinker:
         if self._tools is not None:
             self._parameters.structured_outputs = self._tools.constraint
             self._parameters.skip_special_tokens = self._tools.skip_special_tokens
+        if options.only_echo:
+            self._parameters.max_tokens = 1  # vLLM writes one at least
+        vocabulary = shared.model.llm.model_config.get_vocab_size()
+        if max(self._parameters.logit_bias or (), default=0) >= vocabulary:
+            raise InvalidValue(f"token ids are below {vocabulary}", param="sampling.logit_bias")
         if self._parameters.structured_outputs is not None or options.logprobs is not None:
             constraint = "response_format" if options.structure is not None else "tools"
             check_parameters(shared.model, self._parameters, constraint=constraint)
@@ -232,22 +238,44 @@ class Thinker:
         self, work: EarlyWork, draft: PromptDraft, sink: Channel[Any] | None, outputs: Channel[EngineOutput]
     ) -> None:
         whole = await self._in_thread(draft.whole)
-        context = self._shared.model.llm.model_config.max_model_len
+        config = self._shared.model.llm.model_config
+        context = config.max_model_len
         if len(whole.tokens) >= context:
             raise ContextLengthExceeded(
                 f"the input has {len(whole.tokens)} tokens, and the model reads {context}, its answer included"
             )
+        if self._request.options.token_prompt and max(whole.tokens) >= (vocabulary := config.get_vocab_size()):
+            raise InvalidValue(f"token ids are below {vocabulary}", param="prompt")
+        echo = await self._in_thread(self._prompt_echo, draft, whole.tokens) if self._request.options.echo else None
         self._answers = [await self._reader(choice) for choice in range(self._parameters.n)]
         async with aclosing(work.answer(whole, self._parameters)) as answer:
             async for output in events.generated(self.name, answer):
                 prompt = output.prompt_token_ids or ()
                 self.prompt_tokens = max(self.prompt_tokens, len(prompt))
                 self.cached_tokens = max(self.cached_tokens, output.num_cached_tokens or 0)
+                if echo is not None:
+                    await self._give_back(echo, output.prompt_logprobs, outputs)
+                    echo = None
                 for piece in output.outputs:
+                    if self._request.options.only_echo:
+                        self._answers[piece.index].skip(piece)
+                        continue
                     for said in self._answers[piece.index].read(piece, prompt):
                         await self._pass_on(said, sink, outputs)
         if len(self.finish_reasons) < len(self._answers):
             raise EngineFailed("the Thinker ended its answer without a reason")
+
+    def _prompt_echo(self, draft: PromptDraft, tokens: list[int]) -> PromptEcho:
+        options, shared = self._request.options, self._shared
+        text = None if options.token_prompt else draft.text
+        return PromptEcho(shared.form.tokenizer, shared.token_bytes(), tokens, text=text, top=options.logprobs)
+
+    async def _give_back(self, echo: PromptEcho, told: Any, outputs: Channel[EngineOutput]) -> None:
+        pieces = echo.pieces(told)
+        while (piece := await self._in_thread(next, pieces, None)) is not None:
+            text, tokens = piece
+            for answer in self._answers:
+                await outputs.put(TextOutput(text, tokens, answer.choice))
 
     async def _reader(self, choice: int) -> AnswerReader:
         logprobs = None
@@ -255,7 +283,7 @@ class Thinker:
             data = await self._in_thread(self._shared.token_bytes)
             logprobs = AlignedLogprobs(self._shared.model.llm.get_tokenizer(), data, self._parameters)
         tools = self._tools.reader() if self._tools is not None else None
-        return AnswerReader(choice, logprobs=logprobs, tools=tools)
+        return AnswerReader(choice, logprobs=logprobs, tools=tools, names_end=self._request.options.echo)
 
     async def _pass_on(
         self, said: TextOutput | ToolCallOutput, sink: Channel[Any] | None, outputs: Channel[EngineOutput]

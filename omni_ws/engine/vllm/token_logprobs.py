@@ -31,6 +31,20 @@ class TokenBytes:
         text: str = self._tokenizer.decode([token])
         return text.encode()
 
+    def logprob(self, token: int, place: Mapping[int, Any] | None, top: int) -> TokenLogprob:
+        """What vLLM tells of the ``place`` of a token, with the ``top`` likeliest there. Of a first one it is None."""
+        if place is None:
+            return self._named(token, None)
+        # The token itself is among them, also where it is not one of the likeliest.
+        likeliest = sorted((one for one in place.items() if one[1].rank <= top), key=lambda one: one[1].rank)
+        return self._named(
+            token, place[token].logprob, tuple(self._named(other, one.logprob) for other, one in likeliest)
+        )
+
+    def _named(self, token: int, logprob: float | None, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+        data = self[token]
+        return TokenLogprob(data.decode("utf-8", "replace"), data, logprob, top)
+
 
 class AlignedLogprobs:
     """Keeps the tokens of one answer until their text goes out.
@@ -84,12 +98,4 @@ class AlignedLogprobs:
         return IncrementalDetokenizer.from_new_request(self._tokenizer, request)  # type: ignore[arg-type,unused-ignore]
 
     def _read(self, token: int, place: Mapping[int, Any]) -> TokenLogprob:
-        wanted = self._parameters.logprobs or 0
-        # The sampled token is among them, also where it is not one of the likeliest.
-        likeliest = sorted((one for one in place.items() if one[1].rank <= wanted), key=lambda one: one[1].rank)
-        top = tuple(self._named(other, entry.logprob) for other, entry in likeliest)
-        return self._named(token, place[token].logprob, top)
-
-    def _named(self, token: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-        data = self._data[token]
-        return TokenLogprob(data.decode("utf-8", "replace"), data, logprob, top)
+        return self._data.logprob(token, place, self._parameters.logprobs or 0)
