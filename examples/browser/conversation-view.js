@@ -1,7 +1,7 @@
 /* The conversation on the page. Only what changed is touched, and what is read stays where it is: the view follows the
    newest line only while the reader is at the end. */
 
-import { ofAnswer } from "./plain-words.js";
+import { duration, ofAnswer } from "./plain-words.js";
 
 const NEAR_END = 80;
 
@@ -53,7 +53,7 @@ export class ConversationView {
     server.dataset.state = answer.state;
     setText(words, answer.text);
     const said = [];
-    if (turn.firstSoundMs !== null) said.push(`first sound after ${Math.round(turn.firstSoundMs)}\u00a0ms`);
+    if (turn.firstSoundMs !== null) said.push(`first sound after ${duration(turn.firstSoundMs)}`);
     if (answer.state === "stopped") said.push(turn.heardMs ? `stopped after ${seconds(turn.heardMs)}` : "stopped");
     if (answer.state === "done" && !answer.text) said.push(turn.sound.server.length ? "sound without words" : "no answer");
     if (answer.finishReason === "length") said.push("cut off at the length limit");

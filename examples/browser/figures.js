@@ -1,6 +1,7 @@
 /* How fast it all is: two figures beside the conversation, the rest in the drawer. */
 
 import { element } from "./page.js";
+import { duration } from "./plain-words.js";
 
 export class Figures {
   /* What is saved with a conversation. */
@@ -14,21 +15,21 @@ export class Figures {
 
   firstSound(ms) {
     this.told.first_sound_ms.push(Math.round(ms));
-    show("first-sound", `${Math.round(ms)} ms`);
+    show("first-sound", duration(ms));
     element("first-sound").parentElement.hidden = false;
   }
 
   network(ms) {
     this.told.round_trip_ms = Math.round(ms * 10) / 10;
-    show("round-trip", ms < 10 ? `${ms.toFixed(1)} ms` : `${Math.round(ms)} ms`);
+    show("round-trip", ms < 10 ? `${ms.toFixed(1)}\u00a0ms` : duration(ms));
     element("round-trip").parentElement.hidden = false;
   }
 
   playing({ queuedMs, underruns, targetMs }) {
     this.told.underruns = underruns;
-    show("figure-queue", `${Math.round(queuedMs)} ms`);
+    show("figure-queue", duration(queuedMs));
     show("figure-underruns", String(underruns));
-    show("figure-target", `${targetMs} ms`);
+    show("figure-target", duration(targetMs));
   }
 
   waiting(chunks, bytes) {

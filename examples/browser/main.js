@@ -19,6 +19,7 @@ import { WaveView } from "./wave-view.js";
 
 const ACKNOWLEDGE_MS = 250;
 const NEXT_DOWNLOAD_MS = 500;
+const STARTING = "The server is starting.";
 
 const settings = loadSettings();
 const messages = new Messages(element("messages"));
@@ -43,6 +44,7 @@ const attachments = new Attachments({
   complain: (text) => messages.show("picture", text, { seconds: 8 }),
 });
 
+let openSince = Infinity; // performance.now() of when the connection was made
 let capabilities = null;
 let models = [];
 let lastSpeechMs = -1;
@@ -53,15 +55,18 @@ let pageTurn = null; // the number of the turn that the page itself began, while
 
 session.addEventListener("state", ({ detail }) => {
   if (detail.state === "open") {
+    openSince = performance.now();
+    if (sound.context) sound.wake().catch(() => {}); // it could not be loaded while the server was away
     messages.hide("connection");
+    messages.hide("key");
     element("key-dialog").close();
   } else if (detail.state === "waiting") {
-    const why = detail.notice?.error ? ` ${plainWords.ofServer(detail.notice.error)}` : "";
     const lost = detail.again ? "The connection was lost." : "The server does not answer.";
-    const text = `${why.trim() || lost} Trying again; what you say until then is kept.`;
+    const said = detail.notice?.error ? plainWords.ofServer(detail.notice.error) : lost;
+    const text = `${session.starting ? STARTING : said} Trying again; what you say until then is kept.`;
     messages.show("connection", text, { kind: "busy", label: "Try now", action: () => session.hurry() });
   } else if (detail.state === "refused") {
-    askForKey(detail.reason);
+    keyIsNeeded(detail.reason);
   } else if (detail.state === "ended") {
     const text = {
       replaced: "This conversation goes on in another window.",
@@ -135,12 +140,26 @@ async function servedModels() {
   }
 }
 
-function askForKey(reason) {
+function keyIsNeeded(reason) {
   const wrong = reason === "unsendable" ? "A browser cannot send a key with these characters." : "This key is not known here.";
   element("key-problem").textContent = currentKey() ? wrong : "";
+  const text = "This server asks for a key. What you write until then is kept.";
+  messages.show("key", text, { kind: "plain", label: "Enter the key", action: askForKey });
+  askForKey();
+}
+
+function askForKey() {
   if (!element("key-dialog").open) element("key-dialog").showModal();
 }
 
+/* Who wants to talk wants a session, too. */
+function wantSession() {
+  if (session.state === "ended") session.open();
+  else if (session.state === "refused") askForKey();
+  else session.hurry();
+}
+
+element("close-key").onclick = () => element("key-dialog").close();
 element("key-form").addEventListener("submit", (event) => {
   event.preventDefault(); // it stays until the key is found to be good
   setKey(element("key").value.trim());
@@ -206,7 +225,7 @@ function interrupt(exception = null) {
 }
 
 async function write(text) {
-  session.state === "ended" && session.open();
+  wantSession();
   await sound.wake().catch(() => {}); // an answer that is not heard can still be read
   // What is written does not join what is being said: that is at its end, and this takes its place.
   if (talk.phase === "talking") talk.stop();
@@ -231,7 +250,8 @@ async function write(text) {
 speaker.addEventListener("started", ({ detail: { id, heardAt } }) => {
   const turn = conversation.turns[id];
   const firstSoundMs = heardAt - turn.speechEndedAt;
-  if (turn.speechEndedAt !== null && firstSoundMs > 0) {
+  // A turn that waited for a connection says nothing about how fast the server is.
+  if (turn.speechEndedAt !== null && turn.speechEndedAt >= openSince && firstSoundMs > 0) {
     figures.firstSound(firstSoundMs);
     conversation.heard(turn, { firstSoundMs });
   }
@@ -357,6 +377,7 @@ conversation.addEventListener("change", ({ detail: { turn } }) => {
 
 function stateNow() {
   const words = { connecting: "Connecting", waiting: "Reconnecting", refused: "A key is needed", ended: "Closed" };
+  if (session.state !== "open" && session.starting) return ["busy", "Starting"];
   if (session.state !== "open") return ["away", words[session.state]];
   if (talk.phase === "opening") return ["busy", "Opening the microphone"];
   if (talk.phase === "talking") return ["hearing", "Hearing you"];
@@ -384,11 +405,10 @@ function showState() {
 
 // --- hands
 
-/* Who wants to talk wants a session, too. */
 const hands = {
   press(at) {
-    if (session.state === "ended") session.open();
-    else session.hurry();
+    wantSession();
+    if (session.state === "refused") return; // the question for the key lies over it all
     talk.press(at);
   },
   release: (at) => talk.release(at),

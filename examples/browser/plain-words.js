@@ -1,4 +1,4 @@
-/* What went wrong, as one would say it, and what can be done about it. */
+/* What went wrong, as one would say it, and what can be done about it; and how long something took. */
 
 const MICROPHONE = {
   NotAllowedError:
@@ -10,6 +10,7 @@ const MICROPHONE = {
   SoundLocked:
     "The browser does not start the sound, so it does not record either. Try again; if that does not help, look whether " +
     "the machine has a loudspeaker or headphones. Until then you can write.",
+  SoundUnavailable: "What the page needs for sound cannot be had from the server. Try again when the connection is back.",
   InsecureContext:
     "Browsers give the microphone only to pages that come over https, or from this very machine. " +
     "Open this page over https (docs/browser.md tells how), or write.",
@@ -28,6 +29,11 @@ const SERVER = {
   unsupported_modality: "The server cannot take this kind of input.",
   unsupported_format: "The server cannot read this format.",
 };
+
+/* Milliseconds as one reads them: "340 ms", "1.2 s". */
+export function duration(ms) {
+  return ms < 999.5 ? `${Math.round(ms)}\u00a0ms` : `${(ms / 1000).toFixed(1)}\u00a0s`;
+}
 
 export function ofMicrophone(error) {
   return MICROPHONE[error.name] ?? `The microphone could not be opened: ${error.message || error.name}.`;

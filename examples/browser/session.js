@@ -1,12 +1,15 @@
 /* One conversation with the server over the native WebSocket. A connection that breaks is made again: the session is
    resumed where the server still has it, and begun anew where not. Events, with their `detail`:
 
-   state     { state, ... }  connecting | open | waiting (`seconds` to the next try) | refused (a key is needed) | ended
+   state     { state, ... }  connecting | open | waiting (`seconds` to the next try; `notice`, what the server said) |
+                             refused (a key is needed) | ended
    created   the frame       a new session, to be configured at once; `lost`: an earlier one was lost, `resent`: turns that
                              are asked again
    resumed   the frame       the session goes on as if nothing had happened
    frame     the frame       everything that the conversation is made of; audio as { type: "audio", samples, startMs }
-   rtt       milliseconds    of a ping */
+   rtt       milliseconds    of a ping
+
+`starting` is true from when the server said that it is not ready yet until it is, or cannot be reached. */
 
 import { decodeOutput, parseFrame, samplesOf } from "./frames.js";
 import { Outgoing } from "./outgoing.js";
@@ -43,8 +46,10 @@ export class Session extends EventTarget {
     this.url = new URL("v1/streaming_input", base);
     this.url.protocol = this.url.protocol === "https:" ? "wss:" : "ws:";
     this.modelsUrl = new URL("v1/models", base);
+    this.healthUrl = new URL("health", base);
     this.key = key;
     this.state = "ended";
+    this.starting = false;
   }
 
   get ready() {
@@ -163,7 +168,7 @@ export class Session extends EventTarget {
       case "input_ack":
         return this.#outgoing.acknowledge(frame.next_sequence_id);
       case "pong":
-        return this.#emit("rtt", performance.now() - frame.t);
+        return typeof frame.t === "number" && this.#emit("rtt", performance.now() - frame.t);
       case "error":
         return this.#complain(frame);
       case "session_closing":
@@ -197,24 +202,25 @@ export class Session extends EventTarget {
   #resume(frame) {
     this.#identity = { id: frame.session_id, token: frame.resume_token };
     const frames = this.#outgoing.resume(frame.next_sequence_id);
-    this.#nowReady();
+    this.#nowReady({ measured: false }); // its pong comes behind all that is told again
     this.#sendConfiguration(); // it may have been lost on the way
     for (const kept of frames) this.#socket.send(kept);
     this.#emit("resumed", frame);
   }
 
-  #nowReady() {
+  #nowReady({ measured = true } = {}) {
     this.#ready = true;
+    this.starting = false;
     this.#tell("open");
     clearInterval(this.#pinger);
     this.#pinger = setInterval(() => document.hidden || this.#ping(), PING_MS);
-    this.#ping();
+    this.#ping({ measured });
   }
 
-  #ping() {
+  #ping({ measured = true } = {}) {
     const asked = performance.now();
     const socket = this.#socket;
-    this.#send({ type: "ping", t: asked });
+    this.#send({ type: "ping", t: measured ? asked : null });
     setTimeout(() => {
       if (socket === this.#socket && this.#ready && this.#heardAt < asked) this.#closed(1006);
     }, DEAD_MS);
@@ -233,7 +239,7 @@ export class Session extends EventTarget {
       this.#identity = null; // a new session follows, here or on the next connection
       return;
     }
-    this.#emit("frame", frame);
+    if (this.#ready) this.#emit("frame", frame); // else it is why there is no session: the next state tells it
   }
 
   async #closed(code) {
@@ -248,8 +254,13 @@ export class Session extends EventTarget {
       this.#identity = null;
       return this.#tell("ended", { reason: "session_timeout" });
     }
-    if (!wasReady && !notice && (await this.#keyIsRefused())) return this.#tell("refused", { reason: "key" });
-    const delay = RETRY_MS[Math.min(this.#attempt++, RETRY_MS.length - 1)] * (0.75 + Math.random() / 2);
+    const refused = !wasReady && !notice && (await this.#keyIsRefused());
+    const starting = !wasReady && notice?.error?.code === "engine_overloaded" && (await this.#isStarting());
+    if (this.#socket) return; // opened anew meanwhile
+    this.starting = starting;
+    if (refused) return this.#tell("refused", { reason: "key" });
+    const wanted = RETRY_MS[Math.min(this.#attempt++, RETRY_MS.length - 1)] * (0.75 + Math.random() / 2);
+    const delay = Math.max(wanted, notice?.error?.retry_after_ms ?? 0);
     this.#tell("waiting", { seconds: delay / 1000, notice, again: this.#hadSession });
     this.#timer = setTimeout(() => this.open(), delay);
   }
@@ -260,6 +271,15 @@ export class Session extends EventTarget {
     try {
       const headers = key ? { Authorization: `Bearer ${key}` } : {};
       return (await fetch(this.modelsUrl, { headers, cache: "no-store" })).status === 401;
+    } catch {
+      return false;
+    }
+  }
+
+  /* A server that loads its model and one that is full say the same; /health tells them apart. */
+  async #isStarting() {
+    try {
+      return (await (await fetch(this.healthUrl, { cache: "no-store" })).json()).status === "starting";
     } catch {
       return false;
     }

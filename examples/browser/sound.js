@@ -11,9 +11,13 @@ const START_MS = 10_000;
 const MAY_ASK_LATENCY = !/X11.*Firefox\//.test(navigator.userAgent);
 const USUAL_LATENCY_SECONDS = 0.04;
 
+const WORKLETS = ["capture-worklet.js", "playback-worklet.js"];
+
 export class Sound extends EventTarget {
   #context = null;
   #loading = null;
+  #missing = [...WORKLETS];
+  #failures = 0;
 
   /* The context's rate; null before the first gesture. */
   get rate() {
@@ -32,7 +36,8 @@ export class Sound extends EventTarget {
     return typeof AudioContext !== "undefined" && "setSinkId" in AudioContext.prototype;
   }
 
-  /* Call it from a gesture. Resolves to the context once the worklets are there; it may still be locked. */
+  /* Call it from a gesture. Resolves to the context once the worklets are there; it may still be locked. Raises an Error
+     named SoundUnavailable where they cannot be had; the next call asks for them again. */
   async wake() {
     if (!this.#context) {
       let context = new AudioContext({ latencyHint: "interactive" });
@@ -42,16 +47,35 @@ export class Sound extends EventTarget {
       }
       this.#context = context;
       // Whoever is told may use the worklets.
-      context.onstatechange = () => this.#loading.then(() => this.#tell());
-      const worklets = ["capture-worklet.js", "playback-worklet.js"];
-      this.#loading = Promise.all(worklets.map((name) => context.audioWorklet.addModule(new URL(name, import.meta.url))));
+      context.onstatechange = () => this.#load().then(() => this.#tell(), () => {});
       // Browsers with only one kind of session at a time would silence the speaker while the microphone is open.
       if (navigator.audioSession) navigator.audioSession.type = "play-and-record";
     }
     if (this.locked) this.#context.resume().catch(() => {});
-    await this.#loading;
+    await this.#load();
     this.#tell();
     return this.#context;
+  }
+
+  async #load() {
+    this.#loading ??= Promise.allSettled(this.#missing.map((name) => this.#add(name)));
+    const loading = this.#loading;
+    await loading;
+    if (this.#missing.length === 0) return;
+    if (this.#loading === loading) this.#loading = null;
+    throw Object.assign(new Error("the server does not give the page its sound"), { name: "SoundUnavailable" });
+  }
+
+  async #add(name) {
+    // A worklet remembers that an address failed.
+    const again = this.#failures ? `?again=${this.#failures}` : "";
+    try {
+      await this.#context.audioWorklet.addModule(new URL(name + again, import.meta.url));
+    } catch (error) {
+      this.#failures += 1;
+      throw error;
+    }
+    this.#missing = this.#missing.filter((one) => one !== name);
   }
 
   /* Resolves when sound flows, as it may once there is a microphone. Raises an Error named SoundLocked where it does not:

@@ -338,6 +338,61 @@ async def test_places_in_the_audio_count_what_the_server_listens_to(demo: DemoPa
     assert found == {"phase": "listening", "at": 1000 + 6 * 20 - 10, "first": [105, 106]}
 
 
+async def test_durations(demo: DemoPage) -> None:
+    found = await demo.page.evaluate(
+        """async () => {
+          const { duration } = await import("/browser/plain-words.js");
+          return [0, 3.2, 340, 999.4, 999.6, 1000, 1249, 61_000].map(duration);
+        }"""
+    )
+    plain = [text.replace("\u00a0", " ") for text in found]
+    assert plain == ["0 ms", "3 ms", "340 ms", "999 ms", "1.0 s", "1.0 s", "1.2 s", "61.0 s"]
+
+
+async def test_a_round_trip_is_measured_only_where_nothing_else_is_told(demo: DemoPage) -> None:
+    """The pong behind session_resumed comes when all of what was missed has been told again."""
+    found = await demo.page.evaluate(
+        """async () => {
+          const { Session } = await import("/browser/session.js");
+          const RealSocket = window.WebSocket;
+          const sockets = [];
+          window.WebSocket = class {
+            pings = [];
+            constructor() { sockets.push(this); }
+            close() {}
+            send(text) { this.pings.push(...[JSON.parse(text)].filter(({ type }) => type === "ping")); }
+            hear(frame) { this.onmessage({ data: JSON.stringify(frame) }); }
+            answer() { for (const { t } of this.pings.splice(0)) this.hear({ type: "pong", t }); }
+          };
+          try {
+            const session = new Session(document.baseURI, () => "");
+            const measured = [];
+            let count = 0;
+            session.addEventListener("rtt", () => count++);
+            const step = () => measured.push(count);
+            session.open();
+            sockets[0].hear({ type: "session_created", session_id: "s", resume_token: "t" });
+            sockets[0].answer(step());
+            step();
+            sockets[0].onclose({ code: 1006 });
+            session.open();
+            sockets[1].hear({ type: "session_resumed", session_id: "s", resume_token: "u", next_sequence_id: 0 });
+            sockets[1].answer();
+            step();
+            session.check();
+            sockets[1].answer();
+            step();
+            sockets[1].hear({ type: "session_closing", reason: "session_timeout" });
+            sockets[1].onclose({ code: 4408 });
+            return [measured, session.state];
+          } finally {
+            window.WebSocket = RealSocket;
+          }
+        }"""
+    )
+    assert found == [[0, 1, 1, 2], "ended"]
+
+
 async def test_a_turn_without_any_sound_is_over_at_once(demo: DemoPage) -> None:
     """Its end alone would open no request, and the next answer would go into it."""
     found = await demo.page.evaluate(

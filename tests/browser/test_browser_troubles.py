@@ -6,20 +6,24 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.chromium import chromium_path, demo_page, recording
 from support.live_server import live_server
 from support.tcp_relay import tcp_relay
 from support.tone_engine import TextOnlyEngine
+from websockets.asyncio.client import connect
 
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.engine.base import AudioOutput, TextOutput
+from omni_ws.engine.base import AudioOutput, EngineState, TextOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 from omni_ws.errors import EngineFailed
 
 pytestmark = pytest.mark.slow
 
 HOLD = {"mode": "hold"}
+#: A second of it, at 24 kHz.
+TONE = (0.3 * np.sin(2 * np.pi * 300 * np.arange(24_000) / 24_000)).astype(np.float32)
 
 
 @pytest.fixture(autouse=True)
@@ -110,10 +114,7 @@ async def test_sound_that_the_browser_locks() -> None:
     AudioContext.prototype.resume = function () { return unlocked ? resume.call(this) : new Promise(() => {}); };
     const Context = AudioContext;
     window.AudioContext = class extends Context { constructor(options) { super(options); this.suspend(); } };"""
-    import numpy as np
-
-    tone = (0.3 * np.sin(2 * np.pi * 300 * np.arange(24_000) / 24_000)).astype(np.float32)
-    engine = ScriptedEngine([TextOutput("listen"), AudioOutput(tone, 24_000)])
+    engine = ScriptedEngine([TextOutput("listen"), AudioOutput(TONE, 24_000)])
     async with live_server(engine) as server, demo_page() as demo:
         await demo.page.add_init_script(lock)
         await demo.open(url(server.port))
@@ -160,6 +161,26 @@ async def test_sound_that_stops_while_one_speaks() -> None:
         await demo.answered()
 
 
+async def test_sound_that_is_first_wanted_while_the_server_is_away() -> None:
+    engine = ScriptedEngine([TextOutput("la"), AudioOutput(TONE, 24_000)])
+    async with (
+        live_server(engine) as server,
+        tcp_relay(server.port) as relay,
+        demo_page(expect_problems=True, settings=HOLD) as demo,
+    ):
+        await demo.open(url(relay.port))
+        relay.refusing = True
+        relay.cut()
+        await demo.message("Trying again")
+        await demo.page.locator("#talk").press("Enter")
+        await demo.message("cannot be had from the server")
+        await demo.write("sing")
+        relay.refusing = False
+        await demo.answered("la")
+        await demo.until_played(0.9)
+        await demo.in_state("ready")
+
+
 # --- the server
 
 
@@ -182,6 +203,71 @@ async def test_a_key_is_asked_for() -> None:
         assert await demo.answered() == "let me in"
         await demo.page.reload()
         await demo.in_state("ready")  # the key is kept for this tab
+
+
+async def test_the_key_is_asked_for_again() -> None:
+    """A question that was closed can be opened again, and what is written until then is kept."""
+    keys = (ApiKey(name="one", key_sha256=digest("secret")),)
+    async with live_server(keys=keys) as server, demo_page(expect_problems=True) as demo:
+        await demo.open(url(server.port), state="away")
+        key = demo.page.locator("#key")
+        await key.wait_for()
+        await key.press("Escape")
+        await key.wait_for(state="hidden")
+        await demo.message("asks for a key")
+        await demo.page.get_by_role("button", name="Enter the key").click()
+        await demo.page.get_by_role("button", name="Not now").click()
+        await key.wait_for(state="hidden")
+        await demo.page.locator("#talk").press("Enter")
+        await key.press("Escape")
+        await demo.write("kept until then")
+        await key.fill("secret")
+        await key.press("Enter")
+        await demo.in_state("ready")
+        assert await demo.answered() == "kept until then"
+        assert await demo.page.locator(".turn").count() == 1
+        assert await demo.page.locator(".message").count() == 0
+
+
+async def test_a_server_that_is_starting_is_not_busy() -> None:
+    engine = EchoEngine()
+    async with live_server(engine) as server, demo_page(expect_problems=True) as demo:
+        engine.state = EngineState.STARTING
+        await demo.open(url(server.port), state="busy")
+        assert await demo.page.get_by_role("status").first.inner_text() == "Starting"
+        await demo.message("The server is starting.")
+        assert await demo.page.locator(".message[data-kind=bad]").count() == 0
+        await demo.write("kept until then")
+        engine.state = EngineState.OK
+        assert await demo.answered() == "kept until then"
+        assert await demo.page.locator(".message").count() == 0
+
+
+async def test_a_server_that_is_full_is_busy() -> None:
+    async with live_server(limits={"max_sessions": 1}) as server, demo_page(expect_problems=True) as demo:
+        async with connect(server.websocket_url):
+            await demo.open(url(server.port), state="away")
+            await demo.message("The server is busy.")
+        await demo.in_state("ready")
+        assert await demo.page.locator(".message").count() == 0
+
+
+async def test_time_without_a_connection_is_no_latency() -> None:
+    engine = ScriptedEngine([TextOutput("la"), AudioOutput(TONE, 24_000)])
+    async with live_server(engine) as server, tcp_relay(server.port) as relay, demo_page(expect_problems=True) as demo:
+        await demo.open(url(relay.port))
+        for turn, away in enumerate((False, True, False)):
+            if away:
+                relay.refusing = True
+                relay.cut()
+                await demo.message("Trying again")
+            await demo.write("sing")
+            relay.refusing = False
+            await demo.answered("la", turn=turn)
+            await demo.until_played(0.95 * (turn + 1))
+            await demo.in_state("ready")
+            note = demo.page.locator(".turn .note").nth(turn)
+            assert ("first sound after" in await note.inner_text()) is not away
 
 
 async def test_the_engine_fails() -> None:
