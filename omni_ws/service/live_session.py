@@ -55,8 +55,8 @@ class LiveSession:
         self._grace = grace
         self._loop = asyncio.get_running_loop()
         self._token = b""
-        #: The token before, until it is known that the client has the new one.
-        self._spent_soon: bytes | None = None
+        #: The token that the client came back with, until it is heard over the new connection.
+        self.spent_soon: bytes | None = None
         self._attachment: Attachment | None = None
         self._detached = asyncio.Event()
         self._detached.set()
@@ -82,16 +82,16 @@ class LiveSession:
         """Whether whoever presents this token may take the session over."""
         presented = _digest(token)
         current = hmac.compare_digest(presented, self._token)
-        earlier = self._spent_soon is not None and hmac.compare_digest(presented, self._spent_soon)
+        earlier = self.spent_soon is not None and hmac.compare_digest(presented, self.spent_soon)
         return self.resumable and (current or earlier)
 
     def spend(self, token: str) -> None:
-        """Until its holder has shown that a new one arrived, it is all that there is to come back with."""
-        self._spent_soon = _digest(token)
+        """Until its holder is heard over the new connection, it may be all that there is to come back with."""
+        self.spent_soon = _digest(token)
 
-    def token_arrived(self) -> None:
+    def heard(self) -> None:
         """The client has the token of its newest connection: no other is good for anything any more."""
-        self._spent_soon = None
+        self.spent_soon = None
 
     # connections
 

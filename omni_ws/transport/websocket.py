@@ -20,7 +20,7 @@ from omni_ws.transport.farewell import ended_by_client
 from omni_ws.transport.keep_alive import KeepAlive, KeepAliveSettings, PeerState
 from omni_ws.transport.paced_connection import Pause
 from omni_ws.transport.websocket_connection import StreamConnection
-from omni_ws.transport.websocket_output import RESUMED_PING, WebSocketOutput
+from omni_ws.transport.websocket_output import WebSocketOutput
 from omni_ws.wire.binary import decode_input
 from omni_ws.wire.frames import (
     CancelFrame,
@@ -126,8 +126,8 @@ class WebSocketSession:
         self._session.detach(self)
 
     def receive_pong(self, data: bytes) -> None:
-        if data == RESUMED_PING and not self._over.done():
-            self._session.token_arrived()
+        if not self._over.done():
+            self._session.heard()
 
     @property
     def _listening(self) -> bool:
@@ -141,6 +141,8 @@ class WebSocketSession:
         if self._ending.done() or self._over.done():
             return
         now, stream = self._connection.heard_at, self._stream
+        if self._session.spent_soon is not None:
+            self._session.heard()
         try:
             frame = decode_frame(data) if is_text else decode_input(data)
             if type(frame) is InputChunk:

@@ -24,7 +24,6 @@ WRITE_BATCH_MESSAGES: Final = 128
 #: How long a client may take to take the last frames.
 GOODBYE_TIMEOUT_SEC: Final = 5.0
 REPLACED_CLOSE_CODE: Final = 4409
-RESUMED_PING: Final = b"resumed"
 
 
 class WebSocketOutput:
@@ -57,14 +56,14 @@ class WebSocketOutput:
     def greet_again(self, resumed: SessionResumed, ack: InputAckFrame) -> None:
         """Tell the client that it is back, before anything that is told again.
 
-        Only when it answers the ping behind that is it known to have its new token: a connection may be lost again at
-        any moment.
+        Only when it answers the ping behind that, or says anything else, is it known to have its new token: the
+        connection may be lost again at any moment.
         """
         connection = self._connection
         if connection.is_open:
             connection.write_message(encode_frame(resumed), is_text=True)
             connection.write_message(encode_frame(ack), is_text=True)
-            connection.protocol.send_ping(RESUMED_PING)
+            connection.protocol.send_ping(b"")
             connection.send_data()
 
     async def say_goodbye(self, error: OmniError) -> None:

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 from support.live_server import LiveServer, live_server
-from support.native_client import NATIVE, NativeClient, frame_bytes, native_client
+from support.native_client import (
+    NATIVE,
+    NativeClient,
+    RawWebSocket,
+    frame_bytes,
+    native_client,
+    raw_websocket,
+    text,
+)
 from support.raw_http import raw_client, websocket_upgrade
 from websockets.frames import Opcode
 
@@ -212,6 +220,73 @@ async def test_token_is_good_once() -> None:
             await refused(server, query(client.created["session_id"], client.created["resume_token"]))
             async with back(server, again) as third:
                 await third.barrier()
+
+
+SIGNS = {"frame": text("ping"), "nonsense": frame_bytes(Opcode.TEXT, b"?"), "pong": frame_bytes(Opcode.PONG)}
+
+
+@pytest.mark.parametrize("sign", SIGNS)
+async def test_token_is_spent_by_the_first_sign_of_the_client(sign: str) -> None:
+    async with live_server(streaming_input=KEEPS) as server, native_client(server) as client:
+        await vanish(server, client)
+        wanted = query(client.created["session_id"], client.created["resume_token"])
+        async with raw_websocket(server, query=wanted) as raw:
+            resumed = await raw.until("session_resumed")
+            (living,) = server.app.native._live._living.values()
+            assert living.session.spent_soon is not None
+            await raw.send(SIGNS[sign])  # and no pong to the server's ping
+            await server.until(lambda: living.session.spent_soon is None, "the sign")
+            await refused(server, wanted)
+            raw.vanish()
+        await server.until(lambda: detached(server))
+        async with back(server, client, resumed["resume_token"]) as again:
+            await again.barrier()
+
+
+async def test_of_connections_that_come_back_at_once_the_last_has_the_session() -> None:
+    async with live_server(streaming_input=KEEPS) as server, native_client(server) as client:
+        await vanish(server, client)
+        wanted = query(client.created["session_id"], client.created["resume_token"])
+        async with (
+            raw_websocket(server, query=wanted) as first,
+            raw_websocket(server, query=wanted) as second,
+            raw_websocket(server, query=wanted) as third,
+        ):
+            for replaced in (first, second):
+                assert (await replaced.until("session_closing"))["reason"] == "replaced"
+                assert await replaced.close_code() == 4409
+                await replaced.send(frame_bytes(Opcode.PONG))  # of a connection that has nothing to say any more
+            await third.until("session_resumed")
+            third.vanish()
+        await server.until(lambda: detached(server))
+        async with back(server, client) as again:  # with the token that nobody was heard with
+            await again.say("here")
+            assert (await again.answer()).text == "here"
+
+
+async def test_connections_that_come_back_in_one_moment() -> None:
+    async with live_server(streaming_input=KEEPS) as server, native_client(server) as client:
+        await client.chunk("kept ")
+        await client.barrier()
+        await vanish(server, client)
+        wanted = NATIVE + query(client.created["session_id"], client.created["resume_token"])
+        async with contextlib.AsyncExitStack() as stack:
+            peers = [RawWebSocket(await stack.enter_async_context(raw_client(server.port))) for _ in range(3)]
+            for peer in peers:
+                peer.send_now(websocket_upgrade(wanted))
+            for peer in peers:
+                await peer.client.head()
+            codes = [asyncio.create_task(peer.close_code()) for peer in peers]
+            await asyncio.wait(codes, return_when=asyncio.FIRST_COMPLETED)
+            await server.until(lambda: len(server.connections) == 1, "the one that has the session")
+            left = [peer for peer, code in zip(peers, codes, strict=True) if not code.done()]
+            assert [code.result() for code in codes if code.done()] == [4409, 4409]
+            left[0].vanish()
+            await asyncio.wait(codes)
+        await server.until(lambda: detached(server))
+        async with back(server, client) as again:
+            await again.chunk("whole", end=True)
+            assert (await again.answer()).text == "kept whole"
 
 
 async def test_token_counts_until_the_next_has_arrived() -> None:
