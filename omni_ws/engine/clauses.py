@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final
+
+from omni_ws.engine.text_pieces import InTurns
 
 #: Text that seems to be a whole sentence is spoken when no more has come for so many seconds.
 SENTENCE_GRACE = 0.15
@@ -27,11 +30,16 @@ _BEFORE_NUMBERS: Final = frozenset(("no", "vol", "fig", "pp", "ch", "sec", "eq")
 _INITIALS: Final = re.compile(r"(?:[a-z]\.)+[a-z]")
 _NUMBERING: Final = re.compile(r"\d{1,3}")
 
-_END: Final = re.compile(
-    r"(?P<sentence>[.!?…]+[\"'”’)\]]*(?=\s)|[。！？]|\n)|(?P<clause>[,;:—–]+[\"'”’)\]]*(?=\s)|[，、；：])"
+#: Where a clause may end: at marks with quotes behind them and then white space, or at those that need neither.
+_MARK: Final = re.compile(
+    r"(?P<sentence>[.!?…])|(?P<clause>[,;:—–])|(?P<sentence_end>[。！？\n])|(?P<clause_end>[，、；：])"
 )
-_WHOLE_SENTENCE: Final = re.compile(r"[.!?…]+[\"'”’)\]]*\s*$|[。！？]\s*$")
-_LAST_WORD: Final = re.compile(r"(\S+)$")
+_MORE_MARKS: Final = {"sentence": re.compile(r"[.!?…]*"), "clause": re.compile(r"[,;:—–]*")}
+_MORE_CLOSERS: Final = re.compile(r"[\"'”’)\]]*")
+_SPACE: Final = re.compile(r"\s*")
+_CLOSERS: Final = "\"'”’)]"
+_SENTENCE_MARKS: Final = ".!?…"
+_SENTENCE_ENDS: Final = ("。", "！", "？")
 
 
 class ClauseSplitter:
@@ -39,57 +47,119 @@ class ClauseSplitter:
 
     The first clause may have limits of its own, in characters, so that speech begins early: it may end at a comma
     after ``first_comma_after``, and where there is none it ends before the word that makes it longer than
-    ``first_longest``. How the text is cut into pieces changes nothing.
+    ``first_longest``. How the text is cut into pieces changes nothing. No character is read more than a few times, and
+    no more is kept than the clause under way.
     """
 
     def __init__(self, *, first_comma_after: int = COMMA_AFTER, first_longest: int = MAX_CLAUSE) -> None:
+        #: The clause under way, as far as it has come and up to one character more than it may have.
         self._waiting = ""
         self._comma_after = first_comma_after
         self._longest = first_longest
+        #: Up to where ``_waiting`` has been read.
+        self._read = 0
+        #: The marks that go on at ``_read``: where they begin, and of what kind they are.
+        self._marks: tuple[int, str] | None = None
+        #: Where the clause ends unless a number follows: white space alone has come behind it.
+        self._end_unless_number: int | None = None
 
     def feed(self, text: str) -> list[str]:
         """The clauses that ``text`` completes, without the white space around them."""
-        self._waiting = (self._waiting + text).lstrip()
         clauses: list[str] = []
-        while (end := self._next_end()) is not None:
-            clauses.append(self._waiting[:end].strip())
-            self._waiting = self._waiting[end:].lstrip()
-            self._comma_after, self._longest = COMMA_AFTER, MAX_CLAUSE
+        taken = 0
+        while taken < len(text):
+            piece = text[taken : taken + self._longest + 1 - len(self._waiting)]
+            taken += len(piece)
+            self._waiting = self._waiting + piece if self._waiting else piece.lstrip()
+            while (end := self._next_end()) is not None:
+                clauses.append(self._waiting[:end].strip())
+                self._begin(self._waiting[end:].lstrip())
+                self._comma_after, self._longest = COMMA_AFTER, MAX_CLAUSE
         return clauses
 
     @property
     def looks_complete(self) -> bool:
         """Whether what waits seems to be a whole sentence whose next word has not come yet."""
-        ending = _WHOLE_SENTENCE.search(self._waiting)
-        return ending is not None and not _is_abbreviation(_word_before(self._waiting, ending.start()))
+        text = self._waiting.rstrip()
+        if text.endswith(_SENTENCE_ENDS):
+            return True
+        text = text.rstrip(_CLOSERS)
+        end = len(text.rstrip(_SENTENCE_MARKS))
+        return end < len(text) and not _is_abbreviation(_word_before(text, end))
 
     def rest(self) -> str:
         """What waits, complete or not; afterwards nothing waits."""
-        waiting, self._waiting = self._waiting, ""
-        return waiting.strip()
+        waiting = self._waiting.strip()
+        self._begin("")
+        return waiting
+
+    def _begin(self, waiting: str) -> None:
+        self._waiting = waiting
+        self._read = 0
+        self._marks = self._end_unless_number = None
 
     def _next_end(self) -> int | None:
-        for ending in _END.finditer(self._waiting):
-            if ending.end() > self._longest:
-                break
-            if ending["clause"] is not None:
-                if ending.start() >= self._comma_after:
-                    return ending.end()
-                continue
-            word = _word_before(self._waiting, ending.start())
-            if _is_abbreviation(word) or _NUMBERING.fullmatch(self._waiting, 0, ending.start()):
-                continue
-            if word in _BEFORE_NUMBERS:
-                following = self._waiting[ending.end() :].lstrip()
-                if not following:
-                    return None
-                if following[0].isdigit():
+        """Length of the clause under way; None while more text could change it."""
+        while True:
+            end = self._end_unless_number
+            if end is None:
+                if (ending := self._next_ending()) is None:
+                    break
+                start, end, kind = ending
+                if not self._may_end(start, kind):
                     continue
-            return ending.end()
-        if len(self._waiting) > self._longest:
-            space = self._waiting.rfind(" ", 1, self._longest + 1)
-            return space if space > 0 else self._longest
-        return None
+                if _word_before(self._waiting, start) not in _BEFORE_NUMBERS:
+                    return end
+                self._end_unless_number = end
+            self._read = _end_of(_SPACE, self._waiting, self._read)
+            if self._read < len(self._waiting) and self._waiting[self._read].isdigit():
+                # The white space before the number may be a line's end.
+                self._read, self._end_unless_number = end, None
+            elif self._read < len(self._waiting) or self._read > self._longest:
+                return end
+            else:
+                return None
+        if len(self._waiting) <= self._longest:
+            return None
+        space = self._waiting.rfind(" ", 1, self._longest + 1)
+        return space if space > 0 else self._longest
+
+    def _may_end(self, marks: int, kind: str) -> bool:
+        """Whether marks that begin at ``marks`` are more than those of an abbreviation, a list or a short phrase."""
+        if kind.startswith("clause"):
+            return marks >= self._comma_after
+        if _NUMBERING.fullmatch(self._waiting, 0, marks):
+            return False
+        return not _is_abbreviation(_word_before(self._waiting, marks))
+
+    def _next_ending(self) -> tuple[int, int, str] | None:
+        """The next marks: where they and their quotes begin and end, and their kind. None where there are no more."""
+        text = self._waiting
+        while True:
+            if self._marks is None:
+                mark = _MARK.search(text, self._read, self._longest)
+                if mark is None:
+                    self._read = min(len(text), self._longest)
+                    return None
+                self._read, kind = mark.end(), mark.lastgroup or ""
+                if kind not in _MORE_MARKS:
+                    return mark.start(), mark.end(), kind
+                self._marks = (mark.start(), kind)
+            start, kind = self._marks
+            if text[self._read - 1] not in _CLOSERS:
+                self._read = _end_of(_MORE_MARKS[kind], text, self._read, self._longest)
+            self._read = _end_of(_MORE_CLOSERS, text, self._read, self._longest)
+            if self._read == len(text):
+                return None
+            self._marks = None
+            if text[self._read].isspace():
+                return start, self._read, kind
+
+
+def _end_of(pattern: re.Pattern[str], text: str, position: int, limit: int = sys.maxsize) -> int:
+    """Where the match of ``pattern``, which may be empty, ends."""
+    found = pattern.match(text, position, limit)
+    return position if found is None else found.end()
 
 
 async def clauses_as_they_come(
@@ -111,8 +181,9 @@ async def clauses_as_they_come(
             text, reading = reading.result(), None
             if text is None:
                 break
-            for clause in splitter.feed(text):
-                yield clause
+            async for piece in InTurns(text):
+                for clause in splitter.feed(piece):
+                    yield clause
         if rest := splitter.rest():
             yield rest
     finally:
@@ -125,12 +196,14 @@ async def _next(source: AsyncIterator[str]) -> str | None:
     return await anext(source, None)
 
 
-def split_clauses(text: str) -> list[str]:
+async def clauses_of(text: str) -> AsyncGenerator[str, None]:
     """The clauses of a whole text."""
     splitter = ClauseSplitter()
-    clauses = splitter.feed(text)
-    rest = splitter.rest()
-    return [*clauses, rest] if rest else clauses
+    async for piece in InTurns(text):
+        for clause in splitter.feed(piece):
+            yield clause
+    if rest := splitter.rest():
+        yield rest
 
 
 def is_speakable(clause: str) -> bool:
@@ -142,8 +215,10 @@ def _word_before(text: str, end: int) -> str:
     """The word before the full stop at ``end``, in small letters; empty where something else ends the sentence."""
     if text[end : end + 1] != ".":
         return ""
-    word = _LAST_WORD.search(text, max(0, end - 20), end)
-    return "" if word is None else word[1].lstrip("\"'“‘([").lower()
+    before = text[max(0, end - 20) : end]
+    if not before or before[-1].isspace():
+        return ""
+    return before.split()[-1].lstrip("\"'“‘([").lower()
 
 
 def _is_abbreviation(word: str) -> bool:

@@ -25,6 +25,7 @@ from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.engine.base import InputSource, Speech
 from omni_ws.engine.channel import Channel
+from omni_ws.engine.text_pieces import pieces_of
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import InvalidValue, OmniError
 from omni_ws.media.image import decode_image
@@ -60,6 +61,8 @@ class AudioPart:
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
+    """A piece of a text, of ``PIECE_CHARACTERS`` at most."""
+
     text: str
     part: int
 
@@ -162,7 +165,9 @@ async def _hops(
     while more:
         with events.span("decode", "preprocess_start", "preprocess_end"):
             decoded, more, error = await run_in_thread(executor, _one_hop, parts)
-        for part in _joined(decoded):
+        for place, part in enumerate(_joined(decoded)):
+            if place:
+                await asyncio.sleep(0)  # others have their turn between the pieces of a long text
             yield part
         if error is not None:
             if error.sequence_id is None:
@@ -318,8 +323,7 @@ def _joined(parts: list[DecodedPart]) -> list[DecodedPart]:
                     joined.append(AudioPart(np.concatenate(blocks) if len(blocks) > 1 else blocks[0], number))
             case TextPart():
                 text = "".join(part.text for part in members if isinstance(part, TextPart))
-                if text:
-                    joined.append(TextPart(text, number))
+                joined += (TextPart(piece, number) for piece in pieces_of(text))
             case ToolResultPart(call_id=call_id):
                 text = "".join(part.text for part in members if isinstance(part, ToolResultPart))
                 joined.append(ToolResultPart(text, call_id, number))

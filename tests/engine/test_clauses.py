@@ -1,4 +1,5 @@
 import asyncio
+import re
 from contextlib import aclosing
 from itertools import pairwise
 from random import Random
@@ -8,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.clauses import MAX_CLAUSE, ClauseSplitter, clauses_as_they_come, is_speakable
+from omni_ws.engine.clauses import (
+    COMMA_AFTER,
+    MAX_CLAUSE,
+    ClauseSplitter,
+    _is_abbreviation,
+    clauses_as_they_come,
+    is_speakable,
+)
 
 #: Words between which a cut is a question: abbreviations, numbers, numbering, quotes, long words.
 PIECES = ("Dr.", "No.", "e.g.", "3.5", "1,000", "5", "1.", "so,", 'end."', "what?!", "ok:", "\n", "好。", "w" * 70, "a")
@@ -135,6 +143,74 @@ def test_any_cut_of_an_awkward_text_gives_the_same_clauses(words: list[str], ran
     assert [*made, cut.rest()] == expected
     assert "".join("".join(expected).split()) == "".join(text.split())
     assert all(len(clause) <= MAX_CLAUSE for clause in expected)
+
+
+#: The rules of the splitter as one expression over a whole text: what it does bit by bit must come to the same.
+ENDING = re.compile(r"([.!?…]+[\"'”’)\]]*(?=\s)|[。！？]|\n)|([,;:—–]+[\"'”’)\]]*(?=\s)|[，、；：])")
+BEFORE_NUMBERS = ("no", "vol", "fig", "pp", "ch", "sec", "eq")
+
+
+def end_of_first_clause(text: str, comma_after: int, longest: int) -> int | None:
+    for ending in ENDING.finditer(text):
+        start, end = ending.start(), ending.end()
+        if end > longest:
+            break
+        if ending[2] is not None:
+            if start >= comma_after:
+                return end
+            continue
+        word = re.split(r"\s", text[max(0, start - 20) : start])[-1].lstrip("\"'“‘([").lower()
+        word = word if text[start] == "." else ""
+        if _is_abbreviation(word) or re.fullmatch(r"\d{1,3}", text[:start]):
+            continue
+        if word in BEFORE_NUMBERS:
+            following = text[end:].lstrip()
+            if not following:
+                return None
+            if following[0].isdigit():
+                continue
+        return end
+    if len(text) <= longest:
+        return None
+    space = text.rfind(" ", 1, longest + 1)
+    return space if space > 0 else longest
+
+
+def expected_clauses(text: str, comma_after: int, longest: int) -> list[str]:
+    clauses = []
+    text = text.lstrip()
+    while (end := end_of_first_clause(text, comma_after, longest)) is not None:
+        clauses.append(text[:end].strip())
+        text = text[end:].lstrip()
+        comma_after, longest = COMMA_AFTER, MAX_CLAUSE
+    return [*clauses, text.strip()] if text.strip() else clauses
+
+
+@given(
+    st.lists(
+        st.sampled_from((*PIECES, "...", " ", "\t", "(", ")", '"', "—", "，", "。”", "fig.", "x" * 290, "")),
+        max_size=60,
+    ),
+    st.sampled_from(["", " ", "\n"]),
+    st.randoms(use_true_random=False),
+    st.sampled_from([(COMMA_AFTER, MAX_CLAUSE), (5, 40), (0, 1)]),
+)
+def test_the_pieces_come_to_what_the_whole_does(
+    words: list[str], between: str, random: Random, limits: tuple[int, int]
+) -> None:
+    text = between.join(words)
+    splitter = ClauseSplitter(first_comma_after=limits[0], first_longest=limits[1])
+    cuts = sorted(random.randint(0, len(text)) for _ in range(random.choice((0, 5, len(text)))))
+    made = [clause for start, end in pairwise((0, *cuts, len(text))) for clause in splitter.feed(text[start:end])]
+    rest = splitter.rest()
+    assert [*made, *([rest] if rest else [])] == expected_clauses(text, *limits)
+
+
+@pytest.mark.parametrize("space", [" ", "\n", "\t"])
+def test_white_space_without_end_is_not_kept(space: str) -> None:
+    splitter = ClauseSplitter()
+    assert splitter.feed("See no." + space * 1000) == ["See no."]
+    assert splitter.rest() == ""
 
 
 def test_what_can_be_spoken() -> None:

@@ -4,7 +4,7 @@ from itertools import islice
 import pytest
 
 from omni_ws.engine.base import Message
-from omni_ws.engine.embedded.brain import HELP, MAX_COUNT, NOTHING_WRITTEN, answer
+from omni_ws.engine.embedded.brain import HELP, MAX_COUNT, MAX_REQUEST, NOTHING_WRITTEN, answer
 
 NOW = datetime(2031, 3, 4, 15, 7)
 
@@ -111,3 +111,29 @@ def test_everything_else_is_said_back() -> None:
     assert reply("  Is   it raining? ") == "You said: Is it raining?"
     assert reply("") == NOTHING_WRITTEN
     assert reply("你好") == "You said: 你好."
+
+
+@pytest.mark.parametrize("text", ["say ::", "repeat after me : :", "Say: :"])
+def test_nothing_to_repeat_is_said_back(text: str) -> None:
+    assert reply(text) == f"You said: {text}."
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_long_text_is_repeated_and_spelled_all_the_same(over: int) -> None:
+    words = "word " * 10000
+    for beginning in ("say ", "please repeat after me, "):
+        text = beginning + words[: MAX_REQUEST + over - len(beginning) - 1] + "."
+        assert reply(text) == text.removeprefix(beginning)
+    assert reply("Can you spell " + words) == "I spell up to 200 letters."
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_courtesy_counts_up_to_the_longest_request(over: int) -> None:
+    text = ("please " * 500 + "what time is it").ljust(MAX_REQUEST + over, "!")
+    assert len(text) == MAX_REQUEST + over
+    assert (reply(text) == "It is 3:07 PM.") is (not over)
+
+
+def test_white_space_is_one_space() -> None:
+    text = " \n".join(f"{number}" + "x" * (number % 50) for number in range(1000))
+    assert reply(f"\t{text}\u2003") == f"You said: {' '.join(text.split())}."

@@ -47,6 +47,7 @@ _TOKEN = re.compile(r"\d+(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|[a-z]+|[-+*/()×÷�
 _BLANK = re.compile(r"[\s=?.!]*")
 
 #: Longer ones are not what anybody says, and would only keep a thread busy.
+MAX_CHARACTERS = 1000
 MAX_TOKENS = 60
 MAX_DIGITS = 15
 MAX_RESULT = 10**30
@@ -96,6 +97,8 @@ def in_digits(value: Fraction) -> str:
 
 
 def _tokens(text: str) -> list[_Token]:
+    if len(text) > MAX_CHARACTERS:
+        raise NotArithmetic
     words = _words(text.replace("-", " - ") if not any(ten + "-" in text for ten in _TENS) else _unhyphenated(text))
     tokens: list[_Token] = []
     position = 0

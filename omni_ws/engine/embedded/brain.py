@@ -9,13 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from itertools import islice
 
 from omni_ws.engine.base import Message
 from omni_ws.engine.embedded.arithmetic import NotArithmetic, evaluate, in_digits, parse_number
+from omni_ws.engine.text_pieces import pieces_of
 
 MAX_COUNT = 1000
 NUMBERS_PER_SENTENCE = 10
 MAX_SPELLED_LETTERS = 200
+#: Longer texts, in characters, are not compared with the rules.
+MAX_REQUEST = 4096
 
 NOTHING_HEARD = "I did not hear anything."
 NOTHING_WRITTEN = "The message is empty."
@@ -30,35 +34,80 @@ HELP = (
 
 _Rule = Callable[[re.Match[str], Sequence[Message], datetime], Iterator[str] | None]
 
-_POLITE = re.compile(
-    r"^(?:please|hey|okay|ok|so|(?:can|could|would|will) you(?: please)?|(?:tell|give) me)[\s,]+", re.I
-)
-_POLITE_END = re.compile(r"[\s,]+(?:please|thank you|thanks|for me)$", re.I)
+_POLITE = re.compile(r"(?:please|hey|okay|ok|so|(?:can|could|would|will) you(?: please)?|(?:tell|give) me)[\s,]+", re.I)
+_POLITE_END = re.compile(r"[\s,](?:please|thank you|thanks|for me)$", re.I)
+_LONGEST_POLITE_END = len(", thank you")
+_REPEAT = re.compile(r"(?:repeat after me|repeat|say after me|say)[\s,:]+(?!(?:that|it|again)\b)", re.I)
+_SPELL = re.compile(r"(?:how do you )?spell(?: the word| out)?[\s,:]+", re.I)
 _TRAILING = " \t\r\n.!?,;"
 
 
 def answer(text: str, history: Sequence[Message], now: datetime) -> Iterator[str]:
-    """The sentences of the answer to ``text``, one at a time, so that a long one can be spoken while it is made."""
-    plain = " ".join(text.split())
+    """The sentences of the answer to ``text``, one at a time, so that a long one can be spoken while it is made.
+
+    A text longer than ``MAX_REQUEST`` is at most something to repeat or to spell.
+    """
+    plain = _single_spaced(text)
     if not plain:
         yield NOTHING_WRITTEN
         return
+    sentences = _short_answer(plain, history, now) if len(plain) <= MAX_REQUEST else _long_answer(plain)
+    yield from sentences or (_ended(f"You said: {plain}"),)
+
+
+def _short_answer(plain: str, history: Sequence[Message], now: datetime) -> Iterator[str] | None:
     request = _without_courtesy(plain)
     for pattern, rule in _RULES:
         match = pattern.fullmatch(request)
         if match is not None and (sentences := rule(match, history, now)) is not None:
-            yield from sentences
-            return
-    yield f"You said: {plain}" if plain[-1] in ".!?…" else f"You said: {plain}."
+            return sentences
+    return None
+
+
+def _long_answer(plain: str) -> Iterator[str] | None:
+    start = _courtesy(plain[:MAX_REQUEST])
+    if (repeat := _REPEAT.match(plain, start, MAX_REQUEST)) is not None:
+        return _repeated(plain[repeat.end() :])
+    if (spell := _SPELL.match(plain, start, MAX_REQUEST)) is not None:
+        return _spelled(plain[spell.end() :])
+    return None
+
+
+def _single_spaced(text: str) -> str:
+    """``text`` with each run of white space made one space, and none at its ends."""
+    parts: list[str] = []
+    space = False
+    for piece in pieces_of(text):
+        words = " ".join(piece.split())
+        space = space or piece[0].isspace()
+        if words:
+            parts.append(f" {words}" if space and parts else words)
+            space = False
+        space = space or piece[-1].isspace()
+    return "".join(parts)
 
 
 def _without_courtesy(text: str) -> str:
     request = text.strip(_TRAILING)
-    while (match := _POLITE.match(request)) is not None and match.end() < len(request):
-        request = request[match.end() :]
-    while (match := _POLITE_END.search(request)) is not None and match.start() > 0:
-        request = request[: match.start()].strip(_TRAILING)
+    request = request[_courtesy(request) :]
+    while (end := _POLITE_END.search(request, max(0, len(request) - _LONGEST_POLITE_END))) is not None:
+        before = request[: end.start()].rstrip(" ,")
+        if not before:
+            break
+        request = before.strip(_TRAILING)
     return request
+
+
+def _courtesy(text: str) -> int:
+    """Length of the courtesies that begin ``text``; something is left behind them."""
+    length = 0
+    while (match := _POLITE.match(text, length)) is not None and match.end() < len(text):
+        length = match.end()
+    return length
+
+
+def _ended(sentence: str) -> str:
+    return sentence if sentence[-1] in ".!?…" else f"{sentence}."
 
 
 def _saying(*sentences: str) -> _Rule:
@@ -99,13 +148,21 @@ def _counted(first: int, last: int) -> Iterator[str]:
         yield ", ".join(map(str, numbers[start : start + NUMBERS_PER_SENTENCE])) + "."
 
 
-def _repeat(match: re.Match[str], history: Sequence[Message], now: datetime) -> Iterator[str]:
-    words = match["words"].strip(" ,:")
-    yield words if words[-1] in ".!?…" else f"{words}."
+def _repeat(match: re.Match[str], history: Sequence[Message], now: datetime) -> Iterator[str] | None:
+    return _repeated(match["words"])
+
+
+def _repeated(words: str) -> Iterator[str] | None:
+    words = words.strip(" ,:")
+    return iter((_ended(words),)) if words else None
 
 
 def _spell(match: re.Match[str], history: Sequence[Message], now: datetime) -> Iterator[str] | None:
-    letters = [letter for letter in match["words"].strip("\"'“”") if letter.isalnum()]
+    return _spelled(match["words"])
+
+
+def _spelled(words: str) -> Iterator[str] | None:
+    letters = list(islice(filter(str.isalnum, words), MAX_SPELLED_LETTERS + 1))
     if not letters:
         return None
     if len(letters) > MAX_SPELLED_LETTERS:
@@ -136,8 +193,8 @@ _RULES: tuple[tuple[re.Pattern[str], _Rule], ...] = tuple(
         (r"(?:what(?:'s| is) )?(?:the date|today's date|the date today|the date of today|today)", _date),
         (r"(?:what|which) (?:day|date) (?:is (?:it|today)|it is)(?: today)?", _date),
         (r"count (?:(?:up |down )?from (?P<first>.+?) )?(?:up |down )?to (?P<last>.+)", _count),
-        (r"(?:repeat after me|repeat|say after me|say)[\s,:]+(?P<words>(?!that\b|it\b|again\b).+)", _repeat),
-        (r"(?:how do you )?spell(?: the word| out)?[\s,:]+(?P<words>.+)", _spell),
+        (rf"{_REPEAT.pattern}(?P<words>.+)", _repeat),
+        (rf"{_SPELL.pattern}(?P<words>.+)", _spell),
         (r"(?:(?:say|repeat) (?:that|it)(?: again)?|say again|again|pardon|what did you say)", _again),
         (r"what did i (?:just )?say", _what_i_said),
         (

@@ -7,22 +7,26 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from omni_ws.audio.samples import Samples
 from omni_ws.core.chunks import Modality, Task
-from omni_ws.engine.answer_limit import count_words
+from omni_ws.engine.answer_limit import WordCounter, count_words
 from omni_ws.engine.base import GenerationRequest, TranscriptOutput
 from omni_ws.engine.clauses import SENTENCE_GRACE, ClauseSplitter
 from omni_ws.engine.decoding import AudioPart, DecodedPart, ImagePart, TextPart, VideoPart, decode_input
 from omni_ws.engine.embedded.listener import Hearing, Listener
 from omni_ws.engine.embedded.recogniser import SAMPLE_RATE
 from omni_ws.engine.embedded.sights import MAX_DESCRIBED, describe_images, describe_videos
+from omni_ws.engine.text_pieces import PIECE_CHARACTERS
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import UnsupportedModality
 from omni_ws.media.image import ImageFacts, describe_image
 from omni_ws.media.limits import MediaLimits
 from omni_ws.media.video_facts import VideoFacts, VideoObserver
 from omni_ws.profiler import events
+
+T = TypeVar("T")
 
 #: What the tasks take; chat takes everything.
 _TAKES = {
@@ -90,8 +94,11 @@ class Intake:
         self._listener: Listener | None = None
         self._audio_part: int | None = None
         self._samples = 0
-        self._texts: list[str] = []
+        #: The texts in the order in which they came, each in pieces.
+        self._texts: list[list[str]] = []
+        self._characters = 0
         self._text_part: int | None = None
+        self._text_words = WordCounter()
 
     @property
     def audio_ms(self) -> int:
@@ -100,7 +107,13 @@ class Intake:
     @property
     def text(self) -> str:
         """What was written and said, in the order in which it came."""
-        return " ".join(text for text in map(str.strip, self._texts) if text)
+        return " ".join(text for pieces in self._texts if (text := "".join(pieces).strip()))
+
+    async def worked_on(self, call: Callable[..., T], *arguments: object) -> T:
+        """``call(*arguments)``, which works on the whole text: in a thread where that is long."""
+        if self._characters <= PIECE_CHARACTERS:
+            return call(*arguments)
+        return await run_in_thread(self._executor, call, *arguments)
 
     async def transcripts(self) -> AsyncGenerator[TranscriptOutput, None]:
         """What is heard, while the input arrives; everything else is in the attributes when it has ended."""
@@ -121,7 +134,6 @@ class Intake:
         async for transcript in self._end_audio():
             yield transcript
         self.sights.close()
-        self.words += count_words(self.text)
 
     async def clauses(self) -> AsyncGenerator[str, None]:
         """The text in pieces that can be spoken, each as soon as it is complete."""
@@ -199,16 +211,26 @@ class Intake:
 
     def _noted(self, transcript: TranscriptOutput) -> TranscriptOutput:
         if not transcript.interim:
-            self._texts.append(transcript.text)
-            self._text_part = None
+            self._begin_text(None)
+            self._add_text(transcript.text)
         return transcript
 
     def _read(self, part: TextPart) -> None:
-        if part.part == self._text_part:
-            self._texts[-1] += part.text
-        else:
-            self._texts.append(part.text)
-            self._text_part = part.part
+        if part.part != self._text_part:
+            self._begin_text(part.part)
+        self._add_text(part.text)
+
+    def _begin_text(self, part: int | None) -> None:
+        self._texts.append([])
+        self._text_part = part
+        self._text_words = WordCounter()
+
+    def _add_text(self, text: str) -> None:
+        self._texts[-1].append(text)
+        self._characters += len(text)
+        self.words -= self._text_words.words
+        self._text_words.feed(text)
+        self.words += self._text_words.words
 
 
 async def _next_part(parts: AsyncIterator[DecodedPart]) -> DecodedPart | None:

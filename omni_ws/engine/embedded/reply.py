@@ -10,6 +10,7 @@ from omni_ws.engine.answer_limit import AnswerLimit, count_words
 from omni_ws.engine.base import AudioOutput, EngineOutput, GenerationRequest, TextOutput
 from omni_ws.engine.clauses import ClauseSplitter
 from omni_ws.engine.embedded.voice import Voice
+from omni_ws.engine.text_pieces import InTurns
 
 
 class Reply:
@@ -40,12 +41,13 @@ class Reply:
 
     async def say(self, text: str) -> AsyncGenerator[EngineOutput, None]:
         """A sentence, or another piece of the reply that may be spoken by itself. White space between is given too."""
-        if self.reached is not None:
-            return
         self._held += len(text)
-        async with aclosing(self._release(self._limit.feed(text))) as outputs:
-            async for output in outputs:
-                yield output
+        async for piece in InTurns(text):
+            if self.reached is not None:
+                return
+            async with aclosing(self._release(self._limit.feed(piece))) as outputs:
+                async for output in outputs:
+                    yield output
 
     async def finish(self) -> AsyncGenerator[EngineOutput, None]:
         """What was held back."""

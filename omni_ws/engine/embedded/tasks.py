@@ -26,7 +26,7 @@ async def chat(
         raise EmptyInput("the request has no input")
     separator = ""
     sentences = _sentences(intake, history, now)
-    while (sentence := _next_sentence(sentences)) is not None:
+    while (sentence := await _next_sentence(sentences, intake)) is not None:
         async with aclosing(reply.say(separator + sentence)) as outputs:
             async for output in outputs:
                 yield output
@@ -38,9 +38,9 @@ async def chat(
             yield output
 
 
-def _next_sentence(sentences: Iterator[str]) -> str | None:
+async def _next_sentence(sentences: Iterator[str], intake: Intake) -> str | None:
     with events.span("brain"):
-        return next(sentences, None)
+        return await intake.worked_on(next, sentences, None)
 
 
 def _sentences(intake: Intake, history: Sequence[Message], now: Callable[[], datetime]) -> Iterator[str]:

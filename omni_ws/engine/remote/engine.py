@@ -22,7 +22,7 @@ from omni_ws.engine.base import (
     TextOutput,
 )
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.clauses import ClauseSplitter, is_speakable, split_clauses
+from omni_ws.engine.clauses import ClauseSplitter, clauses_of, is_speakable
 from omni_ws.engine.pipeline import Link, pipeline
 from omni_ws.engine.remote.answer_stream import ChatAnswer
 from omni_ws.engine.remote.pool import Pool
@@ -30,6 +30,7 @@ from omni_ws.engine.remote.request_body import Prompt, Text, chat_body, read_pro
 from omni_ws.engine.remote.server_sent_events import EventReader, ServerSentEvent
 from omni_ws.engine.remote.speech import RemoteVoice
 from omni_ws.engine.remote.upstream import Timeouts, Upstream, UpstreamAnswer, normalised
+from omni_ws.engine.text_pieces import InTurns
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import EngineFailed, UnsupportedModality, UnsupportedParameter
 
@@ -163,10 +164,13 @@ class RemoteEngine:
         if OutputModality.AUDIO not in request.modalities:
             raise UnsupportedParameter("task speech answers with audio: name it in modalities", param="modalities")
         voice = self._voice(request)
-        for clause in filter(is_speakable, split_clauses(prompt.text)):
-            async with aclosing(voice.speak(clause)) as outputs:
-                async for output in outputs:
-                    yield output
+        async with aclosing(clauses_of(prompt.text)) as clauses:
+            async for clause in clauses:
+                if not is_speakable(clause):
+                    continue
+                async with aclosing(voice.speak(clause)) as outputs:
+                    async for output in outputs:
+                        yield output
         usage = Usage(input_tokens=prompt.words, output_audio_ms=round(voice.output_ms))
         yield Finished(FinishReason.STOP, usage)
 
@@ -264,8 +268,9 @@ class _ChatStage:
                     continue
                 await outputs.put(output)
                 if isinstance(output, TextOutput):
-                    for clause in splitter.feed(output.text):
-                        await sink.put(clause)
+                    async for piece in InTurns(output.text):
+                        for clause in splitter.feed(piece):
+                            await sink.put(clause)
         if rest := splitter.rest():
             await sink.put(rest)
 
