@@ -7,11 +7,11 @@ environment=$(basename "$(dirname "$(dirname "$python")")")
 log=.cache/install/${environment#.}.log
 every=${INSTALL_LINE_EVERY_SEC:-10}
 
-# What pip is at: the last step that it began, without the folders of files and without all the names of packages.
+# What pip is at: the last step that it began, without the folders of files and what else it says about it.
 at_work() {
   local step
-  step=$(grep -aoE '^ *(Collecting|Downloading|Using cached|Processing|Building|Preparing|Installing) [^ ;(]+( \([^)]*\))?' "$log" |
-    tail -n 1 | sed -E 's/^ *//; s, [^ ]*/, ,; s/ collected$/ packages/; s/ .from .*//') || true
+  step=$(grep -aE '^ *(Collecting|Downloading|Using cached|Processing|Building|Preparing|Installing) ' "$log" | tail -n 1 |
+    sed -E 's/^ *//; /^(Building|Preparing|Installing)/s/:.*//; s, [^ ]*/, ,; s/ .from .*//') || true
   echo "${step:-looking for what is needed}" | cut -c 1-80
 }
 
