@@ -1,0 +1,49 @@
+"""The profiler's page on a phone: all figures in sight."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support import mixed_requests
+from support.chromium import chromium, chromium_path
+from support.live_server import live_server
+from support.raw_http import post
+
+from omni_ws.profiler.__main__ import main
+
+pytestmark = pytest.mark.slow
+
+#: What of these is cut off or lies on something else at the width of the window.
+_HIDDEN = """() => {
+  const cells = [...document.querySelectorAll("td, .axis span")].filter((one) => one.checkVisibility());
+  const boxes = cells.map((one) => one.getBoundingClientRect());
+  const over = ([a, b]) => a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+  return {
+    cells: cells.length,
+    width: document.documentElement.scrollWidth,
+    outside: cells.filter((one, place) => boxes[place].left < 0 || boxes[place].right > innerWidth
+      || one.scrollWidth > one.clientWidth + 1 && one.matches("td")).map((one) => one.textContent),
+    overlapping: cells.slice(1).filter((_, place) => over(boxes.slice(place, place + 2))).map((one) => one.textContent),
+  };
+}"""
+
+
+async def test_a_phone_shows_every_figure(tmp_path: Path) -> None:
+    chromium_path()
+    async with live_server(profiler={"root": tmp_path}) as server:
+        started = (await post(server.port, "/start_request_profile", {"run_id": "phone"})).json()
+        await mixed_requests.run_mixed(server, [mixed_requests.typed(), mixed_requests.speech()], 6)
+        await post(server.port, "/stop_request_profile", {})
+    page_file = tmp_path / "page.html"
+    assert main([str(Path(started["event_file"]).parent), "--format", "html", "--out", str(page_file)]) == 0
+    async with chromium() as browser:
+        page = await browser.new_page(viewport={"width": 360, "height": 640})
+        await page.goto(page_file.as_uri())
+        found = await page.evaluate(_HIDDEN)
+        assert found["cells"] > 30
+        assert (found["width"], found["outside"], found["overlapping"]) == (360, [], [])
+        headings = await page.locator("td:not(.text):not(.share)").evaluate_all(
+            "cells => new Set(cells.map((cell) => getComputedStyle(cell, '::before').content.slice(1, -1))).size"
+        )
+        assert headings == 6  # count, avg, p50, p95, max, total
