@@ -376,7 +376,8 @@ conversation.addEventListener("change", ({ detail: { turn } }) => {
 });
 
 function stateNow() {
-  const words = { connecting: "Connecting", waiting: "Reconnecting", refused: "A key is needed", ended: "Closed" };
+  const trying = capabilities ? "Reconnecting" : "Connecting";
+  const words = { connecting: trying, waiting: trying, refused: "A key is needed", ended: "Closed" };
   if (session.state !== "open" && session.starting) return ["busy", "Starting"];
   if (session.state !== "open") return ["away", words[session.state]];
   if (talk.phase === "opening") return ["busy", "Opening the microphone"];

@@ -321,7 +321,12 @@ async def test_no_server_for_a_while() -> None:
         await demo.in_state("away")
         await demo.write("kept until then")
         relay.refusing = False
+        relay.hold()
+        refused = relay.accepted
         await demo.page.get_by_role("button", name="Try now").click()
+        await server.until(lambda: relay.accepted > refused, "the next try")
+        assert await demo.page.get_by_role("status").first.inner_text() == "Reconnecting"
+        relay.let_go()
         assert await demo.answered() == "kept until then"
 
 
