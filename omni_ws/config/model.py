@@ -190,6 +190,9 @@ class VllmConfig(Section):
         default=None,
         description="vLLM's parser for the tool calls of this model (hermes, llama3_json …); unset: no tools.",
     )
+    chat_template: Path | None = Field(
+        default=None, description="File of the chat template (Jinja); unset: the checkpoint's own."
+    )
     audio_segment_ms: Count = Field(
         default=3000,
         description="Speech goes to the model while it lasts, in segments that end at the first pause after this long.",

@@ -56,6 +56,8 @@ class EngineCapabilities:
     token_prompts: bool = False
     #: Answers to raw prompts that begin with the prompt.
     echo: bool = False
+    #: Why chat is refused where it is a task for prompts as they stand alone; empty where it is not refused.
+    chat_refusal: str = ""
     token_sessions: bool = False
     #: Names of ``AnswerOptions.media_limits`` that are kept to.
     media_limits: frozenset[str] = frozenset()

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task
 from omni_ws.core.session import InputSettings
 from omni_ws.engine.base import AnswerOptions, EngineCapabilities
 from omni_ws.errors import InvalidValue, ModelNotFound, UnsupportedFormat, UnsupportedModality, UnsupportedParameter
@@ -137,6 +137,8 @@ class Configuration:
     def check_options(self, options: AnswerOptions) -> None:
         """Raises UnsupportedParameter for what this engine cannot do; the names are those of OpenAI's bodies."""
         capabilities = self.rules.capabilities
+        if capabilities.chat_refusal and self.effective.task is Task.CHAT and not options.raw_prompt:
+            raise UnsupportedParameter(capabilities.chat_refusal, param="task")
         asked = {
             "logprobs": (options.logprobs is not None, capabilities.logprobs),
             "response_format": (options.structure is not None, capabilities.structured_output),

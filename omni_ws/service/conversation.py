@@ -285,6 +285,7 @@ class Conversation:
         self.observed.tell(observer.RequestOpened(turn, by_speech))
         interrupts = turn.interrupts(by_speech=by_speech)
         try:
+            self.configuration.check_options(self.options)
             self._check_room(waits=not interrupts)
         except OmniError as error:
             turn.error = error

@@ -11,7 +11,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.frames import CloseCode
 
 from omni_ws.config.keys import ApiKey
-from omni_ws.core.chunks import Modality
+from omni_ws.core.chunks import Modality, Task
 from omni_ws.errors import (
     InvalidValue,
     NotFound,
@@ -231,7 +231,7 @@ class StreamingInput:
             capabilities=Capabilities(
                 input_modalities=sorted(capabilities.input_modalities),
                 output_modalities=sorted(capabilities.output_modalities),
-                tasks=sorted(capabilities.tasks),
+                tasks=sorted(capabilities.tasks - ({Task.CHAT} if capabilities.chat_refusal else set())),
                 voices=list(capabilities.voices),
                 sampling=sorted(capabilities.sampling),
                 sampling_no_ops=sorted(capabilities.sampling_no_ops),

@@ -27,22 +27,23 @@ class Checkpoint:
     most_audio: int
     context: int
     sampling: Mapping[str, Any]
+    #: Whether it has a chat template. Without one it takes prompts as they stand alone.
+    chats: bool
 
 
-def read_checkpoint(model: LanguageModel) -> Checkpoint:
-    """Blocks for a moment. Raises EngineFailed for what cannot be chatted with."""
+def read_checkpoint(model: LanguageModel, *, chat_template: str | None = None) -> Checkpoint:
+    """Blocks for a moment. ``chat_template`` stands in for the checkpoint's own.
+
+    Raises EngineFailed where the template cannot be used.
+    """
     config = model.llm.model_config
-    renderer = _Renderer(model)
+    renderer = _Renderer(model, chat_template)
     media, sample_rate, most_audio = _media(model, renderer)
     sampling = dict(config.get_diff_sampling_param())
     # The checkpoint's own longest answer, under the name that a request has for it.
     if (longest := sampling.pop("max_new_tokens", None)) is not None:
         sampling.setdefault("max_tokens", longest)
     form = PromptForm(copy.deepcopy(model.llm.get_tokenizer()), renderer.text, renderer.placeholder, media)
-    try:
-        form.frame(Context())
-    except InvalidValue as error:
-        raise EngineFailed(f"the checkpoint cannot chat: {error.message}", fatal=True) from error
     return Checkpoint(
         form=form,
         media=media,
@@ -50,7 +51,20 @@ def read_checkpoint(model: LanguageModel) -> Checkpoint:
         most_audio=most_audio,
         context=config.max_model_len,
         sampling=sampling,
+        chats=_chats(form),
     )
+
+
+def _chats(form: PromptForm) -> bool:
+    from vllm.renderers.chat_utils import ChatTemplateResolutionError
+
+    try:
+        form.frame(Context())
+    except InvalidValue as error:
+        if isinstance(error.__cause__, ChatTemplateResolutionError):
+            return False
+        raise EngineFailed(f"the checkpoint cannot chat: {error.message}", fatal=True) from error
+    return True
 
 
 def _media(model: LanguageModel, renderer: _Renderer) -> tuple[frozenset[Modality], int, int]:
@@ -72,8 +86,9 @@ class _Renderer:
     It asks the model anew each time, because what belongs to a process that died is closed.
     """
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, template: str | None) -> None:
         self._model = model
+        self._template = template
 
     def text(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
         """Raises InvalidValue for conversations that the template does not take."""
@@ -82,7 +97,7 @@ class _Renderer:
         wanted: dict[str, Any] = {"add_generation_prompt": True, "continue_final_message": False, "tokenize": False}
         if tools:
             wanted["tools"] = tools
-        parameters = ChatParams(chat_template_kwargs=wanted)
+        parameters = ChatParams(chat_template=self._template, chat_template_kwargs=wanted)
         renderer = self._model.llm.renderer
         try:
             _, prompt = renderer.render_messages(messages, parameters)

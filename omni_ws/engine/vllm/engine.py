@@ -21,6 +21,7 @@ from omni_ws.engine.decoding import decode_input
 from omni_ws.engine.pipeline import Link, Stage, pipeline
 from omni_ws.engine.tokens import ReadoutManifest
 from omni_ws.engine.vllm.audio_segments import LONGEST_MS
+from omni_ws.engine.vllm.chat_template import read_chat_template
 from omni_ws.engine.vllm.checkpoint import Checkpoint, read_checkpoint
 from omni_ws.engine.vllm.code2wav import Code2Wav
 from omni_ws.engine.vllm.early_input import EarlyBudget
@@ -131,16 +132,25 @@ class VllmEngine:
             raw_prompts=True,
             token_prompts=True,
             echo=True,
+            chat_refusal=self._chat_refusal,
             priority=self.config.args.get("scheduling_policy") == "priority",
             media_limits=frozenset(field.name for field in fields(MediaLimits)),
             speech_in_history=Modality.AUDIO in media,
         )
+
+    @property
+    def _chat_refusal(self) -> str:
+        if self._checkpoint is None or self._checkpoint.chats:
+            return ""
+        return f"{self.model} has no chat template, and cannot chat without one: --vllm.chat-template FILE gives it one"
 
     def describe(self) -> tuple[str, ...]:
         if self._checkpoint is None:
             return ()
         takes = ", ".join(sorted({Modality.TEXT, *self._checkpoint.media}))
         lines = [f"{self.model} takes {takes}; it reads {self._checkpoint.context} tokens"]
+        if self._chat_refusal:
+            lines.append(f"{self._chat_refusal}; /v1/completions and token sessions need none")
         if self._speaker is None:
             lines.append("it has no voice: name a Talker with --vllm.talker")
         return tuple(lines)
@@ -151,8 +161,11 @@ class VllmEngine:
             return
         self._decoding = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="decoder")
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
-        parser = self.config.tool_parser
+        parser, template = self.config.tool_parser, self.config.chat_template
+        chat_template = None
         try:
+            if template is not None:
+                chat_template = await asyncio.to_thread(read_chat_template, template)
             if parser is not None:
                 await asyncio.to_thread(check_tool_parser, parser)
             if self._readouts is not None:
@@ -161,7 +174,7 @@ class VllmEngine:
             await self._thinker.start()
             if self._speaker is not None:
                 await self._speaker.start()
-            self._checkpoint = await asyncio.to_thread(read_checkpoint, self._thinker)
+            self._checkpoint = await asyncio.to_thread(read_checkpoint, self._thinker, chat_template=chat_template)
             tool_parser = None
             if parser is not None:
                 tool_parser = await asyncio.to_thread(load_tool_parser, parser, self._thinker)

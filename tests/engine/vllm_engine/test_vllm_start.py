@@ -76,11 +76,37 @@ class TestWithVllm:
         assert isinstance(error, EngineFailed)
         assert "NaN" in error.message
 
-    async def test_a_checkpoint_without_a_chat_template(self, tmp_path: Path) -> None:
-        from support.tiny_models import ENGINE_ARGS, build_talker
+    @pytest.mark.parametrize(
+        ("content", "what"),
+        [
+            (None, "cannot be read: No such file or directory"),
+            (b"\xff", "is no text in UTF-8"),
+            (b"{# a comment #}" + b" " * (1 << 20), "a chat template has at most 1048576 bytes"),
+            (b"one\n{% for m in messages %}", "is no chat template: line 2: "),
+            (b"{{ messages[7].content.text }}", "is no chat template: "),
+            (b"Answer!", "leaves out what the user says"),
+        ],
+    )
+    async def test_a_bad_chat_template_is_refused_before_the_model_is_loaded(
+        self, tmp_path: Path, content: bytes | None, what: str
+    ) -> None:
+        template = tmp_path / "chat.jinja"
+        if content is not None:
+            template.write_bytes(content)
+        engine = VllmEngine(VllmConfig(model=str(tmp_path / "nowhere"), chat_template=template))
+        with pytest.raises(ConfigurationError) as failure:
+            await engine.start()
+        (problem,) = failure.value.problems
+        assert problem.startswith(f"vllm.chat_template: {template} ")
+        assert what in problem
+        assert engine._decoding is None
 
-        error = await self.failure(build_talker(tmp_path / "talker"), dict(ENGINE_ARGS))
-        assert "chat" in str(error)
+    def test_a_chat_template_of_just_the_largest_size(self, tmp_path: Path) -> None:
+        from omni_ws.engine.vllm.chat_template import MAX_BYTES, read_chat_template
+
+        written = "{{ bos_token + messages[0]['content'] }}".ljust(MAX_BYTES)
+        (tmp_path / "chat.jinja").write_text(written)
+        assert read_chat_template(tmp_path / "chat.jinja") == written
 
     async def test_the_command_ends_with_status_1_and_says_why(self, tmp_path: Path) -> None:
         from support.tiny_models import build_text_model

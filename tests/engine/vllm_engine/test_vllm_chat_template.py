@@ -1,0 +1,93 @@
+"""A checkpoint without a chat template: what it serves, what it refuses, and what the operator can give it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from support.live_server import LiveServer, live_server
+from support.native_client import native_client
+from support.vllm_engine import Input, answer, plain_answer, running_engine
+
+from omni_ws.engine.vllm.engine import VllmEngine
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+
+
+@pytest.fixture(scope="module")
+def untemplated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from support.tiny_models import build_text_model
+
+    folder = build_text_model(tmp_path_factory.mktemp("no-template") / "base")
+    (folder / "chat_template.jinja").unlink()
+    return folder
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def engine(untemplated: Path) -> AsyncIterator[VllmEngine]:
+    from support.tiny_models import ENGINE_ARGS
+
+    async with running_engine(untemplated, ENGINE_ARGS) as engine:
+        yield engine
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def server(engine: VllmEngine) -> AsyncIterator[LiveServer]:
+    async with live_server(engine, still_answers=False) as server:
+        yield server
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client(server: LiveServer) -> AsyncIterator[Any]:
+    import openai
+
+    base_url = f"http://127.0.0.1:{server.port}/v1"
+    async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+async def test_prompts_as_they_stand_are_completed(engine: VllmEngine, client: Any) -> None:
+    completed = await client.completions.create(model="local-model", prompt="Once", temperature=0, max_tokens=24)
+    assert completed.choices[0].text == await plain_answer(engine, "Once")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_chat_is_refused_by_name(client: Any, stream: bool) -> None:
+    import openai
+
+    with pytest.raises(openai.BadRequestError) as refused:
+        await client.chat.completions.create(model="local-model", messages=HELLO, stream=stream)
+    assert refused.value.code == "unsupported_parameter"
+    assert "base has no chat template" in refused.value.message
+    assert "--vllm.chat-template FILE" in refused.value.message
+
+
+async def test_a_native_request_is_refused_by_name_and_the_session_goes_on(server: LiveServer) -> None:
+    async with native_client(server) as native:
+        assert native.created["capabilities"]["tasks"] == []
+        for _ in range(2):
+            await native.say("Hello")
+            (error,) = (await native.answer()).errors
+            assert error["code"] == "unsupported_parameter"
+            assert "no chat template" in error["message"]
+
+
+def test_the_operator_is_told(engine: VllmEngine) -> None:
+    assert any("no chat template" in line for line in engine.describe())
+
+
+async def test_a_template_of_the_operators_makes_it_chat(untemplated: Path, tmp_path: Path) -> None:
+    from support.tiny_models import ENGINE_ARGS
+
+    template = tmp_path / "chat.jinja"
+    template.write_text("{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<answer>")
+    async with running_engine(untemplated, ENGINE_ARGS, chat_template=template) as engine:
+        assert engine.capabilities.chat_refusal == ""
+        text, final = await answer(engine, Input("Hello"))
+        assert text == await plain_answer(engine, "<user>Hello<answer>")
+        assert final.usage.input_tokens == len("<user>Hello<answer>")

@@ -1,0 +1,53 @@
+"""An engine that completes prompts as they stand and cannot chat: each route says so by name, and at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.capable_engine import CapableEngine, finished, said
+from support.live_server import live_server
+from support.native_client import native_client
+from support.raw_http import post
+
+from omni_ws.engine.base import EngineCapabilities
+
+REFUSAL = "this model has no chat template"
+
+
+class Completer(CapableEngine):
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return replace(super().capabilities, chat_refusal=REFUSAL)
+
+
+def engine() -> Completer:
+    return Completer([said("there was"), finished()])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("headers", [(), ("X-Streaming-Input: 1",)])
+async def test_chat_is_refused(stream: bool, headers: tuple[str, ...]) -> None:
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "stream": stream}
+    async with live_server(engine()) as server:
+        answer = await post(server.port, "/v1/chat/completions", body, "Accept: application/json", *headers)
+        assert answer.status == 400
+        assert answer.json()["error"]["message"] == REFUSAL
+        assert answer.json()["error"]["code"] == "unsupported_parameter"
+
+
+async def test_prompts_as_they_stand_are_completed() -> None:
+    async with live_server(engine()) as server:
+        answer = await post(server.port, "/v1/completions", {"prompt": "Once"})
+        assert answer.json()["choices"][0]["text"] == "there was"
+
+
+async def test_a_native_session_goes_on_after_it() -> None:
+    async with live_server(engine()) as server, native_client(server) as client:
+        assert "chat" not in client.created["capabilities"]["tasks"]
+        for _ in range(2):
+            await client.chunk("Hello")
+            (error,) = (await client.answer()).errors
+            assert (error["code"], error["param"], error["message"]) == ("unsupported_parameter", "task", REFUSAL)
+            await client.chunk(end=True)
