@@ -27,7 +27,7 @@ from omni_ws.transport.openai import OpenAIRoutes
 from omni_ws.transport.ops import OperationsRoutes
 from omni_ws.transport.profiling_routes import ProfilingRoutes
 from omni_ws.transport.recordings import Recordings
-from omni_ws.transport.router import Router
+from omni_ws.transport.router import Router, shown_path
 from omni_ws.transport.streaming_input import NATIVE_PATH, StreamingInput
 from omni_ws.transport.transcriptions import TranscriptionRoutes
 
@@ -105,7 +105,7 @@ class App:
         if request.path != NATIVE_PATH:
             # Raises NotFound for a path that is nothing, and says so for one that is something else.
             self._router.match("GET", request.segments)
-            raise NotFound("there is no WebSocket at this path")
+            raise NotFound(f"there is no WebSocket at {shown_path(request.segments)}")
         if self._attachments.is_meant(request):
             return self._attachments.upgrade(request)
         return self.native.upgrade(request)

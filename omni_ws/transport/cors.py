@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Final
+from urllib.parse import urlsplit
 
+from omni_ws.errors import InvalidFrame
 from omni_ws.transport.error_answer import HeaderList
 from omni_ws.transport.http_request import HttpRequest
 
@@ -13,6 +15,20 @@ SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _PREFLIGHT_LIFETIME_SEC: Final = 600
 _EXPOSED: Final = "Retry-After, WWW-Authenticate, Location"
+
+
+def check_origin(request: HttpRequest) -> None:
+    """Raises InvalidFrame for an ``Origin`` that is none, which no browser sends."""
+    origins = request.headers.get_all("origin")
+    if len(origins) > 1:
+        raise InvalidFrame("a request has one Origin field, not several")
+    for origin in origins:
+        try:
+            _ = urlsplit(origin).port
+        except ValueError:
+            raise InvalidFrame("the Origin field holds no origin") from None
+        if not origin.isascii():
+            raise InvalidFrame("the Origin field holds no origin")
 
 
 def is_preflight(request: HttpRequest) -> bool:
@@ -34,12 +50,17 @@ def answer_headers(request: HttpRequest, *, allowed: bool) -> HeaderList:
 
 
 def preflight_headers(request: HttpRequest, methods: Iterable[str]) -> HeaderList:
-    """For the answer to a preflight of an allowed origin; the requested header names are granted as they are."""
+    """For the answer to a preflight of an allowed origin; the requested header names are granted as they are.
+
+    Raises InvalidFrame for what are no names.
+    """
     headers = [
         ("Access-Control-Allow-Methods", ", ".join(methods)),
         ("Access-Control-Max-Age", str(_PREFLIGHT_LIFETIME_SEC)),
     ]
     wanted = request.headers.tokens("access-control-request-headers")
+    if not all(map(str.isascii, wanted)):
+        raise InvalidFrame("Access-Control-Request-Headers holds the names of header fields")
     if wanted:
         headers.append(("Access-Control-Allow-Headers", ", ".join(wanted)))
     if request.headers.get("access-control-request-private-network") == "true":

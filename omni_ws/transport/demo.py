@@ -13,6 +13,7 @@ from typing import Final
 
 from omni_ws.errors import NotFound
 from omni_ws.transport.http1 import HttpExchange
+from omni_ws.transport.router import shown_path
 
 #: What the page consists of; other files are not served.
 MEDIA_TYPES: Final = {
@@ -66,7 +67,7 @@ class DemoRoutes:
 async def _send(exchange: HttpExchange, name: str) -> None:
     file = _files().get(name)
     if file is None:
-        raise NotFound("there is nothing at this path")
+        raise NotFound(f"there is nothing at {shown_path(exchange.request.segments)}")
     tag = ("ETag", file.entity_tag)
     # A client that asks may add W/ to a tag, and compares weakly (RFC 9110, 13.1.2).
     known = {entry.removeprefix("W/") for entry in exchange.request.headers.tokens("if-none-match")}

@@ -23,7 +23,9 @@ from typing import Any, Final, cast
 
 import h11
 from websockets.asyncio.server import Server, ServerConnection
-from websockets.http11 import MAX_LINE_LENGTH, MAX_NUM_HEADERS
+from websockets.exceptions import InvalidHeader
+from websockets.headers import parse_connection, parse_extension, parse_subprotocol
+from websockets.http11 import MAX_LINE_LENGTH
 from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
@@ -36,6 +38,12 @@ from omni_ws.transport.http_connection import HttpConnection
 from omni_ws.transport.http_request import HttpRequest
 
 _KEY_BYTES: Final = 16
+#: What the library reads once more.
+_LISTS: Final[tuple[tuple[str, Callable[[str], object]], ...]] = (
+    ("Connection", parse_connection),
+    ("Sec-WebSocket-Protocol", parse_subprotocol),
+    ("Sec-WebSocket-Extensions", parse_extension),
+)
 _FIELD_VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 
 
@@ -137,12 +145,16 @@ def check_handshake(event: h11.Request, request: HttpRequest) -> None:
     longest = max(
         len(b"GET  HTTP/1.1\r\n") + len(event.target), *(len(name) + len(value) + 4 for name, value in fields)
     )
-    if len(fields) > MAX_NUM_HEADERS or longest > MAX_LINE_LENGTH:
-        raise HeaderTooLarge(
-            f"a WebSocket handshake has at most {MAX_NUM_HEADERS} header fields of {MAX_LINE_LENGTH} bytes"
-        )
+    if longest > MAX_LINE_LENGTH:
+        raise HeaderTooLarge(f"a header field of a WebSocket handshake has at most {MAX_LINE_LENGTH} bytes")
     if not all(_FIELD_VALUE.fullmatch(value) for _, value in fields):
         raise InvalidFrame("a header field has control characters in its value")
+    for name, parse in _LISTS:
+        for value in request.headers.get_all(name):
+            try:
+                parse(value)
+            except InvalidHeader:
+                raise InvalidFrame(f"{name} is not a list as RFC 6455 has it") from None
 
 
 def _is_key(value: str) -> bool:

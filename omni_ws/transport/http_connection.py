@@ -19,8 +19,10 @@ import h11
 from omni_ws.core.addresses import Addresses
 from omni_ws.errors import EngineOverloaded, HeaderTooLarge, OmniError, OriginNotAllowed, SessionTimeout
 from omni_ws.service.failure import unexpected
+from omni_ws.transport import cors
 from omni_ws.transport.answered_request import Account, answer_request, refused
 from omni_ws.transport.application import Application, HttpLimits
+from omni_ws.transport.chunk_sizes import bound_chunk_sizes
 from omni_ws.transport.connections import Connections
 from omni_ws.transport.deadline import Deadline
 from omni_ws.transport.error_answer import error_body, error_headers
@@ -221,6 +223,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             self._request = request = read_request(
                 event, client=self._client, secure=self._secure, addresses=self._addresses
             )
+            cors.check_origin(request)
             origin_allowed = "origin" not in request.headers or self._application.allows_origin(request)
             if not request.wants_websocket:
                 self._begin(request, origin_allowed=origin_allowed)
@@ -234,8 +237,11 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             self._refuse(unexpected(error, where="the opening of a request"))
 
     def _misunderstood(self, error: h11.RemoteProtocolError) -> None:
-        failure = protocol_failure(error, first_byte=self._first_byte, max_header_bytes=self._limits.max_header_bytes)
-        if self._phase is Phase.EXCHANGE:
+        in_body = self._phase is Phase.EXCHANGE
+        failure = protocol_failure(
+            error, first_byte=self._first_byte, in_body=in_body, max_header_bytes=self._limits.max_header_bytes
+        )
+        if in_body:
             self._input.fail(failure)
         else:
             self._refuse(failure)
@@ -245,6 +251,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
     def _begin(self, request: HttpRequest, *, origin_allowed: bool) -> None:
         self._phase = Phase.EXCHANGE
         self._input.begin(request)
+        bound_chunk_sizes(self._http)
         if self._peer_finished:
             self._probe.begin()
         exchange = HttpExchange(

@@ -16,10 +16,34 @@ import h11
 from omni_ws.core.addresses import Addresses
 from omni_ws.errors import HeaderTooLarge, InvalidFrame, OmniError
 
+#: Lines of a head besides its first; also what a WebSocket handshake may have.
+MAX_HEADER_LINES: Final = 128
 #: More query fields than any route has; a bound against hash-flooding targets.
 MAX_QUERY_FIELDS: Final = 256
 
 _NO_PROXIES: Final = Addresses()
+
+#: What h11 says of what it cannot read, by the beginning of its words, which go on with the client's bytes.
+_BROKEN: Final = (
+    ("Missing mandatory Host", "a request has a Host field"),
+    ("Found multiple Host", "a request has one Host field, not several"),
+    ("Illegal method", "the method has characters that do not belong there"),
+    ("Illegal target", "the request target has characters that do not belong there"),
+    ("illegal request line", "the first line is no request line"),
+    ("no request line", "the first line is no request line"),
+    ("illegal header line", "a line of the head is no header field"),
+    ("Illegal header", "a header field has characters that do not belong there"),
+    ("continuation line", "the first header field begins with a space"),
+    ("conflicting Content-Length", "the Content-Length fields contradict each other"),
+    ("bad Content-Length", "Content-Length is a number of bytes"),
+    ("multiple Transfer-Encoding", "Transfer-Encoding is chunked, and nothing else"),
+    ("Only Transfer-Encoding", "Transfer-Encoding is chunked, and nothing else"),
+    ("illegal chunk header", "the size of a chunk is a hexadecimal number"),
+    ("chunk size too long", "the size of a chunk has more than 16 digits"),
+    ("malformed chunk footer", "a chunk does not end where its size says"),
+    ("peer closed", "the connection was closed in the middle of the body"),
+    ("peer unexpectedly closed", "the connection was closed in the middle of the request"),
+)
 
 #: How every TLS connection begins.
 _TLS_RECORD: Final = b"\x16"
@@ -130,8 +154,10 @@ class HttpRequest:
 def read_request(event: h11.Request, *, client: str, secure: bool, addresses: Addresses = _NO_PROXIES) -> HttpRequest:
     """``event`` as a request; ``client`` is the peer's address, which may be that of a proxy.
 
-    Raises InvalidFrame for what h11 lets through and this server does not.
+    Raises InvalidFrame and HeaderTooLarge for what h11 lets through and this server does not.
     """
+    if len(event.headers) > MAX_HEADER_LINES:
+        raise HeaderTooLarge(f"the request head has more than {MAX_HEADER_LINES} header lines")
     version = event.http_version.decode("ascii")
     if version not in ("1.0", "1.1"):
         raise InvalidFrame(f"HTTP/{version} is not spoken here; use HTTP/1.1")
@@ -154,13 +180,19 @@ def read_request(event: h11.Request, *, client: str, secure: bool, addresses: Ad
     )
 
 
-def protocol_failure(error: h11.RemoteProtocolError, *, first_byte: bytes, max_header_bytes: int) -> OmniError:
+def protocol_failure(
+    error: h11.RemoteProtocolError, *, first_byte: bytes, in_body: bool, max_header_bytes: int
+) -> OmniError:
     """The error for what h11 could not read; ``first_byte`` is the first one of the connection."""
+    if error.error_status_hint == 431 and in_body:
+        return InvalidFrame(f"the line before a chunk, or after the last one, has more than {max_header_bytes} bytes")
     if error.error_status_hint == 431:
         return HeaderTooLarge(f"the request head has more than {max_header_bytes} bytes")
     if first_byte == _TLS_RECORD:
         return InvalidFrame("this looks like TLS, but this port speaks plain HTTP and WebSocket")
-    return InvalidFrame(f"this is not HTTP/1.1: {str(error)[:80]}")
+    said = str(error)
+    words = next((words for beginning, words in _BROKEN if said.startswith(beginning)), None)
+    return InvalidFrame("this is not HTTP/1.1" if words is None else f"this is not HTTP/1.1: {words}")
 
 
 def split_target(target: str) -> tuple[tuple[str, ...], Fields]:

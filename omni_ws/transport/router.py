@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from omni_ws.errors import MethodNotAllowed, NotFound
 from omni_ws.transport.http1 import HttpExchange
+
+_SHOWN_CHARACTERS: Final = 128
 
 Handler = Callable[[HttpExchange], Awaitable[None]]
 
@@ -113,4 +116,10 @@ class Router:
             parameters = route.parameters(segments)
             if parameters is not None:
                 return route, parameters
-        raise NotFound("there is nothing at this path")
+        raise NotFound(f"there is nothing at {shown_path(segments)}")
+
+
+def shown_path(segments: tuple[str, ...]) -> str:
+    """The path for a message, as a client wrote it but for its escapes, and cut where it is long."""
+    path = "/" + "/".join(segments)
+    return path if len(path) <= _SHOWN_CHARACTERS else path[:_SHOWN_CHARACTERS] + "…"

@@ -148,7 +148,7 @@ async def test_an_upload_is_answered_before_it_ends(server: LiveServer) -> None:
 
     async def upload() -> None:
         writer.write(
-            b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+            b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
             b"Content-Type: audio/wav\r\nX-Streaming-Input: true\r\n\r\n"
         )
         step = 6400  # 200 ms

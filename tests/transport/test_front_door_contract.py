@@ -4,6 +4,7 @@ you raise the version."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from importlib.metadata import version
 from typing import Any, cast
@@ -13,6 +14,8 @@ import pytest
 from support.raw_http import websocket_upgrade
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.server import ServerProtocol
+
+from omni_ws.transport.chunk_sizes import bound_chunk_sizes
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
 
@@ -130,6 +133,20 @@ def test_h11_does_not_refuse_two_framings_itself() -> None:
     http = h11.Connection(h11.SERVER)
     http.receive_data(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n")
     assert isinstance(http.next_event(), h11.Request)
+
+
+def test_h11_takes_sizes_of_chunks_with_more_digits_than_others() -> None:
+    """The reason why this project puts a reader of its own in the place of h11's."""
+    for bounded in (False, True):
+        http = h11.Connection(h11.SERVER)
+        http.receive_data(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert isinstance(http.next_event(), h11.Request)
+        if bounded:
+            bound_chunk_sizes(http)
+        http.receive_data(b"1\r\na\r\n00000000000000001\r\nb\r\n")
+        assert isinstance(http.next_event(), h11.Data)
+        with pytest.raises(h11.RemoteProtocolError) if bounded else contextlib.nullcontext():
+            assert isinstance(http.next_event(), h11.Data)
 
 
 def test_h11_bounds_only_incomplete_heads() -> None:

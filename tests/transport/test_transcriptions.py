@@ -296,7 +296,7 @@ async def test_a_body_that_grows_over_the_cap_is_refused_while_it_uploads() -> N
         raw_client(server.port) as client,
     ):
         await client.send(
-            f"POST {PATH} HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
+            f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
             "Content-Type: multipart/form-data; boundary=xXx\r\n\r\n"
         )
         start = b'--xXx\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
