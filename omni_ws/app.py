@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from contextlib import suppress
 from typing import Final
-from urllib.parse import urlsplit
 
 from websockets.asyncio.server import ServerConnection
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
+from omni_ws.core.hosts import Hosts
 from omni_ws.engine.base import Engine
 from omni_ws.errors import NotFound, Unauthenticated, UpgradeRequired
 from omni_ws.service.gauges import connect_gauges
 from omni_ws.service.profiling import Profiling
 from omni_ws.service.registry import SessionRegistry
 from omni_ws.service.session_factory import SessionFactory
+from omni_ws.transport import cors
 from omni_ws.transport.application import UpgradeDecision
 from omni_ws.transport.attached_output import AttachedConnection, Attachments
 from omni_ws.transport.authentication import Authenticator
@@ -41,6 +42,7 @@ class App:
         self.config = config
         self.sessions = SessionFactory(engine, config)
         self.authenticator = Authenticator(keys)
+        self._hosts = Hosts((*config.allow_host, config.host))
         self.sessions.admission.known_keys = len(keys) or None
         self.recordings = Recordings.configured(config, self.sessions, sessions_path=SESSIONS_PATH)
         recorder, by_http = (self.recordings.recorder, self.recordings.http) if self.recordings else (None, None)
@@ -122,7 +124,12 @@ class App:
         origin = request.headers.get("origin")
         if origin is None or "*" in self.config.allow_origin or origin in self.config.allow_origin:
             return True
-        return origin != "null" and urlsplit(origin).netloc.lower() == (request.headers.get("host") or "").lower()
+        return cors.is_own_origin(request)
+
+    def allows_host(self, request: HttpRequest) -> bool:
+        """With keys any: who has none gets nothing. HTTP/1.0, which no browser speaks, may have none."""
+        host = request.headers.get("host")
+        return self.authenticator.has_keys or host is None or self._hosts.answers_to(host)
 
     async def _needs_upgrade(self, exchange: HttpExchange) -> None:
         if not self.config.streaming_input.enabled:

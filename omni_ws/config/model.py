@@ -326,6 +326,10 @@ class ServerConfig(BaseSettings):
     allow_origin: tuple[Text, ...] = Field(
         default=(), description="Origins besides the server's own whose pages may connect; * for all."
     )
+    allow_host: tuple[Text, ...] = Field(
+        default=(),
+        description="Names besides localhost and addresses that a server without keys answers to in Host; * for all.",
+    )
     trusted_proxies: tuple[Text, ...] = Field(
         default=(),
         description="Networks (CIDR) or addresses of proxies whose X-Forwarded-For tells the address of a client; they "

@@ -44,6 +44,10 @@ class Application(Protocol):
         """Accept a well-formed WebSocket upgrade, or refuse it by raising an OmniError."""
         ...
 
+    def allows_host(self, request: HttpRequest) -> bool:
+        """Whether this server answers to the request's ``Host``."""
+        ...
+
     def allows_origin(self, request: HttpRequest) -> bool:
         """Whether a page of the request's ``Origin`` may talk to this server. Asked only where there is an Origin."""
         ...

@@ -31,6 +31,13 @@ def check_origin(request: HttpRequest) -> None:
             raise InvalidFrame("the Origin field holds no origin")
 
 
+def is_own_origin(request: HttpRequest) -> bool:
+    """Whether the page in a request's ``Origin`` comes from here: by scheme, host and port."""
+    scheme = "https" if request.secure else "http"
+    host = request.headers.get("host") or ""
+    return (request.headers.get("origin") or "").lower() == f"{scheme}://{host}".lower()
+
+
 def is_preflight(request: HttpRequest) -> bool:
     return (
         request.method == "OPTIONS"

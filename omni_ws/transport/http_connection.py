@@ -223,6 +223,8 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             self._request = request = read_request(
                 event, client=self._client, secure=self._secure, addresses=self._addresses
             )
+            if not self._application.allows_host(request):
+                raise OriginNotAllowed("without keys this server answers to no such Host; --allow-host names others")
             cors.check_origin(request)
             origin_allowed = "origin" not in request.headers or self._application.allows_origin(request)
             if not request.wants_websocket:

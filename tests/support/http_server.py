@@ -45,6 +45,9 @@ class RoutedApplication:
             raise NotFound("there is nothing at this path")
         return self.upgrades[request.path](request)
 
+    def allows_host(self, request: HttpRequest) -> bool:
+        return True
+
     def allows_origin(self, request: HttpRequest) -> bool:
         return request.headers.get("origin") in self.origins
 

@@ -1,0 +1,80 @@
+"""Which names, and which pages, a server answers to."""
+
+from __future__ import annotations
+
+import pytest
+from support.live_server import LiveServer, live_server
+from support.raw_http import RawResponse, raw_client
+
+from omni_ws.config.keys import ApiKey, digest
+
+WEBSOCKET = (
+    "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+async def ask(server: LiveServer, host: str | None, line: str, more: str = "", *, version: str = "1.1") -> RawResponse:
+    async with raw_client(server.port) as client:
+        field = "" if host is None else f"Host: {host}\r\n"
+        await client.send(f"{line} HTTP/{version}\r\n{field}{more}\r\n")
+        return await client.response()
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "localhost.evil.example", ""])
+async def test_a_server_without_keys_answers_to_no_foreign_name(host: str) -> None:
+    """On every route, and on the WebSocket, whatever the page's origin, which is then that name's own."""
+    async with live_server() as server:
+        foreign = host.format(port=server.port)
+        methods = [(method, path) for path, methods in server.app.routes for method in methods]
+        for method, path in (*methods, ("GET", "/nowhere"), ("OPTIONS", "/health"), ("GET", "*")):
+            for origin in ("", f"Origin: http://{foreign}\r\n"):
+                answer = await ask(server, foreign, f"{method} {path}", origin)
+                assert (answer.status, answer.error["code"]) == (403, "origin_not_allowed"), (method, path)
+                assert "--allow-host" in answer.error["message"]
+        answer = await ask(server, foreign, "GET /v1/streaming_input", WEBSOCKET)
+        assert (answer.status, answer.error["code"]) == (403, "origin_not_allowed")
+
+
+@pytest.mark.parametrize("host", ["localhost:{port}", "127.0.0.1", "[::1]:{port}", "192.0.2.1", "app.localhost"])
+async def test_it_answers_to_this_machine_and_to_addresses(host: str) -> None:
+    async with live_server() as server:
+        own = host.format(port=server.port)
+        assert (await ask(server, own, "GET /health")).status == 200
+        assert (await ask(server, own, "GET /v1/streaming_input", WEBSOCKET)).status == 101
+        assert (await ask(server, None, "GET /health", version="1.0")).status == 200  # which no browser speaks
+
+
+@pytest.mark.parametrize(
+    ("allowed", "host", "status"),
+    [
+        (("voice.example",), "voice.example:443", 200),
+        (("voice.example",), "other.example", 403),
+        (("*",), "other.example", 200),
+    ],
+)
+async def test_configured_names(allowed: tuple[str, ...], host: str, status: int) -> None:
+    async with live_server(allow_host=allowed) as server:
+        assert (await ask(server, host, "GET /health")).status == status
+
+
+async def test_a_server_with_keys_answers_to_any_name() -> None:
+    async with live_server(keys=(ApiKey(name="one", key_sha256=digest("one")),)) as server:
+        assert (await ask(server, "evil.example", "GET /health")).status == 200
+        assert (await ask(server, "evil.example", "GET /v1/models")).status == 401
+
+
+@pytest.mark.parametrize(("scheme", "status"), [("http", 101), ("HTTP", 101), ("https", 403), ("ws", 403)])
+async def test_the_own_origin_has_the_own_scheme(scheme: str, status: int) -> None:
+    """A page behind a TLS proxy is of another origin, which is to be allowed by its name."""
+    async with live_server() as server:
+        host = f"localhost:{server.port}"
+        origin = f"Origin: {scheme}://{host}\r\n"
+        assert (await ask(server, host, "GET /v1/streaming_input", WEBSOCKET + origin)).status == status
+        answer = await ask(server, host, "POST /v1/streaming_input/sessions/x/finish", origin)
+        assert answer.status == (404 if status == 101 else 403)
+    async with live_server(
+        allow_origin=(f"{scheme.lower()}://voice.example",), allow_host=("voice.example",)
+    ) as server:
+        origin = f"Origin: {scheme.lower()}://voice.example\r\n"
+        assert (await ask(server, "voice.example", "GET /v1/streaming_input", WEBSOCKET + origin)).status == 101
