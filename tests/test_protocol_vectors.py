@@ -13,12 +13,13 @@ import pytest
 
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality
-from omni_ws.core.input_stream import InputStream, StreamLimits
+from omni_ws.core.input_stream import InputStream
 from omni_ws.core.output import OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings, StreamingInputSession
 from omni_ws.core.start_policy import OnFirstChunk
 from omni_ws.core.stream_events import RequestOpened, StreamEvent
+from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.errors import EmptyInput, InvalidValue, OmniError, leaves
 from omni_ws.wire import binary
 from omni_ws.wire.body_stream import LengthPrefixedDecoder, NdjsonDecoder

@@ -61,6 +61,13 @@ class InputMode(StrEnum):
     SNAPSHOT = "snapshot"
 
 
+class Offset(Struct, frozen=True, gc=False):
+    """Where a chunk begins in the input of its request: ``start`` counts bytes of payload, or characters of text."""
+
+    start: int
+    in_characters: bool = False
+
+
 class InputChunk(Struct, frozen=True, gc=False):
     """One unit of input.
 
@@ -78,6 +85,8 @@ class InputChunk(Struct, frozen=True, gc=False):
     end_of_input: bool = False
     #: Of text that is the result of a tool: which call of the model it answers.
     tool_call_id: str | None = None
+    #: In place of a number.
+    offset: Offset | None = None
 
     @property
     def has_content(self) -> bool:

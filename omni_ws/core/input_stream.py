@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from omni_ws.core.acknowledgements import Acknowledgements
 from omni_ws.core.chunks import InputChunk, StartTrigger
+from omni_ws.core.input_bytes import InputBytes
+from omni_ws.core.offsets import OffsetBuffer
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Arrival, ReorderBuffer
 from omni_ws.core.session import InputSettings, StreamingInputSession
 from omni_ws.core.stream_events import Diverted, InputAck, RequestOpened, StreamEvent
+from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.errors import (
     InvalidValue,
     OutOfOrder,
@@ -28,19 +30,6 @@ from omni_ws.errors import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamLimits:
-    """``max_held_bytes`` caps what the engine has not taken over yet, ``max_total_bytes`` all that ever comes, where it
-    is not None. Times in seconds."""
-
-    reorder_window: int = 256
-    reorder_timeout: float = 10
-    session_timeout: float = 300
-    max_chunk_bytes: int = 4 << 20
-    max_held_bytes: int = 64 << 20
-    max_total_bytes: int | None = None
-
-
 class _Consumed:
     """Stands in the reorder buffer for a chunk that was refused: its number is used up."""
 
@@ -48,7 +37,7 @@ class _Consumed:
 _CONSUMED: Final = _Consumed()
 
 
-class InputStream:
+class InputStream(InputBytes):
     """``settings`` gives the input settings of a request that opens now.
 
     ``budget`` is shared by all streams of the server. ``now`` is any monotonic clock in seconds. A chunk that is
@@ -64,7 +53,7 @@ class InputStream:
         now: float,
         single_request: bool = False,
     ) -> None:
-        self.limits = limits
+        super().__init__(limits, budget)
         #: Whether a chunk after the end of the first request is a conflict instead of a second request.
         self.single_request = single_request
         self.reject_out_of_order = False
@@ -73,20 +62,16 @@ class InputStream:
         #: While an answer runs nothing is idle; whoever runs answers keeps this current, and calls ``touch`` at the
         #: end of an answer, so that the silence is counted from there.
         self.answering = False
-        #: Bytes accepted or buffered that no engine has taken over.
-        self.held_bytes = 0
-        self.received_bytes = 0
-        #: Of ``held_bytes`` those that wait behind a gap.
-        self._waiting_bytes = 0
         self.duplicates = 0
         #: The request whose input is open, or whose rest is being swallowed because it failed.
         self.current: StreamingInputSession | None = None
         self._settings = settings
-        self._budget = budget
         #: For others to look at.
         self.reorder: ReorderBuffer[InputChunk | _Consumed] = ReorderBuffer(limits.reorder_window)
         #: Whether chunks have numbers; None before there is any.
         self.numbered: bool | None = None
+        #: Instead of it, where chunks say where they begin.
+        self.offsets: OffsetBuffer | None = None
         #: Numbers after which an end of input takes effect that came while a gap was open.
         self._finish_after: set[int] = set()
         #: The last number of a single request, where it is known and there may still be a gap before it.
@@ -94,7 +79,6 @@ class InputStream:
         #: Whether any chunk has come, and whether one has opened a request.
         self.opened = False
         self._had_request = False
-        self._closed = False
         self._last_activity = now
         #: Since when a chunk is missing before others that have come.
         self.gap_since: float | None = None
@@ -116,14 +100,12 @@ class InputStream:
             self.acks.due = True
             return []
         if sequence_id is None or not self.numbered:
+            if chunk.offset is not None or self.offsets is not None:
+                return self._receive_by_offset(chunk, now)
             sequence_id = self._number(chunk)
         size = len(chunk.payload)
         if size > self.limits.max_chunk_bytes:
-            raise PayloadTooLarge(
-                f"a chunk may hold {self.limits.max_chunk_bytes} bytes, this one has {size}",
-                param="payload",
-                sequence_id=chunk.sequence_id,
-            )
+            raise self._too_large(chunk)
         if sequence_id == reorder.next_sequence_id and self.gap_since is None:
             # The path of nearly every frame of nearly every stream.
             events = self._deliver(chunk)
@@ -138,11 +120,16 @@ class InputStream:
         Raises ReorderWindowExceeded and OutOfOrder, as ``receive_chunk`` does.
         """
         self._last_activity = now
-        return self._place(sequence_id, _CONSUMED, 0, now)
+        return [] if self.offsets is not None else self._place(sequence_id, _CONSUMED, 0, now)
 
     def finish(self, *, now: float) -> Sequence[StreamEvent]:
         """The end of input, once everything that is buffered now has been released. Idempotent."""
         self._last_activity = now
+        if self.offsets is not None:
+            before = self.offsets.missing
+            self.offsets.end_at(self.offsets.highest)
+            self._watch_gap(self.offsets, before, now)
+            return self._finish() if self.offsets.complete else []
         highest = self.reorder.highest
         if highest is not None:
             self._finish_after.add(highest)
@@ -175,11 +162,11 @@ class InputStream:
     def drop_waiting(self, *, now: float) -> None:
         """Give up on what waits behind a gap; numbering goes on after the highest number that waited."""
         self._last_activity = now
-        for item in self.reorder.discard():
+        if self.reorder.discard():
             self.acks.due = True
-            if isinstance(item, InputChunk):
-                self._release(len(item.payload))
-        self._waiting_bytes = 0
+        if self.offsets is not None:
+            self.offsets.discard()
+        self.release_waiting(self.waiting_bytes)
         self.gap_since = None
         self._finish_after.clear()
         self._ends_at = None
@@ -208,16 +195,24 @@ class InputStream:
         """The request is over: nothing of it is held any more."""
         self.taken(session, session.held_bytes)
 
-    def close(self) -> None:
-        """The session is over: nothing is held any more, and nothing that still comes is counted."""
-        self._release(self.held_bytes)
-        self._closed = True
+    # what puts chunks in order
+
+    def pass_on(self, chunk: InputChunk) -> Sequence[StreamEvent]:
+        """The next chunk in order, which has no number."""
+        events = self._deliver(chunk)
+        self.reorder.next_sequence_id += 1
+        return events
 
     # acknowledgements
 
+    @property
+    def buffered_chunks(self) -> int:
+        """Chunks, or pieces of them, that wait behind a gap."""
+        return len(self.reorder) if self.offsets is None else len(self.offsets)
+
     def take_ack(self) -> InputAck:
         self.acks.sent()
-        return InputAck(self.reorder.next_sequence_id, len(self.reorder), self.received_bytes)
+        return InputAck(self.reorder.next_sequence_id, self.buffered_chunks, self.received_bytes)
 
     # time
 
@@ -241,12 +236,21 @@ class InputStream:
         self.acks.handle_timer(now=now)
 
     def gap_error(self) -> SequenceGap:
+        if self.offsets is not None:
+            return self.offsets.gap_error()
         missing = self.reorder.missing
         assert missing is not None
         numbers = str(missing.start) if len(missing) == 1 else f"{missing.start} to {missing.stop - 1}"
         return SequenceGap(f"chunk {numbers} did not arrive", param="sequence_id", sequence_id=missing.start)
 
     # inside
+
+    def _too_large(self, chunk: InputChunk) -> PayloadTooLarge:
+        return PayloadTooLarge(
+            f"a chunk may hold {self.limits.max_chunk_bytes} bytes, this one has {len(chunk.payload)}",
+            param="payload",
+            sequence_id=chunk.sequence_id,
+        )
 
     def _number(self, chunk: InputChunk) -> int:
         numbered = chunk.sequence_id is not None
@@ -257,6 +261,32 @@ class InputStream:
                 "either every chunk has a sequence_id or none has", param="sequence_id", sequence_id=chunk.sequence_id
             )
         return self.reorder.next_sequence_id if chunk.sequence_id is None else chunk.sequence_id
+
+    def _receive_by_offset(self, chunk: InputChunk, now: float) -> Sequence[StreamEvent]:
+        bare_end = chunk.sequence_id is None and chunk.end_of_input and not chunk.has_content
+        if (self.offsets is None and self.numbered is not None) or (chunk.offset is None and not bare_end):
+            raise InvalidValue(
+                "either every chunk has an offset or none has", param="offset", sequence_id=chunk.sequence_id
+            )
+        if len(chunk.payload) > self.limits.max_chunk_bytes:
+            raise self._too_large(chunk)
+        if self.offsets is None:
+            self.offsets = OffsetBuffer(self.limits.reorder_window)
+        if chunk.offset is None:
+            return self.finish(now=now)
+        before = self.offsets.missing
+        try:
+            events = self.offsets.receive(chunk, self)
+        finally:
+            self._watch_gap(self.offsets, before, now)
+        return [*events, *self._finish()] if self.offsets.complete else events
+
+    def _watch_gap(self, offsets: OffsetBuffer, before: range | None, now: float) -> None:
+        gap = offsets.missing
+        if gap is None:
+            self.gap_since = None
+        elif before is None or gap.stop > before.stop:  # one that is left behind another has a clock of its own
+            self.gap_since = now
 
     def _place(self, sequence_id: int, item: InputChunk | _Consumed, size: int, now: float) -> Sequence[StreamEvent]:
         arrival = self.reorder.classify(sequence_id)
@@ -273,9 +303,7 @@ class InputStream:
                     f"expected chunk {self.reorder.next_sequence_id}", param="sequence_id", sequence_id=sequence_id
                 )
             case Arrival.AHEAD:
-                self._check_total(size)
-                self._hold(size)
-                self._waiting_bytes += size
+                self.hold_waiting(size)
                 self.reorder.hold(sequence_id, item, now=now)
                 if isinstance(item, InputChunk) and item.end_of_input:
                     self._ends_at = sequence_id  # nothing but bare ends stands behind it
@@ -313,8 +341,7 @@ class InputStream:
             self.gap_since = now if self.reorder else None
         for sequence_id, released in enumerate(waiting, following):
             if isinstance(released, InputChunk):
-                self._release(len(released.payload))  # counted again, or not, where it goes now
-                self._waiting_bytes -= len(released.payload)
+                self.release_waiting(len(released.payload))  # counted again, or not, where it goes now
                 events += self._deliver(released)
             if sequence_id in self._finish_after:
                 self._finish_after.discard(sequence_id)
@@ -377,27 +404,6 @@ class InputStream:
             return []
         self.acks.due = True
         return [*session.finish()]
-
-    def _check_total(self, size: int) -> None:
-        most = self.limits.max_total_bytes
-        if most is not None and self.received_bytes + self._waiting_bytes + size > most:
-            raise PayloadTooLarge(f"the input has more than {most} bytes in all", param="payload")
-
-    def _hold(self, size: int) -> None:
-        if self._closed:
-            return
-        if self.held_bytes + size > self.limits.max_held_bytes:
-            raise PayloadTooLarge(
-                f"more than {self.limits.max_held_bytes} bytes are waiting that the engine has not taken over"
-            )
-        self._budget.take(size)
-        self.held_bytes += size
-
-    def _release(self, size: int) -> None:
-        if self._closed:
-            return
-        self._budget.give(size)
-        self.held_bytes -= size
 
 
 def _ended(sequence_id: int | None) -> SessionConflict:

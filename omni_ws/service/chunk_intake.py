@@ -57,6 +57,7 @@ class ChunkIntake:
             received_bytes=ack.received_bytes,
             duplicates=self._stream.duplicates,
             ended=self._stream.opened and self._stream.current is None,
+            next_offset=None if self._stream.offsets is None else self._stream.offsets.next_offset,
             max_total_bytes=self._stream.limits.max_total_bytes,
         )
 

@@ -30,6 +30,6 @@ def connect_gauges(sessions: SessionFactory, *, sessions_away: Callable[[], int]
     connect("journal", size=lambda one: one.outbox.journaled)
     connect("history", size=lambda one: one.history.held_bytes)
     metrics.queue_items.labels("reorder").set_function(
-        lambda: sum(len(one.stream.reorder) for one in sessions.conversations)
+        lambda: sum(one.stream.buffered_chunks for one in sessions.conversations)
     )
     metrics.queue_items.labels("outbox").set_function(lambda: sum(len(one.outbox) for one in sessions.conversations))

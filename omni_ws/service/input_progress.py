@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from omni_ws.core.chunks import InputChunk
+from omni_ws.core.offsets import offset_end
 from omni_ws.errors import InvalidRequest, PayloadTooLarge, SessionConflict
 from omni_ws.wire.append_body import ChunkOrRefusal
 from omni_ws.wire.frames import RefusedChunk
@@ -22,6 +23,8 @@ class InputProgress:
     ended: bool = False
     closed: bool = False
     max_total_bytes: int | None = None
+    #: Where the next piece begins, where chunks say that instead of a number.
+    next_offset: int | None = None
 
     def take_late(self, content: ChunkOrRefusal) -> None:
         """A chunk that comes when the work is over.
@@ -33,7 +36,7 @@ class InputProgress:
         if isinstance(content, InvalidRequest):
             raise content
         number = content.sequence_id
-        if number is not None and number < self.next_sequence_id:
+        if self._came_before(content):
             self.duplicates += 1
             return
         if self.ended or self.closed:
@@ -43,8 +46,16 @@ class InputProgress:
         size = 0 if isinstance(content, RefusedChunk) else len(content.payload)
         if self.max_total_bytes is not None and self.received_bytes + size > self.max_total_bytes:
             raise PayloadTooLarge(f"the input has more than {self.max_total_bytes} bytes in all", param="payload")
+        if isinstance(content, InputChunk) and content.offset is not None:
+            self.next_offset = offset_end(content)
         self.next_sequence_id = (self.next_sequence_id if number is None else number) + 1
         if isinstance(content, RefusedChunk):
             raise content.error
         self.received_bytes += size
         self.ended = content.end_of_input
+
+    def _came_before(self, content: InputChunk | RefusedChunk) -> bool:
+        if isinstance(content, InputChunk) and content.offset is not None:
+            return bool(content.payload) and offset_end(content) <= (self.next_offset or 0)
+        number = content.sequence_id
+        return number is not None and number < self.next_sequence_id

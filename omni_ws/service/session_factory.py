@@ -13,8 +13,8 @@ from weakref import WeakSet
 from omni_ws.config.model import ServerConfig
 from omni_ws.core.addresses import Addresses
 from omni_ws.core.audio_format import AudioEncoding
-from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.quota import ByteBudget
+from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.engine.base import Engine, EngineState
 from omni_ws.engine.tokens import HasTokens
 from omni_ws.errors import EngineFailed, EngineOverloaded

@@ -15,9 +15,10 @@ import msgspec
 from omni_ws.core.audio_format import AudioEncoding
 from omni_ws.core.chunks import FinishReason, InputMode, Modality, OutputModality, StartTrigger, Task
 from omni_ws.errors import leaves
-from omni_ws.wire.frames import CLIENT_FRAMES, ChunkFields
+from omni_ws.wire.frames import CLIENT_FRAMES
 from omni_ws.wire.server_frames import SERVER_FRAMES
 from omni_ws.wire.session_config import SessionConfig
+from omni_ws.wire.streaming_body import ChunkObject
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -37,8 +38,6 @@ _NAMES: Final[Mapping[tuple[str, str], Iterable[str]]] = {
     ("ErrorFields", "code"): [error.wire.code for error in leaves()],
     ("SessionClosing", "reason"): ["replaced", "session_timeout", "shutting_down"],
 }
-#: Chunk fields that are known only to be refused.
-_REFUSED_CHUNK_FIELDS: Final = ("offset",)
 _FREE_FORM: Final = frozenset({"stage_sampling", "stage_params", "tools", "tool_choice"})
 
 
@@ -57,12 +56,12 @@ def frames_schema() -> str:
 
 
 def _definitions() -> dict[str, Schema]:
-    types = [*CLIENT_FRAMES, *SERVER_FRAMES, ChunkFields, SessionConfig]
+    types = [*CLIENT_FRAMES, *SERVER_FRAMES, ChunkObject, SessionConfig]
     _, generated = msgspec.json.schema_components(types, ref_template=_REFERENCE)
     definitions: dict[str, Schema] = {name: _plain(schema) for name, schema in generated.items()}
     for (name, field), values in _NAMES.items():
         _name_values(definitions[name]["properties"][field], values)
-    for name in ("ChunkFields", "InputChunkFrame"):
+    for name in ("ChunkObject", "InputChunkFrame"):
         _restrict_chunk(definitions[name])
     _require_contents(definitions["OutputChunkFrame"])
     for name in _reachable("SessionConfig", definitions):
@@ -99,8 +98,9 @@ def _name_values(schema: Schema, values: Iterable[str]) -> None:
 
 def _restrict_chunk(schema: Schema) -> None:
     """Payload or text, text only as modality text, and nothing in the fields that are refused by name."""
-    for field in _REFUSED_CHUNK_FIELDS:
-        schema["properties"][field] = {"type": "null", "description": "Refused in this version."}
+    for field, kind in schema["properties"].items():
+        if kind.get("type") == "null":
+            schema["properties"][field] = {"type": "null", "description": "Refused."}
     has_text = {"properties": {"text": {"type": "string"}}, "required": ["text"]}
     no_payload = {"payload": {"type": "null"}, "modality": {"enum": ["text", None]}}
     schema["properties"]["role"] = {"enum": ["user", "tool", None], "description": "`tool` for the result of a tool."}

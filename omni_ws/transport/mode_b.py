@@ -158,6 +158,7 @@ class ModeBRoutes:
             "started": session.started,
             "input_ended": progress.ended,
             "next_sequence_id": progress.next_sequence_id,
+            "next_offset": progress.next_offset,
             "buffered_chunks": progress.buffered_chunks,
             "duplicates": progress.duplicates,
             "received_bytes": progress.received_bytes,

@@ -86,4 +86,4 @@ def _convert(value: dict[str, Any]) -> InputChunk:
         fields = msgspec.convert(value, ChunkObject)
     except msgspec.ValidationError as error:
         raise field_error(error) from None
-    return to_chunk(fields, fields.sequence_id)
+    return to_chunk(fields, fields.sequence_id, fields.offset)

@@ -12,9 +12,11 @@ import msgspec
 import orjson
 from msgspec import Meta, Struct
 
-from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.chunks import InputChunk, Modality, Offset
+from omni_ws.core.image_type import sniff_image
 from omni_ws.core.reorder import MAX_SEQUENCE_ID
 from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue, UnknownType, UnsupportedParameter
+from omni_ws.wire.refused_fields import CONTENT_ELSEWHERE, ContentElsewhere
 from omni_ws.wire.session_config import (
     MAX_DEPTH,
     invalid_value,
@@ -25,7 +27,7 @@ SequenceId: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_SEQUENCE_ID)]
 MAX_TIMESTAMP_MS: Final = 2**53 - 1
 
 
-class ChunkFields(Struct, frozen=True, kw_only=True):
+class ChunkFields(ContentElsewhere, frozen=True, kw_only=True):
     """What an input chunk may say, wherever it comes from. Exactly one of ``payload`` and ``text``, or neither."""
 
     modality: Modality | None = None
@@ -38,12 +40,12 @@ class ChunkFields(Struct, frozen=True, kw_only=True):
     end_of_input: bool | None = None
     role: str | None = None
     tool_call_id: str | None = None
-    #: Another way to number chunks, which this protocol does not have: known only to be refused by its name.
-    offset: Any = None
 
 
 class InputChunkFrame(ChunkFields, frozen=True, kw_only=True, tag_field="type", tag="input_chunk"):
     sequence_id: SequenceId
+    #: Numbers run over all requests of a connection, offsets over one: known here only to be refused by its name.
+    offset: None = None
 
 
 class SessionConfigFrame(Struct, frozen=True, tag_field="type", tag="session_config"):
@@ -87,6 +89,8 @@ _TypedFrame: TypeAlias = InputChunkFrame | SessionConfigFrame | FinishFrame | Ca
 CLIENT_FRAMES: Final = (InputChunkFrame, SessionConfigFrame, FinishFrame, CancelFrame, OutputAckFrame, PingFrame)
 CLIENT_TYPES: Final = frozenset(str(frame.__struct_config__.tag) for frame in CLIENT_FRAMES)
 
+_NO_OFFSETS: Final = "chunks of a WebSocket are numbered by sequence_id"
+
 #: Known fields of a chunk whose JSON type is part of the frame's form: getting it wrong is ``invalid_frame``.
 _FORM_FIELDS: Final = frozenset({"payload", "text", "type"})
 
@@ -122,7 +126,7 @@ def decode_frame(data: bytes | bytearray | memoryview) -> ClientFrame:
     return frame
 
 
-def to_chunk(fields: ChunkFields, sequence_id: int | None) -> InputChunk:
+def to_chunk(fields: ChunkFields, sequence_id: int | None, offset: int | None = None) -> InputChunk:
     """Raises InvalidValue for fields that contradict each other, UnsupportedParameter for those refused by name."""
     payload, text, modality = fields.payload, fields.text, fields.modality
     if text is not None:
@@ -135,8 +139,6 @@ def to_chunk(fields: ChunkFields, sequence_id: int | None) -> InputChunk:
                 f"text goes with modality text, not {modality}", param="modality", sequence_id=sequence_id
             )
         payload = text.encode()
-    if fields.offset is not None:
-        raise UnsupportedParameter("chunks are numbered by sequence_id", param="offset", sequence_id=sequence_id)
     if fields.role is not None or fields.tool_call_id is not None:
         _check_tool_result(fields, modality, sequence_id)
     timestamp_ms = fields.timestamp_ms
@@ -148,7 +150,19 @@ def to_chunk(fields: ChunkFields, sequence_id: int | None) -> InputChunk:
         None if timestamp_ms is None else int(timestamp_ms),
         fields.end_of_input is True,
         fields.tool_call_id,
+        None if offset is None else _offset(offset, fields, modality, sequence_id),
     )
+
+
+def _offset(start: int, fields: ChunkFields, modality: Modality | None, sequence_id: int | None) -> Offset:
+    """Raises InvalidValue for a chunk that is numbered besides, or that is no piece of anything longer."""
+    if sequence_id is not None:
+        raise InvalidValue("a chunk has a sequence_id or an offset, not both", param="offset", sequence_id=sequence_id)
+    if modality is Modality.IMAGE or (start == 0 and modality is Modality.VIDEO and sniff_image(fields.payload or b"")):
+        raise InvalidValue("an image comes whole, and has no offset", param="offset")
+    if fields.tool_call_id is not None:
+        raise InvalidValue("the result of a tool comes whole, and has no offset", param="offset")
+    return Offset(start, in_characters=fields.text is not None)
 
 
 def _check_tool_result(fields: ChunkFields, modality: Modality | None, sequence_id: int | None) -> None:
@@ -198,9 +212,11 @@ def _refuse(data: bytes | bytearray | memoryview, cause: msgspec.DecodeError) ->
     if kind not in CLIENT_TYPES:
         raise UnknownType(f"unknown frame type {kind[:64]!r}", param="type")
     error = field_error(cause)
+    if error.param == "offset":
+        error = UnsupportedParameter(_NO_OFFSETS, param="offset")
     sequence_id = parsed.get("sequence_id")
     if kind == "input_chunk" and sequence_id is None and parsed.get("offset") is not None:
-        raise UnsupportedParameter("chunks are numbered by sequence_id", param="offset")
+        raise UnsupportedParameter(_NO_OFFSETS, param="offset")
     if kind == "input_chunk" and type(sequence_id) is int and 0 <= sequence_id <= MAX_SEQUENCE_ID:
         error.sequence_id = sequence_id
         return RefusedChunk(sequence_id, error)
@@ -208,10 +224,13 @@ def _refuse(data: bytes | bytearray | memoryview, cause: msgspec.DecodeError) ->
 
 
 def field_error(cause: msgspec.DecodeError) -> InvalidRequest:
-    """The error of one field: ``invalid_frame`` where the form is wrong, ``invalid_value`` where the value is."""
+    """The error of one field: ``invalid_frame`` where the form is wrong, ``invalid_value`` where the value is,
+    ``unsupported_parameter`` where it is one that content does not come in."""
     if not isinstance(cause, msgspec.ValidationError):
         return InvalidFrame(f"not JSON: {cause}")
     error = invalid_value(cause)
+    if error.param in CONTENT_ELSEWHERE:
+        return UnsupportedParameter("the content of a chunk is its payload or its text", param=error.param)
     if error.param in _FORM_FIELDS:
         return InvalidFrame(error.message, param=error.param)
     return error

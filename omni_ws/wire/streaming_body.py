@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, TypeAlias
+from typing import Annotated, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 import orjson
+from msgspec import Meta
 
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.errors import InvalidFrame, InvalidValue, OmniError, UnknownType, UnsupportedFormat
@@ -22,6 +23,7 @@ from omni_ws.wire.frames import (
     loads_object,
     to_chunk,
 )
+from omni_ws.wire.refused_fields import MARKS_OF_CHUNKS
 
 CONTENT_TYPE: Final = "application/x-multipart-streaming"
 NDJSON_TYPE: Final = "application/x-ndjson"
@@ -29,7 +31,9 @@ NDJSON_TYPE: Final = "application/x-ndjson"
 FORM_TYPE: Final = "application/x-www-form-urlencoded"
 _NDJSON_TYPES: Final = frozenset({"", NDJSON_TYPE, "application/json", FORM_TYPE, CONTENT_TYPE})
 #: Any of these makes the first object of a body a chunk instead of the request's parameters.
-CHUNK_MARKS: Final = frozenset({"modality", "payload", "text", "end_of_input", "sequence_id"})
+CHUNK_MARKS: Final = MARKS_OF_CHUNKS | {"modality", "payload", "text", "end_of_input", "sequence_id", "offset"}
+#: The largest number that every JSON parser keeps exact.
+MAX_OFFSET: Final = 2**53 - 1
 #: Query parameters that are texts, whatever they look like.
 _TEXTS: Final = frozenset({"model", "voice", "instructions", "request_id"})
 #: Base64 and the JSON around it, for a chunk of the largest size.
@@ -41,6 +45,8 @@ class ChunkObject(ChunkFields, frozen=True, kw_only=True):
 
     type: Literal["input_chunk"] | None = None
     sequence_id: SequenceId | None = None
+    #: Where it begins in the input, in place of a number.
+    offset: Annotated[int, Meta(ge=0, le=MAX_OFFSET)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +179,7 @@ class _Objects:
             raise InvalidFrame("nested too deeply") from None
         except UnicodeDecodeError:
             raise InvalidFrame("not UTF-8") from None
-        return to_chunk(line, line.sequence_id)
+        return to_chunk(line, line.sequence_id, line.offset)
 
     def read_binary(self, data: bytes) -> BodyItem:
         self._first = False

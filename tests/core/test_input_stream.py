@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from omni_ws.core.acknowledgements import ACK_DELAY_SEC, ACK_EVERY_CHUNKS
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
-from omni_ws.core.input_stream import InputStream, StreamLimits
+from omni_ws.core.input_stream import InputStream
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.session import (
     GenerationStarted,
@@ -20,6 +20,7 @@ from omni_ws.core.session import (
 )
 from omni_ws.core.start_policy import OnEndOnly, OnFirstChunk, StartPolicy
 from omni_ws.core.stream_events import InputAck, RequestOpened, StreamEvent
+from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.errors import (
     EmptyInput,
     EngineOverloaded,

@@ -11,9 +11,9 @@ import pytest
 from support.until import until
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, ToolCallFragment
-from omni_ws.core.input_stream import StreamLimits
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
+from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput, ToolCallOutput
 from omni_ws.engine.fake import CAPABILITIES, EchoEngine, ScriptedEngine
 from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue, OmniError, PayloadTooLarge

@@ -12,11 +12,12 @@ from typing import Any, TypeAlias
 
 from omni_ws.core.acknowledgements import ACK_DELAY_SEC, ACK_EVERY_CHUNKS
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
-from omni_ws.core.input_stream import InputStream, StreamLimits
+from omni_ws.core.input_stream import InputStream
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings, StreamingInputSession
 from omni_ws.core.start_policy import OnMinLength
 from omni_ws.core.stream_events import Diverted, InputAck, RequestOpened, StreamEvent
+from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.errors import (
     EngineOverloaded,
     InvalidValue,

@@ -274,7 +274,7 @@ async def test_a_body_that_ends_inside_a_frame(size: int) -> None:
         (b'{"text":"a","end_of_input":"yes"}', "invalid_value", "end_of_input"),
         (b'{"text":"a","sequence_id":1.5}', "invalid_value", "sequence_id"),
         (b'{"text":"a","timestamp_ms":-1}', "invalid_value", "timestamp_ms"),
-        (b'{"text":"a","offset":1}', "unsupported_parameter", "offset"),
+        (b'{"text":"a","offset":-1}', "invalid_value", "offset"),
         (b'{"text":"a","role":"tool"}', "invalid_value", "tool_call_id"),
         (b'{"text":"a","role":"tool","tool_call_id":"x"}', "unsupported_parameter", "role"),
         (b'{"type":"finish"}', "unknown_type", "type"),

@@ -288,7 +288,7 @@ async def test_the_longest_wait() -> None:
         ({"chunk": 1}, 400, "invalid_frame", "chunk"),
         ({"chunk": {"sequence_id": -1}}, 400, "invalid_value", "chunk.sequence_id"),
         ({"chunk": {"payload": "!"}}, 400, "invalid_frame", "chunk.payload"),
-        ({"chunk": {"offset": 1}}, 400, "unsupported_parameter", "chunk.offset"),
+        ({"chunk": {"offset": 1.5}}, 400, "invalid_value", "chunk.offset"),
         ({"chunk": {"type": "finish"}}, 400, "unknown_type", "chunk.type"),
         ({"chunk": {}, "chunks": []}, 400, "invalid_value", "chunk"),
         ({"chunks": {}}, 400, "invalid_value", "chunks"),
@@ -321,7 +321,7 @@ async def test_what_cannot_be_opened(body: Any, status: int, code: str, param: s
         ({"text": "a", "modality": "smell"}, 400, "invalid_value", "modality"),
         ({"text": "a", "timestamp_ms": -1}, 400, "invalid_value", "timestamp_ms"),
         ({"text": "a", "end_of_input": 1}, 400, "invalid_value", "end_of_input"),
-        ({"offset": 1, "text": "a"}, 400, "unsupported_parameter", "offset"),
+        ({"offset": 2**53, "text": "a"}, 400, "invalid_value", "offset"),
     ],
 )
 async def test_what_cannot_be_appended_leaves_the_session_as_it_was(

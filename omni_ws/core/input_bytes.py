@@ -1,0 +1,58 @@
+"""InputBytes: what of an input is held, what waits, and how much came in all."""
+
+from __future__ import annotations
+
+from omni_ws.core.quota import ByteBudget
+from omni_ws.core.stream_limits import StreamLimits
+from omni_ws.errors import PayloadTooLarge
+
+
+class InputBytes:
+    """``budget`` is shared by all inputs of the server."""
+
+    def __init__(self, limits: StreamLimits, budget: ByteBudget) -> None:
+        self.limits = limits
+        #: Bytes accepted or buffered that no engine has taken over.
+        self.held_bytes = 0
+        #: Of these, those that wait behind a gap.
+        self.waiting_bytes = 0
+        #: Bytes that were accepted in order.
+        self.received_bytes = 0
+        self._budget = budget
+        self._closed = False
+
+    def close(self) -> None:
+        """The session is over: nothing is held any more, and nothing that still comes is counted."""
+        self._release(self.held_bytes)
+        self._closed = True
+
+    def hold_waiting(self, size: int) -> None:
+        """So many bytes more wait behind a gap."""
+        self._check_total(size)
+        self._hold(size)
+        self.waiting_bytes += size
+
+    def release_waiting(self, size: int) -> None:
+        self._release(size)
+        self.waiting_bytes -= size
+
+    def _check_total(self, size: int) -> None:
+        most = self.limits.max_total_bytes
+        if most is not None and self.received_bytes + self.waiting_bytes + size > most:
+            raise PayloadTooLarge(f"the input has more than {most} bytes in all", param="payload")
+
+    def _hold(self, size: int) -> None:
+        if self._closed:
+            return
+        if self.held_bytes + size > self.limits.max_held_bytes:
+            raise PayloadTooLarge(
+                f"more than {self.limits.max_held_bytes} bytes are waiting that the engine has not taken over"
+            )
+        self._budget.take(size)
+        self.held_bytes += size
+
+    def _release(self, size: int) -> None:
+        if self._closed:
+            return
+        self._budget.give(size)
+        self.held_bytes -= size

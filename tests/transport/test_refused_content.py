@@ -1,0 +1,74 @@
+"""Content under a name that a chunk does not have is refused by that name, whatever way it comes."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import orjson
+import pytest
+from support.live_server import live_server
+from support.mode_b_client import create
+from support.native_client import native_client
+from support.raw_http import post
+
+from omni_ws.wire.refused_fields import CONTENT_ELSEWHERE, MARKS_OF_CHUNKS
+
+CHAT: Final = "/v1/chat/completions"
+STREAMING: Final = "X-Streaming-Input: true"
+URL: Final = "https://example.com/a.wav"
+
+
+def lines(*objects: dict[str, Any]) -> bytes:
+    return b"\n".join(map(orjson.dumps, objects))
+
+
+def test_the_names_that_other_interfaces_have() -> None:
+    assert {"url", "audio", "image_url", "data", "content", "input_audio"} <= CONTENT_ELSEWHERE
+
+
+@pytest.mark.parametrize("name", sorted(CONTENT_ELSEWHERE))
+async def test_by_its_name_on_every_way_in(name: str) -> None:
+    values: tuple[Any, ...] = (URL, {"url": URL}, [], 0, False)
+    for value in values:
+        chunk: dict[str, Any] = {"text": "a", "sequence_id": 0, name: value}
+        async with live_server() as server:
+            async with native_client(server) as client:
+                await client.send("input_chunk", **chunk)
+                error = await client.error()
+                assert (error["code"], error["param"], error["sequence_id"]) == ("unsupported_parameter", name, 0)
+            for objects in ((chunk,), ({"voice": None}, chunk)):
+                answer = await post(server.port, CHAT, lines(*objects), STREAMING)
+                assert (answer.status, answer.error["code"]) == (400, "unsupported_parameter")
+                assert answer.error["param"] == name
+            session = await create(server)
+            for below, body, param in (
+                ("/chunks", chunk, name),
+                (
+                    "/append",
+                    {"chunks": [{"text": "a", "sequence_id": 1}, {**chunk, "sequence_id": 2}]},
+                    f"chunks[1].{name}",
+                ),
+            ):
+                answer = await session.call("POST", below, body)
+                assert (answer.status, answer.error["code"]) == (400, "unsupported_parameter")
+                assert answer.error["param"] == param
+            assert (await session.status())["next_sequence_id"] == 3  # a refused number is used up
+            assert await session.delete() == 204
+            opening = await post(server.port, "/v1/streaming_input/sessions", {"chunk": chunk})
+            assert (opening.status, opening.error["param"]) == (400, f"chunk.{name}")
+
+
+async def test_null_says_nothing() -> None:
+    chunk = {"text": "a", **dict.fromkeys(CONTENT_ELSEWHERE)}
+    async with live_server() as server:
+        assert (await post(server.port, CHAT, lines(chunk), STREAMING)).status == 200
+
+
+@pytest.mark.parametrize("name", sorted(MARKS_OF_CHUNKS))
+async def test_a_first_line_of_nothing_else_is_meant_as_a_chunk(name: str) -> None:
+    """Taken as parameters it would be ignored."""
+    async with live_server() as server:
+        answer = await post(server.port, CHAT, lines({name: "hello"}, {"text": "a"}), STREAMING)
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "unsupported_parameter", name)
+        opening = await post(server.port, "/v1/streaming_input/sessions", {name: "hello"})
+        assert (opening.status, opening.error["param"]) == (400, name)
