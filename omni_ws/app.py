@@ -40,7 +40,7 @@ class App:
 
     def __init__(self, engine: Engine, config: ServerConfig, keys: tuple[ApiKey, ...] = ()) -> None:
         self.config = config
-        self.sessions = SessionFactory(engine, config)
+        self.sessions = SessionFactory(engine, config, keys=keys)
         self.authenticator = Authenticator(keys)
         self._hosts = Hosts((*config.allow_host, config.host))
         self.sessions.admission.known_keys = len(keys) or None

@@ -32,6 +32,7 @@ def test_keys_in_plain_text_and_as_digests(tmp_path: Path) -> None:
         burst = 3
         input_bytes_per_sec = "64KiB"
         admin = true
+        priority = true
         [[keys]]
         name = "bob"
         key_sha256 = "{sha256("bob's").hex().upper()}"
@@ -46,6 +47,7 @@ def test_keys_in_plain_text_and_as_digests(tmp_path: Path) -> None:
             burst=3,
             input_bytes_per_sec=65536,
             admin=True,
+            priority=True,
         ),
         ApiKey(name="bob", key_sha256=sha256("bob's")),
     )

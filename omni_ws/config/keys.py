@@ -35,6 +35,8 @@ class ApiKey:
     input_bytes_per_sec: int | None = None
     #: Whether the key opens the profiling routes.
     admin: bool = False
+    #: Whether its requests may go before those of others: a priority below 0 counts.
+    priority: bool = False
 
 
 def digest(key: str) -> bytes:
@@ -108,7 +110,7 @@ def _wanted(name: str, value: object) -> str | None:
             return None if isinstance(value, str) and value.strip() else "a text that is not empty"
         case "key_sha256":
             return None if isinstance(value, str) and _SHA256.fullmatch(value) else "64 hexadecimal digits"
-        case "admin":
+        case "admin" | "priority":
             return None if isinstance(value, bool) else "true or false"
         case "requests_per_sec":
             return None if _is_positive(value, int | float) else "a number above 0"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
@@ -50,9 +50,16 @@ class Admission:
     """
 
     def __init__(
-        self, *, max_sessions: int, metrics: Metrics | None = None, addresses: Addresses | None = None
+        self,
+        *,
+        max_sessions: int,
+        metrics: Metrics | None = None,
+        addresses: Addresses | None = None,
+        keys: Iterable[ApiKey] = (),
     ) -> None:
         self.max_sessions = max_sessions
+        #: The names of the keys whose requests may go before those of others.
+        self._preferred = frozenset(key.name for key in keys if key.priority)
         self.draining = False
         #: How many keys there are; None where clients need none, and there may be any number of holders.
         self.known_keys: int | None = None
@@ -181,6 +188,10 @@ class Admission:
         if wait := bucket.try_take(now=now):
             message = f"this key may send {key.requests_per_sec:g} requests a second"
             raise self._refused("request", RateLimited(message, retry_after_ms=math.ceil(wait * 1000)))
+
+    def priority(self, owner: str | None, wanted: int) -> int:
+        """What ``wanted`` counts as for the key of that name: below 0, before all others, only where it may."""
+        return wanted if owner in self._preferred else max(0, wanted)
 
     def input_pace(self, key: ApiKey | None) -> InputPace | None:
         """What the connections of ``key`` are read at; None where there is no bound."""

@@ -53,10 +53,14 @@ class Conversation:
         single_request: bool = False,
         owner: str | None = None,
         admit: Callable[[], None] | None = None,
+        counted_priority: Callable[[int], int] = lambda wanted: wanted,
         speech_workers: SpeechWorkers | None = None,
         observed: observer.ObservedSession | None = None,
     ) -> None:
-        """``admit`` is asked for each request as it opens, and raises what the request is refused with."""
+        """``admit`` is asked for each request as it opens, and raises what the request is refused with.
+
+        ``counted_priority`` says what the priority that a request asks for counts as.
+        """
         self.observed = observed or observer.ObservedSession.unobserved()
         self.engine = engine
         self.configuration = configuration
@@ -84,6 +88,7 @@ class Conversation:
         self.finish_reason_at_end = FinishReason.CANCELLED
         self._now = now
         self._admit = admit or (lambda: None)
+        self._counted_priority = counted_priority
         outbox.on_full = lambda: self.on_timer()
         outbox.on_stalled = lambda seconds: self.observed.tell(observer.OutputStalled(self._answers.current, seconds))
         self._answers = AnswerQueue(
@@ -275,7 +280,7 @@ class Conversation:
             config,
             self._room.taken,
             playback,
-            options=self.options,
+            options=dataclasses.replace(self.options, priority=self._counted_priority(self.options.priority)),
             owner=self._owner,
             speech=self._speech_to_keep(session, config),
             field_names=self.field_names,

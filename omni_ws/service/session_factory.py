@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, cast
 from weakref import WeakSet
 
+from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.core.addresses import Addresses
 from omni_ws.core.audio_format import AudioEncoding
@@ -54,14 +55,21 @@ class NewSession:
 class SessionFactory:
     """``admission`` counts the sessions, ``budget`` the bytes that they hold together."""
 
-    def __init__(self, engine: Engine, config: ServerConfig, *, speech_workers: SpeechWorkers | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        config: ServerConfig,
+        *,
+        keys: Iterable[ApiKey] = (),
+        speech_workers: SpeechWorkers | None = None,
+    ) -> None:
         self.engine = engine
         self.metrics = Metrics()
         self.speech_workers = speech_workers or SpeechWorkers(self.metrics)
         self.config = config
         self.addresses = Addresses(config.trusted_proxies)
         self.admission = Admission(
-            max_sessions=config.limits.max_sessions, metrics=self.metrics, addresses=self.addresses
+            max_sessions=config.limits.max_sessions, metrics=self.metrics, addresses=self.addresses, keys=keys
         )
         self.budget = ByteBudget(config.limits.max_held_bytes)
         self._stand_ins = StandInLog()
@@ -165,6 +173,7 @@ class SessionFactory:
             single_request=single_request,
             owner=owner,
             admit=admit,
+            counted_priority=partial(self.admission.priority, owner),
             speech_workers=self.speech_workers if listens else None,
             observed=observed,
         )

@@ -216,7 +216,7 @@ class TokenSessions:
             logprob_ranges=call.logprob_ranges,
             logprob_top_k=call.logprob_top_k,
             readout_ranges=call.readout_ranges,
-            priority=call.priority,
+            priority=self._admission.priority(entry.owner, call.priority),
             owner=entry.owner,
         )
         outputs: AsyncGenerator[TokenEvent, None]

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 from support.token_engine import TokenEngine
 
+from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.tokens import TokenEvent, TokenGeneration, TokensFinished, TokenStop
 from omni_ws.errors import InvalidValue, OffsetMismatch, SessionNotFound
@@ -129,4 +130,21 @@ async def test_long_lists_cost_what_is_new_in_them() -> None:
     child = made.fork(long_id, None, at=LONG)
     assert time.thread_time() - begun < 0.005
     assert len(made.dump(child, None)) == LONG
+    made.close_all()
+
+
+@pytest.mark.parametrize(("may", "counted"), [(False, 0), (True, -3)])
+async def test_a_priority_before_all_others_is_for_keys_that_may(may: bool, counted: int) -> None:
+    engine = TokenEngine()
+    asked = ApiKey(name="ann", key_sha256=digest("ann"), priority=may)
+    made = TokenSessions(
+        engine,
+        ttl_sec=TTL_SEC,
+        budget=ByteBudget(1 << 30),
+        admission=Admission(max_sessions=1, keys=[asked]),
+        check_ready=lambda: None,
+    )
+    async for _ in made.generate(made.open(asked), asked, TokenCall(tokens=[5], max_tokens=1, priority=-3)):
+        pass
+    assert [generation.priority for generation in engine.calls] == [counted]
     made.close_all()

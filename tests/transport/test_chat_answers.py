@@ -8,8 +8,10 @@ import pytest
 from support.capable_engine import CapableEngine, finished, said, token, tool_call
 from support.event_stream import DONE, Event, events_of
 from support.live_server import LiveServer, live_server
+from support.mode_b_client import call
 from support.raw_http import RawResponse, post
 
+from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, TokenLogprob, ToolCall
 from omni_ws.engine.base import AnswerOptions, Message, StructuredOutput, TextOutput
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, UnsupportedParameter
@@ -417,13 +419,42 @@ async def test_streams_and_whole_answers_have_the_same_text_and_usage() -> None:
     assert chunks[-1]["usage"] == completion["usage"]
 
 
+@pytest.mark.parametrize(
+    ("token", "wanted", "counted"),
+    [(None, -1, 0), ("common", -1, 0), ("common", 7, 7), ("preferred", -1, -1), ("preferred", 7, 7)],
+)
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]}),
+        ("/v1/completions", {"prompt": "Hello"}),
+        ("/v1/streaming_input/sessions", {"chunk": {"sequence_id": 0, "text": "Hello", "end_of_input": True}}),
+    ],
+)
+async def test_a_priority_before_all_others_is_for_keys_that_may(
+    path: str, body: dict[str, Any], token: str | None, wanted: int, counted: int
+) -> None:
+    keys = (
+        ApiKey(name="common", key_sha256=digest("common")),
+        ApiKey(name="preferred", key_sha256=digest("preferred"), priority=True),
+    )
+    headers = () if token is None else (f"Authorization: Bearer {token}",)
+    engine = CapableEngine([finished()])
+    async with live_server(engine, keys=keys if token else ()) as server:
+        answered = await post(server.port, path, {**body, "priority": wanted}, *headers)
+        await server.until(lambda: bool(engine.requests))
+        if (session := answered.json().get("session_id")) is not None:
+            await call(server.port, "DELETE", f"{path}/{session}", None, *headers)
+    assert engine.requests[0].options.priority == counted
+
+
 async def test_priority_reaches_the_engine() -> None:
     engine = CapableEngine([])
     async with live_server(engine) as server:
-        assert (await ask(server, priority=-3)).status == 200
+        assert (await ask(server, priority=3)).status == 200
         answer = await ask(server, priority="high")
         assert (answer.status, answer.error["param"]) == (400, "priority")
-    assert engine.requests[0].options.priority == -3
+    assert engine.requests[0].options.priority == 3
 
 
 # --- bad input: the same whether it streams or not, and for readers of events

@@ -133,7 +133,7 @@ class VllmEngine:
             token_prompts=True,
             echo=True,
             chat_refusal=self._chat_refusal,
-            priority=self.config.args.get("scheduling_policy") == "priority",
+            priority=self._thinker.by_priority,
             media_limits=frozenset(field.name for field in fields(MediaLimits)),
             speech_in_history=Modality.AUDIO in media,
         )
@@ -284,6 +284,7 @@ class _Work:
                 voice=request.voice,
                 sampling=request.stage_sampling.get("talker"),
                 parameters=request.stage_params,
+                priority=request.options.priority if speaker.model.by_priority else 0,
             )
             self.stages += [self._talker, self._code2wav]
             self.links = speaker.links

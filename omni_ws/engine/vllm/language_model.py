@@ -51,7 +51,11 @@ SHUTDOWN_SEC: Final = 5.0
 #: vLLM reads these when it is imported. What the operator set counts.
 _ENVIRONMENT: Final = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
 #: What this engine asks for where the operator says nothing.
-_DEFAULT_ARGS: Final[Mapping[str, Any]] = {"disable_log_stats": True, "enable_log_requests": False}
+_DEFAULT_ARGS: Final[Mapping[str, Any]] = {
+    "disable_log_stats": True,
+    "enable_log_requests": False,
+    "scheduling_policy": "priority",
+}
 
 
 def prepare_environment() -> None:
@@ -82,6 +86,11 @@ class LanguageModel:
         self._running: _Running | None = None
         self._died = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
+
+    @property
+    def by_priority(self) -> bool:
+        """Whether waiting requests start in the order of their priority."""
+        return bool(self._args["scheduling_policy"] == "priority")
 
     @property
     def llm(self) -> AsyncLLM:

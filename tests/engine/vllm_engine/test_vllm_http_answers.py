@@ -141,7 +141,6 @@ async def test_what_cannot_be_done_is_named_before_any_output(client: Any, strea
     cases: list[tuple[dict[str, Any], str]] = [
         ({"response_format": {"type": "json_schema", "json_schema": schema}}, "response_format"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "fly"}}}, "tool_choice"),
-        ({"priority": 1}, "priority"),
     ]
     for fields, param in cases:
         with pytest.raises(openai.BadRequestError) as refused:

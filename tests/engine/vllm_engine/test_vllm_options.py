@@ -53,7 +53,6 @@ async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Vll
 
     args = {
         **ENGINE_ARGS,
-        "scheduling_policy": "priority",
         "max_num_seqs": 4,
         # Random weights would write blanks for ever where the grammar lets them.
         "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
