@@ -225,7 +225,14 @@ class EngineError(OmniError):
 class EngineFailed(EngineError):
     """``fatal`` says that the engine itself is gone: the session is closed with 1011 instead of staying open."""
 
-    wire = WireMapping("engine_failed", None, 500, "INTERNAL", retryable=True, note="1011 when the engine is gone")
+    wire = WireMapping(
+        "engine_failed",
+        None,
+        500,
+        "INTERNAL",
+        retryable=True,
+        note="1011 or 503 with Retry-After when the engine is gone",
+    )
 
     def __init__(self, message: str, *, request_id: str | None = None, fatal: bool = False) -> None:
         super().__init__(message, request_id=request_id)
@@ -245,3 +252,10 @@ def websocket_close_code(error: OmniError) -> int | None:
     if isinstance(error, EngineFailed) and error.fatal:
         return 1011
     return error.wire.websocket_close
+
+
+def http_status(error: OmniError) -> int | None:
+    """The status of an HTTP answer that ``error`` is, or None where it cannot be one."""
+    if isinstance(error, EngineFailed) and error.fatal:
+        return 503
+    return error.wire.http_status

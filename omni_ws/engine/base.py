@@ -34,6 +34,8 @@ class EngineCapabilities:
     tasks: frozenset[Task]
     #: Whether chunks that come after the start join the request.
     extend: bool
+    #: Names of the steps that an answer takes, in their order; empty: it is one, named as the engine is.
+    stages: tuple[str, ...] = ()
     #: Voice names, the default first; empty where the engine does not speak.
     voices: tuple[str, ...] = ()
     #: Sampling parameters that change the answer.

@@ -7,7 +7,7 @@ from typing import Final
 
 import orjson
 
-from omni_ws.errors import MethodNotAllowed, OmniError, OriginNotAllowed, Unauthenticated, UpgradeRequired
+from omni_ws.errors import MethodNotAllowed, OmniError, OriginNotAllowed, Unauthenticated, UpgradeRequired, http_status
 
 #: Header fields of an answer, in the order in which they are sent.
 HeaderList = list[tuple[str, str]]
@@ -17,7 +17,7 @@ _RETRY_AFTER_STATUSES: Final = frozenset({429, 503})
 
 def error_type(error: OmniError) -> str:
     """The ``type`` of OpenAI's error object, which its SDKs show to their users."""
-    status = error.wire.http_status or 500
+    status = http_status(error) or 500
     if isinstance(error, Unauthenticated):
         return "authentication_error"
     if isinstance(error, OriginNotAllowed):
@@ -43,7 +43,7 @@ def error_headers(error: OmniError) -> HeaderList:
         headers.append(("Upgrade", "websocket"))
         headers.append(("Connection", "Upgrade"))
         headers.append(("Sec-WebSocket-Version", "13"))
-    if error.retry_after_ms is not None or error.wire.http_status in _RETRY_AFTER_STATUSES:
+    if error.retry_after_ms is not None or http_status(error) in _RETRY_AFTER_STATUSES:
         seconds = math.ceil((error.retry_after_ms or 0) / 1000)
         headers.append(("Retry-After", str(max(1, seconds))))
     return headers

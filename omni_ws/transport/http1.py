@@ -20,7 +20,7 @@ import h11
 import orjson
 
 from omni_ws.core.quota import Share
-from omni_ws.errors import OmniError, PayloadTooLarge, UnsupportedFormat
+from omni_ws.errors import OmniError, PayloadTooLarge, UnsupportedFormat, http_status
 from omni_ws.transport import cors
 from omni_ws.transport.connections import Connections
 from omni_ws.transport.error_answer import HeaderList, error_body, error_headers
@@ -215,7 +215,7 @@ class HttpExchange:
 
     async def respond_error(self, error: OmniError) -> None:
         """Answer with ``error``; drops the connection where the answer began, or where the error has no status."""
-        status = error.wire.http_status
+        status = http_status(error)
         if self._head_sent or status is None:
             self._output.abort()
             return

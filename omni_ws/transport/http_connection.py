@@ -17,7 +17,7 @@ from typing import Final, cast
 import h11
 
 from omni_ws.core.addresses import Addresses
-from omni_ws.errors import EngineOverloaded, HeaderTooLarge, OmniError, OriginNotAllowed, SessionTimeout
+from omni_ws.errors import EngineOverloaded, HeaderTooLarge, OmniError, OriginNotAllowed, SessionTimeout, http_status
 from omni_ws.service.failure import unexpected
 from omni_ws.transport import cors
 from omni_ws.transport.answered_request import Account, answer_request, refused
@@ -303,11 +303,11 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
 
     def _refuse(self, error: OmniError) -> None:
         """Answer what never became an exchange, and end the connection."""
-        self.account(refused(self._request, error.wire.http_status or 400, client=self._client, error=error))
+        self.account(refused(self._request, http_status(error) or 400, client=self._client, error=error))
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self._transport.is_closing():
             content = error_body(error)
             fields = [("Content-Type", JSON), ("Content-Length", str(len(content))), *error_headers(error)]
-            head = answer_head(error.wire.http_status or 400, [*fields, ("Connection", "close")])
+            head = answer_head(http_status(error) or 400, [*fields, ("Connection", "close")])
             self._output.send(head, *([] if self._is_head_method else [h11.Data(data=content)]), h11.EndOfMessage())
         self._end()
 

@@ -34,10 +34,11 @@ class OperationsRoutes:
                 "engine": engine.name,
                 "model": self._sessions.model.names[0],
                 "sessions": self._sessions.admission.sessions,
-                "stages": [engine.name],
+                "stages": list(engine.capabilities.stages) or [engine.name],
                 "request_states": {"running": engine.active_requests},
                 "version": __version__,
             },
+            () if status == "ok" else [("Retry-After", "1")],
         )
 
     async def metrics(self, exchange: HttpExchange) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import jsonschema
@@ -17,12 +18,14 @@ from support.tone_engine import ToneEngine
 
 from omni_ws import __version__
 from omni_ws.app import App
-from omni_ws.engine.base import EngineState, TextOutput, TranscriptOutput
+from omni_ws.engine.base import EngineCapabilities, EngineState, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
+from omni_ws.errors import EngineFailed
 from omni_ws.transport.streaming_input import NATIVE_PATH
 
 CHAT = "/v1/chat/completions"
 SPEECH = "/v1/audio/speech"
+MODE_B = "/v1/streaming_input/sessions"
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
 
 
@@ -61,6 +64,26 @@ async def test_health() -> None:
     }
 
 
+class StagedEngine(EchoEngine):
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return replace(super().capabilities, stages=("thinker", "talker", "code2wav"))
+
+
+async def test_health_lists_the_stages_of_an_answer() -> None:
+    async with live_server(StagedEngine()) as server:
+        assert (await get(server, "/health")).json()["stages"] == ["thinker", "talker", "code2wav"]
+
+
+async def test_an_engine_that_dies_under_a_request_is_503() -> None:
+    """One that lives on after a failure is 500, and says nothing of another try."""
+    for fatal, told in ((True, (503, "1")), (False, (500, None))):
+        async with live_server(ScriptedEngine([EngineFailed("it died", fatal=fatal)])) as server:
+            answer = await post(server.port, CHAT, HELLO)
+        assert (answer.status, answer.headers.get("retry-after")) == told
+        assert answer.error["code"] == "engine_failed"
+
+
 async def test_health_counts_what_lives() -> None:
     gate = asyncio.Event()
     async with live_server(ScriptedEngine([gate.wait])) as server:
@@ -73,23 +96,24 @@ async def test_health_counts_what_lives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "said", "status", "code"),
+    ("state", "said", "code"),
     [
-        (EngineState.STARTING, "starting", 503, "engine_overloaded"),
-        (EngineState.UNHEALTHY, "unhealthy", 500, "engine_failed"),
+        (EngineState.STARTING, "starting", "engine_overloaded"),
+        (EngineState.UNHEALTHY, "unhealthy", "engine_failed"),
     ],
 )
-async def test_a_server_whose_engine_does_not_work(state: EngineState, said: str, status: int, code: str) -> None:
+async def test_a_server_whose_engine_does_not_work(state: EngineState, said: str, code: str) -> None:
     engine = HeldEngine()
     engine.state = state
     async with live_server(engine, still_answers=False) as server:
         answer = await get(server, "/health")
-        assert (answer.status, answer.json()["status"]) == (503, said)
-        for path, body in ((CHAT, HELLO), (SPEECH, {"input": "a"})):
+        assert (answer.status, answer.json()["status"], answer.headers["retry-after"]) == (503, said, "1")
+        asked = [(CHAT, HELLO), (SPEECH, {"input": "a"}), ("/v1/completions", {"prompt": "a"}), (MODE_B, {})]
+        for path, body in asked:
             for headers in ((), ("X-Streaming-Input: true",)):
                 answer = await post(server.port, path, body, *headers)
-                assert (answer.status, answer.error["code"]) == (status, code)
-                assert answer.headers.get("retry-after") == ("1" if status == 503 else None)
+                assert (answer.status, answer.error["code"]) == (503, code)
+                assert answer.headers["retry-after"] == "1"
         engine.state = EngineState.OK
         assert (await post(server.port, CHAT, HELLO)).status == 200
         assert (await get(server, "/health")).status == 200

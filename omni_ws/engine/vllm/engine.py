@@ -120,6 +120,7 @@ class VllmEngine:
             output_modalities=frozenset({OutputModality.TEXT} | ({OutputModality.AUDIO} if speaker else set())),
             tasks=frozenset({Task.CHAT, Task.SPEECH} if speaker else {Task.CHAT}),
             extend=True,
+            stages=(Thinker.name, *((Talker.name, Code2Wav.name) if speaker else ())),
             token_sessions=True,
             voices=speaker.voices if speaker else (),
             sampling=SAMPLING,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from support.live_server import LiveServer, live_server
-from support.raw_http import raw_client
+from support.raw_http import post, raw_client
 from support.raw_http import request as http_request
 from support.until import until
 from support.vllm_engine import Input, answer, core_process, plain_answer, running_engine, unfinished, until_state
@@ -81,6 +81,8 @@ async def test_the_server_tells_of_it_and_stopping_leaves_no_process(engine: Vll
         os.kill(core_process(engine), signal.SIGKILL)
         await until_state(engine, EngineState.UNHEALTHY)
         assert await health(server) == (503, "unhealthy")
+        refused = await post(server.port, "/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]})
+        assert (refused.status, refused.headers["retry-after"]) == (503, "1")
         await until_state(engine, EngineState.OK)
         assert await health(server) == (200, "ok")
         pid = core_process(engine)

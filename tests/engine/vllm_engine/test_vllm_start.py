@@ -35,6 +35,19 @@ def test_a_folder_is_announced_by_its_name(model: str, name: str) -> None:
     assert VllmEngine(VllmConfig(model=model)).model == name
 
 
+@pytest.mark.parametrize(("args", "by_priority"), [({}, True), ({"scheduling_policy": "fcfs"}, False)])
+def test_the_order_of_work_is_by_priority_unless_the_operator_says_otherwise(
+    args: dict[str, Any], by_priority: bool
+) -> None:
+    assert VllmEngine(VllmConfig(model="some/model", args=args)).capabilities.priority is by_priority
+
+
+def test_the_stages_of_an_answer() -> None:
+    assert VllmEngine(VllmConfig(model="some/model")).capabilities.stages == ("thinker",)
+    speaking = VllmEngine(VllmConfig(model="some/model", talker="canopylabs/orpheus-3b-0.1-ft"))
+    assert speaking.capabilities.stages == ("thinker", "talker", "code2wav")
+
+
 @pytest.mark.vllm
 @pytest.mark.slow
 class TestWithVllm:
