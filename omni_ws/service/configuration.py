@@ -19,6 +19,7 @@ from omni_ws.wire.session_config import (
     SamplingConfig,
     SessionConfig,
     TurnDetectionConfig,
+    check_sampling,
     effective,
     merge,
     start_policy,
@@ -228,6 +229,8 @@ def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
     _check_stops(config.sampling.stop)
     _check_stages("stage_params", config.stage_params, capabilities.stage_params)
     _check_stages("stage_sampling", config.stage_sampling, capabilities.stage_sampling)
+    for stage, values in config.stage_sampling.items():
+        check_sampling(values, f"stage_sampling.{stage}")
 
 
 def _check_stops(stop: str | list[str] | None) -> None:

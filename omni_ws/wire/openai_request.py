@@ -143,7 +143,8 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
     """
     refuse_unavailable(body, _NOT_AVAILABLE_IN_CHAT)
     fields = convert_body(body, ChatBody)
-    patch = configuration_patch(body, fields, input_field=None if input_follows else "messages")
+    brought = next((name for name in MEDIA_FIELDS if body.get(name)), "messages")
+    patch = configuration_patch(body, fields, input_field=None if input_follows else brought)
     audio = fields.audio or AudioOptions()
     wants_audio = fields.modalities is not None and "audio" in fields.modalities
     if fields.modalities == []:

@@ -79,11 +79,11 @@ class SamplingConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    max_tokens: Positive | None = None
+    max_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
     stop: str | list[str] | None = None
-    seed: int | None = None
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
@@ -167,6 +167,16 @@ def has_field(path: str) -> bool:
         for kind in found:
             kinds += kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
     return True
+
+
+def check_sampling(values: Mapping[str, Any], place: str) -> None:
+    """Sampling parameters that stand elsewhere, at ``place``. Raises InvalidValue; unknown ones are ignored."""
+    try:
+        msgspec.convert(values, SamplingConfig)
+    except msgspec.ValidationError as error:
+        refusal = invalid_value(error)
+        refusal.param = f"{place}.{refusal.param}"
+        raise refusal from None
 
 
 def invalid_value(error: msgspec.ValidationError) -> InvalidValue:

@@ -29,6 +29,7 @@ from omni_ws.errors import (
     UnsupportedModality,
     UnsupportedParameter,
 )
+from omni_ws.wire.session_config import SamplingConfig
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,17 @@ _STATUS_BY_KIND: Final[Mapping[str, int]] = {
     "serviceunavailableerror": 503,
     "payload_too_large": 413,
     "model_not_found": 404,
+}
+
+#: Fields of the body that an upstream gets, and where our own client may have named them. Every other field is the
+#: server's own: its client wrote no ``messages``, and no ``stream_options``.
+_FIELDS: Final[Mapping[str, str]] = {
+    **{name: f"sampling.{name}" for name in SamplingConfig.__struct_fields__},
+    "max_completion_tokens": "sampling.max_tokens",
+    "voice": "voice",
+    "audio.voice": "voice",
+    **{name: name for name in ("tools", "tool_choice", "parallel_tool_calls", "stage_sampling", "stage_params")},
+    **{name: name for name in ("response_format", "n", "logprobs", "top_logprobs", "priority")},
 }
 
 #: How servers without a code of their own say that a prompt is too long for the model.
@@ -172,7 +184,15 @@ def _clients_fault(status: int, error: UpstreamError) -> InvalidRequest:
             kind = ContextLengthExceeded
         else:
             kind = UnsupportedFormat if status == 415 else InvalidValue
-    return kind(message, param=error.param)
+    return kind(message, param=_client_field(error.param))
+
+
+def _client_field(param: str | None) -> str | None:
+    """``param`` names a place in the upstream's body: the same place as our own client names it, if it can."""
+    for theirs, ours in _FIELDS.items():
+        if param is not None and (param == theirs or param.startswith((f"{theirs}.", f"{theirs}["))):
+            return ours + param.removeprefix(theirs)
+    return None
 
 
 def _from_fields(fields: Mapping[str, Any]) -> UpstreamError:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from omni_ws.engine.base import AnswerOptions, StructuredOutput
+from omni_ws.engine.base import AnswerOptions, GenerationRequest, StructuredOutput
 from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.errors import InvalidValue
 
@@ -29,11 +29,32 @@ SAMPLING: Final = frozenset(
         "logit_bias",
     }
 )
+#: Parameters of vLLM that come from elsewhere in a request.
+_FIELDS: Final = {"n": "n", "logprobs": "logprobs", "prompt_logprobs": "logprobs"}
 #: A schema becomes a grammar of several times its size, between two steps of the model.
 MAX_SCHEMA_BYTES: Final = 1 << 16
 
 
-def answer_parameters(asked: Mapping[str, Any], defaults: Mapping[str, Any], options: AnswerOptions) -> SamplingParams:
+class AskedSampling(NamedTuple):
+    """``values`` by vLLM's names; ``places`` says where the client named each, for what is refused."""
+
+    values: Mapping[str, Any]
+    places: Mapping[str, str]
+
+    @classmethod
+    def of(cls, request: GenerationRequest, stage: str) -> Self:
+        """Those of the stage win."""
+        staged = request.stage_sampling.get(stage, {})
+        places = {name: f"sampling.{name}" for name in request.sampling}
+        places |= {name: f"stage_sampling.{stage}.{name}" for name in staged}
+        return cls({**request.sampling, **staged}, places)
+
+    def place(self, parameter: str | None) -> str | None:
+        """Of a parameter of vLLM that is refused: the client's field behind it, None where there is none."""
+        return self.places.get(parameter or "") or _FIELDS.get(parameter or "")
+
+
+def answer_parameters(asked: AskedSampling, defaults: Mapping[str, Any], options: AnswerOptions) -> SamplingParams:
     """``defaults`` are those of the checkpoint. Without ``max_tokens`` the answer may fill the context.
 
     Raises InvalidValue for what vLLM refuses.
@@ -42,7 +63,7 @@ def answer_parameters(asked: Mapping[str, Any], defaults: Mapping[str, Any], opt
     from vllm.exceptions import VLLMClientError
     from vllm.sampling_params import RequestOutputKind
 
-    values = {"max_tokens": None, **defaults, **asked}
+    values = {"max_tokens": None, **defaults, **asked.values}
     if "logit_bias" in values:
         values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
     if options.choices > 1 and values.get("temperature") == 0:
@@ -58,7 +79,8 @@ def answer_parameters(asked: Mapping[str, Any], defaults: Mapping[str, Any], opt
             output_kind=RequestOutputKind.DELTA,
         )
     except (TypeError, ValueError, VLLMClientError) as error:
-        raise InvalidValue(f"the model cannot sample so: {error}", param="sampling") from error
+        place = asked.place(getattr(error, "parameter", None))
+        raise InvalidValue(f"the model cannot sample so: {error}", param=place) from error
 
 
 def _constraint(structure: StructuredOutput) -> Any:
@@ -72,7 +94,9 @@ def _constraint(structure: StructuredOutput) -> Any:
     return StructuredOutputsParams(json=schema)
 
 
-def check_parameters(model: LanguageModel, parameters: SamplingParams, *, constraint: str) -> None:
+def check_parameters(
+    model: LanguageModel, parameters: SamplingParams, asked: AskedSampling, *, constraint: str
+) -> None:
     """Blocks for milliseconds where the answer has to keep to a grammar.
 
     Raises InvalidValue for what this model, or the backend of its structured outputs, cannot do. ``constraint`` is the
@@ -87,11 +111,11 @@ def check_parameters(model: LanguageModel, parameters: SamplingParams, *, constr
             llm.model_config, config.speculative_config, config.structured_outputs_config, llm.get_tokenizer()
         )
     except (ValueError, VLLMClientError) as error:
-        field = getattr(error, "parameter", None)
-        if field is None and parameters.structured_outputs is not None:
-            field = constraint
+        place = asked.place(getattr(error, "parameter", None))
+        if place is None and parameters.structured_outputs is not None:
+            place = constraint
         reason = " ".join(str(error).split())
-        raise InvalidValue(f"the model cannot answer so: {reason[:500]}", param=field or "sampling") from error
+        raise InvalidValue(f"the model cannot answer so: {reason[:500]}", param=place) from error
 
 
 def prefill_parameters() -> SamplingParams:

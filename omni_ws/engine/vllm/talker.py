@@ -181,4 +181,6 @@ class Talker:
                 extra_args=extra_arguments(pattern),
             )
         except (TypeError, ValueError, VLLMClientError) as error:
-            raise InvalidValue(f"the Talker cannot sample so: {error}", param="stage_sampling.talker") from error
+            field = getattr(error, "parameter", None)
+            place = f"stage_sampling.talker.{field}" if field in TALKER_SAMPLING else "stage_sampling.talker"
+            raise InvalidValue(f"the Talker cannot sample so: {error}", param=place) from error

@@ -22,7 +22,7 @@ from omni_ws.engine.vllm.input_parts import InputParts
 from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.engine.vllm.prompt import Context, Media, PromptDraft, PromptForm
 from omni_ws.engine.vllm.prompt_echo import PromptEcho
-from omni_ws.engine.vllm.sampling import answer_parameters, check_parameters, survives_streaming
+from omni_ws.engine.vllm.sampling import AskedSampling, answer_parameters, check_parameters, survives_streaming
 from omni_ws.engine.vllm.token_logprobs import AlignedLogprobs, TokenBytes
 from omni_ws.engine.vllm.tool_calls import ToolUse, tool_use
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, InvalidValue
@@ -79,8 +79,8 @@ class Thinker:
         self._shared = parts
         self._request = request
         self._writes = writes
-        asked = {**request.sampling, **request.stage_sampling.get(self.name, {})}
-        self._parameters: SamplingParams = answer_parameters(asked, parts.sampling, request.options)
+        self._asked = AskedSampling.of(request, self.name)
+        self._parameters: SamplingParams = answer_parameters(self._asked, parts.sampling, request.options)
         self._tools: ToolUse | None = None
         self._answers: list[AnswerReader] = []
         self._speech: dict[Speech, tuple[Media, ...]] = {}
@@ -174,10 +174,10 @@ class Thinker:
             self._parameters.max_tokens = 1  # vLLM writes one at least
         vocabulary = shared.model.llm.model_config.get_vocab_size()
         if max(self._parameters.logit_bias or (), default=0) >= vocabulary:
-            raise InvalidValue(f"token ids are below {vocabulary}", param="sampling.logit_bias")
+            raise InvalidValue(f"token ids are below {vocabulary}", param=self._asked.place("logit_bias"))
         if self._parameters.structured_outputs is not None or options.logprobs is not None:
             constraint = "response_format" if options.structure is not None else "tools"
-            check_parameters(shared.model, self._parameters, constraint=constraint)
+            check_parameters(shared.model, self._parameters, self._asked, constraint=constraint)
 
     @property
     def _origin(self) -> Origin:

@@ -189,7 +189,7 @@ async def test_a_refusal_keeps_the_name_of_the_field() -> None:
         await session.configure(sampling={"top_k": 5})
         with pytest.raises(UnsupportedParameter) as caught:
             await session.ask_text("x")
-        assert caught.value.param == "top_k"
+        assert caught.value.param == "sampling.top_k"
         await session.configure(sampling=None)
         assert (await session.ask_text("x")).text == "x"
     async with chain(sampling=("temperature",)) as (front, _), connect(front.websocket_url) as session:

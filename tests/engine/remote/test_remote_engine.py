@@ -134,11 +134,11 @@ async def test_what_breaks_is_a_failure_without_the_upstreams_words(breaks: Answ
 @pytest.mark.parametrize(
     ("refusal", "kind", "param"),
     [
-        (refuses(400, {"error": {"message": "hot", "param": "temperature"}}), InvalidValue, "temperature"),
+        (refuses(400, {"error": {"message": "hot", "param": "temperature"}}), InvalidValue, "sampling.temperature"),
         (
             refuses(400, {"error": {"message": "no", "code": "unsupported_parameter", "param": "min_p"}}),
             UnsupportedParameter,
-            "min_p",
+            "sampling.min_p",
         ),
         (refuses(404, {"error": {"message": "no model", "param": "model"}}), ModelNotFound, "model"),
         (refuses(413), PayloadTooLarge, None),

@@ -224,3 +224,38 @@ async def test_ids_are_those_of_the_vocabulary(
 async def test_the_last_id_of_the_vocabulary(server: LiveServer) -> None:
     await choices(server, [VOCABULARY - 1], logit_bias={str(VOCABULARY - 1): -100})
     await choices(server, [5] * 2047)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"n": 2}, "n"),
+        ({"seed": 1 << 63}, "seed"),
+        ({"sampling": {"seed": 1 << 63}}, "sampling.seed"),
+        ({"max_completion_tokens": 1 << 31}, "max_completion_tokens"),
+        ({"top_k": 1 << 31}, "top_k"),
+        ({"logit_bias": {str(VOCABULARY): 1}}, "logit_bias"),
+        ({"stage_sampling": {"thinker": {"logit_bias": {"512": 1}}}}, "stage_sampling.thinker.logit_bias"),
+        ({"stage_sampling": {"thinker": {"logit_bias": 5}}}, "stage_sampling.thinker.logit_bias"),
+        ({"stage_sampling": {"thinker": {"temperature": "hot"}}}, "stage_sampling.thinker.temperature"),
+        ({"stage_sampling": {"thinker": {"min_tokens": 5}}}, "stage_sampling.thinker.min_tokens"),
+    ],
+)
+async def test_refused_fields_are_named_as_they_were_written(
+    server: LiveServer, body: dict[str, Any], param: str
+) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    answer = await post(server.port, "/v1/chat/completions", {"messages": messages, **GREEDY, **body})
+    assert (answer.status, answer.error["param"]) == (400, param), answer.error
+
+
+async def test_numbers_at_their_limits(server: LiveServer) -> None:
+    limits: list[dict[str, Any]] = [
+        {"seed": (1 << 63) - 1},
+        {"seed": -(1 << 63)},
+        {"top_k": (1 << 31) - 1},
+        {"top_k": -1},
+    ]
+    for body in limits:
+        assert (await asked(server, "Once", temperature=1, **body)).status == 200
+    assert (await asked(server, "Once", max_tokens=(1 << 31) - 1, stop="e")).status == 200
