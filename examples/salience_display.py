@@ -15,6 +15,9 @@ from omni_ws.generated import salience_pb2 as messages
 FULL = 2.5
 #: Readouts of which the spread is not known yet are shown as average.
 LEAST_TOKENS = 3
+#: The position that models attend to where nothing else is meant (an attention sink). Its residual stream is many times
+#: as large as any other, so that its readout says nothing, and would make those after it look alike.
+SINK = 0
 
 
 class Vocabulary(Protocol):
@@ -122,8 +125,12 @@ class Trace:
         logprob = f"{token.sampled_logprob:8.2f}" if token.has_sampled_logprob else f"{'':8}"
         mark = " " if token.is_prefill else ">"
         values = token.readout[self._from : self._from + len(self._concepts)]
-        scores = [spread.z(value) for spread, value in zip(self._spreads, values, strict=False)]
-        self._line(f"{token.position:7} {mark} {text[:18]:18} {logprob} ", [(f"{z:+8.1f}", z) for z in scores])
+        if token.position == SINK:
+            cells = [(f"{'-':>8}", 0.0) for _ in values]
+        else:
+            scores = [spread.z(value) for spread, value in zip(self._spreads, values, strict=False)]
+            cells = [(f"{z:+8.1f}", z) for z in scores]
+        self._line(f"{token.position:7} {mark} {text[:18]:18} {logprob} ", cells)
 
     def _line(self, head: str, cells: Sequence[tuple[str, float]]) -> None:
         print(head + " ".join(text for text, _ in cells))

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from salience_client import Picture, SalienceClient, Session, common_prefix
-from salience_display import Spread, make_trace
+from salience_display import Spread, load_vocabulary, make_trace
 from support.salience_server import SalienceServer, salience_server
 from support.token_engine import CONCEPTS, END, LAYERS, PAD, START, TokenEngine, logprob
 
@@ -180,6 +180,22 @@ def test_readouts_are_shown_against_those_before() -> None:
     assert spread.z(4.0) == pytest.approx(2.0)
     with pytest.raises(ValueError, match="layer 9 is not read out; 1, 3 is"):
         make_trace(None, CONCEPTS, LAYERS, layer=9)  # type: ignore[arg-type]
+
+
+def test_the_first_position_does_not_count(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is an attention sink in trained models: with it, all that follows would look alike."""
+
+    def shown(*values: float) -> list[list[str]]:
+        trace = make_trace(load_vocabulary(None), ["joy"], [3])
+        for position, value in enumerate(values):
+            trace.token(messages.Token(id=7, position=position, is_prefill=True, readout=[value]))
+        heading, *lines = capsys.readouterr().out.splitlines()
+        assert heading.split() == ["joy"]
+        return [line.split() for line in lines]
+
+    lines = shown(-1043.0, 1.0, 2.0, 3.0, 4.0)
+    assert lines[0] == ["0", "7", "-"]
+    assert [line[-1] for line in lines[1:]] == ["+0.0", "+0.0", "+0.0", "+2.0"]
 
 
 async def program(server: SalienceServer, *arguments: str) -> tuple[int | None, str, str]:
