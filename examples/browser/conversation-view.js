@@ -41,8 +41,8 @@ export class ConversationView {
   #showUser({ you, settled, interim, images }, { user, answer }) {
     setText(settled, user.text);
     const rest = user.interim ? (user.text ? " " : "") + user.interim : "";
-    const silent = !user.text && !rest && !user.images.length;
-    setText(interim, rest || (silent ? (user.done && answer.state !== "thinking" ? "(nothing was heard)" : "…") : ""));
+    const wordless = !user.text && !rest && !user.images.length;
+    setText(interim, rest || (wordless ? withoutWords(user, answer) : ""));
     you.classList.toggle("open", !user.done);
     if (images.childElementCount !== user.images.length) images.replaceChildren(...user.images.map(makeImage));
   }
@@ -61,6 +61,12 @@ export class ConversationView {
     else if (answer.state === "failed") said.push("no answer came");
     setText(note, said.join(" · "));
   }
+}
+
+/* What stands for words that did not come. Of a turn that was stopped nobody knows whether there were any. */
+function withoutWords(user, answer) {
+  if (!user.done || answer.state === "thinking") return "…";
+  return answer.state === "stopped" ? "(not transcribed)" : "(nothing was heard)";
 }
 
 function makeTurn() {

@@ -112,3 +112,4 @@ async def test_what_is_written_while_one_speaks_is_a_turn_of_its_own(mode: str, 
             await demo.write("how are you")
             assert await demo.answered(turn=turn) == "fine"
         await demo.answered(turn=0, state="stopped")
+        assert await demo.page.locator(".turn .interim").first.inner_text() == "(not transcribed)"
