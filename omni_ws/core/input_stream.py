@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from omni_ws.core.acknowledgements import Acknowledgements
-from omni_ws.core.chunks import InputChunk, StartTrigger
+from omni_ws.core.chunks import InputChunk, Modality, StartTrigger
 from omni_ws.core.input_bytes import InputBytes
 from omni_ws.core.offsets import OffsetBuffer
 from omni_ws.core.quota import ByteBudget
@@ -19,6 +19,7 @@ from omni_ws.core.reorder import Arrival, ReorderBuffer
 from omni_ws.core.session import InputSettings, StreamingInputSession
 from omni_ws.core.stream_events import Diverted, InputAck, RequestOpened, StreamEvent
 from omni_ws.core.stream_limits import StreamLimits
+from omni_ws.core.whole_characters import WholeCharacters
 from omni_ws.errors import (
     InvalidValue,
     OutOfOrder,
@@ -35,6 +36,7 @@ class _Consumed:
 
 
 _CONSUMED: Final = _Consumed()
+_TEXT: Final = Modality.TEXT  # found faster than a member of an enum
 
 
 class InputStream(InputBytes):
@@ -72,6 +74,7 @@ class InputStream(InputBytes):
         self.numbered: bool | None = None
         #: Instead of it, where chunks say where they begin.
         self.offsets: OffsetBuffer | None = None
+        self._text = WholeCharacters()
         #: Numbers after which an end of input takes effect that came while a gap was open.
         self._finish_after: set[int] = set()
         #: The last number of a single request, where it is known and there may still be a gap before it.
@@ -146,7 +149,7 @@ class InputStream(InputBytes):
     def end_input(self, trigger: StartTrigger, sequence_id: int | None) -> Sequence[StreamEvent]:
         """The input of the open request ends here, whatever is diverted; nothing happens where none is open."""
         session, self.current = self.current, None
-        return [] if session is None else [*session.finish(sequence_id, trigger=trigger)]
+        return [] if session is None else [*self._text.end(), *session.finish(sequence_id, trigger=trigger)]
 
     def reweigh(self, difference: int) -> None:
         """What is held without belonging to a request has become this much more, or less where it is negative."""
@@ -155,6 +158,7 @@ class InputStream(InputBytes):
     def cancel(self, *, now: float) -> None:
         """Close the input that is open, or is being swallowed: the next chunk opens a new request."""
         self.drop_waiting(now=now)
+        self._text.end()
         session, self.current = self.current, None
         if session is not None:
             session.cancel()
@@ -240,8 +244,10 @@ class InputStream(InputBytes):
             return self.offsets.gap_error()
         missing = self.reorder.missing
         assert missing is not None
-        numbers = str(missing.start) if len(missing) == 1 else f"{missing.start} to {missing.stop - 1}"
-        return SequenceGap(f"chunk {numbers} did not arrive", param="sequence_id", sequence_id=missing.start)
+        last = "" if len(missing) == 1 else f" to {missing.stop - 1}"
+        return SequenceGap(
+            f"chunk {missing.start}{last} did not arrive", param="sequence_id", sequence_id=missing.start
+        )
 
     # inside
 
@@ -320,12 +326,11 @@ class InputStream(InputBytes):
 
     def _check_end(self, sequence_id: int, chunk: InputChunk) -> None:
         """Nothing stands behind the end of a single request, whichever of the two arrives first."""
-        if chunk.end_of_input:
-            for behind, item in self.reorder.behind(sequence_id):
-                if isinstance(item, InputChunk) and not item.is_bare_end:
-                    raise SessionConflict(
-                        f"chunk {behind} is behind the end of the input", param="sequence_id", sequence_id=sequence_id
-                    )
+        for behind, item in self.reorder.behind(sequence_id) if chunk.end_of_input else ():
+            if isinstance(item, InputChunk) and not item.is_bare_end:
+                raise SessionConflict(
+                    f"chunk {behind} is behind the end of the input", param="sequence_id", sequence_id=sequence_id
+                )
         if self._over or (self._ends_at is not None and sequence_id > self._ends_at):
             raise _ended(sequence_id)
 
@@ -352,6 +357,11 @@ class InputStream(InputBytes):
         return events
 
     def _deliver(self, chunk: InputChunk) -> Sequence[StreamEvent]:
+        if chunk.modality is _TEXT or self._text.pending:
+            return self._text.deliver(chunk, self._take_in)
+        return self._take_in(chunk)
+
+    def _take_in(self, chunk: InputChunk) -> Sequence[StreamEvent]:
         session, size = self.current, len(chunk.payload)
         if session is None and self._over:
             if chunk.is_bare_end:
@@ -403,7 +413,7 @@ class InputStream(InputBytes):
         if session is None:
             return []
         self.acks.due = True
-        return [*session.finish()]
+        return [*self._text.end(), *session.finish()]
 
 
 def _ended(sequence_id: int | None) -> SessionConflict:

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from omni_ws.core.chunks import InputChunk
 from omni_ws.core.session import SessionEvent, StreamingInputSession
+from omni_ws.errors import InvalidValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,13 @@ class Diverted:
     chunk: InputChunk | None
 
 
+@dataclass(frozen=True, slots=True)
+class TextRefused:
+    """Text is not UTF-8. The error names the chunk, of which, or of whose last character, nothing is used."""
+
+    error: InvalidValue
+
+
 class InputAck(Struct, frozen=True):
     """Everything below ``next_sequence_id`` was accepted in order."""
 
@@ -38,4 +46,4 @@ class InputAck(Struct, frozen=True):
     received_bytes: int
 
 
-StreamEvent: TypeAlias = RequestOpened | Diverted | SessionEvent
+StreamEvent: TypeAlias = RequestOpened | Diverted | TextRefused | SessionEvent

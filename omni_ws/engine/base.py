@@ -148,7 +148,8 @@ class InputSource(Protocol):
 class GenerationRequest:
     """One request as the engine sees it.
 
-    ``input`` yields what was there when the start policy fired and, under ``extend``, every later chunk.
+    ``input`` yields what was there when the start policy fired and, under ``extend``, every later chunk. Text in it is
+    UTF-8, and no character is spread over two chunks.
     ``input_audio`` is the format of audio chunks whose own ``format`` is None.
     """
 

@@ -7,7 +7,6 @@ Decoding runs in worker threads. Whatever chunks wait when a thread is free go t
 from __future__ import annotations
 
 import asyncio
-import codecs
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import aclosing
@@ -27,7 +26,7 @@ from omni_ws.engine.base import InputSource, Speech
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.text_pieces import pieces_of
 from omni_ws.engine.threads import run_in_thread
-from omni_ws.errors import InvalidValue, OmniError
+from omni_ws.errors import OmniError
 from omni_ws.media.image import decode_image
 from omni_ws.media.limits import MediaLimits
 from omni_ws.media.video import VideoDecoder, VideoFrame
@@ -107,8 +106,7 @@ async def decode_input(
     ``limits``.
 
     Audio comes as one channel at ``sample_rate`` Hz. Raises UnsupportedFormat for what cannot be decoded and
-    InvalidValue for text that is not UTF-8, after everything that came before it, naming the chunk. What the source
-    raises is raised too.
+    InvalidValue, after everything that came before it, naming the chunk. What the source raises is raised too.
     """
     decoder = _InputDecoder(audio, sample_rate, limits)
     waiting: Channel[InputChunk] = Channel(WAITING_BYTES, cost=lambda chunk: len(chunk.payload) + CHUNK_OVERHEAD_BYTES)
@@ -225,8 +223,6 @@ class _InputDecoder:
         self.last_sequence_id: int | None = None
         self._audio: AudioDecoder | None = None
         self._video: VideoDecoder | None = None
-        self._text: codecs.IncrementalDecoder | None = None
-        self._call_id: str | None = None
 
     def decode(self, chunks: Sequence[InputChunk]) -> Iterator[DecodedPart]:
         """What the chunks yield; to be exhausted before the next call."""
@@ -245,7 +241,7 @@ class _InputDecoder:
             self._audio.close()
         if self._video is not None:
             self._video.close()
-        self._audio = self._video = self._text = None
+        self._audio = self._video = None
         self._kind = None
 
     def _open(self, chunk: InputChunk) -> Iterator[DecodedPart]:
@@ -269,9 +265,6 @@ class _InputDecoder:
             self._audio = AudioDecoder(audio, sample_rate=self._sample_rate)
         elif chunk.modality is Modality.VIDEO:
             self._video = VideoDecoder(frames_per_second=self._limits.video_fps)
-        elif chunk.modality is Modality.TEXT:
-            self._text = codecs.getincrementaldecoder("utf-8")()
-            self._call_id = chunk.tool_call_id
 
     def _feed(self, chunk: InputChunk) -> Iterator[DecodedPart]:
         if self._audio is not None:
@@ -280,12 +273,10 @@ class _InputDecoder:
         elif self._video is not None:
             for frame in self._video.frames(chunk.payload, chunk.timestamp_ms):
                 yield VideoPart((self._fitted(frame),), self._part)
-        elif self._text is not None:
-            text = self._decode_text(chunk.payload, final=False)
-            if self._call_id is not None:
-                yield ToolResultPart(text, self._call_id, self._part)
-            else:
-                yield TextPart(text, self._part)
+        elif chunk.tool_call_id is not None:
+            yield ToolResultPart(chunk.payload.decode(), chunk.tool_call_id, self._part)
+        elif chunk.modality is Modality.TEXT:
+            yield TextPart(chunk.payload.decode(), self._part)
         else:
             yield ImagePart(self._limits.fit_image(decode_image(chunk.payload)), self._part)
 
@@ -295,20 +286,11 @@ class _InputDecoder:
                 yield AudioPart(self._audio.flush(), self._part)
             elif self._video is not None:
                 yield VideoPart(tuple(map(self._fitted, self._video.flush())), self._part)
-            elif self._text is not None:
-                self._decode_text(b"", final=True)
         finally:
             self.close()
 
     def _fitted(self, frame: VideoFrame) -> VideoFrame:
         return VideoFrame(frame.timestamp_ms, self._limits.fit_frame(frame.pixels))
-
-    def _decode_text(self, payload: bytes, *, final: bool) -> str:
-        assert self._text is not None
-        try:
-            return self._text.decode(payload, final)
-        except UnicodeDecodeError as error:
-            raise InvalidValue(f"the text is not UTF-8: {error.reason}", param="payload") from error
 
 
 def _joined(parts: list[DecodedPart]) -> list[DecodedPart]:

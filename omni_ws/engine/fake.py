@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import codecs
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing
@@ -132,7 +131,6 @@ class _Echo:
         self._request = request
         self._chunk_ms = chunk_ms
         self._wants = request.modalities
-        self._utf8 = codecs.getincrementaldecoder("utf-8")()
         self._decoder: AudioDecoder | None = None
         self._source: AudioFormat | None = None
         #: That of the first audio: an answer has one.
@@ -164,7 +162,6 @@ class _Echo:
                     # Text was cut to the limit already, and this may be the last of it.
                     if reply is None and (self.limit.reached is None or isinstance(output, TextOutput)):
                         yield output
-        self._decode_text(b"", final=True)
         for audio in await self._flush_audio():
             if reply is None:
                 yield audio
@@ -176,7 +173,7 @@ class _Echo:
     async def _echo(self, chunk: InputChunk) -> Iterable[EngineOutput]:
         match chunk.modality:
             case Modality.TEXT:
-                text = self._decode_text(chunk.payload, final=False)
+                text = chunk.payload.decode()
                 self._words_in.feed(text)
                 return self._text(text)
             case Modality.AUDIO:
@@ -186,12 +183,6 @@ class _Echo:
                 return ()
 
     # text
-
-    def _decode_text(self, payload: bytes, *, final: bool) -> str:
-        try:
-            return self._utf8.decode(payload, final)
-        except UnicodeDecodeError as error:
-            raise InvalidValue(f"the text is not UTF-8: {error.reason}", param="payload") from None
 
     def _text(self, text: str) -> Iterator[TextOutput]:
         if OutputModality.TEXT in self._wants:
@@ -260,8 +251,10 @@ def _slices(chunk: InputChunk) -> Iterator[InputChunk]:
     if chunk.modality not in (Modality.TEXT, Modality.AUDIO) or len(chunk.payload) <= _SLICE_BYTES:
         yield chunk
         return
-    for start in range(0, len(chunk.payload), _SLICE_BYTES):
-        yield msgspec.structs.replace(chunk, payload=chunk.payload[start : start + _SLICE_BYTES])
+    content = chunk.payload.decode() if chunk.modality is Modality.TEXT else chunk.payload
+    for start in range(0, len(content), _SLICE_BYTES):
+        piece = content[start : start + _SLICE_BYTES]
+        yield msgspec.structs.replace(chunk, payload=piece.encode() if isinstance(piece, str) else piece)
 
 
 class ScriptedEngine(_ModelFree):

@@ -11,9 +11,9 @@ from omni_ws.core.chunks import FinishReason, InputChunk
 from omni_ws.core.input_stream import InputStream
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings, StreamingInputSession
-from omni_ws.core.stream_events import Diverted, RequestOpened, StreamEvent
+from omni_ws.core.stream_events import Diverted, RequestOpened, StreamEvent, TextRefused
 from omni_ws.engine.base import AnswerOptions, Engine
-from omni_ws.errors import EmptyInput, EngineOverloaded, OmniError, PayloadTooLarge, ShuttingDown
+from omni_ws.errors import EmptyInput, EngineOverloaded, InvalidValue, OmniError, PayloadTooLarge, ShuttingDown
 from omni_ws.service import observer
 from omni_ws.service.answer_queue import AnswerQueue
 from omni_ws.service.configuration import Configuration
@@ -102,6 +102,8 @@ class Conversation:
         )
         #: The request whose input is open.
         self._receiving: Turn | None = None
+        #: Of text of a single request that is not UTF-8.
+        self._refusal: InvalidValue | None = None
         self._draining = False
 
     def _listen(self, speech_workers: SpeechWorkers) -> TurnListener:
@@ -126,7 +128,10 @@ class Conversation:
         return config
 
     def receive_chunk(self, chunk: InputChunk, *, now: float) -> None:
-        """The chunk must have passed ``configuration.check_chunk``; ``now`` is the time at which it came."""
+        """The chunk must have passed ``configuration.check_chunk``; ``now`` is the time at which it came.
+
+        Of a single request this raises InvalidValue for text that is not UTF-8, after everything else has been done.
+        """
         if self.observed.observers.listening_to_chunks:
             self.observed.tell(observer.InputReceived(chunk))
         events = self.stream.receive_chunk(chunk, now=now)
@@ -136,12 +141,14 @@ class Conversation:
         most = MAX_WAITING_CHUNKS
         if turn is not None and turn.session.received.chunks > most and turn.waiting_chunks > most:
             raise PayloadTooLarge(f"more than {most} chunks are waiting that the engine has not taken over")
+        self._raise_refusal()
 
     def refuse_chunk(self, sequence_id: int) -> None:
         self._handle(self.stream.refuse(sequence_id, now=self._now()))
 
     def finish(self) -> None:
         self._handle(self.stream.finish(now=self._now()))
+        self._raise_refusal()
 
     def cancel(self, request_id: str | None = None) -> None:
         """Stop a request, if there is any: the named one, else the one that is answered, else the newest."""
@@ -260,6 +267,8 @@ class Conversation:
                     turn.append(chunk)
                 case Diverted(chunk=chunk) if self._listener is not None:
                     self._listener.put(chunk)
+                case TextRefused(error=refusal):
+                    self._refuse_text(refusal)
                 case RequestOpened(session=session):
                     self._open(session, by_speech=event.by_speech)
                 case GenerationStarted() if turn is not None:
@@ -270,6 +279,18 @@ class Conversation:
                     self._input_ended(turn, error)
                 case _:
                     pass  # of a request that was refused as it opened
+
+    def _refuse_text(self, error: InvalidValue) -> None:
+        """Told beside the answers, or, where whoever sends gets answers of its own, raised once all has been done."""
+        if self.stream.single_request:
+            self._refusal = self._refusal or error
+        else:
+            self.outbox.put_nowait(error)
+
+    def _raise_refusal(self) -> None:
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None:
+            raise refusal
 
     def _open(self, session: StreamingInputSession, *, by_speech: bool) -> None:
         config = self.configuration.effective

@@ -168,7 +168,8 @@ class RegisteredSession:
                 else:
                     self._progress.take_late(chunk.content)
             except OmniError as error:
-                error.param = chunk.name(error.param)
+                if error.sequence_id in (None, _number(chunk)):
+                    error.param = chunk.name(error.param)
                 if isinstance(error, PayloadTooLarge | ReorderWindowExceeded):
                     self.fail(error)
                 if not isinstance(error, InvalidRequest):
@@ -190,8 +191,10 @@ class RegisteredSession:
     def finish(self) -> None:
         """The end of the input; where a gap is open, behind it. Idempotent, also when everything is over."""
         if self.live:
-            self._intake.finish()
-            self._input_taken()
+            try:
+                self._intake.finish()
+            finally:
+                self._input_taken()
         else:
             self._progress.ended = True
 
@@ -353,3 +356,7 @@ class RegisteredSession:
 
 def _nothing(session: RegisteredSession) -> None:
     pass
+
+
+def _number(chunk: BodyChunk) -> int | None:
+    return None if isinstance(chunk.content, InvalidRequest) else chunk.content.sequence_id

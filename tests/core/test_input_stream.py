@@ -173,7 +173,8 @@ def test_any_order_and_repetition_gives_the_same_bytes(
 ) -> None:
     contents, order = delivery
     stream = make(policy)
-    events = [event for number in order for event in stream.receive_chunk(text(number, contents[number]), now=0)]
+    chunks = [InputChunk(Modality.AUDIO, content, number) for number, content in enumerate(contents)]
+    events = [event for number in order for event in stream.receive_chunk(chunks[number], now=0)]
     events += stream.finish(now=0)
     assert payload(events) == b"".join(contents)
     assert stream.take_ack() == InputAck(len(contents), 0, len(b"".join(contents)))

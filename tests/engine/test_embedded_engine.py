@@ -265,11 +265,6 @@ async def test_nothing_at_all_is_empty_input(engine: EmbeddedEngine) -> None:
     assert (await answered(engine, text("  "))).text == "The message is empty."
 
 
-async def test_text_that_is_not_utf8(engine: EmbeddedEngine) -> None:
-    with pytest.raises(InvalidValue, match="UTF-8"):
-        await answered(engine, InputChunk(Modality.TEXT, b"\xff"))
-
-
 # speech in
 
 

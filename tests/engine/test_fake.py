@@ -194,17 +194,9 @@ async def test_limits() -> None:
     assert (text_of(outputs), finished.reason) == ("a b", FinishReason.LENGTH)
 
 
-@pytest.mark.parametrize(
-    ("content", "error"),
-    [
-        (chunk(b"\xff", Modality.TEXT), InvalidValue),
-        (chunk("é".encode()[:1], Modality.TEXT), InvalidValue),
-        (chunk(b"RIFFxxxxWAVE garbage", form="wav"), UnsupportedFormat),
-    ],
-)
-async def test_input_that_cannot_be_read(content: InputChunk, error: type[Exception]) -> None:
-    with pytest.raises(error):
-        await echo(content)
+async def test_input_that_cannot_be_read() -> None:
+    with pytest.raises(UnsupportedFormat):
+        await echo(chunk(b"RIFFxxxxWAVE garbage", form="wav"))
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])

@@ -16,7 +16,7 @@ from omni_ws.core.input_stream import InputStream
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings, StreamingInputSession
 from omni_ws.core.start_policy import OnMinLength
-from omni_ws.core.stream_events import Diverted, InputAck, RequestOpened, StreamEvent
+from omni_ws.core.stream_events import Diverted, InputAck, RequestOpened, StreamEvent, TextRefused
 from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.errors import (
     EngineOverloaded,
@@ -290,7 +290,7 @@ class CheckedInputStream:
         self.closed = False
 
     def receive(self, sequence_id: int | None, payload: bytes, *, end_of_input: bool = False) -> None:
-        chunk = InputChunk(Modality.TEXT, payload, sequence_id, None, None, end_of_input)
+        chunk = InputChunk(Modality.AUDIO, payload, sequence_id, None, None, end_of_input)
         self._both(
             lambda: self.stream.receive_chunk(chunk, now=self.model.now),
             lambda: self.model.receive(chunk),
@@ -470,8 +470,8 @@ class CheckedInputStream:
                 return ("appended", len(self.sessions) - 1, chunk.payload)
             case InputEnded(error=error):
                 return ("ended", len(self.sessions) - 1, error is not None)
-            case Diverted():
-                raise AssertionError("nothing is diverted here")
+            case Diverted() | TextRefused():
+                raise AssertionError("nothing is diverted here, or no text")
 
     def _settings(self) -> InputSettings:
         return InputSettings(start_policy=OnMinLength(min_bytes=MIN_BYTES), mode=self.model.mode)

@@ -307,8 +307,11 @@ async def test_text_that_is_not_utf_8_in_a_payload() -> None:
         word = "grün".encode()
         parts = [{"modality": "text", "payload": encoded(part)} for part in (word[:3], word[3:])]
         assert content(events_of(await say(server, *parts))) == "grün"
-        answer = await say(server, {"stream": False}, {"modality": "text", "payload": encoded(b"\xff")})
-        assert (answer.status, answer.error["code"]) == (400, "invalid_value")
+        for payload, line in ((b"\xff", "line 3"), (word[:3], "the text")):
+            parts = [{"modality": "text", "payload": encoded(part)} for part in (b"a", payload)]
+            answer = await say(server, {"stream": False}, *parts)
+            assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "invalid_value", "payload")
+            assert answer.error["message"].startswith(line)
 
 
 # --- the end of the input

@@ -403,6 +403,24 @@ async def test_ends_may_be_repeated(state: str, number: int | None) -> None:
         hangs.set()
 
 
+async def test_text_that_is_not_utf_8_is_refused_with_its_chunk() -> None:
+    def piece(number: int, payload: bytes, **fields: Any) -> dict[str, Any]:
+        return {"sequence_id": number, "modality": "text", "payload": base64.b64encode(payload).decode(), **fields}
+
+    async with live_server() as server, mode_b(server) as session:
+        await session.append(piece(0, b"gr\xc3"))
+        answer = await session.call("POST", "/chunks", {"chunks": [piece(1, b"\xff"), piece(2, b"\xbcn \xf0\x9f")]})
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (
+            *(400, "invalid_value", "chunks[0].payload"),
+        )
+        assert answer.error["message"].startswith("the text of chunk 1 is not UTF-8")
+        answer = await session.call("POST", "/finish")
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "invalid_value", "payload")
+        assert answer.error["message"].startswith("the text of chunk 2 is not UTF-8")
+        assert (await session.finish())["next_sequence_id"] == 3
+        assert await session.content() == "grün "
+
+
 async def test_a_number_behind_the_end_is_a_conflict_though_a_gap_is_open() -> None:
     async with live_server() as server, mode_b(server, {"chunk": text("c", 2)}) as session:
         assert not (await session.finish())["input_ended"]

@@ -137,13 +137,62 @@ async def test_text_that_is_not_utf8_closes_with_1007() -> None:
         assert await peer.close_code() == 1007
 
 
-async def test_payload_that_is_not_utf8_fails_its_request() -> None:
+CHARACTERS = "grün 👋".encode()
+
+
+async def send_text(client: NativeClient, payload: bytes, *, binary: bool, end: bool = False) -> None:
+    if binary:
+        await client.binary(payload, Modality.TEXT, end=end)
+    else:
+        await client.chunk(payload, modality="text", end=end)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+async def test_text_that_is_not_utf8_is_refused_with_its_chunk(binary: bool) -> None:
     async with live_server() as server, native_client(server) as client:
-        await client.binary(b"\xff\xff", Modality.TEXT, end=True)
+        await client.configure(start_policy="on_end_only")
+        await send_text(client, b"one ", binary=binary)
+        await send_text(client, b"\xff\xff", binary=binary, end=True)  # and its end is none
+        error = await client.error()
+        assert (error["code"], error["param"], error["sequence_id"]) == ("invalid_value", "payload", 1)
+        await send_text(client, b"two", binary=binary, end=True)
         answer = await client.answer()
-        assert (answer.errors[0]["code"], answer.errors[0]["param"]) == ("invalid_value", "payload")
-        assert answer.reason == "error"
+        assert (answer.text, answer.reason, answer.errors) == ("one two", "stop", [])
         await still_answers(client)
+
+
+@pytest.mark.parametrize("binary", [False, True])
+async def test_characters_may_be_split_between_chunks(binary: bool) -> None:
+    async with live_server() as server, native_client(server) as client:
+        for position in range(len(CHARACTERS)):
+            await send_text(client, CHARACTERS[position : position + 1], binary=binary)
+        await client.send("finish")
+        answer = await client.answer()
+        assert (answer.text, answer.errors) == ("grün 👋", [])
+
+
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("follows", ["end", "finish", "text", "image", "audio"])
+async def test_a_character_that_breaks_off_is_told_with_the_chunk_that_it_began_in(follows: str, binary: bool) -> None:
+    async with live_server() as server, native_client(server) as client:
+        await client.configure(start_policy="on_end_only", modalities=["text"])
+        await send_text(client, b"one ", binary=binary)
+        await send_text(client, b"two " + CHARACTERS[-4:-2], binary=binary)
+        await send_text(client, CHARACTERS[-2:-1], binary=binary, end=follows == "end")
+        match follows:
+            case "text":
+                await send_text(client, b"three", binary=binary, end=True)
+            case "image":
+                await client.binary(b"image", Modality.IMAGE)
+            case "audio":
+                await client.binary(bytes(640))
+        await client.send("finish")
+        answer = await client.answer()
+        (error,) = answer.errors
+        assert (error["code"], error["param"], error["sequence_id"]) == ("invalid_value", "payload", 1)
+        assert "breaks off" in error["message"]
+        rest = {"text": "three", "image": "Received 1 image."}.get(follows, "")
+        assert (answer.text, answer.reason) == (f"one two {rest}", "stop")
 
 
 # sizes
@@ -216,7 +265,7 @@ async def test_what_waits_behind_a_gap_counts() -> None:
 async def test_what_the_engine_took_does_not_count() -> None:
     limits = {"max_payload_per_session": 1000}
     async with live_server(streaming_input=limits) as server, native_client(server) as client:
-        await client.configure(modalities=["text"], start_policy="on_first_chunk")
+        await client.configure(modalities=["text"], start_policy="on_first_chunk", history=False)
         for _ in range(50):
             await client.binary(bytes(600))
             await client.barrier()

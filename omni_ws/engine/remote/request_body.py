@@ -23,7 +23,7 @@ from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import WORDS_UNKNOWN, GenerationRequest, Message, Speech
 from omni_ws.engine.decoding import AudioPart, Chunks, decode_input, decode_speech
 from omni_ws.engine.remote.call_order import with_results
-from omni_ws.errors import EmptyInput, InvalidValue, PayloadTooLarge, UnsupportedFormat
+from omni_ws.errors import EmptyInput, PayloadTooLarge, UnsupportedFormat
 
 #: What the encoders of speech models take; whatever a client sends is brought to it here, once.
 AUDIO_SAMPLE_RATE: Final = 16_000
@@ -155,7 +155,7 @@ class _Collected:
         self._end_audio()
         if not self.parts and not self.results:
             raise EmptyInput("the request has no input")
-        results = {call_id: _decoded(result) for call_id, result in self.results.items()}
+        results = {call_id: result.decode() for call_id, result in self.results.items()}
         return Prompt(tuple(self.parts), round(self.samples * 1000 / AUDIO_SAMPLE_RATE), self.size, results)
 
     def _end_audio(self) -> None:
@@ -180,19 +180,12 @@ def _base64_length(size: int) -> int:
 def _parts(modality: Modality, run: Sequence[InputChunk]) -> Iterator[Part]:
     match modality:
         case Modality.TEXT:
-            yield Text(_decoded(b"".join(chunk.payload for chunk in run)))
+            yield Text(b"".join(chunk.payload for chunk in run).decode())
         case Modality.IMAGE:
             for chunk in run:
                 yield Picture("image_url", _image_type(chunk), chunk.payload)
         case _:
             yield from _video(run)
-
-
-def _decoded(text: bytes) -> str:
-    try:
-        return text.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidValue(f"the text is not UTF-8: {error.reason}", param="payload") from None
 
 
 def _video(run: Sequence[InputChunk]) -> Iterator[Picture]:

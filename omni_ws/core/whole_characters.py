@@ -1,0 +1,103 @@
+"""WholeCharacters: text that comes in chunks, cut between its characters, wherever its sender cut it."""
+
+from __future__ import annotations
+
+from codecs import utf_8_decode
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.stream_events import StreamEvent, TextRefused
+from omni_ws.errors import InvalidValue
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """The first bytes of a character, at the end of a chunk of this number."""
+
+    data: bytes = b""
+    sequence_id: int | None = None
+    #: Of the text that they are part of.
+    tool_call_id: str | None = None
+
+
+_NOTHING = Unfinished()
+
+
+class WholeCharacters:
+    """Takes the chunks of a stream in order. The bytes of a character may be spread over neighbouring chunks of one
+    text; anything else that is not UTF-8 is told by a TextRefused.
+    """
+
+    def __init__(self) -> None:
+        self._unfinished = _NOTHING
+
+    @property
+    def pending(self) -> bool:
+        """Whether the text breaks off within a character, as far as it has come."""
+        return self._unfinished is not _NOTHING
+
+    def deliver(
+        self, chunk: InputChunk, take_in: Callable[[InputChunk], Sequence[StreamEvent]]
+    ) -> Sequence[StreamEvent]:
+        """What ``take_in`` makes of the chunk, with the characters that it makes whole, behind what is wrong with it.
+
+        Where ``take_in`` raises, the chunk may come again.
+        """
+        try:
+            chunk, unfinished, problem = self._check(chunk)
+        except InvalidValue as error:
+            return [TextRefused(error)]
+        events = take_in(chunk)
+        self._unfinished = unfinished
+        problems = [] if problem is None else [TextRefused(problem)]
+        return [*problems, *(self.end() if chunk.end_of_input else ()), *events]
+
+    def end(self) -> list[TextRefused]:
+        """No more of the text comes."""
+        problem, self._unfinished = _broken(self._unfinished), _NOTHING
+        return [] if problem is None else [TextRefused(problem)]
+
+    def _check(self, chunk: InputChunk) -> tuple[InputChunk, Unfinished, InvalidValue | None]:
+        """The chunk with whole characters, what is left of it, and what is wrong with the text before it.
+
+        Raises InvalidValue for a chunk that is not UTF-8 by its own fault, of which nothing is taken.
+        """
+        before = self._unfinished
+        if not chunk.has_content:
+            return chunk, before, None
+        if chunk.modality is not Modality.TEXT:
+            return chunk, _NOTHING, _broken(before)
+        if before is _NOTHING and chunk.payload.isascii():
+            return chunk, _NOTHING, None
+        problem = None
+        if before.tool_call_id != chunk.tool_call_id:
+            before, problem = _NOTHING, _broken(before)
+        data = before.data + chunk.payload
+        try:
+            _, used = utf_8_decode(data, "strict", False)
+        except UnicodeDecodeError as error:
+            data, problem = chunk.payload, _broken(before)
+            try:
+                _, used = utf_8_decode(data, "strict", False)
+            except UnicodeDecodeError:
+                raise _not_text(chunk.sequence_id, error.reason) from None
+        left = _NOTHING
+        if used < len(data):
+            began_here = len(data) - used <= len(chunk.payload)
+            number = chunk.sequence_id if began_here else before.sequence_id
+            left = Unfinished(data[used:], number, chunk.tool_call_id)
+        return replace(chunk, payload=data[:used]), left, problem
+
+
+def _broken(unfinished: Unfinished) -> InvalidValue | None:
+    if unfinished is _NOTHING:
+        return None
+    return _not_text(unfinished.sequence_id, "it breaks off within a character, which is left out")
+
+
+def _not_text(sequence_id: int | None, reason: str) -> InvalidValue:
+    whose = "" if sequence_id is None else f" of chunk {sequence_id}"
+    return InvalidValue(f"the text{whose} is not UTF-8: {reason}", param="payload", sequence_id=sequence_id)
