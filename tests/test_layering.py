@@ -68,7 +68,7 @@ AT_HOME = {
 
 CLIENT_MAY_IMPORT = ("omni_ws.client", "omni_ws.wire", "omni_ws.core", "omni_ws.errors")
 
-MODULE_LINES = 400
+MODULE_LINES = 450
 FUNCTION_LINES = 60
 
 
