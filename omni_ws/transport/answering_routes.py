@@ -111,14 +111,14 @@ class AnsweringRoutes:
         patch: ConfigurationPatch,
         *,
         owner: str | None,
-        whole_audio: bool,
+        samples: bool,
         streaming_input: bool,
         prepare: Callable[[Conversation], None] = lambda conversation: None,
     ) -> tuple[HttpSession, AudioFormat]:
         """A session with this configuration, and the format that its client wants.
 
-        ``prepare`` does what else is to be done before it runs, and may refuse to. For an answer that goes out whole
-        the audio is made as samples and becomes a file at the end.
+        ``prepare`` does what else is to be done before it runs, and may refuse to. For an answer that goes out as
+        files, one or one a piece, the audio is made as ``samples``.
         """
         new = self.sessions.open(
             output_formats=FILE_FORMATS,
@@ -130,7 +130,7 @@ class AnsweringRoutes:
         exchange.session_id = new.conversation.observed.identity.session_id
         with ended_where_refused(new.conversation):
             target = configure(new.conversation, patch)
-            if whole_audio:
+            if samples:
                 new.conversation.configure({"output_audio": {"format": AudioEncoding.PCM16.value}})
             if new.conversation.configuration.effective.after_start is InputMode.SNAPSHOT and not streaming_input:
                 # A start halfway through what is all at hand would lose the other half.

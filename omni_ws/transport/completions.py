@@ -54,7 +54,7 @@ class CompletionRoutes(AnsweringRoutes):
             conversation.options = checked_options(conversation, request.answer, asked)
 
         session, _ = self.open_session(
-            exchange, patch, owner=owner, whole_audio=False, streaming_input=False, prepare=prepare
+            exchange, patch, owner=owner, samples=False, streaming_input=False, prepare=prepare
         )
         return session
 

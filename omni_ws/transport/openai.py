@@ -8,7 +8,8 @@ from functools import partial
 from omni_ws.audio.encoder import encode_file
 from omni_ws.audio.mime import media_type
 from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
-from omni_ws.core.audio_format import AudioFormat
+from omni_ws.audio.wav import wav_header
+from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality, OutputModality
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.session_factory import SessionFactory
@@ -83,7 +84,7 @@ class OpenAIRoutes(AnsweringRoutes):
             exchange,
             request.patch,
             owner=owner,
-            whole_audio=not streamed,
+            samples=not streamed,
             streaming_input=streaming_input,
             prepare=partial(prepare_answer, request=request),
         )
@@ -111,8 +112,9 @@ class OpenAIRoutes(AnsweringRoutes):
         streaming_input: bool = False,
     ) -> None:
         whole = request.dialect is SpeechDialect.WHOLE
+        pieces = request.dialect is SpeechDialect.CHUNKS and request.response_format == AudioEncoding.WAV
         session, target = self.open_session(
-            exchange, request.patch, owner=owner, whole_audio=whole, streaming_input=streaming_input
+            exchange, request.patch, owner=owner, samples=whole or pieces, streaming_input=streaming_input
         )
         kind = media_type(target)
         if whole:
@@ -130,8 +132,14 @@ class OpenAIRoutes(AnsweringRoutes):
                     await self.events(exchange, session, SpeechEvents(), head_at_start=streaming_input, done=False)
                 case SpeechDialect.CHUNKS:
                     speech_id = "speech-" + (request.request_id or new_id(""))
-                    chunks = SpeechChunks(speech_id, request.response_format, kind, target.sample_rate)
+                    piece = partial(_wav_file, target) if pieces else bytes
+                    chunks = SpeechChunks(speech_id, request.response_format, kind, target.sample_rate, piece=piece)
                     await self.events(exchange, session, chunks, head_at_start=streaming_input)
+
+
+def _wav_file(target: AudioFormat, pcm: bytes) -> bytes:
+    """A piece of pcm16 that can be played by itself."""
+    return wav_header(sample_rate=target.sample_rate, channels=target.channels, data_bytes=len(pcm)) + pcm
 
 
 async def _file(pcm: bytes, target: AudioFormat) -> bytes:

@@ -52,7 +52,7 @@ class TranscriptionRoutes(AnsweringRoutes):
     ) -> None:
         language = self._language(request)
         session, _ = self.open_session(
-            exchange, request.patch, owner=owner, whole_audio=False, streaming_input=streaming_input
+            exchange, request.patch, owner=owner, samples=False, streaming_input=streaming_input
         )
         streamed = streaming_input if request.stream is None else request.stream
         if streamed and request.response_format not in TIMED_FORMATS:

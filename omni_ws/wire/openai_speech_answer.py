@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from omni_ws.core.chunks import OutputModality
@@ -31,16 +31,28 @@ class SpeechEvents:
 
 
 class SpeechChunks:
-    """``stream: true``: the ``audio.speech.chunk`` dialect, which ends in [DONE]."""
+    """``stream: true``: the ``audio.speech.chunk`` dialect, which ends in [DONE].
 
-    def __init__(self, speech_id: str, response_format: str, media_type: str, sample_rate: int) -> None:
+    ``piece`` makes what an event carries of the audio of a chunk.
+    """
+
+    def __init__(
+        self,
+        speech_id: str,
+        response_format: str,
+        media_type: str,
+        sample_rate: int,
+        *,
+        piece: Callable[[bytes], bytes] = bytes,
+    ) -> None:
+        self._piece = piece
         self._id = speech_id
         self._index = 0
         self._audio = {"format": response_format, "mime_type": media_type, "sample_rate": sample_rate}
 
     def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any]]:
         if chunk.modality is OutputModality.AUDIO:
-            data = base64.b64encode(chunk.payload).decode()
+            data = base64.b64encode(self._piece(chunk.payload)).decode()
             yield self._chunk(audio={"data": data, **self._audio}, finish_reason=None)
 
     def final(self, chunk: FinalChunk) -> Iterator[dict[str, Any]]:

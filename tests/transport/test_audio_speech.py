@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import wave
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,35 @@ async def test_chunks_that_end_in_done() -> None:
         assert audio["sample_rate"] == SAMPLE_RATE
     assert len(b"".join(base64.b64decode(one["audio"]["data"]) for one in said)) == PCM_BYTES
     assert (last["audio"], last["finish_reason"], last["usage"]["total_tokens"]) == (None, "stop", 6)
+
+
+@pytest.mark.parametrize("rate", [24_000, 16_000])
+async def test_each_wav_chunk_is_a_file_of_its_own(rate: int) -> None:
+    async with live_server(ToneEngine()) as server:
+        body = {"response_format": "wav", "output_audio": {"sample_rate": rate}}
+        events = events_of(await speak(server, stream=True, **body))
+        bare = await speak(server, stream_format="audio", **(body | {"response_format": "pcm"}))
+    said = [event.json()["audio"] for event in events[:-2]]
+    assert len(said) > 1
+    samples = b""
+    for audio in said:
+        assert (audio["format"], audio["mime_type"], audio["sample_rate"]) == ("wav", "audio/wav", rate)
+        data = base64.b64decode(audio["data"])
+        with wave.open(io.BytesIO(data)) as file:
+            assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, rate)
+            frames = file.readframes(file.getnframes())
+        assert frames
+        assert len(data) == 44 + len(frames)
+        samples += frames
+    assert samples == bare.body
+
+
+async def test_wav_in_events_of_openai_is_one_file() -> None:
+    async with live_server(ToneEngine()) as server:
+        events = events_of(await speak(server, stream_format="sse", response_format="wav"))
+    data = b"".join(base64.b64decode(event.json()["audio"]) for event in events[:-1])
+    assert data.count(b"RIFF") == 1
+    assert len(data) == 44 + PCM_BYTES
 
 
 # --- errors
