@@ -15,6 +15,7 @@ from omni_ws.wire.openai_fields import (
     configuration_patch,
     convert_body,
     refuse_unavailable,
+    usage_places,
 )
 from omni_ws.wire.openai_options import MAX_CHOICES, AnswerFields, Choices, Priority, completion_logprobs
 
@@ -77,7 +78,7 @@ def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
         del patch.fields[name]
     patch.fields["modalities"] = ["text"]
     patch.fields["sampling"] = {"max_tokens": DEFAULT_MAX_TOKENS, **patch.fields["sampling"]}
-    options = fields.stream_options or StreamOptions()
+    own_chunk, final_chunk = usage_places(fields.stream_options, on_final_chunk=fields.usage_on_final_chunk)
     echo = fields.echo is True
     return CompletionRequest(
         patch=patch,
@@ -92,8 +93,8 @@ def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
         only_echo=echo and fields.max_tokens == 0 and not fields.max_completion_tokens,
         stream=fields.stream is True,
         request_id=fields.request_id,
-        include_usage=options.include_usage is True,
-        usage_on_final_chunk=fields.usage_on_final_chunk is True,
+        include_usage=own_chunk,
+        usage_on_final_chunk=final_chunk,
     )
 
 

@@ -59,6 +59,19 @@ _CHUNK_FIELDS: Final = frozenset(
 _ROOT: Final = re.compile(r"[^.\[]*")
 
 
+def usage_places(options: StreamOptions | None, *, on_final_chunk: bool | None) -> tuple[bool, bool]:
+    """Whether a stream tells its usage in a chunk of its own, and whether on its final chunk.
+
+    The former is OpenAI's, for clients that ask for it; the latter is for those that say nothing.
+    """
+    wanted = None if options is None else options.include_usage
+    if wanted is False:
+        return False, False
+    if on_final_chunk or (wanted is None and on_final_chunk is None):
+        return False, True
+    return wanted is True, False
+
+
 @dataclass(frozen=True, slots=True)
 class ConfigurationPatch:
     """``fields`` are those of ``session_config``; ``names`` says what the body calls those that it calls otherwise.

@@ -23,6 +23,7 @@ from omni_ws.wire.openai_fields import (
     convert_body,
     object_field,
     refuse_unavailable,
+    usage_places,
 )
 from omni_ws.wire.openai_media import MEDIA_FIELDS, NamedMedia, audio_encoding, read_media
 from omni_ws.wire.openai_media_limits import MediaLimitFields
@@ -165,7 +166,7 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
         if own is not None and not isinstance(own, str):
             raise InvalidValue("instructions are a text", param="instructions")
         patch.fields["instructions"] = "\n\n".join([*messages.system, *filter(None, [own])])
-    options = fields.stream_options or StreamOptions()
+    own_chunk, final_chunk = usage_places(fields.stream_options, on_final_chunk=fields.usage_on_final_chunk)
     return ChatRequest(
         patch=patch,
         answer=_answer_fields(fields, convert_body(body, MediaLimitFields), wants_audio=wants_audio),
@@ -176,8 +177,8 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
         request_id=fields.request_id,
         wants_text=fields.modalities is None or "text" in fields.modalities,
         wants_audio=wants_audio,
-        include_usage=options.include_usage is True,
-        usage_on_final_chunk=fields.usage_on_final_chunk is True,
+        include_usage=own_chunk,
+        usage_on_final_chunk=final_chunk,
         input_transcript=fields.input_transcript is not False,
     )
 

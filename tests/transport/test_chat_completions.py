@@ -81,6 +81,7 @@ async def test_a_stream_is_role_then_content_then_terminal_then_done() -> None:
         assert len({chunk[field] for chunk in chunks}) == 1
     assert chunks[0]["id"].startswith("chatcmpl-")
     assert chunks[0]["model"] == "fake"
+    assert chunks[-1].pop("usage")["total_tokens"] == 6
     for chunk in chunks:
         assert set(chunk) == {"id", "object", "created", "model", "choices"}
         (choice,) = chunk["choices"]
@@ -117,15 +118,19 @@ async def test_stream_false_and_null_mean_a_whole_answer(asked: bool | None) -> 
 @pytest.mark.parametrize(
     ("body", "where"),
     [
-        ({}, None),
-        ({"stream_options": None}, None),
-        ({"stream_options": {"include_usage": False}}, None),
-        ({"stream_options": {"include_usage": True}}, "own"),
+        ({}, "terminal"),
+        ({"stream_options": None}, "terminal"),
+        ({"stream_options": {}}, "terminal"),
         ({"usage_on_final_chunk": True}, "terminal"),
         ({"usage_on_final_chunk": True, "stream_options": {"include_usage": True}}, "terminal"),
+        ({"stream_options": {"include_usage": True}}, "own"),
+        ({"stream_options": {"include_usage": True}, "usage_on_final_chunk": False}, "own"),
+        ({"stream_options": {"include_usage": False}}, None),
+        ({"stream_options": {"include_usage": False}, "usage_on_final_chunk": True}, None),
+        ({"usage_on_final_chunk": False}, None),
     ],
 )
-async def test_usage_comes_where_it_is_asked_for_and_nowhere_else(body: dict[str, Any], where: str | None) -> None:
+async def test_where_the_usage_of_a_stream_stands(body: dict[str, Any], where: str | None) -> None:
     async with live_server() as server:
         events = await stream(server, **body)
     chunks = [event.json() for event in events[:-1]]
@@ -138,6 +143,14 @@ async def test_usage_comes_where_it_is_asked_for_and_nowhere_else(body: dict[str
         assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
     if where is not None:
         assert chunks[-1]["usage"]["total_tokens"] == 6
+
+
+async def test_options_of_streams_mean_nothing_to_a_whole_answer() -> None:
+    async with live_server() as server:
+        for options in ({"include_usage": True}, {"include_usage": False}):
+            for stream in (False, None):
+                answer = await ask(server, stream=stream, stream_options=options, usage_on_final_chunk=False)
+                assert (answer.status, answer.json()["usage"]["total_tokens"]) == (200, 6)
 
 
 async def test_request_id_is_part_of_the_completion_id() -> None:

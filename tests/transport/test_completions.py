@@ -43,6 +43,7 @@ async def test_the_last_piece_of_text_brings_the_finish_reason() -> None:
     async with live_server() as server:
         chunks = await stream(server)
     assert said_by(chunks) == [(0, "Once", None), (0, " upon", None), (0, " a", None), (0, " time", "stop")]
+    assert chunks[-1].pop("usage")["completion_tokens"] == 4
     for chunk in chunks:
         assert set(chunk) == {"id", "object", "created", "model", "choices"}
         assert (chunk["object"], chunk["model"]) == ("text_completion", "fake")
@@ -71,7 +72,9 @@ async def test_an_answer_without_text_still_has_its_end() -> None:
 @pytest.mark.parametrize(
     ("body", "where"),
     [
-        ({}, None),
+        ({}, "last"),
+        ({"stream_options": {"include_usage": False}}, None),
+        ({"usage_on_final_chunk": False}, None),
         ({"stream_options": {"include_usage": True}}, "own"),
         ({"usage_on_final_chunk": True, "stream_options": {"include_usage": True}}, "last"),
     ],

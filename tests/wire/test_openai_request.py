@@ -46,7 +46,7 @@ def test_a_plain_chat() -> None:
     assert request.history == ()
     assert request.stream is None
     assert (request.wants_text, request.wants_audio) == (True, False)
-    assert (request.include_usage, request.usage_on_final_chunk, request.input_transcript) == (False, False, True)
+    assert (request.include_usage, request.usage_on_final_chunk, request.input_transcript) == (False, True, True)
     assert request.patch.fields == {"sampling": {}, "modalities": ["text"]}
 
 
