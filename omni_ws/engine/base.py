@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -144,6 +144,18 @@ class InputSource(Protocol):
     def __aiter__(self) -> AsyncIterator[InputChunk]: ...
 
 
+class UsageMeter:
+    """Tells what a request has used so far, where it is cut short before its Finished.
+
+    An engine that counts tokens sets ``read``, which returns None while there are none to count.
+    """
+
+    __slots__ = ("read",)
+
+    def __init__(self) -> None:
+        self.read: Callable[[], Usage | None] = lambda: None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One request as the engine sees it.
@@ -172,6 +184,7 @@ class GenerationRequest:
     options: AnswerOptions = AnswerOptions()
     #: The name of the API key that asks; what is cached for one is not shared with another.
     owner: str | None = None
+    meter: UsageMeter = field(default_factory=UsageMeter)
 
 
 @dataclass(frozen=True, slots=True)

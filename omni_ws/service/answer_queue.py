@@ -10,7 +10,7 @@ from dataclasses import replace
 from omni_ws.core.chunks import FinishReason
 from omni_ws.core.output import OutputSequencer
 from omni_ws.core.session import GenerationStarted
-from omni_ws.engine.base import Engine, Finished
+from omni_ws.engine.base import Engine, Finished, UsageMeter
 from omni_ws.errors import websocket_close_code
 from omni_ws.service import observer
 from omni_ws.service.answer import AnswerWriter, final_chunk, over, transcript_chunk
@@ -117,6 +117,7 @@ class AnswerQueue:
         self._outbox.put_nowait(final)
         turn.finished = True
         turn.input.discard()
+        turn.meter = UsageMeter()  # through which an engine might hold on to its work
         if turn.speech is not None:
             turn.speech.release()
         if turn in self.turns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeAlias
 
 from omni_ws.core.audio_format import AudioFormat
@@ -13,7 +13,7 @@ from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality,
 from omni_ws.core.output import OutputChunk
 from omni_ws.core.session import GenerationStarted, StreamingInputSession
 from omni_ws.engine.answer_limit import count_words
-from omni_ws.engine.base import WORDS_UNKNOWN, AnswerOptions, GenerationRequest, Message, TranscriptOutput
+from omni_ws.engine.base import WORDS_UNKNOWN, AnswerOptions, GenerationRequest, Message, TranscriptOutput, UsageMeter
 from omni_ws.engine.channel import Channel
 from omni_ws.errors import OmniError
 from omni_ws.service.kept_speech import KeptSpeech
@@ -71,6 +71,7 @@ class Turn:
     playback: Playback
     options: AnswerOptions = field(default_factory=AnswerOptions)
     owner: str | None = None
+    meter: UsageMeter = field(default_factory=UsageMeter)
     #: The audio of the input, for the history where its words are not known; None where no later turn will ask.
     speech: KeptSpeech | None = None
     field_names: FieldNames = as_they_are
@@ -228,6 +229,7 @@ class Turn:
             tool_choice=config.tool_choice,
             options=self.options,
             owner=self.owner,
+            meter=self.meter,
         )
 
     @property
@@ -236,20 +238,16 @@ class Turn:
         return AudioFormat(audio.format, audio.sample_rate)
 
     def usage(self, reported: Usage | None) -> Usage:
-        """What the engine reports, or, for a request that was cut short, what was seen of it from outside."""
-        after_start = self.session.bytes_after_start
-        if reported is None:
-            return Usage(
-                input_tokens=count_words(self.user_text),
-                output_tokens=count_words(self.said.joined()),
-                input_audio_ms=round(self.session.received.audio_ms),
-                output_audio_ms=round(self.playback.sent_ms),
-                input_after_start_bytes=after_start,
-            )
-        return Usage(
-            input_tokens=reported.input_tokens,
-            output_tokens=reported.output_tokens,
-            input_audio_ms=reported.input_audio_ms,
+        """What the engine reports, or, where it was cut short, what it has counted or what was seen from outside."""
+        audio_ms = reported.input_audio_ms if reported is not None else round(self.session.received.audio_ms)
+        reported = (
+            reported
+            or self.meter.read()
+            or Usage(input_tokens=count_words(self.user_text), output_tokens=count_words(self.said.joined()))
+        )
+        return replace(
+            reported,
+            input_audio_ms=audio_ms,
             output_audio_ms=round(self.playback.sent_ms),
-            input_after_start_bytes=after_start,
+            input_after_start_bytes=self.session.bytes_after_start,
         )

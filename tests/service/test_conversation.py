@@ -10,7 +10,7 @@ from contextlib import aclosing
 import pytest
 from support.until import until
 
-from omni_ws.core.chunks import FinishReason, InputChunk, Modality, ToolCallFragment
+from omni_ws.core.chunks import FinishReason, InputChunk, Modality, ToolCallFragment, Usage
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.stream_limits import StreamLimits
@@ -283,4 +283,38 @@ async def test_history_has_the_calls_that_went_out_whole(written: int, kept: tup
     await running
     calls = [call.id for message in engine.requests[-1].history for call in message.tool_calls]
     assert tuple(calls) == kept
+    session.check_nothing_left()
+
+
+class Metered(ScriptedEngine):
+    """Counts tokens while it works."""
+
+    def __init__(self, used: Usage | None) -> None:
+        super().__init__([TextOutput("one two three"), asyncio.Event().wait])
+        self.used = used
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        request.meter.read = lambda: self.used
+        async with aclosing(super().generate(request)) as outputs:  # type: ignore[type-var]
+            async for output in outputs:
+                yield output
+
+
+@pytest.mark.parametrize(
+    ("used", "counted"), [(Usage(input_tokens=40, output_tokens=7), (40, 7)), (None, (2, 3))], ids=["tokens", "words"]
+)
+async def test_usage_of_a_cancelled_answer_is_in_tokens_where_they_are_known(
+    used: Usage | None, counted: tuple[int, int]
+) -> None:
+    session = Session(Metered(used))
+    running = asyncio.create_task(session.conversation.run())
+    session.chunk("some words", end=True)
+    await passes(100)
+    session.take()
+    session.conversation.cancel()
+    session.conversation.close()
+    await running
+    (final,) = session.finals
+    assert final.finish_reason is FinishReason.CANCELLED
+    assert (final.usage.input_tokens, final.usage.output_tokens) == counted
     session.check_nothing_left()

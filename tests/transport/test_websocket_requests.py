@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from support.live_server import live_server
 from support.native_client import native_client
+from support.speech_clips import clip_bytes
 
 from omni_ws.core.chunks import FinishReason, Modality, Usage, Word
-from omni_ws.engine.base import AudioOutput, EngineOutput, Finished, TextOutput, TranscriptOutput
+from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, Finished, TextOutput, TranscriptOutput
+from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 
 AS_IT_COMES: dict[str, Any] = {"output_audio": {"sample_rate": 16_000}, "start_policy": "on_first_chunk"}
@@ -614,3 +616,23 @@ async def test_ends_may_be_repeated(modality: str, turns: bool) -> None:
         assert (await client.answer()).text == "two"
         assert not client.seen("error")
         assert len(client.guarantees.finished) == 2
+
+
+@pytest.mark.parametrize("make", [EchoEngine, EmbeddedEngine])
+async def test_usage_is_that_of_the_whole_input_when_chunks_come_after_the_start(make: type[Engine]) -> None:
+    spoken = clip_bytes("cards_001")
+    async with live_server(make()) as server, native_client(server) as client:
+        await client.configure(start_policy="on_first_chunk", modalities=["text"])
+        await client.chunk("Tell me,")
+        await client.until("response_started")
+        for start in range(0, len(spoken), 6400):
+            await client.binary(spoken[start : start + 6400])
+        await client.chunk(" is it so", end=True)
+        answer = await client.answer()
+        usage = answer.final["usage"]
+        settled = [chunk for chunk in answer.chunks if chunk["modality"] == "transcript" and not chunk.get("interim")]
+        heard = sum(len(chunk["text"].split()) for chunk in settled)
+        assert bool(heard) is (make is EmbeddedEngine)
+        assert usage["input_audio_ms"] == round(len(spoken) / 32)
+        assert usage["input_tokens"] == 5 + heard
+        assert usage["input_after_start_bytes"] == len(spoken) + len(" is it so")

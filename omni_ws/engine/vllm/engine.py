@@ -230,6 +230,7 @@ class VllmEngine:
         if shared is None or decoding is None or self.state is not EngineState.OK:
             raise EngineFailed("the engine is not running", fatal=True)
         work = _Work(shared, self._speaker, request)
+        request.meter.read = lambda: work.usage if work.usage.input_tokens else None
         decoded = decode_input(
             request.input,
             audio=request.input_audio,

@@ -248,6 +248,7 @@ class Thinker:
             raise InvalidValue(f"token ids are below {vocabulary}", param="prompt")
         echo = await self._in_thread(self._prompt_echo, draft, whole.tokens) if self._request.options.echo else None
         self._answers = [await self._reader(choice) for choice in range(self._parameters.n)]
+        self.prompt_tokens = len(whole.tokens)
         async with aclosing(work.answer(whole, self._parameters)) as answer:
             async for output in events.generated(self.name, answer):
                 prompt = output.prompt_token_ids or ()

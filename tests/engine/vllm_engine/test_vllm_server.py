@@ -75,6 +75,23 @@ async def test_a_conversation_over_the_websocket(server: LiveServer) -> None:
         assert second == await plain_answer(vllm(server), prompt, **SAMPLING)
 
 
+async def test_usage_of_a_cancelled_answer_is_in_tokens(server: LiveServer) -> None:
+    async with connect(server.websocket_url) as socket:
+        await socket.recv()
+        sampling = {"temperature": 0, "max_tokens": 400}
+        await socket.send(json.dumps({"type": "session_config", "sampling": sampling, "history": False}))
+        await socket.send(json.dumps({"type": "input_chunk", "sequence_id": 0, "text": "Hello", "end_of_input": True}))
+        while "text" not in json.loads(await socket.recv()):
+            pass
+        await socket.send(json.dumps({"type": "cancel"}))
+        _, final = await until_final(socket)
+        assert final["finish_reason"] == "cancelled"
+        assert final["usage"]["input_tokens"] == len("user: Hello\nassistant:")  # a token is a byte
+        assert 1 <= final["usage"]["output_tokens"] < 400
+        assert final["usage"]["total_tokens"] == final["usage"]["input_tokens"] + final["usage"]["output_tokens"]
+    await until_idle(vllm(server))
+
+
 async def test_spoken_input_over_the_websocket(server: LiveServer) -> None:
     samples = (np.random.default_rng(3).standard_normal(16_000) * 3000).astype("<i2")
     async with connect(server.websocket_url) as socket:
