@@ -126,7 +126,7 @@ class AnswerQueue:
         self._wake.set()
 
     def _settle(self, turn: Turn) -> None:
-        """What was shown last of a request that is cut short stays as it is: nobody listens to it any more."""
+        """The last interim of a request that is cut short is settled as it is: no recognition goes on."""
         if turn.interim is None:
             return
         settled = replace(turn.interim, interim=False)

@@ -281,7 +281,7 @@ class Conversation:
                     pass  # of a request that was refused as it opened
 
     def _refuse_text(self, error: InvalidValue) -> None:
-        """Told beside the answers, or, where whoever sends gets answers of its own, raised once all has been done."""
+        """Told beside the answers; over HTTP raised, for the answer to the chunk itself, once all else is done."""
         if self.stream.single_request:
             self._refusal = self._refusal or error
         else:

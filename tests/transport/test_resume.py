@@ -259,7 +259,7 @@ async def test_of_connections_that_come_back_at_once_the_last_has_the_session() 
             await third.until("session_resumed")
             third.vanish()
         await server.until(lambda: detached(server))
-        async with back(server, client) as again:  # with the token that nobody was heard with
+        async with back(server, client) as again:  # with the token that no client was heard with
             await again.say("here")
             assert (await again.answer()).text == "here"
 

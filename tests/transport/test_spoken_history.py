@@ -198,7 +198,7 @@ async def test_a_failed_request_holds_nothing() -> None:
         assert server.held_bytes < 4096
 
 
-# ends of sessions; that nothing is held behind them is looked at by ``live_server``
+# ends of sessions; ``live_server`` checks that nothing is held behind them
 
 
 @pytest.mark.parametrize("end", ["leaves", "vanishes", "in the middle"])
