@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import ssl
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from websockets.asyncio.server import Server
@@ -24,6 +26,7 @@ from omni_ws.errors import ShuttingDown
 from omni_ws.logs import configure_logging
 from omni_ws.service.loop_watch import watching_loop
 from omni_ws.service.observer import Observer
+from omni_ws.service.open_files import allow_connections
 from omni_ws.token_service import serve_tokens
 from omni_ws.transport.access_log import AccessLog
 from omni_ws.transport.application import HttpLimits
@@ -38,6 +41,12 @@ logger = logging.getLogger(__name__)
 
 #: How long connections may take to close once everything that they waited for is done.
 CLOSE_TIMEOUT_SEC: Final = 5.0
+#: How long the last words may take of answers over HTTP that did not finish in time.
+LAST_WORDS_SEC: Final = 1.0
+#: The same of all these once a second signal says that there is no time.
+AT_ONCE_SEC: Final = 0.1
+#: After a second signal the process ends after this long in any case: 1 s is promised, of a busy machine, too.
+LAST_RESORT_SEC: Final = 0.5
 
 
 def create_app(engine: Engine, config: ServerConfig | None = None, keys: tuple[ApiKey, ...] = ()) -> App:
@@ -66,6 +75,12 @@ class RunningServer:
         self.app = app
         self._server = server
         self._connections = connections
+        self._close_timeout = CLOSE_TIMEOUT_SEC
+        self._last_words_timeout = LAST_WORDS_SEC
+
+    def hurry(self) -> None:
+        """Nothing is worth waiting for any more."""
+        self._close_timeout = self._last_words_timeout = AT_ONCE_SEC
 
     @property
     def port(self) -> int:
@@ -95,13 +110,16 @@ class RunningServer:
         """End what is left, whatever it is doing."""
         self.app.sessions.admission.draining = True
         self._server.close(close_connections=False)
-        self.app.native.end_all(ShuttingDown("the server is shutting down"))
-        self.app.registry.end_all(ShuttingDown("the server is shutting down"))
+        going = ShuttingDown("the server is shutting down")
+        self.app.native.end_all(going)
+        self.app.registry.end_all(going)
+        self._connections.interrupt_all(going)
         self._connections.close_idle()
+        await self._connections.wait_idle(self._last_words_timeout)
         self._connections.abort_all()
-        await self._connections.wait_idle(CLOSE_TIMEOUT_SEC)
+        await self._connections.wait_idle(self._close_timeout)
         try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_SEC):
+            async with asyncio.timeout(self._close_timeout):
                 await self.app.registry.wait_over()
                 await self._server.wait_closed()
         except TimeoutError:
@@ -148,6 +166,7 @@ async def listen(app: App) -> AsyncIterator[RunningServer]:
         open_timeout=http.header_timeout_sec,
         close_timeout=CLOSE_TIMEOUT_SEC,
         server_header="omni_ws",
+        backlog=config.limits.max_connections,
         ssl=_tls(config),
     )
     for listening in server.sockets:
@@ -181,41 +200,47 @@ def _tls(config: ServerConfig) -> ssl.SSLContext | None:
     return context
 
 
-async def serve(config: ServerConfig) -> int:
+async def serve(config: ServerConfig, *, last_resort: Callable[[int], object] = os._exit) -> int:
     """The whole life of a server: engine, port, signals, drain. Returns the exit status.
 
-    Raises ConfigurationError for what cannot be served so, OSError for a taken port, EngineFailed when the engine does
-    not start.
+    After a second signal ``last_resort`` is called with that status, from a thread of its own, where the end takes too
+    long: it may be the event loop that is held up. Raises ConfigurationError for what cannot be served so, OSError for
+    a taken port, EngineFailed when the engine does not start.
     """
     configure_logging(config.log_format, config.log_level)
     keys = configured_keys(config)
     check_exposure(config)
     check_available(config)
+    allow_connections(config.limits.max_connections)
     engine = create_engine(config)
     stop, at_once = asyncio.Event(), asyncio.Event()
-    try:
-        with ExitStack() as watch, _signals(lambda: (at_once if stop.is_set() else stop).set()):
-            # The ports answer while the engine starts, and say so: one that is taken is known before models are loaded.
-            async with (
-                tracing(config) as spans,
-                listen(create_app(engine, config, keys)) as server,
-                serve_tokens(server.app) as token_service,
-            ):
-                if spans is not None:
-                    server.app.sessions.observers.add(spans, every_output=False)
-                watch.enter_context(watching_loop(server.app.sessions.metrics.loop_lag_seconds.observe))
-                if not await _unless(stop, engine.start(), name="engine start"):
-                    return 0
-                if token_service is not None:
-                    token_service.begin()
-                _announce(server, engine, token_service)
-                await stop.wait()
-                logger.info("shutting down")
-                ends = [one.drain(config.drain_timeout_sec) for one in (server, token_service) if one is not None]
-                await _unless(at_once, _all(ends), name="drain")
-    finally:
-        await engine.stop()
+    with _stopping(stop, at_once, last_resort):
+        try:
+            await _serve_until(stop, at_once, engine, create_app(engine, config, keys))
+        finally:
+            await engine.stop()
     return 0
+
+
+async def _serve_until(stop: asyncio.Event, at_once: asyncio.Event, engine: Engine, app: App) -> None:
+    """Start the engine behind open ports, and drain them once ``stop`` is set, or drop them with ``at_once``."""
+    # The ports answer while the engine starts, and say so: one that is taken is known before models are loaded.
+    async with tracing(app.config) as spans, listen(app) as server, serve_tokens(app) as token_service:
+        if spans is not None:
+            app.sessions.observers.add(spans, every_output=False)
+        with watching_loop(app.sessions.metrics.loop_lag_seconds.observe):
+            if not await _unless(stop, engine.start(), name="engine start"):
+                return
+            if token_service is not None:
+                token_service.begin()
+            _announce(server, engine, token_service)
+            await stop.wait()
+            logger.info("shutting down")
+            ends = [one.drain(app.config.drain_timeout_sec) for one in (server, token_service) if one is not None]
+            if not await _unless(at_once, _all(ends), name="drain"):
+                server.hurry()
+                if token_service is not None:
+                    token_service.close_timeout = AT_ONCE_SEC
 
 
 @asynccontextmanager
@@ -252,6 +277,21 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None], *, name
         working.cancel()
         interrupted.cancel()
         await asyncio.gather(working, interrupted, return_exceptions=True)
+
+
+@contextmanager
+def _stopping(stop: asyncio.Event, at_once: asyncio.Event, last_resort: Callable[[int], object]) -> Iterator[None]:
+    """While the block lasts the first signal sets ``stop``, and the second ``at_once``."""
+
+    def signalled() -> None:
+        if stop.is_set() and not at_once.is_set():
+            end = threading.Timer(LAST_RESORT_SEC, last_resort, [0])
+            end.daemon = True  # the end of the process is the end of it, too
+            end.start()
+        (at_once if stop.is_set() else stop).set()
+
+    with _signals(signalled):
+        yield
 
 
 @contextmanager

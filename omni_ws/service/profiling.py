@@ -12,6 +12,7 @@ from omni_ws.engine.base import Engine, TraceableEngine
 from omni_ws.errors import InvalidValue
 from omni_ws.profiler import events
 from omni_ws.profiler.events import EventRecorder
+from omni_ws.service.disk_space import check_space
 from omni_ws.service.event_observer import EventObserver
 from omni_ws.service.observer import Observers
 
@@ -79,8 +80,13 @@ class Profiling:
             return await self._stop()
 
     async def _start(self, run_id: str, folder: Path, template: Path | None) -> RunningProfile:
+        def make() -> EventRecorder:
+            folder.mkdir(parents=True, exist_ok=True)
+            check_space(folder)  # before there is a file, which would stay empty
+            return EventRecorder(run_id, folder)
+
         try:
-            recorder = await asyncio.to_thread(EventRecorder, run_id, folder)
+            recorder = await asyncio.to_thread(make)
         except OSError as error:
             raise InvalidValue(f"the folder cannot be written: {error.strerror}", param="event_dir") from None
         try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from omni_ws.config.error import ConfigurationError
+from omni_ws.service.disk_space import check_space
 
 #: What a file of ours is called: nothing else in the folder is counted or removed.
 _OURS: Final = re.compile(r"\d{8}T\d{6}_[A-Za-z0-9_-]+\.ndjson")
@@ -62,8 +63,10 @@ class RecordingFolder:
         if mode & _OTHERS:
             problem = f"record: {self._path} is open to other users (mode {stat.S_IMODE(mode):o})"
             raise ConfigurationError([f"{problem}; what people say is private: chmod 700, or name another folder"])
-        if not os.access(self._path, os.W_OK | os.X_OK):
-            raise ConfigurationError([f"record: {self._path} cannot be written"])
+        try:
+            check_space(self._path)
+        except OSError as error:
+            raise ConfigurationError([f"record: {self._path} cannot be written: {error.strerror}"]) from error
         for name in found:
             status = (self._path / name).lstat()
             if stat.S_ISREG(status.st_mode):
@@ -77,8 +80,11 @@ class RecordingFolder:
         self._files[name] = _File(name, 0, self._now(), live=True)
         try:
             self._write(self._files[name], data, os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            del self._files[name]
+            raise
         except OSError:
-            self.finish(name)
+            self._remove(self._files[name])  # a full disk has made an empty file
             raise
 
     def append(self, name: str, data: bytes, *, even_beyond: bool = False) -> None:

@@ -136,7 +136,9 @@ class AnsweringRoutes:
                 # A start halfway through what is all at hand would lose the other half.
                 new.conversation.configure({"start_policy": "on_end_only"})
             prepare(new.conversation)
-        return HttpSession(new.conversation, new.outbox), target
+        session = HttpSession(new.conversation, new.outbox)
+        exchange.interrupts.append(session.interrupt)
+        return session, target
 
     async def events(
         self,

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final, Protocol
 
+from omni_ws.errors import OmniError
+
 #: Connections over the limit that are told so at a time; those beyond are dropped without a word.
 MAX_TURNED_AWAY: Final = 64
 
@@ -20,6 +22,8 @@ class OpenConnection(Protocol):
     def busy(self) -> bool: ...
 
     def close_if_idle(self) -> None: ...
+
+    def interrupt(self, error: OmniError) -> None: ...
 
     def abort(self) -> None: ...
 
@@ -85,6 +89,11 @@ class Connections:
         except TimeoutError:
             return False
         return True
+
+    def interrupt_all(self, error: OmniError) -> None:
+        """Answers under way end with ``error``, as far as their clients read them."""
+        for connection in tuple(self._open):
+            connection.interrupt(error)
 
     def abort_all(self) -> None:
         """Drop what is left. Their handlers are cancelled; ``wait_idle`` tells when they are done."""

@@ -93,6 +93,8 @@ class HttpExchange:
         self._origin_allowed = origin_allowed
         self.input_pace: Callable[[int], float] | None = None
         self.input_share: Share | None = None
+        #: How what runs for this request hears that it must end.
+        self.interrupts: list[Callable[[OmniError], None]] = []
         #: Whether the body waits because it came faster than it may.
         self.input_held_to_pace = False
         self.recording: ExchangeRecording | None = None

@@ -92,6 +92,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._request: HttpRequest | None = None
         self._is_head_method = False
         self._task: asyncio.Task[None] | None = None
+        self._exchange: HttpExchange | None = None
         self._phase_deadline = Deadline(self._loop, self._phase_expired)
         first, longest = limits.half_close_probe_sec, limits.half_close_probe_max_sec
         self._probe = HalfCloseProbe(self._loop, self._ask_peer, first_sec=first, longest_sec=longest)
@@ -180,6 +181,11 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         if self._phase is Phase.HEAD and self._head_bytes == 0:
             self._close()
 
+    def interrupt(self, error: OmniError) -> None:
+        if self._exchange is not None:
+            for interrupt in self._exchange.interrupts:
+                interrupt(error)
+
     def abort(self) -> None:
         self._output.abort()
 
@@ -256,7 +262,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         bound_chunk_sizes(self._http)
         if self._peer_finished:
             self._probe.begin()
-        exchange = HttpExchange(
+        self._exchange = exchange = HttpExchange(
             request,
             http_input=self._input,
             http_output=self._output,
@@ -270,7 +276,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
 
     def _answered(self, task: asyncio.Task[None]) -> None:
         """The request's task is done: on to the next request, or to the connection's end."""
-        self._task = None
+        self._task = self._exchange = None
         self._probe.stop()
         self._input.over()
         failure = None if task.cancelled() else task.exception()

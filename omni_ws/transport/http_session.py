@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 
@@ -60,6 +61,10 @@ class HttpSession:
             self._input_room.clear()
             await self._input_room.wait()
         self._held_up = False
+
+    def interrupt(self, error: OmniError) -> None:
+        """Its answer ends with ``error``, behind what is there to be written already."""
+        self._outbox.put_nowait(copy.copy(error))
 
     def touch(self) -> None:
         """A sign of life of the client: bytes that are no whole chunk yet."""

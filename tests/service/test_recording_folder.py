@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from support.full_disk import full_disk
 
 from omni_ws.config.error import ConfigurationError
 from omni_ws.service.recording_folder import NoRoom, RecordingFolder
@@ -102,3 +103,28 @@ def test_a_write_that_fails_leaves_whole_lines(tmp_path: Path, monkeypatch: pyte
         one.append(FIRST, b"half\n")
     assert (tmp_path / "r" / FIRST).read_bytes() == b"whole\n"
     assert one.total == 6
+
+
+def test_a_full_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with full_disk(tmp_path / "full", monkeypatch) as full:
+        with pytest.raises(ConfigurationError, match="cannot be written: No space left on device"):
+            folder(full)
+        assert [name for name in names(full) if name != "filling"] == []
+
+
+def test_a_disk_that_becomes_full_gets_no_empty_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with full_disk(tmp_path / "full", monkeypatch) as full:
+        one = RecordingFolder(full, max_bytes=100, max_age=0)
+        with pytest.raises(OSError, match="No space left on device"):
+            one.create(FIRST, b"x")
+        assert [name for name in names(full) if name != "filling"] == []
+        assert one.total == 0
+        one.remove_old()
+
+
+def test_a_recording_that_is_there_is_not_replaced(tmp_path: Path) -> None:
+    one = folder(tmp_path / "r")
+    (tmp_path / "r" / FIRST).write_bytes(b"another's")
+    with pytest.raises(FileExistsError):
+        one.create(FIRST, b"x")
+    assert (tmp_path / "r" / FIRST).read_bytes() == b"another's"

@@ -37,6 +37,8 @@ class GrpcListener:
         self._servicer = servicer
         self._server = server
         self._health = health
+        #: How long calls may take to end once the server has to close, in seconds.
+        self.close_timeout = CLOSE_TIMEOUT_SEC
 
     def begin(self) -> None:
         """The engine has started: take calls."""
@@ -47,7 +49,7 @@ class GrpcListener:
         """Refuse new calls and let what runs finish within ``timeout`` seconds. Sessions end with the last call."""
         self._health.tell(serving=False)
         self._servicer.refuse_calls()
-        grace: float | None = CLOSE_TIMEOUT_SEC
+        grace: float | None = self.close_timeout
         try:
             async with asyncio.timeout(timeout):
                 await self._servicer.wait_idle()
@@ -114,10 +116,11 @@ async def listen(
     except RuntimeError as error:
         raise OSError(f"gRPC cannot listen on {address}: {advice}") from error
     await server.start()
+    running = GrpcListener(server, bound, servicer, health)
     try:
-        yield GrpcListener(server, bound, servicer, health)
+        yield running
     finally:
-        await server.stop(CLOSE_TIMEOUT_SEC)
+        await server.stop(running.close_timeout)
         servicer.close_sessions()
 
 
