@@ -14,9 +14,11 @@ from support.token_engine import TokenEngine
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.config.model import GrpcConfig, LimitsConfig, ServerConfig
+from omni_ws.core.addresses import Addresses
 from omni_ws.generated import salience_pb2 as messages
 from omni_ws.generated.salience_pb2_grpc import SalienceStub
 from omni_ws.transport.grpc_salience import message_intake
+from omni_ws.transport.grpc_salience.servicer import peer_address
 
 Status = grpc.StatusCode
 MIB = 1 << 20
@@ -264,3 +266,17 @@ async def test_entries_of_a_field(field: str) -> None:
         else:  # so many, but no places for them
             async with refused(Status.INVALID_ARGUMENT, "images: there is no vision block"):
                 await server.events(session, [5], **many)
+
+
+@pytest.mark.parametrize(
+    ("peer", "counted"),
+    [
+        ("ipv4:192.0.2.1:4711", "192.0.2.1"),
+        ("ipv6:%5B2001:db8::1%5D:4711", "2001:db8::/64"),
+        ("ipv6:[2001:db8::1]:4711", "2001:db8::/64"),
+        ("ipv4:127.0.0.1:4711", None),
+        ("unix:/run/omni_ws", None),
+    ],
+)
+def test_what_a_peer_is_counted_under(peer: str, counted: str | None) -> None:
+    assert Addresses().counted(peer_address(peer)) == counted

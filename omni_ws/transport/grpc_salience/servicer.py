@@ -59,7 +59,7 @@ class Salience(SalienceServicer):
             if not request.model:
                 raise ModelNotFound("name the model that the session is for", param="model")
             self._model().check(request.model)
-            session_id = self._sessions.open(key, client=_client(context))
+            session_id = self._sessions.open(key, client=peer_address(context.peer()))
             return messages.OpenSessionResponse(
                 session_id=session_id, max_model_len=self._sessions.engine.max_model_len
             )
@@ -77,7 +77,9 @@ class Salience(SalienceServicer):
 
     async def ForkSession(self, request: messages.ForkSessionRequest, context: Context) -> messages.ForkSessionResponse:
         def fork(key: ApiKey | None) -> messages.ForkSessionResponse:
-            child = self._sessions.fork(request.session_id, key, at=request.at_position, client=_client(context))
+            child = self._sessions.fork(
+                request.session_id, key, at=request.at_position, client=peer_address(context.peer())
+            )
             return messages.ForkSessionResponse(session_id=child)
 
         return await self._answer(context, fork)
@@ -157,9 +159,9 @@ class Salience(SalienceServicer):
             await refuse(context, unexpected(error, where="a token session"))
 
 
-def _client(context: Context) -> str:
-    """The peer's address: gRPC has ``ipv4:192.0.2.1:4711`` or ``ipv6:%5B2001:db8::1%5D:4711``."""
-    kind, _, address = unquote(context.peer()).partition(":")
+def peer_address(peer: str) -> str:
+    """The address in gRPC's name of a peer: ``ipv4:192.0.2.1:4711`` or ``ipv6:%5B2001:db8::1%5D:4711``."""
+    kind, _, address = unquote(peer).partition(":")
     return address if kind in ("ipv4", "ipv6") else ""
 
 
