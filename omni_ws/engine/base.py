@@ -58,6 +58,8 @@ class EngineCapabilities:
     token_prompts: bool = False
     #: Answers to raw prompts that begin with the prompt.
     echo: bool = False
+    #: Whose message the input may be: see ``AnswerOptions.input_role``.
+    input_roles: frozenset[str] = frozenset({"user"})
     #: Why chat is refused where it is a task for prompts as they stand alone; empty where it is not refused.
     chat_refusal: str = ""
     token_sessions: bool = False
@@ -132,6 +134,8 @@ class AnswerOptions:
     echo: bool = False
     #: Whether nothing follows that.
     only_echo: bool = False
+    #: Whose message the input is: ``user``, ``system``, or ``assistant``, whose message the answer then goes on with.
+    input_role: str = "user"
     #: Whether an answer may hold more than one tool call.
     parallel_tool_calls: bool = True
     #: How large, and how dense in time, images and videos are to be: names of ``omni_ws.media.limits.MediaLimits``.

@@ -11,7 +11,7 @@ from functools import lru_cache
 from omni_ws.audio.encoder import AudioEncoder
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.engine.base import AnswerOptions, Message, StructuredOutput
-from omni_ws.errors import UnsupportedFormat, UnsupportedParameter
+from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
 from omni_ws.service.conversation import Conversation
 from omni_ws.service.identifiers import new_id
 from omni_ws.wire.openai_answer import ChatOptions
@@ -44,10 +44,13 @@ def ended_where_refused(conversation: Conversation) -> Iterator[None]:
 
 
 def prepare_answer(conversation: Conversation, request: ChatRequest) -> None:
-    """The earlier messages, and what is asked of the answer. Raises UnsupportedParameter for what cannot be done."""
-    if request.tools_at is not None and not conversation.engine.capabilities.tools:
+    """The earlier messages, and what is asked of the answer. Raises an InvalidRequest for what cannot be done."""
+    capabilities = conversation.engine.capabilities
+    if request.tools_at is not None and not capabilities.tools:
         raise UnsupportedParameter("this engine has no tools", param=request.tools_at)
-    conversation.options = checked_options(conversation, request.answer)
+    if request.role not in capabilities.input_roles:
+        raise InvalidValue("the last message must be the user's, or a tool's", param=request.role_at)
+    conversation.options = replace(checked_options(conversation, request.answer), input_role=request.role)
     conversation.history.add(
         Message(one.role, one.text, tool_calls=one.tool_calls, tool_call_id=one.tool_call_id) for one in request.history
     )

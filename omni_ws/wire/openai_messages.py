@@ -26,14 +26,18 @@ class HistoryMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Messages:
-    """``input`` holds the parts of the last user message, or the results of tools that stand at the end, in order.
+    """``input`` holds the parts of the last message, or the results of tools that stand at the end, in order.
 
-    ``tools_at`` is the first place that only makes sense to an engine that has tools.
+    ``role`` is that of the last message: ``user`` (also for results of tools), ``system`` or ``assistant``; ``role_at``
+    is its place where it is one of the latter. ``tools_at`` is the first place that only makes sense to an engine that
+    has tools.
     """
 
     system: tuple[str, ...]
     history: tuple[HistoryMessage, ...]
     input: tuple[InputChunk | MediaUrl, ...]
+    role: str = "user"
+    role_at: str | None = None
     tools_at: str | None = None
 
 
@@ -50,6 +54,8 @@ def read_messages(messages: Sequence[Mapping[str, Any]], *, input_follows: bool)
         system=tuple(reader.system),
         history=tuple(reader.history),
         input=tuple(reader.input),
+        role=reader.role,
+        role_at=reader.role_at,
         tools_at=reader.tools_at,
     )
 
@@ -67,6 +73,8 @@ class _Reader:
         self.system: list[str] = []
         self.history: list[HistoryMessage] = []
         self.input: list[InputChunk | MediaUrl] = []
+        self.role = "user"
+        self.role_at: str | None = None
         self.tools_at: str | None = None
         self._calls: set[str] = set()
 
@@ -78,7 +86,7 @@ class _Reader:
             case "tool":
                 self._tool_result(message, place, is_input=is_input)
             case "system" | "developer" | "assistant" if is_input:
-                raise InvalidValue("the last message must be the user's, or a tool's", param=f"{place}.role")
+                self._last_of_another(message, place)
             case "system" | "developer":
                 self.system.append(_text(content, place))
             case "user":
@@ -89,6 +97,14 @@ class _Reader:
                 raise UnsupportedParameter("results of functions come from the role tool", param=f"{place}.role")
             case _:
                 raise InvalidValue("role is one of system, developer, user, assistant and tool", param=f"{place}.role")
+
+    def _last_of_another(self, message: Mapping[str, Any], place: str) -> None:
+        """Text that the assistant goes on with, or instructions that nobody says anything to."""
+        if message.get("tool_calls"):
+            raise InvalidValue("the last message must be the user's, or a tool's", param=f"{place}.role")
+        self.role = "assistant" if message.get("role") == "assistant" else "system"
+        self.role_at = f"{place}.role"
+        self.input.append(InputChunk(Modality.TEXT, _text(message.get("content"), place).encode()))
 
     def _assistant(self, message: Mapping[str, Any], place: str) -> None:
         for name in _LOST:

@@ -91,13 +91,16 @@ class SpeechBody(CommonBody, frozen=True, kw_only=True):
 class ChatRequest:
     """``input`` holds what the last messages say, in order. ``stream`` is None where the body does not say.
 
-    ``tools_at`` is the first place in the messages that only makes sense to an engine that has tools.
+    ``role`` and ``role_at`` are those of ``Messages``; ``tools_at`` is the first place in the messages that only makes
+    sense to an engine that has tools.
     """
 
     patch: ConfigurationPatch
     answer: AnswerFields = field(default_factory=AnswerFields)
     history: tuple[HistoryMessage, ...] = ()
     input: tuple[InputChunk | NamedMedia, ...] = ()
+    role: str = "user"
+    role_at: str | None = None
     tools_at: str | None = None
     stream: bool | None = None
     request_id: str | None = None
@@ -172,6 +175,8 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
         answer=_answer_fields(fields, convert_body(body, MediaLimitFields), wants_audio=wants_audio),
         history=messages.history,
         input=(*media, *messages.input),
+        role=messages.role,
+        role_at=messages.role_at,
         tools_at=messages.tools_at,
         stream=fields.stream,
         request_id=fields.request_id,
@@ -204,7 +209,9 @@ def _check_media_place(media: tuple[InputChunk | NamedMedia, ...], messages: Mes
     name = next(name for name, modality in MEDIA_FIELDS.items() if modality is first.modality)
     if input_follows:
         raise UnsupportedParameter(f"{name} of a streamed body come as chunks", param=name)
-    if any(isinstance(item, InputChunk) and item.tool_call_id is not None for item in messages.input):
+    if messages.role != "user" or any(
+        isinstance(item, InputChunk) and item.tool_call_id is not None for item in messages.input
+    ):
         raise InvalidValue(f"{name} belong to a message of the user", param=name)
 
 

@@ -47,7 +47,8 @@ class WordTokenizer:
 
 def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
     said = "".join(f"<|end|>{message['role']}\n{written(message)}" for message in messages)
-    return f"{tools or ''}{said}<|end|>assistant\n"
+    goes_on = messages[-1]["role"] == "assistant"
+    return f"{tools or ''}{said}" + ("" if goes_on else "<|end|>assistant\n")
 
 
 def written(message: dict[str, Any]) -> str:

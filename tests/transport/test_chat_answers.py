@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from support.raw_http import RawResponse, post
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, TokenLogprob, ToolCall
-from omni_ws.engine.base import AnswerOptions, Message, StructuredOutput, TextOutput
+from omni_ws.engine.base import AnswerOptions, EngineCapabilities, Message, StructuredOutput, TextOutput
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, UnsupportedParameter
 
 PATH = "/v1/chat/completions"
@@ -446,6 +447,54 @@ async def test_a_priority_before_all_others_is_for_keys_that_may(
         if (session := answered.json().get("session_id")) is not None:
             await call(server.port, "DELETE", f"{path}/{session}", None, *headers)
     assert engine.requests[0].options.priority == counted
+
+
+class Continuer(CapableEngine):
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return replace(super().capabilities, input_roles=frozenset({"user", "system", "assistant"}))
+
+
+@pytest.mark.parametrize(
+    ("messages", "role", "instructions"),
+    [
+        ([USER, {"role": "assistant", "content": "It is"}], "assistant", ""),
+        ([{"role": "system", "content": "One."}, USER, {"role": "assistant", "content": "It is"}], "assistant", "One."),
+        ([{"role": "developer", "content": "It is"}], "system", ""),
+    ],
+)
+async def test_a_last_message_that_is_not_the_users_reaches_an_engine_that_can(
+    messages: list[Any], role: str, instructions: str
+) -> None:
+    engine = Continuer([said(" sunny"), finished()])
+    async with live_server(engine) as server:
+        answer = await ask(server, messages=messages)
+        assert answer.json()["choices"][0]["message"]["content"] == " sunny"
+    (seen,), (inputs,) = engine.requests, engine.inputs
+    assert (seen.options.input_role, seen.instructions) == (role, instructions)
+    assert b"".join(chunk.payload for chunk in inputs) == b"It is"
+    assert [message.role for message in seen.history] == [one["role"] for one in messages[:-1] if one is USER]
+
+
+@pytest.mark.parametrize(
+    ("last", "param", "code"),
+    [
+        ({"role": "assistant", "content": ""}, None, "empty_input"),
+        ({"role": "assistant", "tool_calls": [CALL]}, "messages[1].role", "invalid_value"),
+        ({"role": "assistant", "content": [{"type": "image_url"}]}, "messages[1].content[0]", "unsupported_parameter"),
+        ({"role": "assistant", "content": 5}, "messages[1].content", "invalid_value"),
+    ],
+)
+async def test_a_last_message_that_nothing_can_go_on_with(last: Any, param: str | None, code: str) -> None:
+    async with live_server(Continuer([finished()])) as server:
+        answer = await ask(server, messages=[USER, last])
+        assert (answer.status, answer.error["param"], answer.error["code"]) == (400, param, code)
+        images = await ask(
+            server,
+            messages=[USER, {"role": "assistant", "content": "a"}],
+            images=["data:image/png;base64,iVBORw0KGgo="],
+        )
+        assert (images.status, images.error["param"]) == (400, "images")
 
 
 async def test_priority_reaches_the_engine() -> None:

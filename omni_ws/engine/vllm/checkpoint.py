@@ -91,10 +91,15 @@ class _Renderer:
         self._template = template
 
     def text(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
-        """Raises InvalidValue for conversations that the template does not take."""
+        """A last message of the assistant is left open. Raises InvalidValue for what the template does not take."""
         from vllm.renderers import ChatParams
 
-        wanted: dict[str, Any] = {"add_generation_prompt": True, "continue_final_message": False, "tokenize": False}
+        goes_on = bool(messages) and messages[-1]["role"] == "assistant"
+        wanted: dict[str, Any] = {
+            "add_generation_prompt": not goes_on,
+            "continue_final_message": goes_on,
+            "tokenize": False,
+        }
         if tools:
             wanted["tools"] = tools
         parameters = ChatParams(chat_template=self._template, chat_template_kwargs=wanted)

@@ -133,6 +133,7 @@ class VllmEngine:
             raw_prompts=True,
             token_prompts=True,
             echo=True,
+            input_roles=frozenset({"user", "system", "assistant"}),
             chat_refusal=self._chat_refusal,
             priority=self._thinker.by_priority,
             media_limits=frozenset(field.name for field in fields(MediaLimits)),

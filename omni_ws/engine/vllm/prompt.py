@@ -86,13 +86,14 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What stands before the input: instructions, the tools that there are, earlier turns."""
+    """What stands before the input: instructions, the tools that there are, earlier turns; and whose message it is."""
 
     instructions: str = ""
     history: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
     #: What stands for the speech in ``history``; where it has nothing, the words count as unknown.
     speech: Mapping[Speech, tuple[Media, ...]] = field(default_factory=dict)
+    role: str = "user"
 
     @property
     def media(self) -> tuple[Media, ...]:
@@ -149,7 +150,8 @@ class PromptForm:
     def frame(self, context: Context, *, user: bool = True) -> tuple[str, str]:
         """The template's text before and after the input, which is no message of its own where there is no ``user``.
 
-        Raises InvalidValue where the template takes no such turns.
+        After a message of the assistant nothing stands: the answer goes on with it. Raises InvalidValue where the
+        template takes no such turns.
         """
         messages: list[dict[str, Any]] = []
         if context.instructions:
@@ -159,7 +161,10 @@ class PromptForm:
         tools = [self._plain_within(tool) for tool in context.tools]
         if not user:
             return self._render(messages, tools), ""
-        head, _, tail = self._render([*messages, {"role": "user", "content": _MARKER}], tools).rpartition(_MARKER)
+        text = self._render([*messages, {"role": context.role, "content": _MARKER}], tools)
+        head, found, tail = text.rpartition(_MARKER)
+        if not found:
+            raise InvalidValue(f"the model's chat template leaves out a last message of the {context.role}")
         return head, tail
 
     def _message(self, message: Message, context: Context, numbers: Counter[Modality]) -> dict[str, Any]:

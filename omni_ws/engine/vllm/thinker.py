@@ -134,7 +134,8 @@ class Thinker:
         form, request = self._shared.form, self._request
         if request.options.raw_prompt:
             return PromptDraft(form.bare(tokens=request.options.token_prompt), Context())
-        return PromptDraft(form, Context(request.instructions, request.history, request.tools, self._speech))
+        role = request.options.input_role
+        return PromptDraft(form, Context(request.instructions, request.history, request.tools, self._speech, role))
 
     async def _earlier_speech(self) -> dict[Speech, tuple[Media, ...]]:
         """What the model hears of earlier turns, cut as their input was, the newest as far as it takes so many."""

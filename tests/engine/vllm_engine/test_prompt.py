@@ -30,6 +30,29 @@ def test_without_instructions_there_is_no_system_message() -> None:
     assert form().frame(Context())[0] == "<|end|>user\n"
 
 
+def test_the_answer_goes_on_with_a_message_of_the_assistant() -> None:
+    tokenizer = WordTokenizer()
+    written = PromptDraft(form(tokenizer), Context(history=(Message("user", "One"),), role="assistant"))
+    written.add_text("Two and", 0)
+    assert tokenizer.decode(written.whole().tokens) == "<|end|>user\nOne<|end|>assistant\nTwo and"
+
+
+def test_a_system_message_may_stand_alone() -> None:
+    tokenizer = WordTokenizer()
+    written = PromptDraft(form(tokenizer), Context(role="system"))
+    written.add_text("Be brief.", 0)
+    assert tokenizer.decode(written.whole().tokens) == "<|end|>system\nBe brief.<|end|>assistant\n"
+
+
+def test_a_template_that_leaves_a_message_out_cannot_take_it() -> None:
+    def render_users_only(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+        return "".join(message["content"] for message in messages if message["role"] == "user")
+
+    deaf = PromptForm(WordTokenizer(), render_users_only, placeholder, frozenset())
+    with pytest.raises(InvalidValue, match="leaves out a last message of the system"):
+        deaf.frame(Context(role="system"))
+
+
 def test_no_text_of_a_client_is_a_control_token() -> None:
     tokenizer = WordTokenizer()
     prompt_form = form(tokenizer)

@@ -12,7 +12,9 @@ from support.live_server import LiveServer, live_server
 from support.native_client import native_client
 from support.vllm_engine import Input, answer, plain_answer, running_engine
 
+from omni_ws.engine.base import AnswerOptions
 from omni_ws.engine.vllm.engine import VllmEngine
+from omni_ws.errors import InvalidValue
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -91,3 +93,18 @@ async def test_a_template_of_the_operators_makes_it_chat(untemplated: Path, tmp_
         text, final = await answer(engine, Input("Hello"))
         assert text == await plain_answer(engine, "<user>Hello<answer>")
         assert final.usage.input_tokens == len("<user>Hello<answer>")
+
+
+async def test_a_template_that_takes_no_system_message_says_so(untemplated: Path, tmp_path: Path) -> None:
+    from support.tiny_models import ENGINE_ARGS
+
+    template = tmp_path / "chat.jinja"
+    template.write_text(
+        "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no system messages') }}{% endif %}"
+        "{% if m['role'] == 'user' %}{{ m['content'] }}{% endif %}{% endfor %}"
+    )
+    async with running_engine(untemplated, ENGINE_ARGS, chat_template=template) as engine:
+        assert (await answer(engine, Input("Hello")))[0]
+        for role, reason in (("system", "no system messages"), ("assistant", "chat template")):
+            with pytest.raises(InvalidValue, match=reason):
+                await answer(engine, Input("Hello"), options=AnswerOptions(input_role=role))

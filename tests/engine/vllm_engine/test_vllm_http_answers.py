@@ -150,3 +150,12 @@ async def test_what_cannot_be_done_is_named_before_any_output(client: Any, strea
     with pytest.raises(openai.BadRequestError) as refused:
         await client.chat.completions.create(messages=long, stream=stream, **GREEDY)
     assert refused.value.code == "context_length_exceeded"
+
+
+async def test_an_answer_goes_on_with_the_assistants_last_message(server: LiveServer, client: Any) -> None:
+    messages = [*HELLO, {"role": "assistant", "content": "Well, I"}]
+    completion = await client.chat.completions.create(messages=messages, **GREEDY)
+    prompt = "user: Hello\nassistant: Well, I"
+    assert isinstance(server.engine, VllmEngine)
+    assert completion.choices[0].message.content == await plain_answer(server.engine, prompt, max_tokens=16)
+    assert completion.usage.prompt_tokens == len(prompt)

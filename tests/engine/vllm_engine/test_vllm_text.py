@@ -17,7 +17,7 @@ from support.until import until
 from support.vllm_engine import GREEDY, Input, answer, plain_answer, request, running_engine, unfinished, until_idle
 
 from omni_ws.core.chunks import FinishReason, InputMode, Modality, OutputModality, Task
-from omni_ws.engine.base import Message, TextOutput
+from omni_ws.engine.base import AnswerOptions, Message, TextOutput
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.errors import ContextLengthExceeded, InvalidValue, UnsupportedParameter
 
@@ -118,6 +118,27 @@ async def test_the_template_holds_instructions_history_and_the_input(engine: Vll
     text, _ = await answer(engine, Input("Another one"), instructions="Be brief.", history=history)
     prompt = "system: Be brief.\nuser: A question\nassistant: An answer\nuser: Another one\nassistant:"
     assert text == await plain_answer(engine, prompt)
+
+
+@pytest.mark.parametrize(
+    ("role", "prompt"),
+    [
+        ("assistant", "system: Be brief.\nuser: A question\nassistant: Well, I"),
+        ("system", "system: Be brief.\nuser: A question\nsystem: Well, I\nassistant:"),
+    ],
+)
+@pytest.mark.parametrize("mode", list(InputMode))
+async def test_the_last_message_may_be_anothers(engine: VllmEngine, role: str, prompt: str, mode: InputMode) -> None:
+    text, final = await answer(
+        engine,
+        Input("Well, I"),
+        instructions="Be brief.",
+        history=(Message("user", "A question"),),
+        options=AnswerOptions(input_role=role),
+        input_mode=mode,
+    )
+    assert text == await plain_answer(engine, prompt)
+    assert final.usage.input_tokens == len(prompt)
 
 
 async def test_what_a_user_writes_is_no_control_token(engine: VllmEngine) -> None:
