@@ -149,7 +149,9 @@ def test_empty_text_unsets_what_is_optional() -> None:
 
 def test_an_empty_key_is_refused() -> None:
     message = problems(environ={"OMNI_WS_API_KEY": ""})
-    assert message.startswith("api_key = ******** (environment variable OMNI_WS_API_KEY):")
+    assert message.startswith("api_key = ******** (environment variable OMNI_WS_API_KEY): the key is empty; leave")
+    assert "remote.api_key = ********" in problems(toml='remote.api_key = ""')
+    assert load(["--api-key", "k"]).config.api_key == SecretStr("k")
 
 
 def test_free_form_arguments_reach_vllm_as_they_were_meant() -> None:

@@ -11,11 +11,11 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from omni_ws.config.media_domains import MediaDomains
-from omni_ws.config.values import Count, Port, Seconds, SecondsOrOff, Size, Text, Whole
+from omni_ws.config.values import Count, Key, Port, Seconds, SecondsOrOff, Size, Text, Whole
 
 MIB = 1024**2
 
@@ -212,7 +212,7 @@ class RemoteConfig(Section):
     model: Text | None = Field(
         default=None, description="The upstreams' name of the model; unset: the first that the first of them lists."
     )
-    api_key: SecretStr | None = Field(default=None, description="Key for the upstreams.", min_length=1)
+    api_key: Key | None = Field(default=None, description="Key for the upstreams.")
     input_modalities: tuple[Text, ...] = Field(
         default=("text",), description="What the model takes, of text, audio, image and video: no server says it."
     )
@@ -238,10 +238,9 @@ class RemoteConfig(Section):
     speech_model: Text | None = Field(
         default=None, description="Name of the model of the speech upstream; unset: the first that it lists."
     )
-    speech_api_key: SecretStr | None = Field(
+    speech_api_key: Key | None = Field(
         default=None,
         description="Key for the speech upstream; unset: none, or api_key where it is one of the upstreams.",
-        min_length=1,
     )
     voices: tuple[Text, ...] = Field(
         default=(), description="Names of voices that clients may ask for, the default first."
@@ -322,7 +321,7 @@ class ServerConfig(BaseSettings):
         default=False,
         description="Answer 404 to other names of models than these, instead of serving the model that there is.",
     )
-    api_key: SecretStr | None = Field(default=None, description="The one key that clients must present.", min_length=1)
+    api_key: Key | None = Field(default=None, description="The one key that clients must present.")
     allow_origin: tuple[Text, ...] = Field(
         default=(), description="Origins besides the server's own whose pages may connect; * for all."
     )

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 
 _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 _SIZE_UNITS: Final = {
@@ -95,3 +95,12 @@ Seconds = Annotated[float, _number, Field(gt=0, allow_inf_nan=False)]
 #: Seconds, where 0 switches the thing off.
 SecondsOrOff = Annotated[float, _number, Field(ge=0, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1)]
+
+
+def _not_empty(key: SecretStr) -> SecretStr:
+    if not key.get_secret_value():
+        raise ValueError("the key is empty; leave the setting away where there is none")
+    return key
+
+
+Key = Annotated[SecretStr, AfterValidator(_not_empty)]

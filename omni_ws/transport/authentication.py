@@ -63,6 +63,8 @@ def _presented_key(request: HttpRequest) -> str:
 
 def _bearer(authorization: str) -> str:
     scheme, _, key = authorization.partition(" ")
-    if scheme.lower() != "bearer" or not key.strip():
+    if scheme.lower() != "bearer":
         raise Unauthenticated("present the key as 'Authorization: Bearer KEY'")
+    if not key.strip():
+        raise Unauthenticated("the key is empty; present one as 'Authorization: Bearer KEY'")
     return key.strip()

@@ -85,7 +85,8 @@ def audio_encoding(name: str, param: str) -> AudioEncoding:
     try:
         return _AUDIO_FORMATS.get(name) or AudioEncoding(name)
     except ValueError:
-        raise UnsupportedFormat(f"audio in {name[:32]!r} is not served here", param=param) from None
+        known = ", ".join(sorted({*AudioEncoding, *_AUDIO_FORMATS}))
+        raise UnsupportedFormat(f"audio in {name[:32]!r} is not served here; known are {known}", param=param) from None
 
 
 def audio_chunk(audio: Any, where: str) -> InputChunk:

@@ -16,6 +16,11 @@ MAX_CHOICES: Final = 128
 MAX_TOP_LOGPROBS: Final = 20
 MAX_COMPLETION_LOGPROBS: Final = 5
 
+_FORMS: Final = (
+    'response_format is {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": '
+    '{"name": "…", "schema": {…}}}'
+)
+
 Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 Priority = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 
@@ -69,6 +74,13 @@ def completion_logprobs(wanted: bool | int | None) -> int | None:
     return wanted
 
 
+def explained(error: InvalidValue) -> InvalidValue:
+    """The error of a body; where it is that of the form of the answer, with what may be said of that."""
+    if error.param is not None and error.param.partition(".")[0] == "response_format":
+        error.message = f"{error.message}; {_FORMS}"
+    return error
+
+
 def answer_form(wanted: ResponseFormatBody | None) -> AnswerForm | None:
     """Raises InvalidValue, naming the place."""
     if wanted is None or wanted.type == "text":
@@ -76,7 +88,7 @@ def answer_form(wanted: ResponseFormatBody | None) -> AnswerForm | None:
     if wanted.type == "json_object":
         return AnswerForm()
     if wanted.json_schema is None:
-        raise InvalidValue("json_schema says which form is wanted", param="response_format.json_schema")
+        raise explained(InvalidValue("json_schema is missing", param="response_format.json_schema"))
     place = "response_format.json_schema.schema"
     check_depth(wanted.json_schema.schema, place)
     _check_references(wanted.json_schema.schema, place)

@@ -36,6 +36,7 @@ from omni_ws.wire.openai_options import (
     ResponseFormatBody,
     answer_form,
     chat_logprobs,
+    explained,
 )
 
 #: Fields of chat that no engine of this version can honour, unless they say nothing.
@@ -146,7 +147,10 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
     Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming the field.
     """
     refuse_unavailable(body, _NOT_AVAILABLE_IN_CHAT)
-    fields = convert_body(body, ChatBody)
+    try:
+        fields = convert_body(body, ChatBody)
+    except InvalidValue as error:
+        raise explained(error) from None
     brought = next((name for name in MEDIA_FIELDS if body.get(name)), "messages")
     patch = configuration_patch(body, fields, input_field=None if input_follows else brought)
     audio = fields.audio or AudioOptions()

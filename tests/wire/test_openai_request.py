@@ -301,3 +301,26 @@ def test_a_prompt_has_so_many_token_ids(past: int) -> None:
     with pytest.raises(InvalidValue) as refused:
         read_completion({"prompt": [prompt]})
     assert refused.value.param == "prompt[0]"
+
+
+@pytest.mark.parametrize(
+    ("value", "param"),
+    [
+        ("json", "response_format"),
+        ({"type": "jsonx"}, "response_format.type"),
+        ({}, "response_format.type"),
+        ({"type": "json_schema"}, "response_format.json_schema"),
+        ({"type": "json_schema", "json_schema": {"schema": {}}}, "response_format.json_schema.name"),
+    ],
+)
+def test_a_bad_form_of_the_answer_is_told_with_the_good_ones(value: Any, param: str) -> None:
+    with pytest.raises(InvalidValue) as caught:
+        chat(response_format=value)
+    assert caught.value.param == param
+    assert '{"type": "json_object"}' in caught.value.message
+
+
+def test_a_bad_format_of_audio_is_told_with_those_that_are_known() -> None:
+    with pytest.raises(UnsupportedFormat, match=r"'aac' is not served here; known are .*mp3.*wav") as caught:
+        read_speech({"input": "a", "response_format": "aac"}, input_follows=False)
+    assert caught.value.param == "response_format"
