@@ -222,7 +222,8 @@ class RemoteConfig(Section):
     )
     options: tuple[Text, ...] = Field(
         default=(),
-        description="What else a chat body may ask of them: tools, logprobs, response_format, n, priority.",
+        description="What else a chat body may ask of them: tools, logprobs, response_format, n, priority, and "
+        "limits of images and videos by their names (video_max_frames …).",
     )
     audio_format: Literal["pcm16", "pcm", "wav"] = Field(
         default="pcm16", description="Name of the audio format that is asked for where the model speaks."

@@ -27,9 +27,10 @@ from omni_ws.engine.channel import Channel
 from omni_ws.engine.text_pieces import pieces_of
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import OmniError
+from omni_ws.media.frame_selection import FrameSelection
 from omni_ws.media.image import decode_image
 from omni_ws.media.limits import MediaLimits
-from omni_ws.media.video import VideoDecoder, VideoFrame
+from omni_ws.media.video import MAX_FRAMES, VideoDecoder, VideoFrame
 from omni_ws.profiler import events
 
 #: Bytes that may wait here, taken from the source but not decoded yet.
@@ -46,6 +47,8 @@ LONGER_THAN_COUNTED = 6
 #: What a chunk costs to hold besides its payload.
 CHUNK_OVERHEAD_BYTES = 128
 
+#: Frames of a video of which a few are chosen: half an hour at 30 a second.
+MAX_SELECTED_FROM = 16 * MAX_FRAMES
 
 AS_IT_COMES = MediaLimits()
 
@@ -223,6 +226,7 @@ class _InputDecoder:
         self.last_sequence_id: int | None = None
         self._audio: AudioDecoder | None = None
         self._video: VideoDecoder | None = None
+        self._selection: FrameSelection | None = None
 
     def decode(self, chunks: Sequence[InputChunk]) -> Iterator[DecodedPart]:
         """What the chunks yield; to be exhausted before the next call."""
@@ -241,7 +245,7 @@ class _InputDecoder:
             self._audio.close()
         if self._video is not None:
             self._video.close()
-        self._audio = self._video = None
+        self._audio = self._video = self._selection = None
         self._kind = None
 
     def _open(self, chunk: InputChunk) -> Iterator[DecodedPart]:
@@ -264,15 +268,14 @@ class _InputDecoder:
         if audio is not None:
             self._audio = AudioDecoder(audio, sample_rate=self._sample_rate)
         elif chunk.modality is Modality.VIDEO:
-            self._video = VideoDecoder(frames_per_second=self._limits.video_fps)
+            self._open_video()
 
     def _feed(self, chunk: InputChunk) -> Iterator[DecodedPart]:
         if self._audio is not None:
             for samples in self._audio.pieces(chunk.payload):
                 yield AudioPart(samples, self._part)
         elif self._video is not None:
-            for frame in self._video.frames(chunk.payload, chunk.timestamp_ms):
-                yield VideoPart((self._fitted(frame),), self._part)
+            yield from self._seen(self._video.frames(chunk.payload, chunk.timestamp_ms))
         elif chunk.tool_call_id is not None:
             yield ToolResultPart(chunk.payload.decode(), chunk.tool_call_id, self._part)
         elif chunk.modality is Modality.TEXT:
@@ -285,12 +288,31 @@ class _InputDecoder:
             if self._audio is not None:
                 yield AudioPart(self._audio.flush(), self._part)
             elif self._video is not None:
-                yield VideoPart(tuple(map(self._fitted, self._video.flush())), self._part)
+                yield from self._seen(iter(self._video.flush()))
+                if self._selection is not None:
+                    for frame in self._selection.frames():
+                        yield VideoPart((frame,), self._part)
         finally:
             self.close()
 
-    def _fitted(self, frame: VideoFrame) -> VideoFrame:
-        return VideoFrame(frame.timestamp_ms, self._limits.fit_frame(frame.pixels))
+    def _open_video(self) -> None:
+        limits = self._limits
+        # Frames that are left out by their distance in time might be needed for the least number of them.
+        fps = None if limits.video_min_frames is not None else limits.video_fps
+        if limits.select_frames:
+            self._selection = FrameSelection(limits)
+        self._video = VideoDecoder(
+            frames_per_second=fps, max_frames=MAX_FRAMES if limits.video_max_frames is None else MAX_SELECTED_FROM
+        )
+
+    def _seen(self, frames: Iterator[VideoFrame]) -> Iterator[VideoPart]:
+        """The frames as they come, or, where some of them are chosen, nothing yet."""
+        for frame in frames:
+            if self._selection is not None:
+                self._selection.add(frame)
+            else:
+                pixels = self._limits.fit_frame(frame.pixels)
+                yield VideoPart((VideoFrame(frame.timestamp_ms, pixels),), self._part)
 
 
 def _joined(parts: list[DecodedPart]) -> list[DecodedPart]:

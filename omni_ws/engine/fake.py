@@ -45,6 +45,7 @@ CAPABILITIES: Final = EngineCapabilities(
     stage_params=frozenset({"fake.fail_after_chunks"}),
     raw_prompts=True,
     speech_in_history=True,
+    media_limits=frozenset({"video_min_frames", "video_max_frames", "video_total_pixels"}),
 )
 
 
@@ -193,7 +194,9 @@ class _Echo:
         return map(TextOutput, _WORD.findall(text))
 
     def _counts(self) -> str:
-        images, video = self._seen[Modality.IMAGE], self._seen[Modality.VIDEO]
+        # Nothing of it is decoded: a chunk counts as a frame, and the other limits of videos have nothing to change.
+        most = int(self._request.options.media_limits.get("video_max_frames", self._seen[Modality.VIDEO]))
+        images, video = self._seen[Modality.IMAGE], min(most, self._seen[Modality.VIDEO])
         counts = [
             f"{count} {noun}{'' if count == 1 else 's'}"
             for count, noun in ((images, "image"), (video, "video chunk"))

@@ -13,19 +13,35 @@ from omni_ws.media.image import Pixels
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaLimits:
-    """None = as it comes. What is smaller or larger is scaled, its sides in proportion; frames between are left out."""
+    """None = as it comes. What is smaller or larger is scaled, its sides in proportion; frames between are left out.
+
+    The total is that of all frames of one video, and stands above the least that each of them has.
+    """
 
     image_min_pixels: int | None = None
     image_max_pixels: int | None = None
     video_min_pixels: int | None = None
     video_max_pixels: int | None = None
     video_fps: float | None = None
+    video_min_frames: int | None = None
+    video_max_frames: int | None = None
+    video_total_pixels: int | None = None
+
+    @property
+    def select_frames(self) -> bool:
+        """Whether only a whole video tells which of its frames are seen, or how large."""
+        return (self.video_min_frames, self.video_max_frames, self.video_total_pixels) != (None, None, None)
 
     def fit_image(self, pixels: Pixels) -> Pixels:
         return _fitted(pixels, self.image_min_pixels, self.image_max_pixels)
 
     def fit_frame(self, pixels: Pixels) -> Pixels:
         return _fitted(pixels, self.video_min_pixels, self.video_max_pixels)
+
+    @staticmethod
+    def fit_share(pixels: Pixels, most: int) -> Pixels:
+        """A frame that may have so many of the pixels of its video, and has one at least."""
+        return _fitted(pixels, None, max(1, most))
 
 
 def _fitted(pixels: Pixels, least: int | None, most: int | None) -> Pixels:

@@ -42,9 +42,6 @@ from omni_ws.wire.openai_options import (
 #: Fields of chat that no engine of this version can honour, unless they say nothing.
 _NOT_AVAILABLE_IN_CHAT: Final[Mapping[str, tuple[Any, ...]]] = {
     **NEVER_AVAILABLE,
-    "video_min_frames": (),
-    "video_max_frames": (),
-    "video_total_pixels": (),
 }
 #: And those of chat that make no sense where text is read aloud.
 _NOT_AVAILABLE_IN_SPEECH: Final[Mapping[str, tuple[Any, ...]]] = {

@@ -264,3 +264,16 @@ async def test_results_of_tools_are_parts_of_their_own(executor: ThreadPoolExecu
     )
     assert error is None
     assert parts == [ToolResultPart("Ré", "call_1", 0), ToolResultPart("", "call_2", 1), TextPart("And now?", 2)]
+
+
+async def test_frames_are_chosen_when_the_whole_video_is_there(executor: ThreadPoolExecutor) -> None:
+    limits = MediaLimits(video_max_frames=3, video_total_pixels=3 * 48)
+    frames = [InputChunk(Modality.VIDEO, png("red", (16, 12)), timestamp_ms=time) for time in range(0, 500, 100)]
+    chunks = source(*frames, text(b"and"), frames[0])
+    async with aclosing(
+        decode_input(chunks, audio=AudioFormat(), sample_rate=16_000, executor=executor, limits=limits)
+    ) as decoding_parts:
+        parts = [part async for part in decoding_parts]
+    videos = [part.frames for part in parts if isinstance(part, VideoPart)]
+    assert [[frame.timestamp_ms for frame in frames] for frames in videos] == [[0, 200, 400], [0]]
+    assert [[frame.pixels.shape[:2] for frame in frames] for frames in videos] == [[(6, 8)] * 3, [(10, 13)]]

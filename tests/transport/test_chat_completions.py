@@ -451,8 +451,6 @@ async def test_names_of_the_model(name: str | None) -> None:
         ("priority", 1),
         ("video_fps", 2),
         ("image_max_pixels", 1000),
-        ("video_max_frames", 8),
-        ("video_total_pixels", 1000),
         ("talker_temperature", 0.5),
         ("talker_max_tokens", 5),
         ("prediction", {"type": "content"}),

@@ -7,6 +7,7 @@ import io
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from PIL import Image
 from support.capable_engine import CapableEngine, said
@@ -153,6 +154,11 @@ async def test_files_count_together_against_the_size_of_a_body(root: Path) -> No
         ({"video_min_pixels": 101, "video_max_pixels": 100}, "video_min_pixels"),
         ({"video_fps": 0}, "video_fps"),
         ({"video_fps": 241}, "video_fps"),
+        ({"video_max_frames": 0}, "video_max_frames"),
+        ({"video_max_frames": 4097}, "video_max_frames"),
+        ({"video_min_frames": 9, "video_max_frames": 8}, "video_min_frames"),
+        ({"video_total_pixels": 0}, "video_total_pixels"),
+        ({"video_total_pixels": 4096 * 4096 * 2160 + 1}, "video_total_pixels"),
     ],
 )
 async def test_limits_of_media_that_are_none(fields: dict[str, Any], param: str) -> None:
@@ -164,6 +170,7 @@ async def test_limits_of_media_that_are_none(fields: dict[str, Any], param: str)
 async def test_limits_of_media_reach_the_engine() -> None:
     engine = CapableEngine([])
     limits = {"image_min_pixels": 100, "image_max_pixels": 100, "video_fps": 0.5}
+    limits |= {"video_min_frames": 4096, "video_max_frames": 4096, "video_total_pixels": 4096 * 4096 * 2160}
     async with live_server(engine) as server:
         assert (await ask(server, video_max_pixels=None, **limits)).status == 200
     assert engine.requests[0].options.media_limits == limits
@@ -194,3 +201,14 @@ async def test_media_belong_to_the_users_message() -> None:
         line = b'{"images":["a.gif"]}\n{"text":"a"}\n'
         answer = await post(server.port, PATH, line, "X-Streaming-Input: true")
         assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "unsupported_parameter", "images")
+
+
+async def test_the_fake_engine_counts_no_more_frames_than_may_be_seen() -> None:
+    picture = io.BytesIO()
+    Image.new("RGB", (2, 2)).save(picture, "png")
+    chunk = {"modality": "video", "payload": base64.b64encode(picture.getvalue()).decode()}
+    limits = {"video_min_frames": 1, "video_max_frames": 2, "video_total_pixels": 100, "stream": False}
+    body = b"\n".join(orjson.dumps(line) for line in (limits, *[chunk] * 3))
+    async with live_server() as server:
+        answer = await post(server.port, "/v1/chat/completions", body, "X-Streaming-Input: true")
+    assert "2 video chunks" in answer.json()["choices"][0]["message"]["content"]

@@ -33,6 +33,7 @@ from omni_ws.engine.remote.upstream import Timeouts, Upstream, UpstreamAnswer, n
 from omni_ws.engine.text_pieces import InTurns
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import EngineFailed, UnsupportedModality, UnsupportedParameter
+from omni_ws.wire.openai_media_limits import MediaLimitFields
 
 T = TypeVar("T")
 
@@ -324,4 +325,5 @@ def _capabilities(config: RemoteConfig, *, upstreams: Sequence[Upstream]) -> Eng
         # Our own kind takes nothing but text in earlier messages.
         speech_in_history=Modality.AUDIO.value in config.input_modalities
         and not any(upstream.owner == _OWN_KIND for upstream in upstreams),
+        media_limits=frozenset(MediaLimitFields.__struct_fields__) & frozenset(config.options),
     )

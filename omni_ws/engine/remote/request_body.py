@@ -278,6 +278,7 @@ def _options(request: GenerationRequest) -> Iterator[tuple[str, Any]]:
         yield "response_format", form
     if options.choices > 1:
         yield "n", options.choices
+    yield from options.media_limits.items()
     if options.priority:
         yield "priority", options.priority
 

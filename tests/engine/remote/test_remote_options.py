@@ -41,6 +41,8 @@ async def chat(server: LiveServer, **fields: Any) -> RawResponse:
         ("response_format", {"response_format": {"type": "json_object"}}),
         ("n", {"n": 2}),
         ("priority", {"priority": -1}),
+        ("video_max_frames", {"video_max_frames": 8}),
+        ("image_max_pixels", {"image_max_pixels": 1000}),
     ],
 )
 async def test_what_the_upstreams_are_not_said_to_honour_is_refused(name: str, fields: dict[str, Any]) -> None:
@@ -145,3 +147,11 @@ def test_what_is_no_log_probability_is_left_out(garbage: object) -> None:
 def test_bytes_that_are_not_told_are_those_of_the_text() -> None:
     (one,) = logprobs_of({"logprobs": {"content": [{"token": "é", "logprob": -1, "bytes": None}]}})
     assert (one.data, one.logprob) == ("é".encode(), -1.0)
+
+
+async def test_limits_of_videos_are_passed_on() -> None:
+    engine = CapableEngine([said("Hi"), finished()])
+    limits = {"video_max_frames": 8, "video_total_pixels": 1000}
+    async with live_server(engine) as back, front_of(back, *limits) as front:
+        assert (await chat(front, **limits)).status == 200
+    assert engine.requests[0].options.media_limits == limits

@@ -1,0 +1,63 @@
+"""Which frames of a video a model sees, where their number, or the pixels of all of them together, have limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from omni_ws.errors import UnsupportedFormat
+from omni_ws.media.limits import MediaLimits
+from omni_ws.media.video import VideoFrame
+
+#: Decoded bytes that may be kept until the end of the video says which of them are wanted.
+MAX_KEPT_BYTES = 512 * 1024 * 1024
+
+
+class FrameSelection:
+    """Evenly spread over the whole video, which only its end shows: frames are kept until then.
+
+    At most twice ``video_max_frames`` are: when there are more, every other one goes, of those kept and those to come.
+    """
+
+    def __init__(self, limits: MediaLimits, *, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
+        self._limits = limits
+        self._max_kept_bytes = max_kept_bytes
+        self._kept: list[VideoFrame] = []
+        self._kept_bytes = 0
+        self._seen = 0
+        self._stride = 1
+        self._due_ms = 0.0
+        #: How many frames there are at ``video_fps``.
+        self._paced = 0
+
+    def add(self, frame: VideoFrame) -> None:
+        """Raises UnsupportedFormat for more than is kept."""
+        fps = self._limits.video_fps
+        if fps is None or not self._seen or frame.timestamp_ms >= self._due_ms:
+            self._paced += 1
+            self._due_ms = frame.timestamp_ms + 1000 / (fps or 1000)
+        self._seen += 1
+        if (self._seen - 1) % self._stride:
+            return
+        pixels = self._limits.fit_frame(frame.pixels)
+        self._kept.append(VideoFrame(frame.timestamp_ms, pixels))
+        self._kept_bytes += pixels.nbytes
+        most = self._limits.video_max_frames
+        if most is not None and len(self._kept) > 2 * most:
+            self._kept = self._kept[::2]
+            self._stride *= 2
+            self._kept_bytes = sum(one.pixels.nbytes for one in self._kept)
+        if self._kept_bytes > self._max_kept_bytes:
+            raise UnsupportedFormat("the video unfolds to too many frames; ask for fewer, or smaller ones")
+
+    def frames(self) -> Iterator[VideoFrame]:
+        """Those that are wanted, in order."""
+        limits, available = self._limits, len(self._kept)
+        count = max(self._paced, limits.video_min_frames or 0)
+        count = min(count, available, limits.video_max_frames or available)
+        for index in range(count):
+            # The first and the last that was kept, and those between at the same distance.
+            frame = self._kept[round(index * (available - 1) / (count - 1)) if count > 1 else 0]
+            pixels = frame.pixels
+            if limits.video_total_pixels is not None:
+                pixels = limits.fit_share(pixels, limits.video_total_pixels // count)
+            yield VideoFrame(frame.timestamp_ms, pixels)
