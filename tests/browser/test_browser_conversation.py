@@ -57,17 +57,16 @@ async def test_two_spoken_turns(server: LiveServer, speech: Path, tmp_path: Path
         await say(demo, words)
         assert await demo.page.locator(".turn").count() == 2
         for turn in (0, 1):
-            # The recording goes on between the turns: the second may begin in the middle of it.
-            assert re.fullmatch(rf"You said: .*{words}\.", await demo.answered(turn=turn))
+            # The recording goes on in a circle: a turn may begin in the middle of it, and end behind its beginning.
+            assert re.fullmatch(rf"You said: .*{words}.*\.", await demo.answered(turn=turn))
             note = await demo.page.locator(".turn").nth(turn).locator(".note").inner_text()
-            found = re.fullmatch(r"first sound after (\d+)\sms", note)
-            assert found, note
-            assert 0 < int(found[1]) < 10_000
+            assert re.fullmatch(r"first sound after (\d+\sms|\d+\.\d\ss)", note), note
         async with saved_file(demo, ".wav") as sound, saved_file(demo, ".json") as text:
             await demo.page.locator("#save").click()
         saved = json.loads(await read_download(text, tmp_path / "saved.json"))
         wav = await read_download(sound, tmp_path / "saved.wav")
     assert all(words in turn["user"]["text"] for turn in saved["turns"])
+    assert all(0 < turn["first_sound_ms"] < 10_000 for turn in saved["turns"])
     await check_sound(server, first, saved["turns"][0])
     heard = sum(turn["heard_ms"] for turn in saved["turns"]) / 1000
     assert wav[:4] == b"RIFF"
