@@ -223,7 +223,11 @@ class EngineError(OmniError):
 
 
 class EngineFailed(EngineError):
-    """``fatal`` says that the engine itself is gone: the session is closed with 1011 instead of staying open."""
+    """``fatal`` says that the engine itself is gone: the session is closed with 1011 instead of staying open.
+
+    The message is in words of our own: what an exception from elsewhere says may be anybody's secret, and goes to the
+    log, under ``error_id`` where that is set.
+    """
 
     wire = WireMapping(
         "engine_failed",
@@ -234,9 +238,17 @@ class EngineFailed(EngineError):
         note="1011 or 503 with Retry-After when the engine is gone",
     )
 
-    def __init__(self, message: str, *, request_id: str | None = None, fatal: bool = False) -> None:
-        super().__init__(message, request_id=request_id)
+    def __init__(
+        self, message: str, *, request_id: str | None = None, fatal: bool = False, error_id: str | None = None
+    ) -> None:
+        super().__init__(message if error_id is None else f"{message}; error id {error_id}", request_id=request_id)
         self.fatal = fatal
+        self.error_id = error_id
+
+    def identify(self, error_id: str) -> None:
+        """Tell the client an id under which the log has more."""
+        self.error_id = error_id
+        self.message = f"{self.message}; error id {error_id}"
 
 
 def leaves(base: type[OmniError] = OmniError) -> Iterator[type[OmniError]]:

@@ -53,7 +53,7 @@ class SpeechDetector:
         except ImportError as error:
             raise EngineFailed(MISSING_DETECTOR) from error
         except (OSError, RuntimeError) as error:
-            raise EngineFailed(f"voice activity detection could not be loaded: {error}") from error
+            raise EngineFailed("voice activity detection could not be loaded") from error
         self._rest: Samples = np.empty(0, np.float32)
 
     def process(self, samples: Samples) -> list[float]:

@@ -18,7 +18,7 @@ from omni_ws.service import observer
 from omni_ws.service.answer_queue import AnswerQueue
 from omni_ws.service.configuration import Configuration
 from omni_ws.service.conversation_limits import MAX_WAITING_CHUNKS, ConversationLimits
-from omni_ws.service.failure import unexpected
+from omni_ws.service.failure import identified, unexpected
 from omni_ws.service.history import History
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.input_room import InputRoom
@@ -359,7 +359,9 @@ class Conversation:
         return settings if audio is None else dataclasses.replace(settings, audio=audio)
 
     def _tell_heard(self, message: SpeechStarted | SpeechStopped | OmniError) -> None:
-        if not isinstance(message, OmniError):
+        if isinstance(message, OmniError):
+            identified(message, where="listening for turns")
+        else:
             self.observed.tell(observer.SpeechHeard(self._receiving, message))
         self.outbox.put_nowait(message)
 

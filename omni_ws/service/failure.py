@@ -16,7 +16,17 @@ def unexpected(exception: BaseException, *, where: str) -> EngineFailed:
     """The error that a client sees in place of ``exception``, whose traceback goes to the log under the same id."""
     error_id = new_id("err_")
     logger.error("%s failed (%s)", where, error_id, exc_info=exception)
-    return EngineFailed(f"The server failed to answer this request; error id {error_id}.")
+    return EngineFailed("the server failed to answer this request", error_id=error_id)
+
+
+def identified(error: OmniError, *, where: str) -> OmniError:
+    """The error, with an id under which the log has what stands behind a failure of the engine."""
+    if isinstance(error, EngineFailed) and error.error_id is None:
+        error_id = new_id("err_")
+        cause = error if error.__cause__ is not None else None
+        logger.warning("%s failed (%s): %s", where, error_id, error.message, exc_info=cause)
+        error.identify(error_id)
+    return error
 
 
 def being_cancelled() -> bool:
@@ -26,6 +36,7 @@ def being_cancelled() -> bool:
 
 def of_request(error: OmniError, request_id: str, *, engine: Engine) -> OmniError:
     """The error, with what it means for its request and for the session."""
+    identified(error, where=f"request {request_id}")
     error.request_id = request_id
     if isinstance(error, EngineFailed) and engine.state is not EngineState.OK:
         error.fatal = True

@@ -473,6 +473,7 @@ async def test_an_engine_that_breaks(
     with pytest.raises(grpc.aio.AioRpcError) as raised:
         await server.events(session, [7], 1, truncating=True, max_tokens=3)
     assert raised.value.code() is status
+    assert "; error id err_" in (raised.value.details() or "")
     assert "secret" not in (raised.value.details() or "")
     engine.fail_with = None
     sent = written([5, 7], after)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -26,6 +25,7 @@ from omni_ws.engine.embedded.recogniser_pool import Scribes, Seats
 from omni_ws.engine.embedded.reply import Reply
 from omni_ws.engine.embedded.tasks import chat, read_aloud, transcribe
 from omni_ws.engine.embedded.voice import Voice
+from omni_ws.engine.incident import incident
 from omni_ws.engine.loan_pool import LoanPool
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedParameter
@@ -159,9 +159,7 @@ class EmbeddedEngine:
         except OmniError:
             raise
         except Exception as error:
-            incident = uuid.uuid4().hex[:12]
-            log.exception("the embedded engine failed (%s)", incident)
-            raise EngineFailed(f"the embedded engine failed ({incident})", request_id=request.request_id) from error
+            raise incident("the embedded engine failed", error, request_id=request.request_id) from error
         finally:
             try:
                 await intake.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -18,6 +17,7 @@ from omni_ws.config.model import VllmConfig
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
 from omni_ws.engine.decoding import decode_input
+from omni_ws.engine.incident import incident
 from omni_ws.engine.pipeline import Link, Stage, pipeline
 from omni_ws.engine.tokens import ReadoutManifest
 from omni_ws.engine.vllm.audio_segments import LONGEST_MS
@@ -249,9 +249,7 @@ class VllmEngine:
         except OmniError:
             raise
         except Exception as error:
-            incident = uuid.uuid4().hex[:12]
-            log.exception("the vllm engine failed (%s)", incident)
-            raise EngineFailed(f"the vllm engine failed ({incident})", request_id=request.request_id) from error
+            raise incident("the vllm engine failed", error, request_id=request.request_id) from error
         finally:
             self.active_requests -= 1
 

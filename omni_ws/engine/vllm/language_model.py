@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 
 from omni_ws.config.error import ConfigurationError
 from omni_ws.engine.base import EngineState
+from omni_ws.engine.incident import incident
 from omni_ws.engine.vllm.undertaker import Undertaker
 from omni_ws.errors import (
     ContextLengthExceeded,
@@ -175,9 +176,7 @@ class LanguageModel:
         if isinstance(error, VLLMClientError) or (of_input and isinstance(error, ValueError)):
             too_long = "maximum model length" in str(error) or "maximum context length" in str(error)
             return (ContextLengthExceeded if too_long else InvalidValue)(str(error))
-        incident = uuid.uuid4().hex[:12]
-        log.error("the %s failed (%s)", self.role, incident, exc_info=error)
-        return EngineFailed(f"the {self.role} failed ({incident})", request_id=request_id)
+        return incident(f"the {self.role} failed", error, request_id=request_id)
 
     def _note_death(self, llm: AsyncLLM) -> None:
         if self._running is not None and llm is self._running.llm and self.state is EngineState.OK:

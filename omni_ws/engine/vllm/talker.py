@@ -135,7 +135,7 @@ class Talker:
                 try:
                     codes = assembler.feed(tokens)
                 except OffPattern as error:
-                    raise EngineFailed(f"the Talker left the pattern of its codec: {error}") from error
+                    raise EngineFailed("the Talker left the pattern of its codec") from error
                 if output.finished:
                     self._look_at_end(output.outputs[0].finish_reason)
                 if len(codes) or output.finished:

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from omni_ws.engine.incident import incident
 from omni_ws.engine.vllm.language_model import LanguageModel
-from omni_ws.errors import EngineFailed
 
 #: Below the root of all profiles. vLLM writes to the folder that it was started with: from there traces are moved.
 _FOLDER: Final = ".torch"
@@ -56,7 +56,7 @@ class TorchTrace:
                 self._tracing.append(model)
         except Exception as error:
             await self.stop()
-            raise EngineFailed(f"the {model.role} could not be traced: {error}") from error
+            raise incident(f"the {model.role} could not be traced", error) from error
 
     async def stop(self) -> tuple[Path, ...]:
         """Writing takes seconds. Raises EngineFailed; what could be written is there all the same."""
@@ -65,10 +65,10 @@ class TorchTrace:
         try:
             files = await asyncio.to_thread(self._move, [model.role for model in tracing])
         except OSError as error:
-            raise EngineFailed(f"the traces could not be moved: {error.strerror}") from error
+            raise incident("the traces could not be moved", error) from error
         for model, outcome in zip(tracing, outcomes, strict=True):
             if isinstance(outcome, BaseException):
-                raise EngineFailed(f"the trace of the {model.role} was not written: {outcome}") from outcome
+                raise incident(f"the trace of the {model.role} was not written", outcome) from outcome
         return files
 
     def _move(self, roles: Sequence[str]) -> tuple[Path, ...]:

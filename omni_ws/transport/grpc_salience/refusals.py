@@ -7,6 +7,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 import grpc
 
 from omni_ws.errors import EngineFailed, OmniError
+from omni_ws.service.failure import identified
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
@@ -17,6 +18,7 @@ RETRY_METADATA: Final = "retry-after-ms"
 
 async def refuse(context: Context, error: OmniError) -> NoReturn:
     """Ends the call with the status of ``error``, by an exception of gRPC's own."""
+    identified(error, where="a token call")
     name = error.wire.grpc_status or "INTERNAL"
     if isinstance(error, EngineFailed) and error.fatal:
         name = "UNAVAILABLE"  # the engine is gone and will be back; the session is not lost
