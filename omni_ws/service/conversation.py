@@ -91,20 +91,23 @@ class Conversation:
         self._counted_priority = counted_priority
         outbox.on_full = lambda: self.on_timer()
         outbox.on_stalled = lambda seconds: self.observed.tell(observer.OutputStalled(self._answers.current, seconds))
-        self._answers = AnswerQueue(
-            engine,
-            outbox,
+        self._answers = self._answer()
+        #: The request whose input is open.
+        self._receiving: Turn | None = None
+        #: Of text of a single request that is not UTF-8.
+        self._refusal: InvalidValue | None = None
+        self._draining = False
+
+    def _answer(self) -> AnswerQueue:
+        return AnswerQueue(
+            self.engine,
+            self.outbox,
             history=self.history,
             loudspeaker=self.loudspeaker,
             observed=self.observed,
             progressed=self._update_answering,
             ended=self._ended,
         )
-        #: The request whose input is open.
-        self._receiving: Turn | None = None
-        #: Of text of a single request that is not UTF-8.
-        self._refusal: InvalidValue | None = None
-        self._draining = False
 
     def _listen(self, speech_workers: SpeechWorkers) -> TurnListener:
         return TurnListener(

@@ -133,7 +133,8 @@ async def test_failures_of_the_server_are_errors_and_others_are_not() -> None:
             async with native_client(server) as client:
                 await client.say("a b c")
                 await client.answer()
-                await client.chunk(end=True)
+                await client.chunk("")
+                await client.send("finish")
                 await client.answer()
             await server.until(lambda: not server.sessions)
     codes = [(dict(span.attributes or {})["error.type"], span.status.status_code) for span in spans.requests]
