@@ -5,8 +5,8 @@ import sys
 from omni_ws.installing import wrong_python
 
 try:
-    from omni_ws.cli import main
+    from omni_ws.cli import run
 
-    sys.exit(main())
+    run()
 except ModuleNotFoundError as missing:
     sys.exit(f"omni-ws: {wrong_python(missing, '-m omni_ws serve')}")

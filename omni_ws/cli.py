@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import errno
 import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from omni_ws import __version__
 from omni_ws.config import ConfigurationError, LoadedConfig, ServerConfig, check_available, check_exposure, load
@@ -23,6 +24,17 @@ INTERRUPTED: Final = 130
 
 #: Commands that have a name and are not there yet; --help does not list them.
 _PLANNED: Final = ("bench",)
+
+
+def run() -> NoReturn:
+    """The program. Of what large libraries have built Python would take seconds to take down, after all is done."""
+    status = main()
+    if "torch" in sys.modules:
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:

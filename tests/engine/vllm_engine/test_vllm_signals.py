@@ -15,24 +15,27 @@ import pytest_asyncio
 from support.commands import start_vllm_command
 from support.raw_http import raw_client
 from support.raw_http import request as http_request
+from support.until import until
 from support.vllm_engine import STARTS_WITHIN_SEC
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
+#: What stops within 2 s on a quiet machine, on a busy one.
+IDLE_STOP_SEC = 4.0
 #: A server, and its port.
 Served = tuple[asyncio.subprocess.Process, int]
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Served, Served]]:
-    """``omni-ws serve`` twice over a tiny model, each in a process group of its own: no test leaves one to another."""
+async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Served, ...]]:
+    """``omni-ws serve`` three times over a tiny model, each in a process group of its own, and each for one test."""
     from support.tiny_models import build_text_model
 
     model = build_text_model(tmp_path_factory.mktemp("served") / "model")
-    processes = [await start_vllm_command(tmp_path_factory.mktemp("server"), model) for _ in range(2)]
+    processes = [await start_vllm_command(tmp_path_factory.mktemp("server"), model) for _ in range(3)]
     try:
-        first, second = await asyncio.gather(*(port_of(process) for process in processes))
-        yield (processes[0], first), (processes[1], second)
+        ports = await asyncio.gather(*(port_of(process) for process in processes))
+        yield tuple(zip(processes, ports, strict=True))
     finally:
         for process in processes:
             if process.returncode is None:
@@ -53,6 +56,14 @@ def children(process: int) -> list[int]:
     return [int(child) for task in tasks for child in task.read_text().split()]
 
 
+def is_running(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
 @asynccontextmanager
 async def long_answer(port: int) -> AsyncIterator[asyncio.Task[bytes]]:
     """A streamed answer that has begun; the task reads it to its end."""
@@ -69,7 +80,7 @@ async def long_answer(port: int) -> AsyncIterator[asyncio.Task[bytes]]:
         yield asyncio.create_task(client.reader.read(-1))
 
 
-async def test_ctrl_c_lets_the_answer_finish(servers: tuple[Served, Served]) -> None:
+async def test_ctrl_c_lets_the_answer_finish(servers: tuple[Served, ...]) -> None:
     process, port = servers[0]
     async with long_answer(port) as answer:
         os.killpg(process.pid, signal.SIGINT)
@@ -79,7 +90,16 @@ async def test_ctrl_c_lets_the_answer_finish(servers: tuple[Served, Served]) -> 
         assert await asyncio.wait_for(process.wait(), 60) == 0
 
 
-async def test_a_server_that_is_killed_takes_its_models_along(servers: tuple[Served, Served]) -> None:
+async def test_an_idle_server_stops_at_once(servers: tuple[Served, ...]) -> None:
+    """In 1.4 s where nothing else runs; Python took 4 s and more to take down either of its processes."""
+    process, _ = servers[2]
+    left = children(process.pid)
+    process.terminate()
+    assert await asyncio.wait_for(process.wait(), IDLE_STOP_SEC) == 0
+    await until(lambda: not any(is_running(child) for child in left))
+
+
+async def test_a_server_that_is_killed_takes_its_models_along(servers: tuple[Served, ...]) -> None:
     process, port = servers[1]
     async with long_answer(port) as answer:
         left = children(process.pid)
