@@ -98,7 +98,7 @@ class HttpExchange:
         #: Whether the body waits because it came faster than it may.
         self.input_held_to_pace = False
         self.recording: ExchangeRecording | None = None
-        #: Called with what is read of the body, b"" at its end; what it raises, that read raises.
+        #: Called with what comes of the body, before any pace, b"" at its end; what it raises, ``read`` raises.
         self.on_body: Callable[[bytes], None] | None = None
         self._head_sent = False
         self._unread: list[bytes] = []
@@ -136,6 +136,8 @@ class HttpExchange:
             return self._unread.pop(0)
         self._input.wanted()
         chunk = await self._body.take()
+        if self.on_body is not None:
+            self.on_body(chunk)
         if self.input_pace is not None and chunk and (seconds := self.input_pace(len(chunk))):
             self.input_held_to_pace = True
             await asyncio.sleep(seconds)
@@ -143,8 +145,6 @@ class HttpExchange:
         self._input.taken()
         if self.recording is not None:
             self.recording.read(chunk)
-        if self.on_body is not None:
-            self.on_body(chunk)
         return chunk
 
     def unread(self, data: bytes, *, ended: bool) -> None:

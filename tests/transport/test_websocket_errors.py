@@ -391,7 +391,7 @@ async def test_origins() -> None:
     async with live_server(allow_origin=("https://app.example",)) as server:
         for origin in ("https://evil.example", "null", "https://app.example.evil", "http://app.example"):
             assert await refused(server, f"Origin: {origin}") == (403, "origin_not_allowed")
-        for origin in ("https://app.example", "http://test"):
+        for origin in ("https://app.example", "http://localhost"):
             async with raw_websocket(server, f"Origin: {origin}") as peer:
                 await peer.until("session_created")
 
