@@ -188,10 +188,10 @@ async def test_stages_take_their_parameters(speaker: Speaker) -> None:
     ("options", "param"),
     [
         ({"voice": "eve"}, "voice"),
-        ({"sampling": {"temperature": -1}}, "stage_sampling.talker"),
+        ({"sampling": {"temperature": -1}}, "stage_sampling.talker.temperature"),
         ({"sampling": {"top_p": "much"}}, "stage_sampling.talker"),
         ({"sampling": {"seed": "x"}}, "stage_sampling.talker"),
-        ({"sampling": {"max_tokens": 0}}, "stage_sampling.talker"),
+        ({"sampling": {"max_tokens": 0}}, "stage_sampling.talker.max_tokens"),
         ({"sampling": {"max_tokens": "7"}}, "stage_sampling.talker"),
         ({"sampling": {"beams": 2}}, "stage_sampling.talker.beams"),
         ({"parameters": {"code2wav": {"first_frames": 0}}}, "stage_params.code2wav.first_frames"),
