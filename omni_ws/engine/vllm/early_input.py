@@ -2,7 +2,7 @@
 
 What cannot change any more is given to the model as it comes, in one of two ways. A streamed prompt holds its place in
 the engine and its part of the cache, and is the quicker one. Warming the prefix cache holds nothing and works for every
-request. Either way the answer is that to the whole prompt.
+request. Either way the answer is that to the whole prompt, up to rounding.
 """
 
 from __future__ import annotations

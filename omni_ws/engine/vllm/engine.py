@@ -26,6 +26,7 @@ from omni_ws.engine.vllm.checkpoint import Checkpoint, read_checkpoint
 from omni_ws.engine.vllm.code2wav import Code2Wav
 from omni_ws.engine.vllm.early_input import EarlyBudget
 from omni_ws.engine.vllm.language_model import LanguageModel
+from omni_ws.engine.vllm.memory_shares import SHARE, memory_shares, weights_bytes
 from omni_ws.engine.vllm.read_aloud import ReadAloud
 from omni_ws.engine.vllm.readouts import Readouts
 from omni_ws.engine.vllm.sampling import SAMPLING
@@ -173,6 +174,8 @@ class VllmEngine:
             if self._readouts is not None:
                 self._readouts.prepare_environment()
                 await self._readouts.channel.start()
+            if self._speaker is not None:
+                await asyncio.to_thread(self._share_memory, self._speaker)
             await self._thinker.start()
             if self._speaker is not None:
                 await self._speaker.start()
@@ -204,6 +207,17 @@ class VllmEngine:
             token_bytes=cache(partial(_token_bytes, self._thinker)),
             cache_salt=self._cache_salt,
         )
+
+    def _share_memory(self, speaker: Speaker) -> None:
+        """Blocks while the sizes of the checkpoints are found out."""
+        assert self.config.model is not None
+        assert self.config.talker is not None
+        sizes = weights_bytes(self.config.model), weights_bytes(self.config.talker)
+        shares = memory_shares(*sizes, self.config.args, self.config.talker_args)
+        for model, share, size in zip((self._thinker, speaker.model), shares, sizes, strict=True):
+            model.take_defaults({SHARE: share})
+            weights = "weights of unknown size" if size is None else f"{size / 1e9:.1f} GB of weights"
+            log.info("the %s may use %.0f %% of a GPU's memory (%s)", model.role, 100 * share, weights)
 
     async def stop(self) -> None:
         self._shared = self._tokens = None

@@ -101,6 +101,10 @@ class LanguageModel:
             raise EngineFailed(f"the {self.role} is not available", fatal=True)
         return self._running.llm
 
+    def take_defaults(self, args: Mapping[str, Any]) -> None:
+        """Arguments that count where none of their names was given. Before ``start``."""
+        self._args = {**args, **self._args}
+
     async def start(self) -> None:
         """Load and warm up. Raises ConfigurationError for bad arguments, EngineFailed when it does not load."""
         await self._load()
@@ -233,6 +237,15 @@ class LanguageModel:
 
     def _create(self) -> _Running:
         """Blocks for seconds to minutes. Runs in a thread of its own, whose signal mask the new process inherits."""
+        args = self.engine_args()
+        # Ctrl-C goes to every process of the terminal: the model has to live on while the last answers are given.
+        resource_tracker.ensure_running()  # else it starts later, and unblocks them
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        # Not kept in a variable: frames of this thread live on in tracebacks that vLLM keeps.
+        return _Running.over(self._open(args))
+
+    def engine_args(self) -> AsyncEngineArgs:
+        """What vLLM is started with. Raises ConfigurationError for names that it does not know."""
         prepare_environment()
         from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -240,11 +253,7 @@ class LanguageModel:
         problems = [f"{self._setting}.{name}: {_no_argument(name, known)}" for name in self._args if name not in known]
         if problems:
             raise ConfigurationError(problems)
-        # Ctrl-C goes to every process of the terminal: the model has to live on while the last answers are given.
-        resource_tracker.ensure_running()  # else it starts later, and unblocks them
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        # Not kept in a variable: frames of this thread live on in tracebacks that vLLM keeps.
-        return _Running.over(self._open(AsyncEngineArgs(**self._args)))
+        return AsyncEngineArgs(**self._args)
 
     def _open(self, args: AsyncEngineArgs) -> AsyncLLM:
         from vllm.v1.engine.async_llm import AsyncLLM
