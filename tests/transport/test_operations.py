@@ -276,16 +276,3 @@ async def test_described_examples_work(description: dict[str, Any]) -> None:
                 assert answer.status == 200, (path, kind, answer.body)
                 checked += 1
         assert checked >= 4
-
-
-@pytest.mark.parametrize("path", [CHAT, SPEECH])
-async def test_fields_that_are_described_as_missing_are_refused(description: dict[str, Any], path: str) -> None:
-    """Every property whose schema allows nothing but null is a known field that is not to be had."""
-    schema = description["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    properties = description["components"]["schemas"][schema["$ref"].rpartition("/")[2]]["properties"]
-    missing = [name for name, one in properties.items() if one.get("type") == "null"]
-    assert path == SPEECH or missing
-    async with live_server(ToneEngine()) as server:
-        for name in missing:
-            answer = await post(server.port, path, {**HELLO, "input": "a", name: 1})
-            assert (answer.status, answer.error["param"]) == (400, name)
