@@ -157,13 +157,17 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a request used. Engines without tokens count whitespace-separated words."""
+    """What a request used. Engines without tokens count whitespace-separated words.
+
+    ``cached_tokens`` are those of the input that had been computed before, None where that is not known.
+    """
 
     input_tokens: int = 0
     output_tokens: int = 0
     input_audio_ms: int = 0
     output_audio_ms: int = 0
     input_after_start_bytes: int = 0
+    cached_tokens: int | None = None
 
     @property
     def total_tokens(self) -> int:

@@ -37,7 +37,7 @@ class ChatOptions:
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    return {
+    told: dict[str, Any] = {
         "prompt_tokens": usage.input_tokens,
         "completion_tokens": usage.output_tokens,
         "total_tokens": usage.total_tokens,
@@ -45,6 +45,9 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "output_audio_ms": usage.output_audio_ms,
         "input_after_start_bytes": usage.input_after_start_bytes,
     }
+    if usage.cached_tokens is not None:
+        told["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+    return told
 
 
 def transcript_object(chunk: OutputChunk) -> dict[str, Any]:

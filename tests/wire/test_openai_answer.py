@@ -233,3 +233,8 @@ def test_speech_chunks() -> None:
         "finish_reason": None,
     }
     assert (said[2]["audio"], said[2]["finish_reason"], said[2]["usage"]) == (None, "stop", usage_object(USAGE))
+
+
+@pytest.mark.parametrize(("cached", "details"), [(None, None), (0, {"cached_tokens": 0}), (7, {"cached_tokens": 7})])
+def test_cached_tokens_are_told_where_they_are_known(cached: int | None, details: Any) -> None:
+    assert usage_object(Usage(cached_tokens=cached)).get("prompt_tokens_details") == details

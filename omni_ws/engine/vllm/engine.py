@@ -330,4 +330,5 @@ class _Work:
             output_tokens=self._thinker.answer_tokens,
             input_audio_ms=self._thinker.input_audio_ms,
             output_audio_ms=audio_ms,
+            cached_tokens=self._thinker.cached_tokens,
         )

@@ -73,7 +73,8 @@ class Thinker:
 
     def __init__(self, parts: ThinkerParts, request: GenerationRequest, *, writes: bool) -> None:
         self.prompt_tokens = 0
-        self.cached_tokens = 0
+        #: Of the prompt, where it was given at once: vLLM does not say it of one that came in pieces.
+        self.cached_tokens: int | None = None
         #: How many parts of the prompt were computed before the input ended.
         self.early_steps = 0
         self._shared = parts
@@ -254,7 +255,8 @@ class Thinker:
             async for output in events.generated(self.name, answer):
                 prompt = output.prompt_token_ids or ()
                 self.prompt_tokens = max(self.prompt_tokens, len(prompt))
-                self.cached_tokens = max(self.cached_tokens, output.num_cached_tokens or 0)
+                if isinstance(work, WarmedPrefix) and output.num_cached_tokens is not None:
+                    self.cached_tokens = output.num_cached_tokens
                 if echo is not None:
                     await self._give_back(echo, output.prompt_logprobs, outputs)
                     echo = None

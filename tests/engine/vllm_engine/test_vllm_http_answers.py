@@ -159,3 +159,15 @@ async def test_an_answer_goes_on_with_the_assistants_last_message(server: LiveSe
     assert isinstance(server.engine, VllmEngine)
     assert completion.choices[0].message.content == await plain_answer(server.engine, prompt, max_tokens=16)
     assert completion.usage.prompt_tokens == len(prompt)
+
+
+async def test_what_was_computed_before_is_told(client: Any) -> None:
+    long: list[Any] = [{"role": "user", "content": "the same again " * 20}]
+    cached = []
+    for _ in range(2):
+        completion = await client.chat.completions.create(
+            messages=long, extra_body={"after_start": "snapshot"}, **GREEDY
+        )
+        cached.append(completion.usage.prompt_tokens_details.cached_tokens)
+    assert cached[0] == 0
+    assert 200 < cached[1] <= completion.usage.prompt_tokens

@@ -296,7 +296,7 @@ async def test_the_urgent_request_is_answered_before_those_that_wait(engine: Vll
 async def test_keys_do_not_share_what_was_computed(engine: VllmEngine) -> None:
     from omni_ws.engine.vllm.thinker import Thinker
 
-    cached: list[int] = []
+    cached: list[Any] = []
     original = Thinker._answer
 
     async def watched(self: Thinker, *arguments: Any) -> None:

@@ -294,7 +294,7 @@ async def test_many_answers_at_once_are_those_of_each_alone(engine: VllmEngine) 
 
 async def test_salts_keep_cached_prefixes_apart(engine: VllmEngine) -> None:
     salts = iter(["ann", "bob", "ann"])
-    cached = []
+    cached: list[Any] = []
     from omni_ws.engine.vllm.thinker import Thinker
 
     original = Thinker._answer
