@@ -112,11 +112,11 @@ async def test_an_http_request_has_a_line_that_names_its_session(lines: Lines) -
 async def test_our_own_failures_are_errors_and_the_clients_are_not(lines: Lines, stream: bool) -> None:
     async with live_server(EchoEngine(EchoSettings(fail_after_chunks=1)), expect_errors=True) as server:
         await post(server.port, CHAT, HELLO | {"messages": [{"role": "user", "content": "a b c"}], "stream": stream})
-        await post(server.port, CHAT, HELLO | {"model": "unknown"})
+        await post(server.port, CHAT, HELLO | {"temperature": 9})
         await over(server)
     failed, refused = sorted(lines.of("http request", route=CHAT), key=lambda line: line["level"])
     assert (failed["level"], failed["code"], failed["status"]) == ("error", "engine_failed", 200 if stream else 500)
-    assert (refused["level"], refused["code"], refused["status"]) == ("info", "model_not_found", 404)
+    assert (refused["level"], refused["code"], refused["status"]) == ("info", "invalid_value", 400)
     (request_line,) = lines.of("request")
     assert (request_line["level"], request_line["code"]) == ("error", "engine_failed")
 
