@@ -141,7 +141,7 @@ class Metrics:
         self.stalls = self._counter("output_stalls", "Times that they did.")
 
     def _server(self) -> None:
-        self.held_bytes = self._gauge("held_bytes", "Input and output held for all sessions together.")
+        self.held_bytes = self._gauge("held_bytes", "Input, decoded media and output held for all sessions together.")
         self.held_bytes_limit = self._gauge("held_bytes_limit", "Bytes that may be held.")
         self.queue_bytes = self._gauge(
             "queue_bytes",

@@ -23,6 +23,8 @@ _MAGIC = {b"OggS": "ogg", b"\x1a\x45\xdf\xa3": "matroska", b"fLaC": "flac"}
 _MAGIC_BYTES = 4
 #: Samples that the decoder may be ahead of the one who takes them.
 _BURST_SAMPLES = 1 << 20
+#: What that takes, and the block that goes beyond it.
+BURST_BYTES = 8 * _BURST_SAMPLES
 #: 40 ms of Opus at 24 kbit/s.
 _BLOCK_BYTES = 128
 

@@ -121,13 +121,12 @@ class _Exchange(Generic[T]):
             self._input.clear()
             self._changed.notify_all()
 
-    def next_batch(self) -> list[T]:
+    def next_batch(self) -> deque[T]:
         """Waits for the parser; empty when it wants more input or is at its end."""
         with self._changed:
             while not (self._starving or self._finished or self._output_cost >= self._burst):
                 self._changed.wait()
-            batch = list(self._output)
-            self._output.clear()
+            batch, self._output = self._output, deque()
             self._output_cost = 0
             self._changed.notify_all()
             if not batch and self._error is not None:
@@ -170,7 +169,8 @@ class ContainerReader(Generic[T]):
             self._started = True
             self._thread.start()
         while self._started and (batch := self._exchange.next_batch()):
-            yield from batch
+            while batch:
+                yield batch.popleft()  # not held any longer than its taker holds it
 
     def close(self) -> None:
         """Ends the thread. Idempotent."""

@@ -71,7 +71,7 @@ class AudioDecoder:
 
     def flush(self) -> Samples:
         """What was held back; the input ends here. A second call gives nothing."""
-        return self._joined(self._last_pieces(), int(self.sample_rate * _BURST_ALLOWANCE_SECONDS))
+        return self._joined(self.last_pieces(), int(self.sample_rate * _BURST_ALLOWANCE_SECONDS))
 
     def close(self) -> None:
         """Idempotent."""
@@ -86,7 +86,8 @@ class AudioDecoder:
     ) -> None:
         self.close()
 
-    def _last_pieces(self) -> Iterator[Samples]:
+    def last_pieces(self) -> Iterator[Samples]:
+        """``flush``, in bounded memory."""
         if self._failure is not None:
             raise self._failure
         if self._ended:

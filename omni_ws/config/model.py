@@ -111,7 +111,9 @@ class LimitsConfig(Section):
     max_connections: Count = Field(
         default=4096, description="Open connections, WebSockets among them; one more is answered 503 and closed."
     )
-    max_held_bytes: Size = Field(default=1024 * MIB, description="Input and output held for all sessions together.")
+    max_held_bytes: Size = Field(
+        default=1024 * MIB, description="Input, decoded media and output held for all sessions together."
+    )
     max_history_tokens: Whole = Field(
         default=4096,
         description="Earlier turns of a connection that are context of the next: words, and 25 for a second of audio.",

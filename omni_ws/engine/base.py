@@ -23,6 +23,7 @@ from omni_ws.core.chunks import (
     Usage,
     Word,
 )
+from omni_ws.engine.media_room import MediaRoom
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +190,8 @@ class GenerationRequest:
     #: The name of the API key that asks; what is cached for one is not shared with another.
     owner: str | None = None
     meter: UsageMeter = field(default_factory=UsageMeter)
+    #: Where what is decoded of the input is counted.
+    media_room: MediaRoom = field(default_factory=MediaRoom)
 
 
 @dataclass(frozen=True, slots=True)

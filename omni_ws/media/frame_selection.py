@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from omni_ws.core.quota import UNCOUNTED, Room
 from omni_ws.errors import UnsupportedFormat
 from omni_ws.media.limits import MediaLimits
 from omni_ws.media.video import VideoFrame
@@ -16,10 +17,12 @@ class FrameSelection:
     """Evenly spread over the whole video, which only its end shows: frames are kept until then.
 
     At most twice ``video_max_frames`` are: when there are more, every other one goes, of those kept and those to come.
+    The frames given to it are counted in ``room``; those that go are given back, and those that ``frames`` yields stay.
     """
 
-    def __init__(self, limits: MediaLimits, *, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
+    def __init__(self, limits: MediaLimits, room: Room = UNCOUNTED, *, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
         self._limits = limits
+        self._room = room
         self._max_kept_bytes = max_kept_bytes
         self._kept: list[VideoFrame] = []
         self._kept_bytes = 0
@@ -30,22 +33,23 @@ class FrameSelection:
         self._paced = 0
 
     def add(self, frame: VideoFrame) -> None:
-        """Raises UnsupportedFormat for more than is kept."""
+        """One of fitting size. Raises UnsupportedFormat for more than is kept."""
         fps = self._limits.video_fps
         if fps is None or not self._seen or frame.timestamp_ms >= self._due_ms:
             self._paced += 1
             self._due_ms = frame.timestamp_ms + 1000 / (fps or 1000)
         self._seen += 1
+        self._kept.append(frame)
+        self._kept_bytes += frame.pixels.nbytes
         if (self._seen - 1) % self._stride:
+            self._drop(self._kept[-1:])
+            self._kept.pop()
             return
-        pixels = self._limits.fit_frame(frame.pixels)
-        self._kept.append(VideoFrame(frame.timestamp_ms, pixels))
-        self._kept_bytes += pixels.nbytes
         most = self._limits.video_max_frames
         if most is not None and len(self._kept) > 2 * most:
+            self._drop(self._kept[1::2])
             self._kept = self._kept[::2]
             self._stride *= 2
-            self._kept_bytes = sum(one.pixels.nbytes for one in self._kept)
         if self._kept_bytes > self._max_kept_bytes:
             raise UnsupportedFormat("the video unfolds to too many frames; ask for fewer, or smaller ones")
 
@@ -54,10 +58,24 @@ class FrameSelection:
         limits, available = self._limits, len(self._kept)
         count = max(self._paced, limits.video_min_frames or 0)
         count = min(count, available, limits.video_max_frames or available)
-        for index in range(count):
-            # The first and the last that was kept, and those between at the same distance.
-            frame = self._kept[round(index * (available - 1) / (count - 1)) if count > 1 else 0]
-            pixels = frame.pixels
+        # The first and the last that was kept, and those between at the same distance.
+        chosen = [round(index * (available - 1) / (count - 1)) if count > 1 else 0 for index in range(count)]
+        wanted = set(chosen)
+        self._drop([frame for index, frame in enumerate(self._kept) if index not in wanted])
+        for index in chosen:
+            frame = self._kept[index]
             if limits.video_total_pixels is not None:
-                pixels = limits.fit_share(pixels, limits.video_total_pixels // count)
-            yield VideoFrame(frame.timestamp_ms, pixels)
+                frame = self._shared(frame, limits.video_total_pixels // count)
+            yield frame
+
+    def _shared(self, frame: VideoFrame, most: int) -> VideoFrame:
+        pixels = self._limits.fit_share(frame.pixels, most)
+        if pixels is not frame.pixels:
+            self._room.take(pixels.nbytes)
+            self._room.give(frame.pixels.nbytes)
+        return VideoFrame(frame.timestamp_ms, pixels)
+
+    def _drop(self, frames: Sequence[VideoFrame]) -> None:
+        size = sum(frame.pixels.nbytes for frame in frames)
+        self._kept_bytes -= size
+        self._room.give(size)

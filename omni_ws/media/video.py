@@ -14,9 +14,10 @@ import numpy as np
 
 from omni_ws.audio.container import LENIENT_METADATA, STREAMING_OPTIONS, ByteSource, ContainerReader, PacketTally
 from omni_ws.core.image_type import sniff_image
-from omni_ws.errors import UnsupportedFormat
-from omni_ws.media.image import Pixels, decode_image
-from omni_ws.media.seekable import BufferedFile, Mp4Order, mp4_order
+from omni_ws.core.quota import UNCOUNTED, Holding, Room, counted
+from omni_ws.errors import OmniError, UnsupportedFormat
+from omni_ws.media.image import Pixels, decode_image, decoding_bytes
+from omni_ws.media.seekable import BufferedFile, Mp4Boxes, Mp4Order
 
 #: 4096 × 2160.
 MAX_FRAME_PIXELS = 4096 * 2160
@@ -29,6 +30,8 @@ _MAX_RESULT_BYTES = 512 * 1024 * 1024
 _BURST_BYTES = 32 * 1024 * 1024
 #: 8 ms of video at 1 Mbit/s.
 _BLOCK_BYTES = 1024
+#: For each pixel: ten pictures, of one and a half bytes, that later ones may refer to.
+_CODEC_BYTES = 15
 #: What a codec may work with beyond the picture itself.
 _MARGIN_PIXELS = 1 << 20
 #: Enough to tell every container and image.
@@ -57,7 +60,8 @@ class VideoDecoder:
 
     ``frames_per_second`` thins the frames out; ``max_frames`` counts what is left and is an error when passed, as is
     a frame of more than ``max_pixels``. An mp4 whose index is at its end is kept (``max_buffered_bytes``) and decoded
-    by ``flush``. Errors are UnsupportedFormat. A container holds a thread: ``close`` it; dropping it works too.
+    by ``flush``. Errors are UnsupportedFormat, and those of ``room``, in which the pixels that come out stay counted. A
+    container holds a thread: ``close`` it; dropping it works too.
     """
 
     def __init__(
@@ -67,8 +71,10 @@ class VideoDecoder:
         max_frames: int = MAX_FRAMES,
         frames_per_second: float | None = None,
         max_buffered_bytes: int = MAX_BUFFERED_BYTES,
+        room: Room = UNCOUNTED,
     ) -> None:
         self._limits = VideoLimits(max_pixels, max_frames, frames_per_second)
+        self._room = room
         self._max_buffered_bytes = max_buffered_bytes
         self._count = 0
         self._next_due_ms = -math.inf
@@ -93,7 +99,7 @@ class VideoDecoder:
 
     def flush(self) -> list[VideoFrame]:
         """The rest; the input ends here. A second call gives nothing."""
-        return _bounded_list(self._last_frames())
+        return _bounded_list(self.last_frames())
 
     def close(self) -> None:
         """Idempotent."""
@@ -109,7 +115,8 @@ class VideoDecoder:
     ) -> None:
         self.close()
 
-    def _last_frames(self) -> Iterator[VideoFrame]:
+    def last_frames(self) -> Iterator[VideoFrame]:
+        """``flush``, one by one."""
         if self._ended:
             return
         try:
@@ -121,7 +128,11 @@ class VideoDecoder:
             self.close()
 
     def _still(self, data: bytes) -> Iterator[VideoFrame]:
-        yield VideoFrame(self._start_ms, decode_image(data, max_pixels=self._limits.max_pixels))
+        size = decoding_bytes(data, max_pixels=self._limits.max_pixels)
+        with counted(self._room, size, keep=True):
+            pixels = decode_image(data, max_pixels=self._limits.max_pixels)
+        self._room.give(size - pixels.nbytes)
+        yield VideoFrame(self._start_ms, pixels)
 
     def _container_frames(self, data: bytes) -> Iterator[VideoFrame]:
         if self._container is None:
@@ -129,7 +140,7 @@ class VideoDecoder:
             if len(self._head) < _MAGIC_BYTES:
                 return
             data, self._head = self._head, b""
-            self._container = _Container(_container_name(data), self._limits, self._max_buffered_bytes)
+            self._container = _Container(_container_name(data), self._limits, self._max_buffered_bytes, self._room)
         yield from self._container.decode(data, self._start_ms)
 
     def _admitted(self, frames: Iterator[VideoFrame]) -> Iterator[VideoFrame]:
@@ -137,6 +148,7 @@ class VideoDecoder:
         try:
             for frame in frames:
                 if self._container is None and frame.timestamp_ms < self._next_due_ms:
+                    self._room.give(frame.pixels.nbytes)
                     continue
                 if self._limits.frames_per_second is not None:
                     self._next_due_ms = frame.timestamp_ms + 1000 / self._limits.frames_per_second
@@ -144,7 +156,7 @@ class VideoDecoder:
                 if self._count > self._limits.max_frames:
                     raise UnsupportedFormat(f"a video of more than {self._limits.max_frames} frames")
                 yield frame
-        except UnsupportedFormat:
+        except OmniError:
             self.close()
             raise
 
@@ -152,14 +164,16 @@ class VideoDecoder:
 class _Container:
     """Times of its frames count from 0; ``start_ms`` is added."""
 
-    def __init__(self, name: str, limits: VideoLimits, max_buffered_bytes: int) -> None:
+    def __init__(self, name: str, limits: VideoLimits, max_buffered_bytes: int, room: Room) -> None:
         self._name = name
-        self._file = BufferedFile(max_buffered_bytes)
+        self._file = BufferedFile(max_buffered_bytes, room)
+        self._room = room
         #: Only mp4 can have its index at the end, and only mp4 must be looked at before it is read.
+        self._boxes = Mp4Boxes()
         self._order = Mp4Order.UNKNOWN if name == "mp4" else Mp4Order.STREAM
         self._limits = limits
         self._reader: ContainerReader[VideoFrame] = ContainerReader(
-            partial(_frames, name, limits),
+            partial(_frames, name, limits, room),
             cost=lambda frame: frame.pixels.nbytes,
             burst=_BURST_BYTES,
             block_bytes=_BLOCK_BYTES,
@@ -170,7 +184,7 @@ class _Container:
         if self._order is not Mp4Order.STREAM:
             self._file.append(data)
             if self._order is Mp4Order.UNKNOWN:
-                self._order = mp4_order(self._file.view())
+                self._order = self._boxes.order(self._file.view())
             if self._order is not Mp4Order.STREAM:
                 return
             data = self._file.take()
@@ -179,14 +193,14 @@ class _Container:
 
     def flush(self, start_ms: int) -> Iterator[VideoFrame]:
         if self._order is not Mp4Order.STREAM:
-            yield from _shifted(_frames(self._name, self._limits, self._file.seekable()), start_ms)
+            yield from _shifted(_frames(self._name, self._limits, self._room, self._file.seekable()), start_ms)
             return
         self._reader.end_input()
         yield from _shifted(self._reader.pieces(), start_ms)
 
     def close(self) -> None:
         self._reader.close()
-        self._file.take()
+        self._file.close()
 
 
 def _shifted(frames: Iterator[VideoFrame], start_ms: int) -> Iterator[VideoFrame]:
@@ -216,13 +230,15 @@ def _container_name(head: bytes) -> str:
     raise UnsupportedFormat("not a video that can be read; known are mp4, webm, mkv, MPEG-TS and single images")
 
 
-def _frames(name: str, limits: VideoLimits, source: ByteSource) -> Iterator[VideoFrame]:
+def _frames(name: str, limits: VideoLimits, room: Room, source: ByteSource) -> Iterator[VideoFrame]:
+    """Each frame's pixels stay counted in ``room``, the codec's own pictures as long as it lives."""
     tally = PacketTally("video")
     # MPEG-TS names its streams while they run; everything else does in its header.
     options = {"probesize": "65536"} if name == "mpegts" else STREAMING_OPTIONS
     next_due_ms = -math.inf
+    codec = Holding(room)
     try:
-        with av.open(source, "r", format=name, options=options, metadata_errors=LENIENT_METADATA) as container:
+        with codec, av.open(source, "r", format=name, options=options, metadata_errors=LENIENT_METADATA) as container:
             if not container.streams.video:
                 raise UnsupportedFormat("there are no pictures in the video")
             stream = container.streams.video[0]
@@ -230,6 +246,7 @@ def _frames(name: str, limits: VideoLimits, source: ByteSource) -> Iterator[Vide
             if context is None:
                 raise UnsupportedFormat("the video has a codec that is not known")
             _check_size(context.width, context.height, limits.max_pixels)
+            codec.hold(context.width * context.height * _CODEC_BYTES)
             # The size may turn out, or change, only later: then libav refuses before it allocates. It counts
             # macroblocks and margins, therefore the slack; each frame is looked at again.
             context.options = {"max_pixels": str(2 * limits.max_pixels + _MARGIN_PIXELS)}
@@ -243,11 +260,12 @@ def _frames(name: str, limits: VideoLimits, source: ByteSource) -> Iterator[Vide
                     continue
                 for frame in decoded:
                     tally.count_good()
+                    codec.hold(frame.width * frame.height * _CODEC_BYTES)
                     timestamp_ms = _timestamp_ms(frame, stream.start_time)
                     if timestamp_ms >= next_due_ms:
                         if limits.frames_per_second is not None:
                             next_due_ms = timestamp_ms + 1000 / limits.frames_per_second
-                        yield VideoFrame(timestamp_ms, _pixels(frame, limits.max_pixels))
+                        yield VideoFrame(timestamp_ms, _pixels(frame, limits.max_pixels, room))
     except av.error.MemoryError as error:
         raise UnsupportedFormat(f"the video has frames of far more than {limits.max_pixels} pixels") from error
     except (av.error.FFmpegError, ValueError, LookupError) as error:
@@ -262,12 +280,15 @@ def _timestamp_ms(frame: av.VideoFrame, start_time: int | None) -> int:
     return round((frame.pts - (start_time or 0)) * frame.time_base * 1000)
 
 
-def _pixels(frame: av.VideoFrame, max_pixels: int) -> Pixels:
+def _pixels(frame: av.VideoFrame, max_pixels: int, room: Room) -> Pixels:
     _check_size(frame.width, frame.height, max_pixels)
-    pixels: Any = frame.to_ndarray(format="rgb24")
-    # Telephones store the picture as the sensor saw it and tell by how much it is to be turned.
-    quarter_turns = round(frame.rotation / 90) % 4
-    return np.ascontiguousarray(np.rot90(pixels, quarter_turns)) if quarter_turns else pixels
+    size = 3 * frame.width * frame.height
+    # The pixels, and those of the same frame that they are copied from.
+    with counted(room, size), counted(room, size, keep=True):
+        pixels: Any = frame.to_ndarray(format="rgb24")
+        # Telephones store the picture as the sensor saw it and tell by how much it is to be turned.
+        quarter_turns = round(frame.rotation / 90) % 4
+        return np.ascontiguousarray(np.rot90(pixels, quarter_turns)) if quarter_turns else pixels
 
 
 def _check_size(width: int, height: int, max_pixels: int) -> None:

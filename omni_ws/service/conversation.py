@@ -13,6 +13,7 @@ from omni_ws.core.quota import ByteBudget
 from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings, StreamingInputSession
 from omni_ws.core.stream_events import Diverted, RequestOpened, StreamEvent, TextRefused
 from omni_ws.engine.base import AnswerOptions, Engine
+from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import EmptyInput, EngineOverloaded, InvalidValue, OmniError, PayloadTooLarge, ShuttingDown
 from omni_ws.service import observer
 from omni_ws.service.answer_queue import AnswerQueue
@@ -50,6 +51,7 @@ class Conversation:
         limits: ConversationLimits,
         budget: ByteBudget,
         now: Callable[[], float],
+        media_room: MediaRoom | None = None,
         single_request: bool = False,
         owner: str | None = None,
         admit: Callable[[], None] | None = None,
@@ -80,6 +82,7 @@ class Conversation:
         #: From the names that fields have here to those that the client wrote.
         self.field_names: FieldNames = as_they_are
         self._owner = owner
+        self._media_room = media_room or MediaRoom(budget)
         #: Called when input that had to wait may come again (see ``input_full``).
         self.on_input_room: Callable[[], None] = lambda: None
         #: Called when ``get_timer`` has become sooner, except from within a method that takes input.
@@ -304,6 +307,7 @@ class Conversation:
             config,
             self._room.taken,
             playback,
+            self._media_room,
             options=dataclasses.replace(self.options, priority=self._counted_priority(self.options.priority)),
             owner=self._owner,
             speech=self._speech_to_keep(session, config),

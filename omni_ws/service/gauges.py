@@ -16,7 +16,7 @@ def connect_gauges(sessions: SessionFactory, *, sessions_away: Callable[[], int]
     metrics.sessions_limit.set(admission.max_sessions)
     metrics.sessions_away.set_function(sessions_away)
     metrics.draining.set_function(lambda: admission.draining)
-    metrics.held_bytes.set_function(lambda: budget.used)
+    metrics.held_bytes.set_function(lambda: budget.held)
     metrics.held_bytes_limit.set(budget.capacity)
     metrics.engine_up.labels(engine.name).set_function(lambda: engine.state is EngineState.OK)
     metrics.engine_active.labels(engine.name).set_function(lambda: engine.active_requests)

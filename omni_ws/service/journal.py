@@ -66,7 +66,7 @@ class Journal:
     @property
     def _limit(self) -> int:
         budget = self._budget
-        if budget is not None and budget.used > budget.capacity // 2:
+        if budget is not None and budget.held > budget.capacity // 2:
             return min(self.capacity, self._fair_share)
         return self.capacity
 

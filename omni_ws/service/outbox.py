@@ -210,7 +210,7 @@ class Outbox:
         if self.queued >= self.capacity:
             return True
         budget = self._budget
-        return budget is not None and self.queued > FAIR_SHARE_BYTES and budget.used > budget.capacity // 2
+        return budget is not None and self.queued > FAIR_SHARE_BYTES and budget.held > budget.capacity // 2
 
 
 def _renumbered(message: Message, by: int) -> Message:

@@ -17,6 +17,7 @@ from omni_ws.core.audio_format import AudioEncoding
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.engine.base import Engine, EngineState
+from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.tokens import HasTokens
 from omni_ws.errors import EngineFailed, EngineOverloaded
 from omni_ws.metrics import Metrics
@@ -73,6 +74,7 @@ class SessionFactory:
         )
         self.budget = ByteBudget(config.limits.max_held_bytes)
         self._stand_ins = StandInLog()
+        self.media_room = MediaRoom(self.budget)
         self.observers = Observers()
         self.observers.add(
             Accounts(self.metrics, SessionLog(content=config.log_content)), every_chunk=False, every_output=False
@@ -169,6 +171,7 @@ class SessionFactory:
             outbox,
             limits=self._limits_of(single_request=single_request, streamed_body=streamed_body),
             budget=self.budget,
+            media_room=self.media_room,
             now=now,
             single_request=single_request,
             owner=owner,

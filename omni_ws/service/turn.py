@@ -15,6 +15,7 @@ from omni_ws.core.session import GenerationStarted, StreamingInputSession
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import WORDS_UNKNOWN, AnswerOptions, GenerationRequest, Message, TranscriptOutput, UsageMeter
 from omni_ws.engine.channel import Channel
+from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import OmniError
 from omni_ws.service.kept_speech import KeptSpeech
 from omni_ws.service.playback import Playback, heard_part
@@ -69,6 +70,7 @@ class Turn:
     config: SessionConfig
     on_input_taken: Callable[[Turn, int], None]
     playback: Playback
+    media_room: MediaRoom
     options: AnswerOptions = field(default_factory=AnswerOptions)
     owner: str | None = None
     meter: UsageMeter = field(default_factory=UsageMeter)
@@ -230,6 +232,7 @@ class Turn:
             options=self.options,
             owner=self.owner,
             meter=self.meter,
+            media_room=self.media_room,
         )
 
     @property

@@ -4,6 +4,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.engine import decoding
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.decoding import AudioPart, DecodedPart, ImagePart, TextPart, ToolResultPart, VideoPart, decode_input
+from omni_ws.engine.decoded_parts import AudioPart, DecodedPart, ImagePart, TextPart, ToolResultPart, VideoPart
+from omni_ws.engine.decoding import decode_input
+from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import InvalidValue, OmniError, UnsupportedFormat
 from omni_ws.media.image import decode_image
 from omni_ws.media.limits import MediaLimits
@@ -57,7 +60,7 @@ async def decoded(
     parts: list[DecodedPart] = []
     try:
         async for part in decode_input(
-            source(*chunks), audio=AudioFormat(), sample_rate=sample_rate, executor=executor
+            source(*chunks), audio=AudioFormat(), sample_rate=sample_rate, executor=executor, share=MediaRoom().share()
         ):
             parts.append(part)
     except OmniError as error:
@@ -145,7 +148,9 @@ async def test_empty_chunks_are_nothing(executor: ThreadPoolExecutor) -> None:
 async def test_what_the_source_raises_comes_after_what_it_gave(executor: ThreadPoolExecutor) -> None:
     channel = source(text(b"hello"), open_end=True)
     channel.fail(InvalidValue("broken off"))
-    async with aclosing(decode_input(channel, audio=AudioFormat(), sample_rate=16_000, executor=executor)) as parts:
+    async with aclosing(
+        decode_input(channel, audio=AudioFormat(), sample_rate=16_000, executor=executor, share=MediaRoom().share())
+    ) as parts:
         assert await anext(parts) == TextPart("hello", 0)
         with pytest.raises(InvalidValue, match="broken off"):
             await anext(parts)
@@ -153,7 +158,9 @@ async def test_what_the_source_raises_comes_after_what_it_gave(executor: ThreadP
 
 async def test_parts_come_while_the_input_is_open(executor: ThreadPoolExecutor) -> None:
     channel = source(text(b"one"), open_end=True)
-    async with aclosing(decode_input(channel, audio=AudioFormat(), sample_rate=16_000, executor=executor)) as parts:
+    async with aclosing(
+        decode_input(channel, audio=AudioFormat(), sample_rate=16_000, executor=executor, share=MediaRoom().share())
+    ) as parts:
         assert await anext(parts) == TextPart("one", 0)
         channel.put_nowait(text(b"two"))
         assert await anext(parts) == TextPart("two", 0)
@@ -170,7 +177,9 @@ async def test_little_is_taken_from_the_source_ahead_of_need(executor: ThreadPoo
             taken += 1
             yield audio(bytes(16 * 1024))
 
-    async with aclosing(decode_input(endless(), audio=AudioFormat(), sample_rate=16_000, executor=executor)) as parts:
+    async with aclosing(
+        decode_input(endless(), audio=AudioFormat(), sample_rate=16_000, executor=executor, share=MediaRoom().share())
+    ) as parts:
         await anext(parts)
         for _ in range(100):
             await asyncio.sleep(0)
@@ -181,11 +190,11 @@ async def test_decoding_is_not_done_on_the_loop(executor: ThreadPoolExecutor, mo
     threads: set[str] = set()
     original = decode_image
 
-    def spying(data: bytes) -> object:
+    def spying(data: bytes, **settings: Any) -> object:
         threads.add(threading.current_thread().name)
-        return original(data)
+        return original(data, **settings)
 
-    monkeypatch.setattr("omni_ws.engine.decoding.decode_image", spying)
+    monkeypatch.setattr("omni_ws.engine.input_decoder.decode_image", spying)
     await decoded(executor, InputChunk(Modality.IMAGE, png("red")))
     assert threads
     assert threading.current_thread().name not in threads
@@ -200,7 +209,8 @@ class _ClosableDecoder:
     closed_while_in_use: bool | None = None
 
     def __init__(self, source: AudioFormat, *, sample_rate: int) -> None:
-        pass
+        self.source = source
+        self.sample_rate = sample_rate
 
     def pieces(self, data: bytes) -> Iterator[np.ndarray]:
         cls = type(self)
@@ -219,7 +229,7 @@ async def test_cancelling_waits_for_the_thread_and_closes_the_decoder(
     executor: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _ClosableDecoder.started.clear()
-    monkeypatch.setattr(decoding, "AudioDecoder", _ClosableDecoder)
+    monkeypatch.setattr("omni_ws.engine.input_decoder.AudioDecoder", _ClosableDecoder)
     channel = source(audio(PCM), open_end=True)
     task = asyncio.create_task(_drain(channel, executor))
     await until(_ClosableDecoder.started.is_set)
@@ -234,7 +244,9 @@ async def test_cancelling_waits_for_the_thread_and_closes_the_decoder(
 
 
 async def _drain(channel: Channel[InputChunk], executor: ThreadPoolExecutor) -> None:
-    async with aclosing(decode_input(channel, audio=AudioFormat(), sample_rate=16_000, executor=executor)) as parts:
+    async with aclosing(
+        decode_input(channel, audio=AudioFormat(), sample_rate=16_000, executor=executor, share=MediaRoom().share())
+    ) as parts:
         async for _ in parts:
             pass
 
@@ -244,7 +256,9 @@ async def test_images_and_frames_keep_to_their_limits(executor: ThreadPoolExecut
     frames = [InputChunk(Modality.VIDEO, png("red", (16, 12)), timestamp_ms=time) for time in (0, 50, 100)]
     chunks = source(InputChunk(Modality.IMAGE, png("blue", (8, 6))), *frames)
     async with aclosing(
-        decode_input(chunks, audio=AudioFormat(), sample_rate=16_000, executor=executor, limits=limits)
+        decode_input(
+            chunks, audio=AudioFormat(), sample_rate=16_000, executor=executor, limits=limits, share=MediaRoom().share()
+        )
     ) as decoding_parts:
         image, *rest = [part async for part in decoding_parts]
     assert isinstance(image, ImagePart)
@@ -270,10 +284,12 @@ async def test_frames_are_chosen_when_the_whole_video_is_there(executor: ThreadP
     limits = MediaLimits(video_max_frames=3, video_total_pixels=3 * 48)
     frames = [InputChunk(Modality.VIDEO, png("red", (16, 12)), timestamp_ms=time) for time in range(0, 500, 100)]
     chunks = source(*frames, text(b"and"), frames[0])
+    share = MediaRoom().share()
     async with aclosing(
-        decode_input(chunks, audio=AudioFormat(), sample_rate=16_000, executor=executor, limits=limits)
+        decode_input(chunks, audio=AudioFormat(), sample_rate=16_000, executor=executor, limits=limits, share=share)
     ) as decoding_parts:
         parts = [part async for part in decoding_parts]
+    assert share.size == 0
     videos = [part.frames for part in parts if isinstance(part, VideoPart)]
     assert [[frame.timestamp_ms for frame in frames] for frames in videos] == [[0, 200, 400], [0]]
     assert [[frame.pixels.shape[:2] for frame in frames] for frames in videos] == [[(6, 8)] * 3, [(10, 13)]]

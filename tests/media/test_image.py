@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 
 from omni_ws.core.image_type import sniff_image
 from omni_ws.errors import UnsupportedFormat
@@ -153,3 +153,21 @@ def test_facts() -> None:
     assert (facts.width, facts.height, facts.dominant_colour, facts.brightness) == (301, 200, "white", 1.0)
     dark = describe_image(np.zeros((1, 1, 3), dtype=np.uint8))
     assert (dark.dominant_colour, dark.brightness) == ("black", 0.0)
+
+
+@pytest.mark.parametrize("orientation", range(10))
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "RGBA", "LA", "I;16"])
+def test_strips_are_put_together_upright(orientation: int, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(orientation).integers(0, 256, (37, 23, 4), dtype=np.uint8)
+    picture = Image.fromarray(values[:, :, 0] * np.uint16(200)) if mode == "I;16" else Image.fromarray(values)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    if mode != "I;16":
+        picture = picture.convert("RGB").convert("P") if mode == "P" else picture.convert(mode)
+    data = encoded(picture, "PNG", exif=exif)
+    whole = decode_image(data)
+    monkeypatch.setattr("omni_ws.media.image._STRIP_PIXELS", 100)
+    np.testing.assert_array_equal(decode_image(data), whole)
+    if mode in ("1", "L", "P", "RGB"):
+        with Image.open(io.BytesIO(data)) as image:
+            np.testing.assert_array_equal(whole, np.asarray(ImageOps.exif_transpose(image).convert("RGB")))

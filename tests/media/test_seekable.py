@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from omni_ws.errors import UnsupportedFormat
-from omni_ws.media.seekable import BufferedFile, Mp4Order, mp4_order
+from omni_ws.media.seekable import BufferedFile, Mp4Boxes, Mp4Order
 
 
 def box(kind: bytes, size: int = 24) -> bytes:
@@ -29,13 +29,13 @@ def wide_box(kind: bytes, size: int = 24) -> bytes:
     ],
 )
 def test_order(data: bytes, order: Mp4Order) -> None:
-    assert mp4_order(memoryview(data)) is order
+    assert Mp4Boxes().order(memoryview(data)) is order
 
 
 @pytest.mark.parametrize("size", [0, 7])
 def test_a_box_of_no_size_is_damage(size: int) -> None:
     with pytest.raises(UnsupportedFormat):
-        mp4_order(memoryview(struct.pack(">I4s", size, b"free") + bytes(20)))
+        Mp4Boxes().order(memoryview(struct.pack(">I4s", size, b"free") + bytes(20)))
 
 
 def test_a_file_is_kept_up_to_its_limit() -> None:

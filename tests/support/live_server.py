@@ -47,7 +47,7 @@ class LiveServer:
 
     @property
     def held_bytes(self) -> int:
-        return self.app.sessions.budget.used
+        return self.app.sessions.budget.held
 
     @property
     def connections(self) -> list[StreamConnection]:

@@ -137,7 +137,8 @@ class EmbeddedEngine:
         if not self._started or hearing is None or decoding is None:
             raise EngineFailed("the engine is not running", fatal=True)
         self._check(request)
-        intake = Intake(request, hearing, executor=decoding, clock=self._clock)
+        share = request.media_room.share()
+        intake = Intake(request, hearing, executor=decoding, clock=self._clock, share=share)
         reply = Reply(
             request,
             self._voice,
@@ -164,6 +165,7 @@ class EmbeddedEngine:
             try:
                 await intake.close()
             finally:
+                share.close()
                 self.active_requests -= 1
 
     def _check(self, request: GenerationRequest) -> None:

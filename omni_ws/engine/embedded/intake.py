@@ -14,10 +14,12 @@ from omni_ws.core.chunks import Modality, Task
 from omni_ws.engine.answer_limit import WordCounter, count_words
 from omni_ws.engine.base import GenerationRequest, TranscriptOutput
 from omni_ws.engine.clauses import SENTENCE_GRACE, ClauseSplitter
-from omni_ws.engine.decoding import AudioPart, DecodedPart, ImagePart, TextPart, VideoPart, decode_input
+from omni_ws.engine.decoded_parts import AudioPart, DecodedPart, ImagePart, TextPart, VideoPart
+from omni_ws.engine.decoding import decode_input
 from omni_ws.engine.embedded.listener import Hearing, Listener
 from omni_ws.engine.embedded.recogniser import SAMPLE_RATE
 from omni_ws.engine.embedded.sights import MAX_DESCRIBED, describe_images, describe_videos
+from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.text_pieces import PIECE_CHARACTERS
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import UnsupportedModality
@@ -80,7 +82,13 @@ class Intake:
     """Reads the input of one request, once: as ``transcripts``, or as the ``clauses`` of a text to be read aloud."""
 
     def __init__(
-        self, request: GenerationRequest, hearing: Hearing, *, executor: Executor, clock: Callable[[], float]
+        self,
+        request: GenerationRequest,
+        hearing: Hearing,
+        *,
+        executor: Executor,
+        clock: Callable[[], float],
+        share: MediaShare,
     ) -> None:
         self.sights = Sights()
         self.words = sum(count_words(message.text) for message in request.history)
@@ -91,6 +99,7 @@ class Intake:
         self._hearing = hearing
         self._executor = executor
         self._clock = clock
+        self._share = share
         self._listener: Listener | None = None
         self._audio_part: int | None = None
         self._samples = 0
@@ -180,6 +189,7 @@ class Intake:
             audio=request.input_audio,
             sample_rate=SAMPLE_RATE,
             executor=self._executor,
+            share=self._share,
             limits=MediaLimits(**request.options.media_limits),  # type: ignore[arg-type]  # checked on the wire
         )
         async with aclosing(decoded) as parts:

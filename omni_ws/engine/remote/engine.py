@@ -141,10 +141,13 @@ class RemoteEngine:
             raise EngineFailed("the engine is not running", fatal=True)
         self.active_requests += 1
         try:
-            prompt = await read_prompt(request, executor=self._threads, max_bytes=self.config.max_request_bytes)
-            async with aclosing(self._outputs(request, prompt)) as outputs:
-                async for output in outputs:
-                    yield output
+            with request.media_room.share() as share:
+                prompt = await read_prompt(
+                    request, executor=self._threads, max_bytes=self.config.max_request_bytes, share=share
+                )
+                async with aclosing(self._outputs(request, prompt)) as outputs:
+                    async for output in outputs:
+                        yield output
         finally:
             self.active_requests -= 1
 

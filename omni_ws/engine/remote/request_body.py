@@ -21,7 +21,9 @@ from omni_ws.core.chunks import InputChunk, Modality, OutputModality
 from omni_ws.core.image_type import sniff_image
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import WORDS_UNKNOWN, GenerationRequest, Message, Speech
-from omni_ws.engine.decoding import AudioPart, Chunks, decode_input, decode_speech
+from omni_ws.engine.decoded_parts import AudioPart
+from omni_ws.engine.decoding import Chunks, decode_input, decode_speech
+from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.remote.call_order import with_results
 from omni_ws.errors import EmptyInput, PayloadTooLarge, UnsupportedFormat
 
@@ -77,8 +79,9 @@ class Prompt:
         return sum(count_words(part.text) for part in self.parts if isinstance(part, Text))
 
 
-async def read_prompt(request: GenerationRequest, *, executor: Executor, max_bytes: int) -> Prompt:
-    """Waits for the whole input. Audio is decoded in ``executor``; pictures stay what they are.
+async def read_prompt(request: GenerationRequest, *, executor: Executor, max_bytes: int, share: MediaShare) -> Prompt:
+    """Waits for the whole input. Audio is decoded in ``executor``, and counted in ``share``; pictures stay what they
+    are.
 
     Raises PayloadTooLarge past ``max_bytes`` of a body, EmptyInput, UnsupportedFormat, or InvalidValue.
     """
@@ -92,28 +95,33 @@ async def read_prompt(request: GenerationRequest, *, executor: Executor, max_byt
     for modality, run in groupby(chunks, key=lambda chunk: chunk.modality):
         if modality is Modality.AUDIO:
             decoded = decode_input(
-                Chunks(tuple(run)), audio=request.input_audio, sample_rate=AUDIO_SAMPLE_RATE, executor=executor
+                Chunks(tuple(run)),
+                audio=request.input_audio,
+                sample_rate=AUDIO_SAMPLE_RATE,
+                executor=executor,
+                share=share,
             )
             async with aclosing(decoded) as parts:
                 async for part in parts:
                     assert isinstance(part, AudioPart)
+                    share.take(part.samples.nbytes)
                     collected.add_audio(part)
         else:
             collected.add(_parts(modality, tuple(run)))
     prompt = collected.prompt()
     room = max_bytes - prompt.size
-    earlier, size = await _earlier_speech(request.history, executor=executor, room=room)
+    earlier, size = await _earlier_speech(request.history, executor=executor, room=room, share=share)
     return replace(prompt, earlier=earlier, size=prompt.size + size)
 
 
 async def _earlier_speech(
-    history: Sequence[Message], *, executor: Executor, room: int
+    history: Sequence[Message], *, executor: Executor, room: int, share: MediaShare
 ) -> tuple[dict[Speech, Samples], int]:
     """The speech of earlier turns, the newest first, as far as it fits into ``room`` bytes of a body; and its size."""
     earlier: dict[Speech, Samples] = {}
     size = 0
     for speech in [message.speech for message in reversed(history) if message.speech is not None]:
-        samples = await decode_speech(speech, sample_rate=AUDIO_SAMPLE_RATE, executor=executor)
+        samples = await decode_speech(speech, sample_rate=AUDIO_SAMPLE_RATE, executor=executor, share=share)
         if samples is None or not len(samples):
             continue
         if size + _base64_length(2 * len(samples)) > room:
@@ -131,10 +139,10 @@ class _Collected:
     parts: list[Part] = field(default_factory=list)
     audio: list[Samples] = field(default_factory=list)
     audio_part: int = -1
-    results: dict[str, bytes] = field(default_factory=dict)
+    results: dict[str, bytearray] = field(default_factory=dict)
 
     def add_result(self, call_id: str, payload: bytes) -> None:
-        self.results[call_id] = self.results.get(call_id, b"") + payload
+        self.results.setdefault(call_id, bytearray()).extend(payload)
         self._count(len(payload))
 
     def add_audio(self, part: AudioPart) -> None:

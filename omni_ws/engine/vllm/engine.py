@@ -18,6 +18,7 @@ from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Us
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
 from omni_ws.engine.decoding import decode_input
 from omni_ws.engine.incident import incident
+from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.pipeline import Link, Stage, pipeline
 from omni_ws.engine.tokens import ReadoutManifest
 from omni_ws.engine.vllm.audio_segments import LONGEST_MS
@@ -244,13 +245,15 @@ class VllmEngine:
         shared, decoding = self._shared, self._decoding
         if shared is None or decoding is None or self.state is not EngineState.OK:
             raise EngineFailed("the engine is not running", fatal=True)
-        work = _Work(shared, self._speaker, request)
+        share = request.media_room.share()
+        work = _Work(shared, self._speaker, request, share)
         request.meter.read = lambda: work.usage if work.usage.input_tokens else None
         decoded = decode_input(
             request.input,
             audio=request.input_audio,
             sample_rate=shared.sample_rate,
             executor=decoding,
+            share=share,
             limits=MediaLimits(**request.options.media_limits),  # type: ignore[arg-type]  # checked on the wire
         )
         self.active_requests += 1
@@ -265,6 +268,7 @@ class VllmEngine:
         except Exception as error:
             raise incident("the vllm engine failed", error, request_id=request.request_id) from error
         finally:
+            share.close()
             self.active_requests -= 1
 
 
@@ -275,7 +279,9 @@ def _token_bytes(model: LanguageModel) -> TokenBytes:
 class _Work:
     """The stages of one request, and what came of them. Raises InvalidRequests for what they cannot do."""
 
-    def __init__(self, shared: ThinkerParts, speaker: Speaker | None, request: GenerationRequest) -> None:
+    def __init__(
+        self, shared: ThinkerParts, speaker: Speaker | None, request: GenerationRequest, share: MediaShare
+    ) -> None:
         speaks = OutputModality.AUDIO in request.modalities
         if request.task is Task.TRANSCRIBE or (request.task is Task.SPEECH and not speaks):
             raise UnsupportedParameter(f"this engine cannot do the task {request.task} so", param="task")
@@ -291,7 +297,7 @@ class _Work:
         if request.task is Task.SPEECH:
             self.stages.append(ReadAloud())
         else:
-            self._thinker = Thinker(shared, request, writes=OutputModality.TEXT in request.modalities)
+            self._thinker = Thinker(shared, request, writes=OutputModality.TEXT in request.modalities, share=share)
             self.stages.append(self._thinker)
         if speaks and speaker is not None:
             self._talker, self._code2wav = speaker.stages(

@@ -10,9 +10,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from omni_ws.core.chunks import Modality
-from omni_ws.engine.decoding import AudioPart, DecodedPart, ImagePart, TextPart, ToolResultPart, VideoPart
+from omni_ws.core.quota import Room
+from omni_ws.engine.decoded_parts import AudioPart, DecodedPart, ImagePart, TextPart, ToolResultPart, VideoPart
 from omni_ws.engine.vllm.audio_segments import AudioSegmenter
 from omni_ws.engine.vllm.prompt import Media, PromptDraft
+from omni_ws.media.image import PILLOW_BYTES
 from omni_ws.media.video import VideoFrame
 
 #: Frames of a video that the model sees, spread evenly over it.
@@ -22,15 +24,17 @@ VIDEO_FRAMES: Final = 32
 class InputParts:
     """Writes the parts into ``draft``; audio comes at ``sample_rate`` Hz.
 
-    Parts run one after the other, so only the last one can be open.
+    Parts run one after the other, so only the last one can be open. What the prompt keeps of media is counted in
+    ``room``.
     """
 
     def __init__(
-        self, draft: PromptDraft, *, sample_rate: int, shortest_segment_ms: int, longest_segment_ms: int
+        self, draft: PromptDraft, *, sample_rate: int, shortest_segment_ms: int, longest_segment_ms: int, room: Room
     ) -> None:
         self.audio_ms = 0.0
         self._draft = draft
         self._sample_rate = sample_rate
+        self._room = room
         self._segment_ms = (shortest_segment_ms, longest_segment_ms)
         self._part: int | None = None
         self._speech: AudioSegmenter | None = None
@@ -50,12 +54,14 @@ class InputParts:
                 if self._speech is None:
                     shortest, longest = self._segment_ms
                     self._speech = AudioSegmenter(self._sample_rate, shortest_ms=shortest, longest_ms=longest)
+                self._room.take(samples.nbytes)
                 self._add_audio(self._speech.feed(samples))
             case ImagePart(pixels=pixels, part=part):
+                self._room.take(PILLOW_BYTES * pixels.size // 3)
                 self._draft.add_media(Media(Modality.IMAGE, Image.fromarray(pixels)), part)
             case VideoPart(frames=frames):
                 if self._film is None:
-                    self._film = FilmStrip(VIDEO_FRAMES)
+                    self._film = FilmStrip(VIDEO_FRAMES, self._room)
                 self._film.add(frames)
 
     def close_part(self) -> None:
@@ -76,10 +82,14 @@ class InputParts:
 
 
 class FilmStrip:
-    """At most twice ``most`` frames of a video of any length, evenly spread; ``for_vllm`` gives at most ``most``."""
+    """At most twice ``most`` frames of a video of any length, evenly spread; ``for_vllm`` gives at most ``most``.
 
-    def __init__(self, most: int) -> None:
+    What is kept is counted in ``room``.
+    """
+
+    def __init__(self, most: int, room: Room) -> None:
         self._most = most
+        self._room = room
         self._every = 1
         self._seen = 0
         self._kept: list[VideoFrame] = []
@@ -87,9 +97,11 @@ class FilmStrip:
     def add(self, frames: Iterable[VideoFrame]) -> None:
         for frame in frames:
             if self._seen % self._every == 0:
+                self._room.take(frame.pixels.nbytes)
                 self._kept.append(frame)
             self._seen += 1
             if len(self._kept) >= 2 * self._most:
+                self._room.give(sum(frame.pixels.nbytes for frame in self._kept[1::2]))
                 self._kept = self._kept[::2]
                 self._every *= 2
 
@@ -97,8 +109,11 @@ class FilmStrip:
         """The frames, shape (frames, height, width, 3), all of the first one's size, and what vLLM asks about them."""
         step = -(-len(self._kept) // self._most)
         kept = self._kept[::step]
-        height, width, _ = kept[0].pixels.shape
+        height, width, channels = kept[0].pixels.shape
+        self._room.take(len(kept) * height * width * channels)
         pixels = np.stack(list(_sized(kept, width, height)))
+        self._room.give(sum(frame.pixels.nbytes for frame in self._kept))
+        self._kept = []
         duration = max(kept[-1].timestamp_ms - kept[0].timestamp_ms, 1) / 1000
         return pixels, {
             "total_num_frames": len(kept),

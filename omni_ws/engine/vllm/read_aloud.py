@@ -8,7 +8,7 @@ from typing import Any
 from omni_ws.core.chunks import Task
 from omni_ws.engine.base import EngineOutput
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.decoding import DecodedPart, TextPart
+from omni_ws.engine.decoded_parts import DecodedPart, TextPart
 from omni_ws.errors import UnsupportedModality
 
 

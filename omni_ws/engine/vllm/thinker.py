@@ -13,7 +13,9 @@ from omni_ws.audio.samples import Samples
 from omni_ws.core.chunks import FinishReason, InputMode, Modality
 from omni_ws.engine.base import EngineOutput, GenerationRequest, Speech, TextOutput, ToolCallOutput
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.decoding import DecodedPart, decode_speech
+from omni_ws.engine.decoded_parts import DecodedPart
+from omni_ws.engine.decoding import decode_speech
+from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.engine.vllm.answer_reader import AnswerReader
 from omni_ws.engine.vllm.audio_segments import AudioSegmenter
@@ -71,7 +73,7 @@ class Thinker:
 
     name = "thinker"
 
-    def __init__(self, parts: ThinkerParts, request: GenerationRequest, *, writes: bool) -> None:
+    def __init__(self, parts: ThinkerParts, request: GenerationRequest, *, writes: bool, share: MediaShare) -> None:
         self.prompt_tokens = 0
         #: Of the prompt, where it was given at once: vLLM does not say it of one that came in pieces.
         self.cached_tokens: int | None = None
@@ -80,6 +82,8 @@ class Thinker:
         self._shared = parts
         self._request = request
         self._writes = writes
+        #: Counts the media that the prompt keeps.
+        self._share = share
         self._asked = AskedSampling.of(request, self.name)
         self._parameters: SamplingParams = answer_parameters(self._asked, parts.sampling, request.options)
         self._tools: ToolUse | None = None
@@ -113,6 +117,7 @@ class Thinker:
             sample_rate=shared.sample_rate,
             shortest_segment_ms=shared.shortest_segment_ms,
             longest_segment_ms=shared.longest_segment_ms,
+            room=self._share,
         )
         collecting = asyncio.create_task(self._collect(source, self._input), name="thinker input")
         early: EarlyWork | None = None
@@ -144,7 +149,9 @@ class Thinker:
         room = shared.most_audio
         heard: dict[Speech, tuple[Media, ...]] = {}
         for speech in [message.speech for message in reversed(self._request.history) if message.speech is not None]:
-            samples = await decode_speech(speech, sample_rate=shared.sample_rate, executor=shared.decoding)
+            samples = await decode_speech(
+                speech, sample_rate=shared.sample_rate, executor=shared.decoding, share=self._share
+            )
             media = () if samples is None else await self._in_thread(self._segments, samples)
             room -= len(media)
             if room < 1:  # the input has speech, too

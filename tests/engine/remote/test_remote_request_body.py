@@ -21,6 +21,7 @@ from omni_ws.config.model import RemoteConfig
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.engine.base import WORDS_UNKNOWN, GenerationRequest, Message, Speech
+from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.remote.request_body import chat_body, read_prompt
 from omni_ws.errors import EmptyInput, PayloadTooLarge, UnsupportedFormat
 
@@ -36,7 +37,7 @@ async def executor() -> AsyncIterator[ThreadPoolExecutor]:
 async def body_of(
     request: GenerationRequest, executor: ThreadPoolExecutor, *, audio: bool = False, **settings: Any
 ) -> dict[str, Any]:
-    prompt = await read_prompt(request, executor=executor, max_bytes=1 << 24)
+    prompt = await read_prompt(request, executor=executor, max_bytes=1 << 24, share=MediaRoom().share())
     config = RemoteConfig(**settings)
     body: dict[str, Any] = orjson.loads(chat_body(request, prompt, model="tiny", config=config, audio=audio))
     return body
@@ -207,7 +208,7 @@ async def test_input_that_is_none(executor: ThreadPoolExecutor, chunk: InputChun
 
 async def test_too_much(executor: ThreadPoolExecutor) -> None:
     async def read(*chunks: InputChunk, limit: int) -> int:
-        return (await read_prompt(asking(*chunks), executor=executor, max_bytes=limit)).size
+        return (await read_prompt(asking(*chunks), executor=executor, max_bytes=limit, share=MediaRoom().share())).size
 
     sound = audio_chunk(bytes(32_000))
     size = await read(sound, limit=1 << 20)
@@ -232,7 +233,12 @@ async def test_an_audio_bomb_does_not_unfold(executor: ThreadPoolExecutor) -> No
         container.mux(stream.encode(None))
     assert len(buffer.getvalue()) < 1 << 18
     with pytest.raises(PayloadTooLarge):
-        await read_prompt(asking(audio_chunk(buffer.getvalue(), format="flac")), executor=executor, max_bytes=1 << 20)
+        await read_prompt(
+            asking(audio_chunk(buffer.getvalue(), format="flac")),
+            executor=executor,
+            max_bytes=1 << 20,
+            share=MediaRoom().share(),
+        )
 
 
 def spoken(samples: NDArray[np.int16], *, audio_ms: float | None = None) -> Speech:
@@ -260,8 +266,9 @@ async def test_earlier_speech_is_an_audio_part_of_its_message(executor: ThreadPo
 async def test_oldest_speech_goes_first_where_a_body_has_no_room(executor: ThreadPoolExecutor, room: int) -> None:
     history = (Message("user", "", speech=spoken(TONE)), Message("user", "", speech=spoken(TONE)))
     request = asking("And?", history=history)
-    whole = (await read_prompt(request, executor=executor, max_bytes=1 << 24)).size
-    prompt = await read_prompt(asking("And?", history=history), executor=executor, max_bytes=whole + room)
+    whole = (await read_prompt(request, executor=executor, max_bytes=1 << 24, share=MediaRoom().share())).size
+    share = MediaRoom().share()
+    prompt = await read_prompt(asking("And?", history=history), executor=executor, max_bytes=whole + room, share=share)
     body = orjson.loads(chat_body(request, prompt, model="tiny", config=RemoteConfig(), audio=False))
     first, second, _ = body["messages"]
     assert second["content"][0]["type"] == "input_audio"

@@ -18,7 +18,8 @@ from support.word_prompts import WordTokenizer, form
 from omni_ws.core.chunks import InputMode
 from omni_ws.engine.base import EngineOutput
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.decoding import DecodedPart, ImagePart, TextPart
+from omni_ws.engine.decoded_parts import DecodedPart, ImagePart, TextPart
+from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.vllm.early_input import EarlyBudget
 from omni_ws.engine.vllm.thinker import Thinker, ThinkerParts
 
@@ -71,7 +72,8 @@ class Run:
             cache_salt=lambda _: None,
         )
         sampling = {"max_tokens": 5, "temperature": 0.0, **({} if case.stop is None else {"stop": case.stop})}
-        self.thinker = Thinker(shared, request(Input(), input_mode=mode, sampling=sampling), writes=True)
+        asked = request(Input(), input_mode=mode, sampling=sampling)
+        self.thinker = Thinker(shared, asked, writes=True, share=MediaRoom().share())
 
     async def to_end(self) -> None:
         outputs: Channel[EngineOutput] = Channel(LARGE, cost=lambda _: 1)

@@ -255,10 +255,13 @@ async def test_calls_are_not_spoken(engine: VllmEngine) -> None:
     assert engine._shared is not None
     assert engine._decoding is not None
     asked = request(Input("Hello"), tools=TOOLS, sampling=LONG_ENOUGH, input_mode=SNAPSHOT)
-    thinker = Thinker(engine._shared, asked, writes=False)
+    share = asked.media_room.share()
+    thinker = Thinker(engine._shared, asked, writes=False, share=share)
     spoken: Channel[str] = Channel(1 << 16, cost=len)
     outputs: Channel[EngineOutput] = Channel(1 << 16, cost=lambda _: 1)
-    decoded = decode_input(asked.input, audio=asked.input_audio, sample_rate=16_000, executor=engine._decoding)
+    decoded = decode_input(
+        asked.input, audio=asked.input_audio, sample_rate=16_000, executor=engine._decoding, share=share
+    )
     await thinker.run(decoded, spoken, outputs)
     spoken.close()
     outputs.close()
