@@ -66,7 +66,8 @@ async def test_a_session_and_each_of_its_requests_have_a_line(lines: Lines) -> N
         async with native_client(server) as client:
             await client.say("hello there")
             final = (await client.answer()).final
-            await client.chunk(end=True)
+            await client.chunk("")
+            await client.send("finish")
             await client.answer()
         await over(server)
     (session,) = lines.of("session")

@@ -140,7 +140,9 @@ async def test_input_that_the_engine_does_not_take_rests_in_the_kernel(fragmente
     engine = Dozing()
     async with live_server(engine) as server, raw_websocket(server) as peer:
         await peer.until("session_created")
-        await peer.send(text("session_config", output_audio={"sample_rate": RATE}, start_policy="on_first_chunk"))
+        await peer.send(
+            text("session_config", output_audio={"sample_rate": RATE}, start_policy="on_first_chunk", history=False)
+        )
         await peer.until("session_updated")
         (connection,) = server.connections
         sent = bytearray()
