@@ -36,7 +36,9 @@ class MediaHost:
     def __init__(self) -> None:
         self.port = 0
         self.requests: list[dict[str, str]] = []
-        self.waiting = asyncio.Event()
+        #: A request for /silent is held until then, and is over.
+        self.released = asyncio.Event()
+        self.left = asyncio.Event()
 
     def url(self, path: str, host: str = "127.0.0.1") -> str:
         return f"http://{host}:{self.port}{path}"
@@ -53,8 +55,8 @@ class MediaHost:
             while True:
                 await exchange.write(bytes(4096))
         elif path == "/silent":
-            self.waiting.set()
-            await asyncio.Event().wait()
+            await self.released.wait()
+            self.left.set()
         elif path == "/zipped":
             await exchange.respond(200, [("Content-Encoding", "gzip")], GIF)
         elif path == "/missing":
@@ -211,6 +213,8 @@ async def test_a_host_that_is_silent_costs_a_bounded_time() -> None:
             answer = await ask(server, images=[host.url("/silent")])
             assert (answer.status, answer.error["code"]) == (400, "invalid_value")
             assert "0.05 s" in answer.error["message"]
+            host.released.set()
+            await host.left.wait()
             await server.check_empty()
 
 
