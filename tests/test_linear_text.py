@@ -1,18 +1,34 @@
 """What reads a text of a client or of a model takes time in proportion to it, whatever the text is."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
 
 import pytest
 
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, ToolCallFragment, Word
+from omni_ws.core.output import OutputChunk
+from omni_ws.core.session import InputSettings, StreamingInputSession
+from omni_ws.core.start_policy import OnEndOnly
 from omni_ws.engine.answer_limit import AnswerLimit, WordCounter
 from omni_ws.engine.clauses import ClauseSplitter
 from omni_ws.engine.embedded.arithmetic import NotArithmetic, evaluate, parse_number
 from omni_ws.engine.embedded.brain import answer
 from omni_ws.engine.embedded.flite import speakable
+from omni_ws.engine.media_room import MediaRoom
+from omni_ws.engine.remote.call_order import with_results
+from omni_ws.engine.remote.server_sent_events import EventReader
 from omni_ws.engine.text_pieces import pieces_of
+from omni_ws.errors import OmniError
+from omni_ws.service.playback import Playback
+from omni_ws.service.turn import MAX_KEPT_TEXT, Turn
+from omni_ws.transport.multipart_form import FormReader
+from omni_ws.wire.body_stream import NdjsonDecoder
+from omni_ws.wire.frames import decode_frame
+from omni_ws.wire.redaction import without_content
+from omni_ws.wire.session_config import SessionConfig
+from omni_ws.wire.streaming_body import body_reader
 
 #: Characters of the shorter text; the longer one has eight times as many.
 SHORT = 4_000
@@ -103,6 +119,84 @@ def limited_by_character(text: str) -> None:
     limit.finish()
 
 
+def said_in_tool_calls(text: str) -> None:
+    turn = a_turn()
+    for piece in cut(text, 50):
+        turn.called(ToolCallFragment(0, "call", "name", piece))
+    assert turn.tool_calls[0].arguments == text[:MAX_KEPT_TEXT]
+
+
+def answered_by_tools(text: str) -> None:
+    """Each piece is the result of another call."""
+    turn = a_turn()
+    for number, piece in enumerate(cut(text, 50)):
+        turn.append(InputChunk(Modality.TEXT, piece.encode("ascii", "replace"), tool_call_id=str(number)))
+    assert sum(map(len, turn.tool_results.values())) == min(len(text), MAX_KEPT_TEXT)
+
+
+def withdrawn_word_by_word(text: str) -> None:
+    turn = a_turn()
+    turn.spoken = [Word(piece, 10 * number, 10 * number + 9) for number, piece in enumerate(cut(text, 20))]
+    count = len(turn.spoken)
+    chunks = [
+        OutputChunk(request_id="req", sequence_id=number, modality=OutputModality.AUDIO, start_ms=10 * number)
+        for number in range(count // 2, count)
+    ]
+    turn.withdrawn(chunks)
+    assert len(turn.spoken) == count // 2
+
+
+def calls_put_in_order(text: str) -> None:
+    """As many calls as fit, each with its result."""
+    calls = [{"id": str(number), "type": "function"} for number in range(len(text) // 10)]
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": ""} for call in calls]
+    said = {"role": "assistant", "content": "", "tool_calls": calls}
+    assert len(list(with_results([said, *results]))) == 1 + len(calls)
+
+
+def read_by_line(text: str) -> None:
+    lines = NdjsonDecoder(max_line_bytes=len(text) * 4)
+    assert sum(map(len, (line for piece in cut(text, 100) for line in lines.feed(piece.encode())))) <= len(text) * 4
+
+
+def read_as_events(text: str) -> None:
+    reader = EventReader()
+    for piece in cut(text, 100):
+        reader.feed(b"data:" + piece.encode())
+
+
+def read_as_form(text: str) -> None:
+    reader = FormReader('multipart/form-data; boundary="--.--"')
+    head = b'----.--\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+    for piece in (head, *(piece.encode() for piece in cut(text, 100)), b"\r\n----.----\r\n"):
+        reader.feed(piece)
+    assert bytes(reader.finish()[0].data) == text.encode()
+
+
+def read_as_frame(text: str) -> None:
+    for frame in (text, f'{{"type":"{text}"}}', f'{{"type":"input_chunk","sequence_id":0,"text":"{text}'):
+        with suppress(OmniError):
+            decode_frame(frame.encode())
+        without_content(frame.encode())
+
+
+def read_as_content_type(text: str) -> None:
+    for content_type in (f"multipart/form-data; boundary={text}", f"application/x-multipart-streaming{text}"):
+        with suppress(OmniError):
+            FormReader(content_type.encode("latin-1", "replace").decode("latin-1"))
+        with suppress(OmniError):
+            body_reader(content_type, max_chunk_bytes=1000)
+
+
+def cut(text: str, size: int) -> Iterator[str]:
+    return (text[start : start + size] for start in range(0, len(text), size))
+
+
+def a_turn() -> Turn:
+    session = StreamingInputSession(InputSettings(start_policy=OnEndOnly(), mode=InputMode.SNAPSHOT))
+    return Turn("req", session, SessionConfig(), lambda turn, size: None, Playback(time.monotonic), MediaRoom())
+
+
 READERS: tuple[Callable[[str], object], ...] = (
     fed_to_splitter,
     fed_to_splitter_by_character,
@@ -111,8 +205,15 @@ READERS: tuple[Callable[[str], object], ...] = (
     limited,
     limited_by_character,
     speakable,
+    read_by_line,
+    read_as_events,
+    read_as_form,
+    read_as_frame,
+    read_as_content_type,
 )
-NAMES = ("clauses", "clauses by character", "brain", "arithmetic", "limit", "limit by character", "flite")
+#: What counts is how many pieces there are, whatever is in them.
+COUNTERS = (said_in_tool_calls, answered_by_tools, withdrawn_word_by_word, calls_put_in_order, read_by_line)
+NAMES = tuple(reader.__name__ for reader in READERS)
 
 
 def processor_sec(read: Callable[[str], object], text: str) -> float:
@@ -146,6 +247,11 @@ def test_time_grows_with_the_text(read: Callable[[str], object], repeated: str) 
 @pytest.mark.parametrize("repeated", [",", " ", "1", "a", ".", " to", " please"])
 def test_time_of_the_rules_grows_with_the_text(beginning: str, repeated: str) -> None:
     assert_linear(answered, made(beginning, repeated), SHORT)
+
+
+@pytest.mark.parametrize("read", COUNTERS)
+def test_time_grows_with_the_number_of_pieces(read: Callable[[str], object]) -> None:
+    assert_linear(read, made("", "word "), 10 * SHORT)
 
 
 @pytest.mark.slow

@@ -93,7 +93,6 @@ class Turn:
     said: KeptText = field(default_factory=KeptText)
     #: Results of tools, by the id of the call.
     tool_results: dict[str, bytearray] = field(default_factory=dict)
-    tool_calls: dict[int, ToolCall] = field(default_factory=dict)
     #: Words of the audio that went out, where the engine tells them.
     spoken: list[Word] = field(default_factory=list)
     #: Whether its answer was cut short while it was being played.
@@ -102,6 +101,11 @@ class Turn:
     #: Whether the engine is done, and only the final is missing.
     answered: bool = False
     _queued_chunks: int = 0
+    #: Bytes of typed text and results of tools that may still be kept.
+    _text_room: int = MAX_KEPT_TEXT
+    #: Id and name of each tool call that went out, by its index; and its arguments, as they come.
+    _calls: dict[int, tuple[str, str]] = field(default_factory=dict)
+    _arguments: dict[int, KeptText] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.input = Channel(INPUT_QUEUE_BYTES, cost=lambda chunk: len(chunk.payload), on_take=self._taken)
@@ -142,14 +146,20 @@ class Turn:
     def _keep_text(self, chunk: InputChunk) -> None:
         call = chunk.tool_call_id
         kept = self.typed if call is None else self.tool_results.setdefault(call, bytearray())
-        room = MAX_KEPT_TEXT - len(self.typed) - sum(map(len, self.tool_results.values()))
-        kept += chunk.payload[: max(0, room)]
+        piece = chunk.payload[: self._text_room]
+        kept += piece
+        self._text_room -= len(piece)
 
     def called(self, fragment: ToolCallFragment) -> None:
         """A piece of a tool call went out."""
-        known = self.tool_calls.get(fragment.index) or ToolCall("", "", "")
-        arguments = (known.arguments + fragment.arguments)[:MAX_KEPT_TEXT]
-        self.tool_calls[fragment.index] = ToolCall(fragment.id or known.id, fragment.name or known.name, arguments)
+        call_id, name = self._calls.get(fragment.index, ("", ""))
+        self._calls[fragment.index] = (fragment.id or call_id, fragment.name or name)
+        self._arguments.setdefault(fragment.index, KeptText()).append(fragment.arguments)
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """Those that went out, in the order in which they began."""
+        return tuple(ToolCall(*names, self._arguments[index].joined()) for index, names in self._calls.items())
 
     def take_messages(self, *, all_heard: bool, audio_ms: float) -> tuple[Message, ...]:
         """What this turn leaves to the turns after it, once.
@@ -182,7 +192,7 @@ class Turn:
         text = self.said.joined()
         if self.cancelled or self.interrupted:
             text = heard_part(text, self.spoken, self.playback)
-        calls = tuple(call for call in self.tool_calls.values() if call.is_whole or not self.cancelled)
+        calls = tuple(call for call in self.tool_calls if call.is_whole or not self.cancelled)
         return Message("assistant", text, tool_calls=calls)
 
     def withdrawn(self, chunks: Sequence[OutputChunk]) -> None:
@@ -190,10 +200,12 @@ class Turn:
         for chunk in reversed(chunks):
             if chunk.modality is OutputModality.AUDIO and chunk.start_ms is not None:
                 self.playback.withdraw(chunk.start_ms)
-                self.spoken = [word for word in self.spoken if word.start_ms < chunk.start_ms]
+                while self.spoken and self.spoken[-1].start_ms >= chunk.start_ms:
+                    self.spoken.pop()
             self.said.take_back(len(chunk.text) if chunk.modality is OutputModality.TEXT else 0)
             if chunk.tool_call is not None:
-                self.tool_calls.pop(chunk.tool_call.index, None)
+                self._calls.pop(chunk.tool_call.index, None)
+                self._arguments.pop(chunk.tool_call.index, None)
 
     @property
     def waiting_chunks(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -30,6 +31,8 @@ from omni_ws.wire.streaming_body import (
 
 #: An object with one of these is the body of an ordinary request, where nothing else says what it is.
 ORDINARY_FIELDS: Final = frozenset({"messages", "input"})
+#: Lines and frames are taken apart so many bytes at a time: a few milliseconds where each is as short as can be.
+PIECE_BYTES: Final = 16 * 1024
 
 
 def is_streaming_input(request: HttpRequest) -> bool:
@@ -83,6 +86,8 @@ class StreamingBody:
         exchange.body_is_live(session_timeout_sec)
         self._reader = body_reader(content_type, max_chunk_bytes=max_chunk_bytes)
         self._items: Iterator[BodyItem] = iter(())
+        #: What was read and not looked into.
+        self._unread = b""
         self._ended = False
         self._first: InputChunk | None = None
         #: Once there is one, its clock tells the client's silence, and knows when an answer is owed.
@@ -120,16 +125,25 @@ class StreamingBody:
     async def _next(self) -> BodyItem | None:
         """The next item, None at the end of the body."""
         while (item := next(self._items, None)) is None:
+            if self._unread:
+                await asyncio.sleep(0)  # thousands of items may be in what was read, and others share the loop
+                self._items = self._reader.feed(self._next_piece())
+                continue
             self._exchange.keep(self._reader.unfinished_bytes)
             if self._ended:
                 break
-            data = await self._exchange.read()
+            self._unread = await self._exchange.read()
             self._exchange.keep(0)  # until it is known what of it is no whole item still
             if self._session is not None:
                 self._session.touch()
-            self._ended = not data
-            self._items = self._reader.feed(data) if data else self._reader.finish()
+            self._ended = not self._unread
+            self._items = self._reader.finish() if self._ended else self._reader.feed(self._next_piece())
         return item
+
+    def _next_piece(self) -> bytes:
+        size = len(self._unread) if isinstance(self._reader, RawAudioBody) else PIECE_BYTES
+        piece, self._unread = self._unread[:size], self._unread[size:]
+        return piece
 
 
 def _audio_format(content_type: str, said_in_query: Any) -> dict[str, Any]:

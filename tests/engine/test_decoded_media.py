@@ -149,8 +149,9 @@ async def test_at_the_limit_and_one_byte_past_it(executor: ThreadPoolExecutor, c
 
 @pytest.mark.parametrize("chunks", INPUTS.values(), ids=INPUTS)
 async def test_what_others_hold_makes_it_wait_for_another_time(
-    executor: ThreadPoolExecutor, chunks: tuple[InputChunk, ...]
+    executor: ThreadPoolExecutor, chunks: tuple[InputChunk, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("omni_ws.engine.media_room.MAX_WAIT_SEC", 0.05)
     room = MediaRoom()
     with room.share() as other, room.share() as share:
         other.take(room.budget.capacity - 1000)

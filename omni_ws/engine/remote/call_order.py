@@ -27,8 +27,9 @@ def with_results(messages: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]
         for message in run:
             calls = message.get("tool_calls", [])
             # Only what stands last is followed by the results.
-            kept = [call for call in calls if message is run[-1] and call["id"] in answered]
-            waiting |= {call["id"]: call for call in calls if call not in kept}
+            results_follow = message is run[-1]
+            kept = [call for call in calls if results_follow and call["id"] in answered]
+            waiting |= {call["id"]: call for call in calls if not (results_follow and call["id"] in answered)}
             for call in kept:
                 waiting.pop(call["id"], None)
             if kept or message["content"] or not calls:

@@ -34,7 +34,7 @@ class UpstreamAudio:
         self._decoder: AudioDecoder | None = None
         #: The beginning of a wav file whose header is not whole yet.
         self._header: WavHeaderReader | None = None
-        self._head = b""
+        self._head = bytearray()
 
     def feed_base64(self, text: str, *, sample_rate: int | None = None) -> list[AudioOutput]:
         """A piece of base64, padded or not, wherever it was cut. Raises EngineFailed for what is none."""
@@ -67,7 +67,7 @@ class UpstreamAudio:
     def _decoded(self, data: bytes, sample_rate: int | None) -> list[Samples]:
         if self._header is None and data.startswith(_WAV):
             pieces = self._close()
-            self._header, self._head = WavHeaderReader(), b""
+            self._header, self._head = WavHeaderReader(), bytearray()
             return pieces + self._feed_header(data)
         if self._header is not None:
             return self._feed_header(data)
@@ -85,7 +85,7 @@ class UpstreamAudio:
         if self._header.header is None:
             return []
         self._open(AudioFormat(AudioEncoding.WAV, self._header.header.sample_rate))
-        head, self._head, self._header = self._head, b"", None
+        head, self._head, self._header = bytes(self._head), bytearray(), None
         assert self._decoder is not None
         return [self._decoder.decode(head)]
 

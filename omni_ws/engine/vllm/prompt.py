@@ -18,6 +18,8 @@ _MARKER: Final = "\U000f0a11\U000f0a12"
 #: Breaks what would be read as a control token without being seen.
 _ZERO_WIDTH_SPACE: Final = "\u200b"
 #: Between two words: a tokenizer that reads bytewise pairs never joins anything across it.
+#: In a longer text what is stable is sought only when it has become longer by an eighth.
+FREE_SEARCH_CHARACTERS: Final = 4096
 _WORD_BORDER: Final = re.compile(r"(?<=\S) (?=\S)")
 _SAMPLE: Final = ("One, two and three: some words", " that stand for all others.")
 
@@ -242,7 +244,7 @@ def _without_broken_calls(history: Sequence[Message]) -> Iterator[Message]:
     broken: set[str] = set()
     for message in history:
         whole = tuple(call for call in message.tool_calls if call.is_whole)
-        broken.update(call.id for call in message.tool_calls if call not in whole)
+        broken.update(call.id for call in message.tool_calls if not call.is_whole)
         if message.tool_call_id not in broken and (whole or message.text or not message.tool_calls):
             yield replace(message, tool_calls=whole)
 
@@ -268,8 +270,13 @@ class PromptDraft:
     _places: list[tuple[int, int]] = field(default_factory=list)
     _counts: dict[Modality, int] = field(default_factory=dict)
     _part: int | None = None
-    #: Text of the part under way. It is made plain as a whole: a piece may end within what spells a control token.
-    _open_text: str = ""
+    #: Text of the part under way, in pieces. It is made plain as a whole: one may end within what spells a control
+    #: token.
+    _open_pieces: list[str] = field(default_factory=list)
+    _open_characters: int = 0
+    #: How long the open text must be before what is stable is sought again: each search reads all of it.
+    _search_from: int = 0
+    _searched_media: int = 0
 
     def __post_init__(self) -> None:
         self.head, self.tail = self.form.frame(self.context)
@@ -297,7 +304,8 @@ class PromptDraft:
 
     def add_text(self, text: str, part: int) -> None:
         self._begin(part)
-        self._open_text += text
+        self._open_pieces.append(text)
+        self._open_characters += len(text)
 
     def add_media(self, media: Media, part: int) -> None:
         self._begin(part, always=True)
@@ -310,7 +318,11 @@ class PromptDraft:
 
     @property
     def empty(self) -> bool:
-        return not (self._body or self._open_text)
+        return not (self._body or self._open_characters)
+
+    @property
+    def _open_text(self) -> str:
+        return "".join(self._open_pieces)
 
     def stable(self, given: Given, least: int) -> StableExcerpt | None:
         """What further input cannot change, after what was given; None where that is less than ``least`` tokens.
@@ -319,6 +331,11 @@ class PromptDraft:
         """
         if self.tool_results:
             return None  # there may be more of them, and they stand before everything else
+        if self._open_characters < self._search_from and len(self.media) == self._searched_media:
+            return None
+        self._searched_media = len(self.media)
+        if self._open_characters > FREE_SEARCH_CHARACTERS:
+            self._search_from = self._open_characters + self._open_characters // 8
         body_begins = len(self.head)
         text = self.head + self._body + self.form.plain(self._open_text)
         end = self.form.last_border(text, given.chars)
@@ -354,7 +371,7 @@ class PromptDraft:
         if part == self._part and not always:
             return
         self._body += self.form.plain(self._open_text)
-        self._open_text = ""
+        self._open_pieces, self._open_characters, self._search_from = [], 0, 0
         if self._body:
             self._body += "\n"
         self._part = part

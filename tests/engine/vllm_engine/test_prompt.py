@@ -256,3 +256,27 @@ def test_a_template_that_leaves_earlier_speech_out_is_refused() -> None:
     forgetful = PromptForm(WordTokenizer(), lambda messages, tools: render(messages[-1:], tools), placeholder)
     with pytest.raises(InvalidValue, match="earlier speech"):
         PromptDraft(forgetful, context)
+
+
+@pytest.mark.parametrize("pieces", [300, 2400])
+def test_a_long_text_is_searched_a_fixed_number_of_times(pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each search for what is stable reads the whole text: so many as there are pieces would take forever."""
+    written = draft(form())
+    searched = 0
+    original = PromptForm.last_border
+
+    def counting(self: PromptForm, text: str, start: int) -> int:
+        nonlocal searched
+        searched += len(text)
+        return original(self, text, start)
+
+    monkeypatch.setattr(PromptForm, "last_border", counting)
+    piece = "word " * 100
+    given = Given()
+    for _ in range(pieces):
+        written.add_text(piece, 0)
+        if (excerpt := written.stable(given, 1)) is not None:
+            given.add(excerpt)
+    assert searched < 12 * pieces * len(piece)
+    assert len(given.tokens) > pieces * 100 * 0.8
+    assert written.whole().tokens[: len(given.tokens)] == given.tokens
