@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-NAMES: Final = ("frames", "events", "sse", "embedded", "turns", "mode_a_memory", "salience")
+NAMES: Final = ("frames", "events", "sse", "embedded", "turns", "long_text", "mode_a_memory", "salience")
 #: They need what not every machine has (vLLM, Chromium), so they run only by name.
 ELSEWHERE: Final = ("vllm", "browser")
 _PACKAGES: Final = ("websockets", "uvloop", "msgspec", "fastapi", "uvicorn", "picows")

@@ -175,6 +175,15 @@ async def answered(engine: EmbeddedEngine, *chunks: InputChunk, **fields: Any) -
 # text
 
 
+async def test_a_long_text_is_said_back_as_it_is_whatever_pieces_it_comes_in(engine: EmbeddedEngine) -> None:
+    words = " ".join(f"word{number}" for number in range(2000)) + "."
+    chunks = [text(words[start : start + 1500]) for start in range(0, len(words), 1500)]
+    result = await answered(engine, text("repeat after me "), *chunks)
+    assert result.text == words
+    assert result.finished.usage.input_tokens == 2003
+    assert result.finished.usage.output_tokens == 2000
+
+
 async def test_text_is_answered(engine: EmbeddedEngine) -> None:
     result = await answered(engine, text("What time"), text(" is it?"))
     assert result.text == "It is 3:07 PM."

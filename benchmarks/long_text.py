@@ -1,0 +1,107 @@
+"""Long and awkward texts: what another connection feels while somebody sends them to be spoken or answered.
+
+Pings go round on a connection of their own, every 20 ms, from a process of their own. Each text is sent again and
+again for a while, and given up then: what is measured is the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
+
+import websockets
+
+from benchmarks.embedded import Report, percentile, pings_while, wait_until_ready
+from benchmarks.server_process import free_port, running
+
+#: The 99th percentile of the pings, in seconds.
+MAX_LAG: Final = 0.010
+TEXTS: Final = {
+    "550 KB of words": "word " * 110_000,
+    "6,000 dots": "Wait" + "." * 6_000,
+    "20 KB of commas": "," * 20_000,
+}
+
+
+def post(port: int, target: str, body: dict[str, Any], seconds: float) -> None:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{target}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with (
+        contextlib.suppress(TimeoutError, urllib.error.URLError),
+        urllib.request.urlopen(request, timeout=seconds) as it,
+    ):
+        it.read(1 << 16)
+
+
+async def speech(port: int, text: str, seconds: float) -> None:
+    body = {"model": "omni-embedded", "input": text, "voice": "default", "response_format": "pcm"}
+    await asyncio.to_thread(post, port, "/v1/audio/speech", body, seconds)
+
+
+async def native(port: int, text: str, seconds: float, task: str) -> None:
+    """Its answer is read for a while."""
+    async with websockets.connect(f"ws://127.0.0.1:{port}/v1/streaming_input", max_size=None) as connection:
+        await connection.send(json.dumps({"type": "session_config", "task": task}))
+        for number, start in enumerate(range(0, len(text), 100_000)):
+            piece = text[start : start + 100_000]
+            await connection.send(
+                json.dumps({"type": "input_chunk", "sequence_id": number, "modality": "text", "text": piece})
+            )
+        await connection.send(json.dumps({"type": "finish"}))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                async for message in connection:
+                    if b'"final":true' in (message if isinstance(message, bytes) else message.encode()):
+                        return
+
+
+async def again_and_again(seconds: float, send: Callable[[float], Coroutine[Any, Any, None]]) -> None:
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        await send(left)
+
+
+def activities(port: int, text: str) -> dict[str, Callable[[float], Coroutine[Any, Any, None]]]:
+    return {
+        "/v1/audio/speech": lambda seconds: speech(port, text, seconds),
+        "native, task speech": lambda seconds: native(port, text, seconds, "speech"),
+        "native, task chat": lambda seconds: native(port, text, seconds, "chat"),
+    }
+
+
+async def measure(port: int, *, seconds: float) -> bool:
+    report = Report()
+    url = f"ws://127.0.0.1:{port}/v1/streaming_input"
+    report.row("ping → pong, nobody writes", (await pings_while(url, asyncio.sleep(2))).server)
+    for name, text in TEXTS.items():
+        for what, send in activities(port, text).items():
+            trips = await pings_while(url, again_and_again(seconds, send))
+            report.row(f"{name} to {what}", trips.server, target=MAX_LAG, at=0.99)
+            report.row(f"meanwhile, elsewhere (p99 {percentile(trips.idle, 0.99) * 1000:.1f} ms)", trips.idle)
+    return report.met
+
+
+def main(arguments: Sequence[str] = ()) -> bool:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks long_text", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="2 s for each text")
+    parser.add_argument("--seconds", type=float, default=8)
+    options = parser.parse_args(arguments)
+    seconds = 2.0 if options.quick else options.seconds
+    port = free_port()
+    print("### Long texts\n")
+    with running("omni_ws", "serve", "--engine", "embedded", "--log-level", "error", port=port):
+        wait_until_ready(port)
+        return asyncio.run(measure(port, seconds=seconds))
+
+
+if __name__ == "__main__":
+    sys.exit(not main(sys.argv[1:]))
