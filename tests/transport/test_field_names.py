@@ -53,7 +53,8 @@ IGNORED: Mapping[str, set[str]] = {
     CHAT: {"max_lead_ms"},
     COMPLETIONS: set(),
     SPEECH: {"max_lead_ms", "modalities", "task", "stream_options", "usage_on_final_chunk"},
-    TRANSCRIPTIONS: set(),
+    # Any text may be the name of a model, and the fields of a form are texts.
+    TRANSCRIPTIONS: {"model"},
 }
 #: No field takes all of them; those that take objects or lists of anything refuse a number.
 WRONG: tuple[Any, ...] = ({"wrong": []}, -7.5, [{"wrong": 1}], "wrong", 1 << 63)

@@ -55,8 +55,11 @@ class MediaHost:
             while True:
                 await exchange.write(bytes(4096))
         elif path == "/silent":
-            await self.released.wait()
-            self.left.set()
+            try:
+                await self.released.wait()
+                await exchange.respond(204)
+            finally:
+                self.left.set()
         elif path == "/zipped":
             await exchange.respond(200, [("Content-Encoding", "gzip")], GIF)
         elif path == "/missing":
