@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -81,6 +82,14 @@ async def test_the_command_ends_with_2_and_the_line(tmp_path: Path) -> None:
     assert replayed.status == 2
     assert replayed.errors.startswith(f"omni-ws replay: error: {path}:3: ")
     assert not replayed.output
+
+
+async def test_without_a_server_the_command_says_what_to_do(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    replayed = await replay(write(tmp_path, WHOLE), "--url", f"ws://127.0.0.1:{port}")
+    assert replayed.status == 1
+    assert f"no server answers at 127.0.0.1:{port}; start one ('make serve')" in replayed.output
 
 
 @pytest.mark.parametrize(

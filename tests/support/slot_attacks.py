@@ -69,6 +69,33 @@ async def trickled_bodies(port: int, count: int) -> AsyncIterator[None]:
                 task.cancel()
 
 
+@asynccontextmanager
+async def broken_heads(port: int, count: int) -> AsyncIterator[None]:
+    """So many connections at a time, each with a head, or a size of a chunk, that is refused, again and again."""
+    broken = (
+        request("GET", "/health", *(f"X-{number}: y" for number in range(200))),
+        request("GET", "/health", "Origin: http://["),
+        request("OPTIONS", CHAT, "Origin: http://a", "Access-Control-Request-Method: P\u00d6ST"),
+        request("POST", CHAT, "Content-Type: application/json", "Transfer-Encoding: chunked") + b"0" * 17 + b"1\r\n",
+        b"\x16\x03\x01\x02\r\n\r\n",
+    )
+
+    async def send_again(number: int) -> None:
+        while True:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                async with raw_client(port) as client:
+                    await client.send(broken[number % len(broken)])
+                    await client.rest()
+
+    tasks = [asyncio.create_task(send_again(number)) for number in range(count)]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 @dataclass
 class Felt:
     """What an innocent client has felt: seconds of each thing that it did and was not refused."""
@@ -162,6 +189,7 @@ async def _figures() -> None:
         ("nobody attacks", None, 0),
         ("1,000 empty sessions over one connection", empty_sessions, 1000),
         ("1,000 bodies, a byte a second of each", trickled_bodies, 1000),
+        ("20 connections with broken heads, again and again", broken_heads, 20),
     )
     for name, attack, size in attacks:
         async with served() as port:
