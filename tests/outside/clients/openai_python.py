@@ -143,7 +143,8 @@ def errors(client: openai.OpenAI) -> None:
         error = raised(openai.BadRequestError, partial(create, **wrong, top_logprobs=30))
         assert (error.param, error.code) == ("top_logprobs", "invalid_value")
     broken = raised(openai.APIError, partial(create, model="local-model", messages=BREAK, stream=True))
-    assert (broken.code, broken.message) == ("engine_failed", "the engine broke, as it was told to")
+    assert broken.code == "engine_failed"
+    assert broken.message.startswith("the engine broke, as it was told to; error id err_")
     broken = raised(openai.InternalServerError, partial(create, model="local-model", messages=BREAK))
     assert broken.code == "engine_failed"
     prompt = "please break now soon"
