@@ -39,7 +39,7 @@ class ScriptedModel:
     @property
     def llm(self) -> Any:
         return SimpleNamespace(
-            model_config=SimpleNamespace(max_model_len=self.context),
+            model_config=SimpleNamespace(max_model_len=self.context, get_vocab_size=lambda: 1 << 20),
             vllm_config=SimpleNamespace(cache_config=SimpleNamespace(block_size=self.block)),
         )
 

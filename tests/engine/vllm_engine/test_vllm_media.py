@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncIterator
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -110,7 +110,8 @@ async def test_speech_is_heard_while_it_lasts_and_answered_as_if_it_came_at_once
     source.end()
     live, live_final = await answering
     assert live == at_once
-    assert live_final.usage == final.usage
+    # What was found in the cache is told of a prompt that was given at once.
+    assert live_final.usage == replace(final.usage, cached_tokens=live_final.usage.cached_tokens)
 
     # The first pause is 1.2 … 1.8 s; it is cut when 300 ms of it are there, in the middle of those.
     cut = int(1.36 * RATE)
@@ -140,7 +141,8 @@ async def test_a_sound_that_found_no_room_before_the_end_is_heard_after_it(heari
         source.end()
         budget.tokens += others
     live, live_final = await answering
-    assert (live, live_final.usage) == (at_once, final.usage)
+    assert live == at_once
+    assert live_final.usage == replace(final.usage, cached_tokens=live_final.usage.cached_tokens)
 
 
 def spoken(samples: NDArray[np.int16]) -> Speech:

@@ -194,7 +194,7 @@ async def test_nothing_to_say(engine: VllmEngine) -> None:
     ("changes", "param"),
     [
         ({"voice": "eve"}, "voice"),
-        ({"stage_sampling": {"talker": {"temperature": -1}}}, "stage_sampling.talker"),
+        ({"stage_sampling": {"talker": {"temperature": -1}}}, "stage_sampling.talker.temperature"),
         ({"stage_params": {"code2wav": {"first_frames": "1"}}}, "stage_params.code2wav.first_frames"),
     ],
 )

@@ -128,7 +128,7 @@ async def test_numbers_at_the_edge_of_what_the_wire_carries(server: SalienceServ
     session = await server.open()
     most = 2**32 - 1
     _, done = await server.events(session, [5] * 508, max_tokens=most, top_k=most, temperature=1e-30, top_p=1e-6)
-    assert done.total_tokens <= 511
+    assert done.total_tokens <= 512
     await server.close(session)
 
 
