@@ -6,12 +6,14 @@ from contextlib import suppress
 from datetime import datetime
 
 import pytest
+from support.word_prompts import form
 
-from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, ToolCallFragment, Word
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, ToolCall, ToolCallFragment, Word
 from omni_ws.core.output import OutputChunk
 from omni_ws.core.session import InputSettings, StreamingInputSession
 from omni_ws.core.start_policy import OnEndOnly
 from omni_ws.engine.answer_limit import AnswerLimit, WordCounter
+from omni_ws.engine.base import Message
 from omni_ws.engine.clauses import ClauseSplitter
 from omni_ws.engine.embedded.arithmetic import NotArithmetic, evaluate, parse_number
 from omni_ws.engine.embedded.brain import answer
@@ -20,6 +22,7 @@ from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.remote.call_order import with_results
 from omni_ws.engine.remote.server_sent_events import EventReader
 from omni_ws.engine.text_pieces import pieces_of
+from omni_ws.engine.vllm.prompt import Context, PromptDraft
 from omni_ws.errors import OmniError
 from omni_ws.service.playback import Playback
 from omni_ws.service.turn import MAX_KEPT_TEXT, Turn
@@ -134,6 +137,15 @@ def answered_by_tools(text: str) -> None:
     assert sum(map(len, turn.tool_results.values())) == min(len(text), MAX_KEPT_TEXT)
 
 
+def prompted_by_tools(text: str) -> None:
+    """One result, in pieces."""
+    made = Message("assistant", "", tool_calls=(ToolCall("call", "name", "{}"),))
+    draft = PromptDraft(form(), Context(history=(made,)))
+    for piece in cut(text, 10):
+        draft.add_tool_result("call", piece)
+    assert sum(map(len, draft.tool_results["call"])) == len(text)
+
+
 def withdrawn_word_by_word(text: str) -> None:
     turn = a_turn()
     turn.spoken = [Word(piece, 10 * number, 10 * number + 9) for number, piece in enumerate(cut(text, 20))]
@@ -212,7 +224,14 @@ READERS: tuple[Callable[[str], object], ...] = (
     read_as_content_type,
 )
 #: What counts is how many pieces there are, whatever is in them.
-COUNTERS = (said_in_tool_calls, answered_by_tools, withdrawn_word_by_word, calls_put_in_order, read_by_line)
+COUNTERS = (
+    said_in_tool_calls,
+    answered_by_tools,
+    prompted_by_tools,
+    withdrawn_word_by_word,
+    calls_put_in_order,
+    read_by_line,
+)
 NAMES = tuple(reader.__name__ for reader in READERS)
 
 

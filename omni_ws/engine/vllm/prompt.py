@@ -261,8 +261,8 @@ class PromptDraft:
     #: The template's text around the input.
     head: str = field(init=False)
     tail: str = field(init=False)
-    #: By the call that they answer.
-    tool_results: dict[str, str] = field(default_factory=dict)
+    #: In pieces, by the call that they answer.
+    tool_results: dict[str, list[str]] = field(default_factory=dict)
     media: list[Media] = field(default_factory=list)
     #: The input so far, as it stands in the prompt.
     _body: str = ""
@@ -277,8 +277,11 @@ class PromptDraft:
     #: How long the open text must be before what is stable is sought again: each search reads all of it.
     _search_from: int = 0
     _searched_media: int = 0
+    #: The ids of the calls in earlier turns.
+    _calls: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
+        self._calls = frozenset(call.id for message in self.context.history for call in message.tool_calls)
         self.head, self.tail = self.form.frame(self.context)
         end = 0
         for item in self.context.media:
@@ -294,13 +297,11 @@ class PromptDraft:
 
     def add_tool_result(self, call_id: str, text: str) -> None:
         """Results are messages of their own, before that of the user. Raises InvalidValue for an unknown call."""
-        if call_id not in self.tool_results and not any(
-            call.id == call_id for message in self.context.history for call in message.tool_calls
-        ):
+        if call_id not in self._calls:
             raise InvalidValue(
                 f"no earlier answer of this conversation called a tool as {call_id[:64]!r}", param="tool_call_id"
             )
-        self.tool_results[call_id] = self.tool_results.get(call_id, "") + text
+        self.tool_results.setdefault(call_id, []).append(text)
 
     def add_text(self, text: str, part: int) -> None:
         self._begin(part)
@@ -357,7 +358,9 @@ class PromptDraft:
         return Excerpt(self.form.tokens(self.text), tuple(self.media))
 
     def _tell_results(self) -> None:
-        results = (Message("tool", text, tool_call_id=call_id) for call_id, text in self.tool_results.items())
+        results = (
+            Message("tool", "".join(pieces), tool_call_id=call_id) for call_id, pieces in self.tool_results.items()
+        )
         context = replace(self.context, history=(*self.context.history, *results))
         self.head, self.tail = self.form.frame(context, user=not self.empty)
 
