@@ -61,7 +61,9 @@ async def spoken_session(server: LiveServer) -> list[str]:
     return reasons
 
 
+# One voice is enough for what recordings hold, and every machine has this one.
 @pytest.mark.slow
+@pytest.mark.parametrize("voice_choice", [VoiceChoice.ESPEAK], indirect=True, ids=str)
 @pytest.mark.parametrize("speed", ["1", "max"])
 async def test_speech_is_heard_and_answered_alike(voice_choice: VoiceChoice, tmp_path: Path, speed: str) -> None:
     folder = tmp_path / "r"
