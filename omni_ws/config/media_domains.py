@@ -6,10 +6,9 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
-Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+from omni_ws.config.literal_address import Address, Network, literal_address
 
 DEFAULT_PORTS: Final = {"https": 443, "http": 80}
 
@@ -54,7 +53,7 @@ class MediaDomain:
             return False
         if self.name is not None:
             return host == self.name
-        address = _address(host)
+        address = literal_address(host)
         return address is not None and self.holds(address)
 
     def holds(self, address: Address) -> bool:
@@ -78,21 +77,12 @@ class MediaDomains:
 
     def allow_address(self, address: str) -> bool:
         """Whether a listed host may be at ``address``: a public one, or one that is listed itself."""
-        parsed = _address(address)
+        parsed = literal_address(address)
         if parsed is None:
             return False
         if any(domain.holds(parsed) for domain in self._domains):
             return True
         return all(one.is_global and not one.is_multicast for one in (parsed, _embedded(parsed)))
-
-
-def _address(text: str) -> Address | None:
-    try:
-        address = ipaddress.ip_address(text.strip("[]"))
-    except ValueError:
-        return None
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return mapped or address
 
 
 def _network(text: str) -> Network | None:

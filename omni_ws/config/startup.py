@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
@@ -10,6 +9,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from omni_ws.config.error import ConfigurationError
+from omni_ws.config.literal_address import literal_address
 from omni_ws.config.model import EngineName, RemoteConfig, ServerConfig, VllmConfig
 from omni_ws.installing import INSTALL_VLLM, install_command
 
@@ -44,12 +44,8 @@ def is_loopback(host: str) -> bool:
     """Whether ``host`` is this machine alone. A name other than ``localhost`` could be anything, so it is not."""
     if host.lower() == "localhost":
         return True
-    try:
-        address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
+    address = literal_address(host)
+    return address is not None and address.is_loopback
 
 
 def check_available(config: ServerConfig) -> None:

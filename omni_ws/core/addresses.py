@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable, Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
-Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
-Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+from omni_ws.config.literal_address import Address, Network, literal_address
 
 #: What one subscriber of IPv6 has at least (RFC 6177): more addresses than anybody can count.
 _IPV6_CLIENT_PREFIX: Final = 64
@@ -58,9 +57,4 @@ def parse_address(text: str) -> Address | None:
         text = text[1:].partition("]")[0]
     elif text.count(":") == 1:
         text = text.partition(":")[0]
-    try:
-        address = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return None
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return mapped or address
+    return literal_address(text)

@@ -39,12 +39,11 @@ class FrameSelection:
             self._paced += 1
             self._due_ms = frame.timestamp_ms + 1000 / (fps or 1000)
         self._seen += 1
+        if (self._seen - 1) % self._stride:
+            self._room.give(frame.pixels.nbytes)
+            return
         self._kept.append(frame)
         self._kept_bytes += frame.pixels.nbytes
-        if (self._seen - 1) % self._stride:
-            self._drop(self._kept[-1:])
-            self._kept.pop()
-            return
         most = self._limits.video_max_frames
         if most is not None and len(self._kept) > 2 * most:
             self._drop(self._kept[1::2])
