@@ -217,7 +217,8 @@ async def test_a_host_that_is_silent_costs_a_bounded_time() -> None:
             assert (answer.status, answer.error["code"]) == (400, "invalid_value")
             assert "0.05 s" in answer.error["message"]
             host.released.set()
-            await host.left.wait()
+            if host.requests:  # on a busy machine the time may be over before the request has come
+                await host.left.wait()
             await server.check_empty()
 
 
