@@ -19,10 +19,10 @@ from websockets.protocol import State
 
 from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.engine.fake import EchoEngine
-from omni_ws.service.live_sessions import LiveSessions
-from omni_ws.service.session_factory import SessionFactory
-from omni_ws.transport.keep_alive import KeepAliveSettings
-from omni_ws.transport.websocket import WebSocketSession
+from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.live_sessions import LiveSessions
+from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.native.session import WebSocketSession
 
 FRAMES = 2000
 #: As many as come within the delay of an acknowledgement.
@@ -89,7 +89,7 @@ async def main() -> None:
     frames = messages()
     with tempfile.TemporaryDirectory() as folder:
         if options.record:
-            from omni_ws.service.profiling import ProfileRequest, Profiling
+            from omni_ws.service.observing.profiling import ProfileRequest, Profiling
 
             profiling = Profiling(engine, factory.observers, Path(folder))
             await profiling.start(ProfileRequest(run_id="cost"))

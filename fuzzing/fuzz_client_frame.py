@@ -13,7 +13,13 @@ with harness.instrumented():
     from omni_ws.core.reorder import MAX_SEQUENCE_ID
     from omni_ws.errors import InvalidFrame, InvalidValue, OmniError, UnknownType, UnsupportedParameter
     from omni_ws.wire.frames import MAX_TIMESTAMP_MS, ConfigPatch, PingFrame, RefusedChunk, decode_frame
-    from omni_ws.wire.server_frames import PongFrame, SessionUpdated, decode_server_frame, encode_frame, error_frame
+    from omni_ws.wire.server_frames import (
+        PongFrame,
+        SessionUpdatedFrame,
+        decode_server_frame,
+        encode_frame,
+        error_frame,
+    )
     from omni_ws.wire.session_config import FIELDS, SessionConfig, effective, merge
 
 
@@ -63,7 +69,7 @@ def _check_configuration(fields: dict[str, object]) -> None:
         return
     assert effective(merge(merge({}, patch), patch)) == config
     values = {name: getattr(config, name) for name in SessionConfig.__struct_fields__}
-    sent = encode_frame(SessionUpdated(**values))
+    sent = encode_frame(SessionUpdatedFrame(**values))
     assert msgspec.json.decode(sent)["type"] == "session_updated"
 
 

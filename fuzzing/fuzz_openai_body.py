@@ -17,9 +17,9 @@ with harness.instrumented():
     from omni_ws.core.chunks import InputChunk
     from omni_ws.engine.fake import CAPABILITIES
     from omni_ws.errors import InvalidRequest
-    from omni_ws.service.configuration import Configuration, ConfigurationRules, ServedModel
-    from omni_ws.service.session_factory import FILE_FORMATS
-    from omni_ws.transport.error_answer import error_body
+    from omni_ws.service.conversation.configuration import Configuration, ConfigurationRules, ServedModel
+    from omni_ws.service.sessions.factory import FILE_FORMATS
+    from omni_ws.transport.http.error_response import error_body
     from omni_ws.wire.frames import loads_object
     from omni_ws.wire.openai_completion import CompletionRequest, read_completion
     from omni_ws.wire.openai_media import MediaFile

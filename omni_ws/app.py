@@ -12,25 +12,25 @@ from omni_ws.config.model import ServerConfig
 from omni_ws.core.hosts import Hosts
 from omni_ws.engine.base import Engine
 from omni_ws.errors import NotFound, Unauthenticated, UpgradeRequired
-from omni_ws.service.gauges import connect_gauges
-from omni_ws.service.profiling import Profiling
-from omni_ws.service.registry import SessionRegistry
-from omni_ws.service.session_factory import SessionFactory
-from omni_ws.transport import cors
-from omni_ws.transport.application import UpgradeDecision
-from omni_ws.transport.attached_output import AttachedConnection, Attachments
-from omni_ws.transport.authentication import Authenticator
-from omni_ws.transport.completions import CompletionRoutes
-from omni_ws.transport.demo import DemoRoutes
-from omni_ws.transport.http1 import HttpExchange, HttpRequest
-from omni_ws.transport.mode_b import ModeBRoutes
-from omni_ws.transport.openai import OpenAIRoutes
-from omni_ws.transport.ops import OperationsRoutes
-from omni_ws.transport.profiling_routes import ProfilingRoutes
-from omni_ws.transport.recordings import Recordings
-from omni_ws.transport.router import Router, shown_path
-from omni_ws.transport.streaming_input import NATIVE_PATH, StreamingInput
-from omni_ws.transport.transcriptions import TranscriptionRoutes
+from omni_ws.service.observing.profiling import Profiling
+from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.gauges import connect_gauges
+from omni_ws.service.sessions.registry import SessionRegistry
+from omni_ws.transport.http import cors
+from omni_ws.transport.http.application import UpgradeDecision
+from omni_ws.transport.http.authentication import Authenticator
+from omni_ws.transport.http.exchange import HttpExchange, HttpRequest
+from omni_ws.transport.http.router import Router, shown_path
+from omni_ws.transport.native.attached import AttachedConnection, Attachments
+from omni_ws.transport.native.endpoint import NATIVE_PATH, StreamingInput
+from omni_ws.transport.recording.recordings import Recordings
+from omni_ws.transport.routes.chat import OpenAIRoutes
+from omni_ws.transport.routes.completions import CompletionRoutes
+from omni_ws.transport.routes.demo import DemoRoutes
+from omni_ws.transport.routes.mode_b import ModeBRoutes
+from omni_ws.transport.routes.ops import OperationsRoutes
+from omni_ws.transport.routes.profiling import ProfilingRoutes
+from omni_ws.transport.routes.transcriptions import TranscriptionRoutes
 
 SESSIONS_PATH: Final = f"{NATIVE_PATH}/sessions"
 

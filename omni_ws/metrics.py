@@ -25,7 +25,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 HTTP_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
-class Kind(StrEnum):
+class MetricKind(StrEnum):
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -36,7 +36,7 @@ class Description(NamedTuple):
     ``_count`` behind it."""
 
     name: str
-    kind: Kind
+    kind: MetricKind
     labels: tuple[str, ...]
     meaning: str
 
@@ -174,18 +174,18 @@ class Metrics:
         self.info = self._gauge("info", "Always 1: which version runs.", "version", "engine")
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
-        self._describe(f"{name}_total", Kind.COUNTER, labels, meaning)
+        self._describe(f"{name}_total", MetricKind.COUNTER, labels, meaning)
         return Counter(f"omni_ws_{name}", meaning, labels, registry=self.registry)
 
     def _gauge(self, name: str, meaning: str, *labels: str) -> Gauge:
-        self._describe(name, Kind.GAUGE, labels, meaning)
+        self._describe(name, MetricKind.GAUGE, labels, meaning)
         return Gauge(f"omni_ws_{name}", meaning, labels, registry=self.registry)
 
     def _histogram(self, name: str, meaning: str, buckets: Sequence[float], *labels: str) -> Histogram:
-        self._describe(name, Kind.HISTOGRAM, labels, meaning)
+        self._describe(name, MetricKind.HISTOGRAM, labels, meaning)
         return Histogram(f"omni_ws_{name}", meaning, labels, registry=self.registry, buckets=buckets)
 
-    def _describe(self, name: str, kind: Kind, labels: tuple[str, ...], meaning: str) -> None:
+    def _describe(self, name: str, kind: MetricKind, labels: tuple[str, ...], meaning: str) -> None:
         self.descriptions.append(Description(f"omni_ws_{name}", kind, labels, meaning))
 
     def render(self, accept: str) -> Callable[[], tuple[bytes, str]]:

@@ -24,15 +24,15 @@ from omni_ws.engine.base import Engine
 from omni_ws.engine_choice import create_engine
 from omni_ws.errors import ShuttingDown
 from omni_ws.logs import configure_logging
-from omni_ws.service.loop_watch import watching_loop
-from omni_ws.service.observer import Observer
+from omni_ws.service.observing.loop_watch import watching_loop
+from omni_ws.service.observing.observer import Observer
 from omni_ws.service.open_files import allow_connections
 from omni_ws.token_service import serve_tokens
-from omni_ws.transport.access_log import AccessLog
-from omni_ws.transport.application import HttpLimits
-from omni_ws.transport.connections import Connections
-from omni_ws.transport.front_door import front_door
-from omni_ws.transport.hang_up import notice_dead_networks
+from omni_ws.transport.http.access_log import AccessLog
+from omni_ws.transport.http.application import HttpLimits
+from omni_ws.transport.http.connections import Connections
+from omni_ws.transport.http.front_door import front_door
+from omni_ws.transport.http.hang_up import notice_dead_networks
 
 if TYPE_CHECKING:
     from omni_ws.transport.grpc_salience.listener import GrpcListener
@@ -249,7 +249,7 @@ async def tracing(config: ServerConfig) -> AsyncIterator[Observer | None]:
     if not config.tracing:
         yield None
         return
-    from omni_ws.service.tracing import RequestSpans, network_processor, tracer_provider
+    from omni_ws.service.observing.tracing import RequestSpans, network_processor, tracer_provider
 
     provider = tracer_provider(network_processor())
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
@@ -11,6 +12,7 @@ from omni_ws.app import App
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import ServerConfig
 from omni_ws.config.startup import GRPC_PACKAGES
+from omni_ws.service.tokens.sessions import token_sessions
 
 if TYPE_CHECKING:
     from omni_ws.transport.grpc_salience.listener import GrpcListener
@@ -38,7 +40,7 @@ async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
     if config.ssl_certfile is not None:
         credentials = listener.tls(config.ssl_certfile, config.ssl_keyfile)
     async with listener.listen(
-        Salience(app.sessions.token_sessions, app.authenticator, lambda: app.sessions.model),
+        Salience(partial(token_sessions, app.sessions), app.authenticator, lambda: app.sessions.model),
         host=config.host,
         port=_grpc_port(config),
         settings=config.grpc,

@@ -21,7 +21,7 @@ from omni_ws.config import (
     check_exposure,
     load,
 )
-from omni_ws.config.settings import SETTINGS, Kind
+from omni_ws.config.settings import SETTINGS, SettingKind
 from omni_ws.config.values import format_size, parse_size
 
 MIB = 1024**2
@@ -83,15 +83,15 @@ def test_a_file_is_read_and_named_as_the_origin(tmp_path: Path) -> None:
 
 
 SAMPLE_TEXT = {
-    Kind.TEXT: "abc",
-    Kind.INTEGER: "5",
-    Kind.NUMBER: "0.5",
-    Kind.SIZE: "1MiB",
-    Kind.SWITCH: "true",
-    Kind.LIST: "https://a.example,https://b.example",
-    Kind.PATH: "some/file",
-    Kind.SECRET: "s3cret",
-    Kind.FREE_FORM: '{"dtype": "half"}',
+    SettingKind.TEXT: "abc",
+    SettingKind.INTEGER: "5",
+    SettingKind.NUMBER: "0.5",
+    SettingKind.SIZE: "1MiB",
+    SettingKind.SWITCH: "true",
+    SettingKind.LIST: "https://a.example,https://b.example",
+    SettingKind.PATH: "some/file",
+    SettingKind.SECRET: "s3cret",
+    SettingKind.FREE_FORM: '{"dtype": "half"}',
 }
 #: Of settings that take no text of their kind but some.
 SAMPLE_OF_SETTING = {"trusted_proxies": "10.0.0.0/8,::1"}
@@ -110,7 +110,7 @@ def test_every_setting_is_a_flag_a_variable_and_a_key(setting) -> None:  # type:
         assert load([flag.replace("-", "_").replace("__", "--", 1), text, *more]).config == by_variable.config
     rendered = by_variable.render()
     assert f"environment variable {setting.variable}" in rendered
-    if setting.kind is not Kind.SECRET:
+    if setting.kind is not SettingKind.SECRET:
         # What is printed is a configuration file that says the same.
         assert load(toml=rendered).config == by_variable.config
 

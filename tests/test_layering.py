@@ -62,11 +62,17 @@ AT_HOME = {
     "pocketsphinx": "omni_ws.engine.embedded",
     "grpc": "omni_ws.transport",
     "httpx": "omni_ws.engine.remote",
-    "httpcore": "omni_ws.transport.media_fetch",
-    "opentelemetry": "omni_ws.service.tracing",
+    "httpcore": "omni_ws.transport.routes.media_fetch",
+    "opentelemetry": "omni_ws.service.observing.tracing",
 }
 
 CLIENT_MAY_IMPORT = ("omni_ws.client", "omni_ws.wire", "omni_ws.core", "omni_ws.errors")
+
+#: The folders of a floor that has wings: each imports from those before it, never from one behind.
+WINGS = {
+    "omni_ws.service": ("recording", "observing", "listening", "conversation", "sessions", "tokens"),
+    "omni_ws.transport": ("http", "recording", "native", "routes", "grpc_salience"),
+}
 
 MODULE_LINES = 450
 FUNCTION_LINES = 60
@@ -139,6 +145,27 @@ def test_imports_point_downward() -> None:
     assert broken(up) == {}, "these reach up"
 
 
+def test_wings_import_in_one_direction() -> None:
+    back = {}
+    for package, order in WINGS.items():
+        rank = {f"{package}.{wing}": place for place, wing in enumerate(order)}
+
+        def place(name: str, rank: dict[str, int] = rank) -> int:
+            # What stands beside the wings is for all of them.
+            return rank.get(".".join(name.split(".")[:3]), -1)
+
+        wings = {
+            name.rpartition(".")[2]
+            for name, path in MODULES.items()
+            if path.name == "__init__.py" and name.startswith(package + ".")
+        }
+        assert wings == set(order)
+        for module in MODULES:
+            if is_within(module, package):
+                back[module] = [name for name in imported(module) if place(name) > place(module)]
+    assert broken(back) == {}, "these reach into a wing behind their own"
+
+
 def test_lower_floors_stay_free_of_loops_and_sockets() -> None:
     found = {}
     for module in MODULES:
@@ -166,6 +193,15 @@ def test_the_client_stands_on_the_wire_alone() -> None:
     client = [module for module in MODULES if is_within(module, "omni_ws.client")]
     assert broken({module: [name for name in imported(module) if not may(name)] for module in client}) == {}
     assert client
+
+
+def test_no_two_public_classes_share_a_name() -> None:
+    homes: dict[str, list[str]] = {}
+    for module in MODULES:
+        for node in tree(module).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(module)
+    assert {name: modules for name, modules in homes.items() if len(modules) > 1} == {}
 
 
 def test_modules_and_functions_are_small() -> None:
@@ -197,5 +233,9 @@ def test_the_rules_can_fail() -> None:
     """A module that is nowhere and an import that reaches up are noticed."""
     with pytest.raises(AssertionError, match="has no floor"):
         floor("omni_ws.helpers")
-    assert floor("omni_ws.transport.front_door") > floor("omni_ws.service.conversation") > floor("omni_ws.wire")
+    assert (
+        floor("omni_ws.transport.http.front_door")
+        > floor("omni_ws.service.conversation.conversation")
+        > floor("omni_ws.wire")
+    )
     assert "omni_ws.errors" in set(imported("omni_ws.cli"))

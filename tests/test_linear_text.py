@@ -22,11 +22,11 @@ from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.remote.call_order import with_results
 from omni_ws.engine.remote.server_sent_events import EventReader
 from omni_ws.engine.text_pieces import pieces_of
-from omni_ws.engine.vllm.prompt import Context, PromptDraft
+from omni_ws.engine.vllm.prompt import PromptContext, PromptDraft
 from omni_ws.errors import OmniError
-from omni_ws.service.playback import Playback
-from omni_ws.service.turn import MAX_KEPT_TEXT, Turn
-from omni_ws.transport.multipart_form import FormReader
+from omni_ws.service.conversation.playback import Playback
+from omni_ws.service.conversation.request import MAX_KEPT_TEXT, Request
+from omni_ws.transport.http.multipart_form import FormReader
 from omni_ws.wire.body_stream import NdjsonDecoder
 from omni_ws.wire.frames import decode_frame
 from omni_ws.wire.redaction import without_content
@@ -140,7 +140,7 @@ def answered_by_tools(text: str) -> None:
 def prompted_by_tools(text: str) -> None:
     """One result, in pieces."""
     made = Message("assistant", "", tool_calls=(ToolCall("call", "name", "{}"),))
-    draft = PromptDraft(form(), Context(history=(made,)))
+    draft = PromptDraft(form(), PromptContext(history=(made,)))
     for piece in cut(text, 10):
         draft.add_tool_result("call", piece)
     assert sum(map(len, draft.tool_results["call"])) == len(text)
@@ -204,9 +204,9 @@ def cut(text: str, size: int) -> Iterator[str]:
     return (text[start : start + size] for start in range(0, len(text), size))
 
 
-def a_turn() -> Turn:
+def a_turn() -> Request:
     session = StreamingInputSession(InputSettings(start_policy=OnEndOnly(), mode=InputMode.SNAPSHOT))
-    return Turn("req", session, SessionConfig(), lambda turn, size: None, Playback(time.monotonic), MediaRoom())
+    return Request("req", session, SessionConfig(), lambda turn, size: None, Playback(time.monotonic), MediaRoom())
 
 
 READERS: tuple[Callable[[str], object], ...] = (

@@ -78,7 +78,7 @@ class SpeechDetector:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeechStarted:
+class SpeechOnset:
     """``audio_ms`` is where the speech began in the stream; ``detected_ms`` how much audio it took to be sure."""
 
     audio_ms: int
@@ -86,14 +86,14 @@ class SpeechStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeechStopped:
+class SpeechOffset:
     """``audio_ms`` is where the speech ended in the stream; ``detected_ms`` how much audio it took to be sure."""
 
     audio_ms: int
     detected_ms: int
 
 
-TurnEvent: TypeAlias = SpeechStarted | SpeechStopped
+TurnEvent: TypeAlias = SpeechOnset | SpeechOffset
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,7 @@ class TurnDetector:
         self.silent_windows = 0
         self._recent.clear()
 
-    def _while_silent(self, probability: float) -> SpeechStarted | None:
+    def _while_silent(self, probability: float) -> SpeechOnset | None:
         self._recent.append(probability)
         bar = self.bar
         level = max(self.threshold, min(HIGHEST_RAISED_THRESHOLD, self.threshold + bar.margin))
@@ -165,9 +165,9 @@ class TurnDetector:
         first = self.windows - len(above) + above.index(True)
         self.end_turn()
         self.speaking = True
-        return SpeechStarted(first * WINDOW_MS, self.audio_ms)
+        return SpeechOnset(first * WINDOW_MS, self.audio_ms)
 
-    def _while_speaking(self, probability: float) -> SpeechStopped | None:
+    def _while_speaking(self, probability: float) -> SpeechOffset | None:
         # Between the two thresholds speech goes on, but only a clear voice wipes out silence already counted: else a
         # breath would hold the turn open.
         goes_on = self.silence_threshold if self.silent_windows == 0 else self.threshold
@@ -179,7 +179,7 @@ class TurnDetector:
             return None
         ended = (self.windows - self.silent_windows) * WINDOW_MS
         self.end_turn()
-        return SpeechStopped(ended, self.audio_ms)
+        return SpeechOffset(ended, self.audio_ms)
 
 
 class PrefixPadding:

@@ -24,9 +24,9 @@ from omni_ws.wire.server_frames import (
     SERVER_FRAMES,
     ErrorFrame,
     ServerFrame,
-    SessionCreated,
-    SessionResumed,
-    SessionUpdated,
+    SessionCreatedFrame,
+    SessionResumedFrame,
+    SessionUpdatedFrame,
     decode_server_frame,
 )
 
@@ -54,20 +54,20 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedConnection:
     """A fresh session. ``updated`` is None where no configuration was asked for."""
 
     websocket: ClientConnection
-    created: SessionCreated
-    updated: SessionUpdated | None
+    created: SessionCreatedFrame
+    updated: SessionUpdatedFrame | None
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
+class ResumedConnection:
     """A session that goes on."""
 
     websocket: ClientConnection
-    resumed: SessionResumed
+    resumed: SessionResumedFrame
 
 
 def websocket_url(url: str) -> str:
@@ -92,7 +92,7 @@ def read_frame(message: str) -> ServerFrame | None:
         raise
 
 
-async def open_session(endpoint: Endpoint, config: Mapping[str, Any]) -> Opened:
+async def open_session(endpoint: Endpoint, config: Mapping[str, Any]) -> OpenedConnection:
     """Connect, and apply ``config`` if it says anything.
 
     Raises ConnectionFailed, or the server's error: Unauthenticated, EngineOverloaded, InvalidValue for ``config``, …
@@ -112,7 +112,7 @@ async def open_session(endpoint: Endpoint, config: Mapping[str, Any]) -> Opened:
 
 async def resume_session(
     endpoint: Endpoint, session_id: str, resume_token: str, last_output: int, config: Mapping[str, Any]
-) -> Resumed | Opened:
+) -> ResumedConnection | OpenedConnection:
     """Go on with a session; where the server cannot tell all that was missed, a fresh one, configured by ``config``.
 
     Raises what ``open_session`` raises, and SessionNotFound where there is nothing to go on with.
@@ -132,7 +132,7 @@ async def resume_session(
         raise ConnectionFailed(f"the server did not answer within {endpoint.open_timeout:g} seconds") from None
 
 
-async def _come_back(websocket: ClientConnection, config: Mapping[str, Any]) -> Resumed | Opened:
+async def _come_back(websocket: ClientConnection, config: Mapping[str, Any]) -> ResumedConnection | OpenedConnection:
     try:
         message = await websocket.recv()
         frame = None if isinstance(message, bytes) else read_frame(message)
@@ -141,8 +141,8 @@ async def _come_back(websocket: ClientConnection, config: Mapping[str, Any]) -> 
     except InvalidFrame as error:
         raise ConnectionFailed(f"the server does not speak this protocol: {error}") from None
     match frame:
-        case SessionResumed():
-            return Resumed(websocket, frame)
+        case SessionResumedFrame():
+            return ResumedConnection(websocket, frame)
         case ErrorFrame(error=fields) if fields.code == ResyncRequired.wire.code:
             return await _introduce(websocket, config)
         case ErrorFrame(error=fields):
@@ -177,21 +177,21 @@ async def _handshake(endpoint: Endpoint, url: str) -> ClientConnection:
         raise ConnectionFailed(f"cannot reach {url}: {error}") from error
 
 
-async def _introduce(websocket: ClientConnection, config: Mapping[str, Any]) -> Opened:
+async def _introduce(websocket: ClientConnection, config: Mapping[str, Any]) -> OpenedConnection:
     """The first frames: session_created, then what becomes of ``config``."""
-    created: SessionCreated | None = None
+    created: SessionCreatedFrame | None = None
     try:
         while True:
             message = await websocket.recv()
             if isinstance(message, bytes):
                 raise ConnectionFailed("the server sent output before it created the session")
             match read_frame(message):
-                case SessionCreated() as created:
+                case SessionCreatedFrame() as created:
                     if not config:
-                        return Opened(websocket, created, None)
+                        return OpenedConnection(websocket, created, None)
                     await websocket.send(encode_config(config), text=True)
-                case SessionUpdated() as updated if created is not None:
-                    return Opened(websocket, created, updated)
+                case SessionUpdatedFrame() as updated if created is not None:
+                    return OpenedConnection(websocket, created, updated)
                 case ErrorFrame(error=fields):
                     raise error_from_fields(fields)
     except ConnectionClosed as closed:

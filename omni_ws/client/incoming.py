@@ -26,25 +26,27 @@ from omni_ws.wire.binary import decode_output_audio
 from omni_ws.wire.server_frames import (
     ErrorFields,
     ServerFrame,
-    SessionCreated,
-    SessionUpdated,
+    SessionCreatedFrame,
+    SessionUpdatedFrame,
 )
 from omni_ws.wire.session_config import OutputAudioConfig
 
 #: What the server keeps in line with the outputs, and tells again after a resume.
 _IN_LINE = (
-    server_frames.ResponseStarted,
+    server_frames.ResponseStartedFrame,
     server_frames.ErrorFrame,
-    server_frames.SessionUpdated,
-    server_frames.SpeechStarted,
-    server_frames.SpeechStopped,
+    server_frames.SessionUpdatedFrame,
+    server_frames.SpeechStartedFrame,
+    server_frames.SpeechStoppedFrame,
 )
 
 
 class IncomingFrames:
     """``outgoing`` is told what the server says about it."""
 
-    def __init__(self, created: SessionCreated, updated: SessionUpdated | None, outgoing: OutgoingInput) -> None:
+    def __init__(
+        self, created: SessionCreatedFrame, updated: SessionUpdatedFrame | None, outgoing: OutgoingInput
+    ) -> None:
         self.config = updated
         self.last_output_sequence_id = -1
         #: Whether anything has come since the session was created.
@@ -58,7 +60,7 @@ class IncomingFrames:
         self._heard_before = 0
         self._created = created
         self._outgoing = outgoing
-        self._configurations: deque[asyncio.Future[SessionUpdated]] = deque()
+        self._configurations: deque[asyncio.Future[SessionUpdatedFrame]] = deque()
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._next_ping = 0
         #: The request whose answer came last, for binary frames of requests that nobody here began.
@@ -68,7 +70,7 @@ class IncomingFrames:
     def output_audio(self) -> OutputAudioConfig:
         return self.config.output_audio if self.config else self._created.output_audio
 
-    def expect_configuration(self) -> asyncio.Future[SessionUpdated]:
+    def expect_configuration(self) -> asyncio.Future[SessionUpdatedFrame]:
         """Answers to configurations come in their order, also to those that nobody waits for any more."""
         reply = asyncio.get_running_loop().create_future()
         self._configurations.append(reply)
@@ -133,24 +135,24 @@ class IncomingFrames:
             case server_frames.InputAckFrame():
                 self._outgoing.acknowledge(frame.next_sequence_id, frame.credit_bytes)
                 return InputAck(frame.next_sequence_id, frame.buffered_chunks, frame.received_bytes, frame.credit_bytes)
-            case server_frames.SpeechStarted(audio_ms=audio_ms):
+            case server_frames.SpeechStartedFrame(audio_ms=audio_ms):
                 return SpeechStarted(audio_ms)
-            case server_frames.SpeechStopped(audio_ms=audio_ms):
+            case server_frames.SpeechStoppedFrame(audio_ms=audio_ms):
                 return SpeechStopped(audio_ms)
-            case server_frames.ResponseStarted():
+            case server_frames.ResponseStartedFrame():
                 self._answering = frame.request_id
                 self._outgoing.started(frame.request_id, frame.sequence_id)
                 event = ResponseStarted(frame.request_id, frame.trigger, frame.sequence_id, frame.input_mode)
                 return self._output(event)
             case server_frames.ErrorFrame(error=fields):
                 return self._error(fields)
-            case SessionUpdated() as updated:
+            case SessionUpdatedFrame() as updated:
                 self._configured(updated)
             case server_frames.PongFrame(t=number):
                 pong = self._pings.pop(number, None) if isinstance(number, int) else None
                 if pong is not None and not pong.done():
                     pong.set_result(None)
-            case server_frames.SessionClosing():
+            case server_frames.SessionClosingFrame():
                 self.closing = Closing(frame.reason, frame.retryable, frame.time_left_ms)
                 return self.closing
         return None
@@ -180,7 +182,7 @@ class IncomingFrames:
                 request = self._outgoing.find(request_id) if request_id is not None else None
         return None if request is not None and request.muted else event
 
-    def _configured(self, updated: SessionUpdated) -> None:
+    def _configured(self, updated: SessionUpdatedFrame) -> None:
         self.config = updated
         self._outgoing.open_microphone = updated.turn_detection is not None
         reply = self._configurations.popleft() if self._configurations else None

@@ -14,15 +14,15 @@ import msgspec
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from omni_ws.client.connection import Endpoint, Opened, open_session, resume_session
-from omni_ws.client.connection import Resumed as ResumedConnection
+from omni_ws.client.connection import Endpoint, OpenedConnection, open_session, resume_session
+from omni_ws.client.connection import ResumedConnection as ResumedConnection
 from omni_ws.client.ending import Ending, ending_of
 from omni_ws.client.event_queue import EventQueue
 from omni_ws.client.events import Final, Reconnected, Resumed
 from omni_ws.client.failures import ConnectionLost, is_retryable
 from omni_ws.client.incoming import IncomingFrames
 from omni_ws.client.outgoing import OutgoingInput, OutgoingRequest
-from omni_ws.client.sent_frames import Kind, SentFrame, SentFrames
+from omni_ws.client.sent_frames import SentFrame, SentFrames, SentKind
 from omni_ws.core.chunks import FinishReason, InputChunk
 from omni_ws.errors import InvalidFrame, OmniError, SessionNotFound
 from omni_ws.wire.frames import OutputAckFrame
@@ -60,7 +60,7 @@ class Link:
     def __init__(
         self,
         endpoint: Endpoint,
-        opened: Opened,
+        opened: OpenedConnection,
         *,
         wanted: dict[str, Any],
         encode: Callable[[InputChunk], tuple[bytes, bool]],
@@ -89,7 +89,7 @@ class Link:
         self._attach(opened)
         self._life = asyncio.create_task(self._live(), name=f"client of {opened.created.session_id}")
 
-    def _attach(self, opened: Opened) -> None:
+    def _attach(self, opened: OpenedConnection) -> None:
         self.websocket: ClientConnection = opened.websocket
         self.created = opened.created
         self._resume_token = opened.created.resume_token
@@ -111,7 +111,7 @@ class Link:
         self._outbox_bytes += len(frame)
         self._outbox_changed.set()
 
-    def say(self, kind: Kind, frame: bytes) -> None:
+    def say(self, kind: SentKind, frame: bytes) -> None:
         """Write soon what has no number, and again where it may not have arrived."""
         self._remember(SentFrame(self.outgoing.next_sequence_id, kind, frame, is_text=True))
         self.write_soon(frame, True)
@@ -126,7 +126,7 @@ class Link:
         if numbered is None or numbered.sequence_id is None:
             return -1
         frame, is_text = self._encode(numbered)
-        self._remember(SentFrame(numbered.sequence_id, Kind.CHUNK, frame, is_text))
+        self._remember(SentFrame(numbered.sequence_id, SentKind.CHUNK, frame, is_text))
         self.write_soon(frame, is_text)
         return numbered.sequence_id
 
@@ -207,7 +207,7 @@ class Link:
                     delays = iter(self.limits.reconnect_delays)
                 self.incoming.fail_pings(ending.error)
                 match await self._reopen(delays, ending):
-                    case Opened() as opened:
+                    case OpenedConnection() as opened:
                         self._replay(opened)
                     case again:
                         self._go_on(again)
@@ -267,7 +267,7 @@ class Link:
             self._acknowledged_output = last
             self.write_soon(msgspec.json.encode(OutputAckFrame(last)), True)
 
-    async def _reopen(self, delays: Iterator[float], ending: Ending) -> Opened | ResumedConnection:
+    async def _reopen(self, delays: Iterator[float], ending: Ending) -> OpenedConnection | ResumedConnection:
         """The session, or a fresh one where that is over. Raises what stands in the way for good."""
         # Unless the server, which has ended it, said so.
         resume_token = self._resume_token if isinstance(ending.error, ConnectionLost) and not ending.orderly else None
@@ -297,7 +297,7 @@ class Link:
                 last = error
         raise ConnectionLost(f"the connection was lost and could not be made again: {last}") from last
 
-    def _replay(self, opened: Opened) -> None:
+    def _replay(self, opened: OpenedConnection) -> None:
         """Everything that was unfinished, from its beginning; without a pause, so that nothing gets between."""
         if self.outgoing.lost:
             opened.websocket.transport.abort()
@@ -329,12 +329,12 @@ class Link:
             self.write_soon(frame.frame, frame.is_text)
         self._room.set()
 
-    def _may_be_sent_again(self, kind: Kind) -> bool:
+    def _may_be_sent_again(self, kind: SentKind) -> bool:
         """What may have arrived and would do no harm a second time."""
         match kind:
-            case Kind.CONFIG:
+            case SentKind.CONFIG:
                 return self.incoming.awaits_configuration
-            case Kind.CANCEL:
+            case SentKind.CANCEL:
                 return len(self.outgoing.requests) == 1  # it could meet another request otherwise
             case _:
                 return True

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 
-class Kind(Enum):
+class SentKind(Enum):
     CHUNK = "input_chunk"
     CONFIG = "session_config"
     FINISH = "finish"
@@ -19,7 +19,7 @@ class Kind(Enum):
 class SentFrame(NamedTuple):
     #: The number of the chunk; for any other frame, that of the chunk that comes next.
     place: int
-    kind: Kind
+    kind: SentKind
     frame: bytes
     is_text: bool
 
@@ -37,10 +37,10 @@ class SentFrames:
         while self._frames and self._frames[0].place < next_sequence_id:
             self._frames.popleft()
 
-    def again(self, next_sequence_id: int, wanted: Callable[[Kind], bool]) -> list[SentFrame]:
+    def again(self, next_sequence_id: int, wanted: Callable[[SentKind], bool]) -> list[SentFrame]:
         """From the first chunk on that did not arrive. What has no number may have arrived; ``wanted`` decides."""
         self.accepted(next_sequence_id)
-        self._frames = deque(frame for frame in self._frames if frame.kind is Kind.CHUNK or wanted(frame.kind))
+        self._frames = deque(frame for frame in self._frames if frame.kind is SentKind.CHUNK or wanted(frame.kind))
         return list(self._frames)
 
     def clear(self) -> None:

@@ -15,7 +15,7 @@ from omni_ws.client.events import Answer, AnswerBuilder, ErrorEvent, Event, Fina
 from omni_ws.client.failures import ServerError
 from omni_ws.client.frames import chunk_encoder
 from omni_ws.client.link import ClientLimits, Link
-from omni_ws.client.sent_frames import Kind
+from omni_ws.client.sent_frames import SentKind
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality
 from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.wire.frames import (
@@ -24,7 +24,7 @@ from omni_ws.wire.frames import (
     OutputAckFrame,
     PingFrame,
 )
-from omni_ws.wire.server_frames import SessionCreated, SessionUpdated
+from omni_ws.wire.server_frames import SessionCreatedFrame, SessionUpdatedFrame
 from omni_ws.wire.session_config import InputAudioConfig, OutputAudioConfig, merge
 
 _encode = msgspec.json.Encoder().encode
@@ -83,12 +83,12 @@ class ClientSession:
         return self._link.created.session_id
 
     @property
-    def created(self) -> SessionCreated:
+    def created(self) -> SessionCreatedFrame:
         """What the server said when the session was created."""
         return self._link.created
 
     @property
-    def config(self) -> SessionUpdated | None:
+    def config(self) -> SessionUpdatedFrame | None:
         """The effective configuration; None until something was configured."""
         return self._link.incoming.config
 
@@ -113,12 +113,12 @@ class ClientSession:
 
     # sending
 
-    async def configure(self, **fields: Any) -> SessionUpdated:
+    async def configure(self, **fields: Any) -> SessionUpdatedFrame:
         """From the next request on; None restores a default. Raises the server's error; nothing has changed then."""
         frame = encode_config(fields)
         self._link.check_open()
         reply = self._link.incoming.expect_configuration()
-        self._link.say(Kind.CONFIG, frame)
+        self._link.say(SentKind.CONFIG, frame)
         updated = await reply
         self._link.wanted = merge(self._link.wanted, fields)
         return updated
@@ -171,13 +171,13 @@ class ClientSession:
         async with self._sending:
             self._link.check_open()
             if self._link.outgoing.finish():
-                self._link.say(Kind.FINISH, _encode(FinishFrame()))
+                self._link.say(SentKind.FINISH, _encode(FinishFrame()))
 
     async def cancel(self, request_id: str | None = None) -> None:
         """Stop the named request, or the running one, and close its input. Its Final still comes."""
         self._link.check_open()
         self._link.outgoing.cancel(request_id)
-        kind = Kind.CANCEL if request_id is None else Kind.CANCEL_BY_ID
+        kind = SentKind.CANCEL if request_id is None else SentKind.CANCEL_BY_ID
         self._link.say(kind, _encode(CancelFrame(request_id)))
 
     async def acknowledge_output(self, *, played_ms: float | None = None) -> None:
@@ -237,7 +237,7 @@ class ClientSession:
             if request is not None and request in self._link.outgoing.requests:
                 self._link.abandon(request)
                 self._link.outgoing.cancel(request.request_id)
-                kind = Kind.CANCEL if request.request_id is None else Kind.CANCEL_BY_ID
+                kind = SentKind.CANCEL if request.request_id is None else SentKind.CANCEL_BY_ID
                 self._link.say(kind, _encode(CancelFrame(request.request_id)))
             raise
         answer = builder.build()

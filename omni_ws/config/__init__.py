@@ -5,7 +5,7 @@ from omni_ws.config.keys import ApiKey, configured_keys, load_keys
 from omni_ws.config.loading import LoadedConfig, load
 from omni_ws.config.model import (
     AuthConfig,
-    EmbeddedConfig,
+    EmbeddedSettings,
     EngineName,
     FakeConfig,
     GrpcConfig,
@@ -25,7 +25,7 @@ __all__ = [
     "ApiKey",
     "AuthConfig",
     "ConfigurationError",
-    "EmbeddedConfig",
+    "EmbeddedSettings",
     "EngineName",
     "FakeConfig",
     "GrpcConfig",

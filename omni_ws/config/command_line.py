@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.layers import FREE_FORM, Layer, free_form_path
 from omni_ws.config.rendering import default_words
-from omni_ws.config.settings import SECTIONS, SETTINGS, Kind, Setting, hint
+from omni_ws.config.settings import SECTIONS, SETTINGS, Setting, SettingKind, hint
 from omni_ws.config.values import parse_free_form, parse_list
 
 #: What ``serve --help`` shows; ``--help-all`` shows every setting.
@@ -116,9 +116,9 @@ def add_flags(parser: argparse.ArgumentParser, *, only: Collection[str] | None =
         extra: dict[str, Any] = {"metavar": setting.type_words.upper() if not setting.choices else None}
         if setting.choices:
             extra["metavar"] = "{" + ",".join(setting.choices) + "}"
-        if setting.kind is Kind.SWITCH:
+        if setting.kind is SettingKind.SWITCH:
             extra |= {"nargs": "?", "const": _SWITCHED_ON}
-        if setting.kind is Kind.LIST:
+        if setting.kind is SettingKind.LIST:
             extra["action"] = "append"
         words = setting.description + (f" [{default}]" if default else "")
         groups[setting.path[0] if len(setting.path) > 1 else ""].add_argument(

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from omni_ws.config.error import ConfigurationError
-from omni_ws.config.settings import SECTIONS, SETTINGS, VARIABLE_PREFIX, Kind, Setting, hint, setting_at
+from omni_ws.config.settings import SECTIONS, SETTINGS, VARIABLE_PREFIX, Setting, SettingKind, hint, setting_at
 from omni_ws.config.values import parse_free_form, parse_list
 
-FREE_FORM: Final = tuple(setting for setting in SETTINGS.values() if setting.kind is Kind.FREE_FORM)
+FREE_FORM: Final = tuple(setting for setting in SETTINGS.values() if setting.kind is SettingKind.FREE_FORM)
 
 
 @dataclass(slots=True)
@@ -50,11 +50,11 @@ class Layer:
 
 def _from_text(setting: Setting, text: str) -> object:
     # An empty key is far more often a variable that was forgotten than the wish to have no key.
-    if text == "" and setting.nullable and setting.kind is not Kind.SECRET:
+    if text == "" and setting.nullable and setting.kind is not SettingKind.SECRET:
         return None
-    if setting.kind is Kind.LIST:
+    if setting.kind is SettingKind.LIST:
         return parse_list(text)
-    if setting.kind is Kind.FREE_FORM:
+    if setting.kind is SettingKind.FREE_FORM:
         value = json.loads(text) if text.lstrip().startswith("{") else None
         if not isinstance(value, dict):
             raise ValueError(f"takes a JSON object, or single arguments as {setting.flag}.<name>")
@@ -99,7 +99,7 @@ def _walk(tree: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tup
         path = (*prefix, name)
         key = ".".join(path)
         setting = SETTINGS.get(key)
-        has_keys = key in SECTIONS or (setting is not None and setting.kind is Kind.FREE_FORM)
+        has_keys = key in SECTIONS or (setting is not None and setting.kind is SettingKind.FREE_FORM)
         if has_keys and isinstance(value, dict):
             yield from _walk(value, path)
         else:

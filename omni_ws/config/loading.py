@@ -14,7 +14,7 @@ from omni_ws.config.error import ConfigurationError
 from omni_ws.config.layers import Layer, environment_layer, toml_layer
 from omni_ws.config.model import ServerConfig
 from omni_ws.config.rendering import MASK, render_values
-from omni_ws.config.settings import SETTINGS, Kind, Setting
+from omni_ws.config.settings import SETTINGS, Setting, SettingKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def _explained(error: ValidationError, origins: Mapping[str, str]) -> Iterator[s
         if setting is None:
             yield reason
             continue
-        shown = MASK if setting.kind is Kind.SECRET else repr(detail["input"])
+        shown = MASK if setting.kind is SettingKind.SECRET else repr(detail["input"])
         yield f"{setting.key} = {shown} ({origins.get(setting.key, 'default')}): {reason[:1].lower()}{reason[1:]}"
 
 

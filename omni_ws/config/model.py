@@ -169,7 +169,7 @@ class FakeConfig(Section):
     reply: str | None = Field(default=None, description="Answer with this text instead of an echo.")
 
 
-class EmbeddedConfig(Section):
+class EmbeddedSettings(Section):
     """The embedded engine: recognition and a voice without a GPU or a model download."""
 
     max_recognisers: Count | None = Field(
@@ -379,7 +379,7 @@ class ServerConfig(BaseSettings):
     http: HttpConfig = HttpConfig()
     auth: AuthConfig = AuthConfig()
     fake: FakeConfig = FakeConfig()
-    embedded: EmbeddedConfig = EmbeddedConfig()
+    embedded: EmbeddedSettings = EmbeddedSettings()
     vllm: VllmConfig = VllmConfig()
     remote: RemoteConfig = RemoteConfig()
     grpc: GrpcConfig = GrpcConfig()

@@ -11,7 +11,7 @@ from typing import Any, Final
 from pydantic import SecretStr
 
 from omni_ws.config.model import ServerConfig
-from omni_ws.config.settings import SETTINGS, Kind, Setting
+from omni_ws.config.settings import SETTINGS, Setting, SettingKind
 from omni_ws.config.values import format_size
 
 MASK: Final = "********"
@@ -41,7 +41,7 @@ def _lines(config: ServerConfig, origins: Mapping[str, str]) -> Iterator[tuple[s
         value: Any = config
         for part in setting.path:
             value = getattr(value, part)
-        if setting.kind is Kind.FREE_FORM and value:
+        if setting.kind is SettingKind.FREE_FORM and value:
             yield from _free_form_lines(setting.key, value, origins)
         else:
             yield _line(setting, value), origins.get(setting.key, "default")
@@ -69,7 +69,7 @@ def _free_form_lines(key: str, values: Mapping[str, Any], origins: Mapping[str, 
 
 
 def _as_toml(setting: Setting, value: object) -> str:
-    if setting.kind is Kind.SIZE and isinstance(value, int):
+    if setting.kind is SettingKind.SIZE and isinstance(value, int):
         return _toml(format_size(value)) if value >= 1024 else str(value)
     return _toml(value)
 

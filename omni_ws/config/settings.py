@@ -29,7 +29,7 @@ FLAG_ALIASES: Final[Mapping[str, str]] = MappingProxyType(
 )
 
 
-class Kind(StrEnum):
+class SettingKind(StrEnum):
     """How a value is written."""
 
     TEXT = "text"
@@ -47,7 +47,7 @@ class Kind(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     path: tuple[str, ...]
-    kind: Kind
+    kind: SettingKind
     choices: tuple[str, ...]
     #: Whether it may be unset.
     nullable: bool
@@ -105,7 +105,7 @@ def _setting(path: tuple[str, ...], field: FieldInfo) -> Setting:
         choices = tuple(member.value for member in annotation)
     return Setting(
         path=path,
-        kind=Kind.CHOICE if choices else _kind(annotation, marks),
+        kind=SettingKind.CHOICE if choices else _kind(annotation, marks),
         choices=choices,
         nullable=nullable,
         default=field.get_default(call_default_factory=True, validated_data={}),
@@ -113,18 +113,18 @@ def _setting(path: tuple[str, ...], field: FieldInfo) -> Setting:
     )
 
 
-def _kind(annotation: Any, marks: Iterable[object]) -> Kind:
+def _kind(annotation: Any, marks: Iterable[object]) -> SettingKind:
     if any(isinstance(mark, SizeMark) for mark in marks):
-        return Kind.SIZE
+        return SettingKind.SIZE
     return {
-        str: Kind.TEXT,
-        int: Kind.INTEGER,
-        float: Kind.NUMBER,
-        bool: Kind.SWITCH,
-        Path: Kind.PATH,
-        SecretStr: Kind.SECRET,
-        tuple: Kind.LIST,
-        dict: Kind.FREE_FORM,
+        str: SettingKind.TEXT,
+        int: SettingKind.INTEGER,
+        float: SettingKind.NUMBER,
+        bool: SettingKind.SWITCH,
+        Path: SettingKind.PATH,
+        SecretStr: SettingKind.SECRET,
+        tuple: SettingKind.LIST,
+        dict: SettingKind.FREE_FORM,
     }[get_origin(annotation) or annotation]
 
 
@@ -144,7 +144,7 @@ def setting_at(path: tuple[str, ...]) -> Setting | None:
     """The setting that a path names or, where it is free-form, lies within."""
     for length in range(len(path), 0, -1):
         setting = SETTINGS.get(".".join(path[:length]))
-        if setting is not None and (length == len(path) or setting.kind is Kind.FREE_FORM):
+        if setting is not None and (length == len(path) or setting.kind is SettingKind.FREE_FORM):
             return setting
     return None
 

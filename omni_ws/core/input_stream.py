@@ -17,7 +17,7 @@ from omni_ws.core.offsets import OffsetBuffer
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Arrival, ReorderBuffer
 from omni_ws.core.session import InputSettings, StreamingInputSession
-from omni_ws.core.stream_events import Diverted, InputAck, RequestOpened, StreamEvent
+from omni_ws.core.stream_events import Diverted, ReceivedInput, RequestOpened, StreamEvent
 from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.core.whole_characters import WholeCharacters
 from omni_ws.errors import (
@@ -214,9 +214,9 @@ class InputStream(InputBytes):
         """Chunks, or pieces of them, that wait behind a gap."""
         return len(self.reorder) if self.offsets is None else len(self.offsets)
 
-    def take_ack(self) -> InputAck:
+    def take_ack(self) -> ReceivedInput:
         self.acks.sent()
-        return InputAck(self.reorder.next_sequence_id, self.buffered_chunks, self.received_bytes)
+        return ReceivedInput(self.reorder.next_sequence_id, self.buffered_chunks, self.received_bytes)
 
     # time
 

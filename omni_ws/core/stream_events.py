@@ -38,7 +38,7 @@ class TextRefused:
     error: InvalidValue
 
 
-class InputAck(Struct, frozen=True):
+class ReceivedInput(Struct, frozen=True):
     """Everything below ``next_sequence_id`` was accepted in order."""
 
     next_sequence_id: int

@@ -36,7 +36,7 @@ class Stage(Protocol[T_contra]):
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class StageLink:
     """The channel between two stages, in the unit of what flows there: characters, milliseconds, bytes."""
 
     capacity: float
@@ -45,7 +45,7 @@ class Link:
 
 @asynccontextmanager
 async def pipeline(
-    source: AsyncIterator[Any], stages: Sequence[Stage[Any]], links: Sequence[Link]
+    source: AsyncIterator[Any], stages: Sequence[Stage[Any]], links: Sequence[StageLink]
 ) -> AsyncIterator[AsyncIterator[EngineOutput]]:
     """Runs ``stages`` over ``source``, one link between each two; what is yielded are their outputs, in order.
 
@@ -104,7 +104,7 @@ async def _run(
         cancel_upstream()  # nobody reads what they make any more
 
 
-def _channel(link: Link, before: Stage[Any], after: Stage[Any]) -> Channel[Any]:
+def _channel(link: StageLink, before: Stage[Any], after: Stage[Any]) -> Channel[Any]:
     if events.recorder is None:
         return Channel(link.capacity, cost=link.cost)
     return _NotedChannel(link, before.name, after.name)
@@ -113,7 +113,7 @@ def _channel(link: Link, before: Stage[Any], after: Stage[Any]) -> Channel[Any]:
 class _NotedChannel(Channel[Any]):
     """Tells the profiler what goes in and what comes out. Made only where it listens."""
 
-    def __init__(self, link: Link, before: str, after: str) -> None:
+    def __init__(self, link: StageLink, before: str, after: str) -> None:
         super().__init__(link.capacity, cost=link.cost)
         self._before, self._after = before, after
         self._put = self._taken = 0

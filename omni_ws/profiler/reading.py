@@ -19,7 +19,7 @@ class NoEvents(Exception):
     """There is nothing to report on, which the message explains."""
 
 
-class Event(msgspec.Struct, frozen=True):
+class ProfileEvent(msgspec.Struct, frozen=True):
     """One line, as the writers of this format agree on it; what a line leaves out is left open."""
 
     request_id: str
@@ -37,10 +37,10 @@ class Event(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True)
-class Recording:
+class EventFiles:
     """What files hold. ``broken`` names the place of each line that is no event: a writer may have died inside one."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[ProfileEvent] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
 
@@ -55,13 +55,13 @@ class Recording:
             newest[name] = max(newest[name], event.timestamp_ns)
         return {name: counts[name] for name in sorted(counts, key=lambda name: -newest[name])}
 
-    def of_run(self, run_id: str) -> list[Event]:
+    def of_run(self, run_id: str) -> list[ProfileEvent]:
         return [event for event in self.events if (event.run_id or "") == run_id]
 
 
-def read(paths: Iterable[Path]) -> Recording:
+def read(paths: Iterable[Path]) -> EventFiles:
     """The events of files, and of all event files of folders. Raises NoEvents."""
-    recording = Recording()
+    recording = EventFiles()
     paths = list(paths)
     for path in paths:
         if path.is_dir():
@@ -80,8 +80,8 @@ def read(paths: Iterable[Path]) -> Recording:
     return recording
 
 
-def _read_file(path: Path, recording: Recording) -> None:
-    decoder = msgspec.json.Decoder(Event)
+def _read_file(path: Path, recording: EventFiles) -> None:
+    decoder = msgspec.json.Decoder(ProfileEvent)
     try:
         with path.open("rb") as file:
             for number, line in enumerate(_lines(file), 1):

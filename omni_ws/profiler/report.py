@@ -6,14 +6,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from omni_ws.profiler.reading import NoEvents, Recording
+from omni_ws.profiler.reading import EventFiles, NoEvents
 from omni_ws.profiler.timeline import MS, Timeline, timelines
 
 #: Stages of the report's own.
 UNACCOUNTED: Final = "(unaccounted)"
 
 
-def build_report(recording: Recording, *, run_id: str | None = None) -> dict[str, Any]:
+def build_report(recording: EventFiles, *, run_id: str | None = None) -> dict[str, Any]:
     """``run_id`` chooses a run, the newest where it is None. Raises NoEvents where there is no such run."""
     chosen, runs = _chosen(recording, run_id), recording.runs
     lines = timelines(recording.of_run(chosen))
@@ -38,12 +38,12 @@ def build_report(recording: Recording, *, run_id: str | None = None) -> dict[str
     }
 
 
-def chosen_timelines(recording: Recording, run_id: str | None) -> dict[str, Timeline]:
+def chosen_timelines(recording: EventFiles, run_id: str | None) -> dict[str, Timeline]:
     """Raises NoEvents."""
     return timelines(recording.of_run(_chosen(recording, run_id)))
 
 
-def _chosen(recording: Recording, run_id: str | None) -> str:
+def _chosen(recording: EventFiles, run_id: str | None) -> str:
     runs = recording.runs
     if run_id is None:
         return next(iter(runs))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from omni_ws.profiler.reading import Event
+from omni_ws.profiler.reading import ProfileEvent
 
 #: What opens an interval of a stage, and what closes it. An event may be part of several.
 PAIRS: Final = (
@@ -75,10 +75,10 @@ class Timeline:
     """Times are those of ``at``: monotonic where every event of the request has that, else of the day."""
 
     request_id: str
-    events: tuple[Event, ...]
+    events: tuple[ProfileEvent, ...]
 
     @classmethod
-    def of(cls, request_id: str, events: Sequence[Event]) -> Timeline:
+    def of(cls, request_id: str, events: Sequence[ProfileEvent]) -> Timeline:
         clock = _monotonic if all(event.monotonic_ns is not None for event in events) else _wall
         return cls(request_id, tuple(sorted(events, key=clock)))
 
@@ -86,7 +86,7 @@ class Timeline:
     def _is_monotonic(self) -> bool:
         return all(event.monotonic_ns is not None for event in self.events)
 
-    def at(self, event: Event) -> int:
+    def at(self, event: ProfileEvent) -> int:
         return _monotonic(event) if self._is_monotonic else _wall(event)
 
     @property
@@ -105,7 +105,7 @@ class Timeline:
         names = {event.event_name for event in self.events}
         return "request_admission" in names and not names.isdisjoint(_ENDS)
 
-    def first(self, name: str, **metadata: Any) -> Event | None:
+    def first(self, name: str, **metadata: Any) -> ProfileEvent | None:
         for event in self.events:
             if event.event_name == name and metadata.items() <= event.metadata.items():
                 return event
@@ -155,9 +155,9 @@ class Timeline:
         return sum(end - start for start, end in gaps(self))
 
 
-def timelines(events: Iterable[Event]) -> dict[str, Timeline]:
+def timelines(events: Iterable[ProfileEvent]) -> dict[str, Timeline]:
     """By request, in the order of their beginning."""
-    grouped: defaultdict[str, list[Event]] = defaultdict(list)
+    grouped: defaultdict[str, list[ProfileEvent]] = defaultdict(list)
     for event in events:
         if event.request_id:
             grouped[event.request_id].append(event)
@@ -182,12 +182,12 @@ def gaps(line: Timeline) -> list[tuple[int, int]]:
     return found
 
 
-def _monotonic(event: Event) -> int:
+def _monotonic(event: ProfileEvent) -> int:
     assert event.monotonic_ns is not None
     return event.monotonic_ns
 
 
-def _wall(event: Event) -> int:
+def _wall(event: ProfileEvent) -> int:
     return event.timestamp_ns
 
 

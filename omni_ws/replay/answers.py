@@ -15,7 +15,7 @@ from omni_ws.wire.binary import decode_output_audio
 
 
 @dataclass(slots=True)
-class Answer:
+class ReplayedAnswer:
     """One request's. Times are milliseconds of the session."""
 
     request_id: str
@@ -55,7 +55,7 @@ class Answer:
 class Answers:
     """All of a session's. ``errors`` are those of no request; ``ends`` say how each connection ended."""
 
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[ReplayedAnswer] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
 
@@ -73,10 +73,10 @@ class NativeAnswers:
         self.finals = 0
         self.configured = 0
         self.greetings = 0
-        self._by_id: dict[str, Answer] = {}
+        self._by_id: dict[str, ReplayedAnswer] = {}
         self._format = AudioFormat(AudioEncoding.PCM16, 24_000, 1)
         #: The answer that audio without an id belongs to.
-        self.running: Answer | None = None
+        self.running: ReplayedAnswer | None = None
         #: When each numbered chunk, and each end of an input, was sent.
         self._chunks: dict[int, float] = {}
         self._ends: list[float] = []
@@ -144,9 +144,9 @@ class NativeAnswers:
         if isinstance(output, dict):
             self._format = AudioFormat(AudioEncoding(output["format"]), output["sample_rate"], 1)
 
-    def _answer(self, request_id: str) -> Answer:
+    def _answer(self, request_id: str) -> ReplayedAnswer:
         if request_id not in self._by_id:
-            self._by_id[request_id] = answer = Answer(request_id)
+            self._by_id[request_id] = answer = ReplayedAnswer(request_id)
             self.found.answers.append(answer)
         return self._by_id[request_id]
 
@@ -155,7 +155,7 @@ class NativeAnswers:
         number = frame.get("sequence_id")
         answer.asked_at = self._chunks.get(number, at) if isinstance(number, int) else at
 
-    def _output(self, at: float, answer: Answer, frame: dict[str, Any]) -> None:
+    def _output(self, at: float, answer: ReplayedAnswer, frame: dict[str, Any]) -> None:
         if frame.get("final"):
             self.finals += 1
             answer.finish_reason = frame.get("finish_reason")
@@ -180,13 +180,13 @@ class NativeAnswers:
         else:
             answer.text += frame.get("text", "")
 
-    def _hear_audio(self, at: float, answer: Answer, payload: bytes, source: AudioFormat) -> None:
+    def _hear_audio(self, at: float, answer: ReplayedAnswer, payload: bytes, source: AudioFormat) -> None:
         self._first(at, answer)
         answer.output(at, is_audio=True)
         answer.audio += payload
         answer.format = source
 
-    def _first(self, at: float, answer: Answer) -> None:
+    def _first(self, at: float, answer: ReplayedAnswer) -> None:
         """An answer that came after the end of its input is timed from there."""
         if answer.first_output_at is None and answer.asked_at is not None:
             ends = [end for end in self._ends if answer.asked_at <= end <= at]

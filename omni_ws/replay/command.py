@@ -16,7 +16,7 @@ from omni_ws.replay.answers import Answers
 from omni_ws.replay.compare import Comparison, differences
 from omni_ws.replay.http import HttpReplay
 from omni_ws.replay.native import NativeReplay, recorded_answers
-from omni_ws.replay.recording import Recording, RecordingError, read_recording
+from omni_ws.replay.recording import RecordedSession, RecordingError, read_recording
 from omni_ws.replay.report import Result, as_json, as_text
 from omni_ws.replay.target import Target
 from omni_ws.replay.timetable import AT_ONCE, Pace
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 
 
 async def replay(
-    recordings: Sequence[Recording], target: Target, pace: Pace, *, copies: int = 1, comparison: Comparison
+    recordings: Sequence[RecordedSession], target: Target, pace: Pace, *, copies: int = 1, comparison: Comparison
 ) -> list[Result]:
     """All at once: each recording as many times as there are to be ``copies``."""
     return await asyncio.gather(
@@ -56,7 +56,7 @@ async def replay(
     )
 
 
-async def _one(recording: Recording, copy: int, target: Target, pace: Pace, comparison: Comparison) -> Result:
+async def _one(recording: RecordedSession, copy: int, target: Target, pace: Pace, comparison: Comparison) -> Result:
     now: Answers | None = None
     if recording.header.kind == "websocket":
         then = recorded_answers(recording)

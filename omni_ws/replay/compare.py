@@ -13,7 +13,7 @@ from omni_ws.audio.decoder import AudioDecoder
 from omni_ws.audio.samples import Samples
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.errors import OmniError
-from omni_ws.replay.answers import Answer, Answers
+from omni_ws.replay.answers import Answers, ReplayedAnswer
 
 #: How the server closes for reasons of its own, or of time: not part of an answer.
 ORDERLY_CLOSE_CODES: Final = frozenset({1001, 1012, 4408})
@@ -56,7 +56,7 @@ def differences(then: Answers, now: Answers, comparison: Comparison) -> list[str
     return found
 
 
-def _differences(old: Answer, new: Answer, comparison: Comparison) -> Iterator[str]:
+def _differences(old: ReplayedAnswer, new: ReplayedAnswer, comparison: Comparison) -> Iterator[str]:
     # An answer that was stopped may have come further, or less far, than it did then.
     partial = old.is_partial and (new.is_partial or old.finish_reason is None)
     if old.finish_reason is not None and old.finish_reason != new.finish_reason:
@@ -71,13 +71,13 @@ def _differences(old: Answer, new: Answer, comparison: Comparison) -> Iterator[s
         yield from _audio_differences(old, new, exact=comparison is Comparison.EXACT, partial=partial)
 
 
-def same_audio(old: Answer, new: Answer, *, partial: bool = False) -> bool:
+def same_audio(old: ReplayedAnswer, new: ReplayedAnswer, *, partial: bool = False) -> bool:
     """Byte by byte; of answers that were stopped, as far as both go."""
     size = min(len(old.audio), len(new.audio)) if partial else None
     return old.format == new.format and old.audio[:size] == new.audio[:size]
 
 
-def _audio_differences(old: Answer, new: Answer, *, exact: bool, partial: bool) -> Iterator[str]:
+def _audio_differences(old: ReplayedAnswer, new: ReplayedAnswer, *, exact: bool, partial: bool) -> Iterator[str]:
     if exact:
         yield f"audio of {len(old.audio)} bytes then, other audio of {len(new.audio)} bytes now"
         return
@@ -95,14 +95,14 @@ def _audio_differences(old: Answer, new: Answer, *, exact: bool, partial: bool) 
         yield f"audio of {level_db(was):.1f} dB then, of {level_db(is_):.1f} dB now"
 
 
-def _samples(answer: Answer) -> Samples:
+def _samples(answer: ReplayedAnswer) -> Samples:
     """At the rate of its format. Raises OmniError."""
     source = answer.format or AudioFormat()
     with AudioDecoder(source, sample_rate=source.sample_rate) as decoder:
         return np.concatenate([*decoder.pieces(bytes(answer.audio)), decoder.flush()])
 
 
-def _length_ms(answer: Answer, samples: Samples) -> float:
+def _length_ms(answer: ReplayedAnswer, samples: Samples) -> float:
     return len(samples) * 1000 / (answer.format or AudioFormat()).sample_rate
 
 

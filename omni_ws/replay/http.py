@@ -14,12 +14,21 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.typing import Subprotocol
 
-from omni_ws.replay.answers import Answer, Answers, NativeAnswers
+from omni_ws.replay.answers import Answers, NativeAnswers, ReplayedAnswer
 from omni_ws.replay.http_answer import HttpAnswer
-from omni_ws.replay.recording import Recording, content
+from omni_ws.replay.recording import RecordedSession, content
 from omni_ws.replay.target import Target
 from omni_ws.replay.timetable import Pace, Timetable
-from omni_ws.wire.recording import Answered, Closed, InputEnded, Opened, OutputEnded, Received, Requested, Sent
+from omni_ws.wire.recording import (
+    AnsweredLine,
+    ClosedLine,
+    InputEndedLine,
+    OpenedLine,
+    OutputEndedLine,
+    ReceivedLine,
+    RequestedLine,
+    SentLine,
+)
 
 _READ_BYTES: Final = 1 << 16
 #: Between two looks at an answer that is not there yet.
@@ -32,12 +41,12 @@ _FRAMING: Final = frozenset({"content-length", "transfer-encoding"})
 class Exchange:
     """One request and its answer, or one WebSocket that read the answer of a session."""
 
-    head: Requested | Opened
+    head: RequestedLine | OpenedLine
     began_at: float
     input_ended_at: float | None = None
     ended_at: float | None = None
     lost: bool = False
-    pieces: list[Received] = field(default_factory=list)
+    pieces: list[ReceivedLine] = field(default_factory=list)
     answer: HttpAnswer = field(default_factory=HttpAnswer)
     messages: NativeAnswers = field(default_factory=NativeAnswers)
 
@@ -47,30 +56,30 @@ class Exchange:
 
     @property
     def reads_result(self) -> bool:
-        return isinstance(self.head, Opened) or self.path.endswith("/result")
+        return isinstance(self.head, OpenedLine) or self.path.endswith("/result")
 
 
-def recorded_exchanges(recording: Recording) -> list[Exchange]:
+def recorded_exchanges(recording: RecordedSession) -> list[Exchange]:
     exchanges: list[Exchange] = []
     for event in recording.events:
-        if isinstance(event, Requested | Opened):
+        if isinstance(event, RequestedLine | OpenedLine):
             exchanges.append(Exchange(event, event.at))
             continue
         one = exchanges[getattr(event, "connection")]  # noqa: B009  (what has none ends a recording)
         match event:
-            case Received():
+            case ReceivedLine():
                 one.pieces.append(event)
-            case InputEnded():
+            case InputEndedLine():
                 one.input_ended_at = event.at
-            case Answered():
+            case AnsweredLine():
                 one.answer.begin(event.status, event.headers.get("Content-Type", ""))
-            case Sent() if isinstance(one.head, Opened):
+            case SentLine() if isinstance(one.head, OpenedLine):
                 one.messages.heard(event.at, content(event))
-            case Sent():
+            case SentLine():
                 one.answer.feed(event.at, as_bytes(content(event)))
-            case OutputEnded():
+            case OutputEndedLine():
                 one.answer.finish(event.at)
-            case Closed():
+            case ClosedLine():
                 one.ended_at, one.lost = event.at, event.by == "lost"
     return exchanges
 
@@ -79,7 +88,7 @@ def answers_of(exchanges: list[Exchange], *, is_session: bool) -> Answers:
     """One for each reader of a session's result; else the only one."""
     found = Answers()
     for one in exchanges:
-        if isinstance(one.head, Opened):
+        if isinstance(one.head, OpenedLine):
             found.answers += one.messages.found.answers
         elif one.answer.says_something and (one.reads_result or not is_session):
             found.answers.append(one.answer.answer)
@@ -90,7 +99,7 @@ def answers_of(exchanges: list[Exchange], *, is_session: bool) -> Answers:
     return found
 
 
-def _asked_at(exchanges: list[Exchange], answer: Answer) -> float:
+def _asked_at(exchanges: list[Exchange], answer: ReplayedAnswer) -> float:
     """The last end of an input before the answer began."""
     until = answer.first_output_at
     ends = [one.input_ended_at for one in exchanges if one.input_ended_at is not None]
@@ -101,7 +110,7 @@ class HttpReplay:
     """One request, or one session; ``run`` returns what is answered now. Raises OSError where there is no connection to
     be had."""
 
-    def __init__(self, recording: Recording, target: Target, pace: Pace) -> None:
+    def __init__(self, recording: RecordedSession, target: Target, pace: Pace) -> None:
         self._is_session = recording.header.kind == "session"
         self._then = recorded_exchanges(recording)
         self._now: list[Exchange] = []
@@ -136,7 +145,7 @@ class HttpReplay:
     async def _exchange(self, number: int, then: Exchange, now: Exchange) -> None:
         try:
             target = self._rewritten(then.head.target)
-            if isinstance(then.head, Opened):
+            if isinstance(then.head, OpenedLine):
                 await self._read_messages(target, then.head, now)
                 return
             deadline = self._time.now() + self._patience * 1000
@@ -155,7 +164,7 @@ class HttpReplay:
     def _rewritten(self, target: str) -> str:
         return _SESSION_ID.sub(self._session_id, target) if self._session_id else target
 
-    async def _read_messages(self, target: str, head: Opened, now: Exchange) -> None:
+    async def _read_messages(self, target: str, head: OpenedLine, now: Exchange) -> None:
         protocols = None if head.subprotocol is None else [Subprotocol(head.subprotocol)]
         try:
             async with connect(
@@ -202,7 +211,7 @@ class HttpReplay:
     async def _send(
         self, connection: h11.Connection, writer: asyncio.StreamWriter, target: str, then: Exchange, now: Exchange
     ) -> None:
-        assert isinstance(then.head, Requested)
+        assert isinstance(then.head, RequestedLine)
         headers = {"Host": self._target.authority, "Connection": "close", **then.head.headers, **self._target.headers}
         request = h11.Request(method=then.head.method, target=target, headers=list(headers.items()))
         has_body = any(name.lower() in _FRAMING for name in then.head.headers)

@@ -10,14 +10,14 @@ import orjson
 from omni_ws.audio.mime import parse_audio_mime
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.errors import OmniError
-from omni_ws.replay.answers import Answer
+from omni_ws.replay.answers import ReplayedAnswer
 
 
 class HttpAnswer:
     """Knows the forms that the server's routes answer in."""
 
     def __init__(self) -> None:
-        self.answer = Answer("")
+        self.answer = ReplayedAnswer("")
         self.status = 0
         #: Of the session that the request opened.
         self.session_id: str | None = None

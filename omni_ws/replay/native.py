@@ -16,10 +16,10 @@ from websockets.typing import Subprotocol
 
 from omni_ws.replay.answers import Answers, NativeAnswers, parsed
 from omni_ws.replay.compare import ORDERLY_CLOSE_CODES
-from omni_ws.replay.recording import Recording, content
+from omni_ws.replay.recording import RecordedSession, content
 from omni_ws.replay.target import Target
 from omni_ws.replay.timetable import Pace, Timetable
-from omni_ws.wire.recording import Closed, Event, Opened, Received, Sent
+from omni_ws.wire.recording import ClosedLine, OpenedLine, ReceivedLine, RecordedLine, SentLine
 
 #: How long the server may take to close.
 _CLOSE_SEC: Final = 5.0
@@ -31,7 +31,7 @@ _NEVER_SENT: Final = frozenset({1005, 1006, 1015})
 class _Step:
     """What the client did, and what it had heard by then."""
 
-    event: Opened | Received | Closed
+    event: OpenedLine | ReceivedLine | ClosedLine
     started: int
     finals: int
     configured: int
@@ -41,7 +41,7 @@ class _Step:
     highest: int
 
 
-def recorded_answers(recording: Recording) -> Answers:
+def recorded_answers(recording: RecordedSession) -> Answers:
     """What was answered then."""
     answers = NativeAnswers()
     for _ in _steps(recording.events, answers):
@@ -52,7 +52,7 @@ def recorded_answers(recording: Recording) -> Answers:
 class NativeReplay:
     """One session; ``run`` returns what is answered now. Raises OSError where there is no connection to be had."""
 
-    def __init__(self, recording: Recording, target: Target, pace: Pace) -> None:
+    def __init__(self, recording: RecordedSession, target: Target, pace: Pace) -> None:
         self._recording = recording
         self._target = target
         self._time = Timetable(pace)
@@ -86,11 +86,11 @@ class NativeReplay:
                 self._missing[name] = max(0, getattr(step, name) - getattr(self._now, name))
             self._given_up.add(step.place)
         match step.event:
-            case Opened():
+            case OpenedLine():
                 await self._open(step.event)
-            case Received():
+            case ReceivedLine():
                 await self._send(step.event)
-            case Closed():
+            case ClosedLine():
                 await self._close(step.event)
 
     def _is_answered(self) -> bool:
@@ -98,22 +98,22 @@ class NativeReplay:
         if all(number in self._ends for number in self._connections):
             return True
         enough = now.finals >= then.finals - self._missing["finals"] and len(now.found.errors) >= len(then.found.errors)
-        last = next(event for event in reversed(self._recording.events) if isinstance(event, Closed | Opened))
-        closes = isinstance(last, Closed) and last.by == "server" and last.code not in ORDERLY_CLOSE_CODES
+        last = next(event for event in reversed(self._recording.events) if isinstance(event, ClosedLine | OpenedLine))
+        closes = isinstance(last, ClosedLine) and last.by == "server" and last.code not in ORDERLY_CLOSE_CODES
         return enough and not closes
 
     def _is_due(self, step: _Step) -> bool:
         now, missing = self._now, self._missing
-        if step.event.connection in self._ends and not isinstance(step.event, Opened):
+        if step.event.connection in self._ends and not isinstance(step.event, OpenedLine):
             return True
         heard = all(getattr(now, name) >= getattr(step, name) - missing[name] for name in missing)
-        if isinstance(step.event, Closed) and step.event.by == "lost":
+        if isinstance(step.event, ClosedLine) and step.event.by == "lost":
             return heard and (now.highest >= step.highest or now.finals >= step.finals + 1)
         if not step.outputs or step.place in self._given_up:
             return heard
         return heard and now.outputs_of(step.place) >= step.outputs
 
-    async def _open(self, event: Opened) -> None:
+    async def _open(self, event: OpenedLine) -> None:
         query: dict[str, str] = {}
         if event.last_output is not None and self._now.session_id and self._now.resume_token:
             query = {
@@ -140,7 +140,7 @@ class NativeReplay:
         greetings = self._now.greetings
         await self._time.wait(lambda: self._now.greetings > greetings or event.connection in self._ends)
 
-    async def _send(self, event: Received) -> None:
+    async def _send(self, event: ReceivedLine) -> None:
         connection = self._connections.get(event.connection)
         if connection is None or event.connection in self._ends:
             return
@@ -168,7 +168,7 @@ class NativeReplay:
                 return orjson.dumps(frame | {"sequence_id": number}).decode() if number >= 0 else None
         return message
 
-    async def _close(self, event: Closed) -> None:
+    async def _close(self, event: ClosedLine) -> None:
         connection = self._connections.get(event.connection)
         if connection is None or event.connection in self._ends:
             return
@@ -192,28 +192,28 @@ class NativeReplay:
         self._time.change()
 
 
-def _steps(events: Iterable[Event], answers: NativeAnswers) -> Iterator[_Step]:
+def _steps(events: Iterable[RecordedLine], answers: NativeAnswers) -> Iterator[_Step]:
     """What the client did, with what ``answers``, which reads along, knew by then."""
     events = tuple(events)
     ended = True
     for index, event in enumerate(events):
         match event:
-            case Sent():
+            case SentLine():
                 answers.heard(event.at, content(event))
                 continue
-            case Closed(by="server"):
+            case ClosedLine(by="server"):
                 continue
-            case Opened() | Received() | Closed():
+            case OpenedLine() | ReceivedLine() | ClosedLine():
                 pass
             case _:
                 continue
         highest = answers.highest
-        if isinstance(event, Closed) and event.by == "lost":
-            later = (one.last_output for one in events[index:] if isinstance(one, Opened))
+        if isinstance(event, ClosedLine) and event.by == "lost":
+            later = (one.last_output for one in events[index:] if isinstance(one, OpenedLine))
             highest = next((one for one in later if one is not None), highest)
-        ends, depends = (ended, False) if not isinstance(event, Received) else _bearing(event, ended=ended)
+        ends, depends = (ended, False) if not isinstance(event, ReceivedLine) else _bearing(event, ended=ended)
         ended = ends
-        running = answers.running if isinstance(event, Received) else None
+        running = answers.running if isinstance(event, ReceivedLine) else None
         heard = 0 if running is None else running.outputs
         yield _Step(
             event,
@@ -225,11 +225,11 @@ def _steps(events: Iterable[Event], answers: NativeAnswers) -> Iterator[_Step]:
             0 if running is None else answers.found.answers.index(running),
             highest,
         )
-        if isinstance(event, Received):
+        if isinstance(event, ReceivedLine):
             answers.asked(event.at, content(event))
 
 
-def _bearing(event: Received, *, ended: bool) -> tuple[bool, bool]:
+def _bearing(event: ReceivedLine, *, ended: bool) -> tuple[bool, bool]:
     """Whether an input ends with this message, given whether one had ended before it; and whether it stops an answer
     that is under way, or may."""
     message = content(event)
@@ -245,8 +245,8 @@ def _bearing(event: Received, *, ended: bool) -> tuple[bool, bool]:
     return ended, False
 
 
-def _finished(answers: NativeAnswers, events: Iterable[Event]) -> Answers:
-    ends = {event.connection: event for event in events if isinstance(event, Closed)}
+def _finished(answers: NativeAnswers, events: Iterable[RecordedLine]) -> Answers:
+    ends = {event.connection: event for event in events if isinstance(event, ClosedLine)}
     found = answers.found
     found.ends = [f"server {event.code}" if event.by == "server" else event.by for _, event in sorted(ends.items())]
     return found

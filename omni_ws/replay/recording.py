@@ -9,14 +9,14 @@ from typing import TypeVar
 
 from omni_ws.errors import InvalidFrame
 from omni_ws.wire.recording import (
-    Cut,
-    Ended,
-    Event,
-    Header,
-    Opened,
-    Received,
-    Requested,
-    Sent,
+    CutLine,
+    EndedLine,
+    HeaderLine,
+    OpenedLine,
+    ReceivedLine,
+    RecordedLine,
+    RequestedLine,
+    SentLine,
     decode_event,
     decode_header,
 )
@@ -33,13 +33,13 @@ class RecordingError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class RecordedSession:
     path: Path
-    header: Header
-    events: tuple[Event, ...]
+    header: HeaderLine
+    events: tuple[RecordedLine, ...]
 
 
-def read_recording(path: Path, *, incomplete: bool = False) -> Recording:
+def read_recording(path: Path, *, incomplete: bool = False) -> RecordedSession:
     """``incomplete`` takes what there is of a recording that has no end. Raises RecordingError."""
     try:
         lines = path.read_bytes().split(b"\n")
@@ -51,26 +51,26 @@ def read_recording(path: Path, *, incomplete: bool = False) -> Recording:
     header = _decoded(decode_header, path, 1, lines[0])
     if not header.payloads:
         raise RecordingError(path, 1, "recorded without payloads (record_payloads = false): nothing to send again")
-    events: list[Event] = []
+    events: list[RecordedLine] = []
     connections = 0
     for number, line in enumerate(lines[1:], start=2):
-        if events and isinstance(events[-1], Ended | Cut):
+        if events and isinstance(events[-1], EndedLine | CutLine):
             raise RecordingError(path, number, "a line after the end")
         event = _decoded(decode_event, path, number, line)
         connections = _checked(event, connections, path, number)
-        if isinstance(event, Sent) and event.text is not None and header.kind == "websocket":
+        if isinstance(event, SentLine) and event.text is not None and header.kind == "websocket":
             _decoded(_server_frame, path, number, event.text.encode())
         events.append(event)
     end = len(lines) + 1
     if unfinished and not incomplete:
         raise RecordingError(path, end, "the recording breaks off inside this line")
-    if events and isinstance(events[-1], Cut) and not incomplete:
+    if events and isinstance(events[-1], CutLine) and not incomplete:
         raise RecordingError(path, end - 1, f"the recording was cut here: {events[-1].reason} (see --incomplete)")
-    if (not events or not isinstance(events[-1], Ended | Cut)) and not incomplete:
+    if (not events or not isinstance(events[-1], EndedLine | CutLine)) and not incomplete:
         raise RecordingError(path, end, "the recording has no end: it broke off, or is still being written")
-    if not any(isinstance(event, Opened | Requested) for event in events):
+    if not any(isinstance(event, OpenedLine | RequestedLine) for event in events):
         raise RecordingError(path, end, "nothing was opened")
-    return Recording(path, header, tuple(event for event in events if not isinstance(event, Cut | Ended)))
+    return RecordedSession(path, header, tuple(event for event in events if not isinstance(event, CutLine | EndedLine)))
 
 
 def _decoded(decode: Callable[[bytes], _Decoded], path: Path, number: int, line: bytes) -> _Decoded:
@@ -87,18 +87,18 @@ def _server_frame(data: bytes) -> ServerFrame:
         raise ValueError(f"this is no frame of a server: {error.message}") from None
 
 
-def _checked(event: Event, connections: int, path: Path, number: int) -> int:
+def _checked(event: RecordedLine, connections: int, path: Path, number: int) -> int:
     """How many connections there are after this event."""
-    if isinstance(event, Opened | Requested):
+    if isinstance(event, OpenedLine | RequestedLine):
         if event.connection != connections:
             raise RecordingError(path, number, f"connection {event.connection}, where {connections} is the next")
         return connections + 1
-    if not isinstance(event, Cut | Ended) and event.connection >= connections:
+    if not isinstance(event, CutLine | EndedLine) and event.connection >= connections:
         raise RecordingError(path, number, f"there is no connection {event.connection}")
     return connections
 
 
-def content(event: Received | Sent) -> bytes | str:
+def content(event: ReceivedLine | SentLine) -> bytes | str:
     """What was said: a string for a text message, or for a piece of a body that is text."""
     if event.text is not None:
         return event.text

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from omni_ws.replay.answers import Answer, Answers
+from omni_ws.replay.answers import Answers, ReplayedAnswer
 from omni_ws.replay.compare import same_audio
 
-_Moment: TypeAlias = Callable[[Answer], float | None]
+_Moment: TypeAlias = Callable[[ReplayedAnswer], float | None]
 _MOMENTS: Final[tuple[tuple[str, str, _Moment], ...]] = (
     ("first output", "first_output_ms", lambda answer: answer.first_output_at),
     ("first audio", "first_audio_ms", lambda answer: answer.first_audio_at),
@@ -34,7 +34,7 @@ class Result:
     def is_equal(self) -> bool:
         return self.now is not None and not self.differences
 
-    def pairs(self) -> Iterator[tuple[Answer, Answer]]:
+    def pairs(self) -> Iterator[tuple[ReplayedAnswer, ReplayedAnswer]]:
         yield from zip(self.then.answers, self.now.answers if self.now else (), strict=False)
 
 
@@ -100,11 +100,11 @@ def as_json(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def _times(answer: Answer) -> dict[str, float | None]:
+def _times(answer: ReplayedAnswer) -> dict[str, float | None]:
     return {key: _rounded(answer.latency(moment(answer))) for _, key, moment in _MOMENTS}
 
 
-def _latencies(answers: Sequence[Answer], moment: _Moment) -> list[float]:
+def _latencies(answers: Sequence[ReplayedAnswer], moment: _Moment) -> list[float]:
     found = (answer.latency(moment(answer)) for answer in answers)
     return sorted(latency for latency in found if latency is not None)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from omni_ws.config.rendering import default_words
-from omni_ws.config.settings import FLAG_ALIASES, SECTIONS, SETTINGS, Kind, Setting
+from omni_ws.config.settings import FLAG_ALIASES, SECTIONS, SETTINGS, Setting, SettingKind
 from omni_ws.errors import leaves
 from omni_ws.metrics import Metrics
 from omni_ws.tools.schemas import frames_schema
@@ -67,7 +67,7 @@ def _setting_row(setting: Setting) -> str:
     default = default_words(setting).replace(",", ", ")
     cells = (
         f"`{setting.path[-1]}`",
-        f"`{setting.variable}{'__…' if setting.kind is Kind.FREE_FORM else ''}`",
+        f"`{setting.variable}{'__…' if setting.kind is SettingKind.FREE_FORM else ''}`",
         ", ".join(f"`{choice}`" for choice in setting.choices) or setting.kind.value,
         f"`{default}`" if default else "–",
         setting.description,

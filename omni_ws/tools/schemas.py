@@ -26,17 +26,17 @@ _REFERENCE: Final = "#/$defs/{name}"
 _BASE64: Final = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 #: Types whose values are named in a list, though the frames carry plain strings.
 _NAMES: Final[Mapping[tuple[str, str], Iterable[str]]] = {
-    ("SessionCreated", "after_start"): InputMode,
+    ("SessionCreatedFrame", "after_start"): InputMode,
     ("Capabilities", "input_modalities"): Modality,
     ("Capabilities", "output_modalities"): OutputModality,
     ("Capabilities", "tasks"): Task,
-    ("ResponseStarted", "trigger"): StartTrigger,
-    ("ResponseStarted", "input_mode"): InputMode,
+    ("ResponseStartedFrame", "trigger"): StartTrigger,
+    ("ResponseStartedFrame", "input_mode"): InputMode,
     ("OutputChunkFrame", "modality"): OutputModality,
     ("OutputChunkFrame", "format"): AudioEncoding,
     ("OutputChunkFrame", "finish_reason"): FinishReason,
     ("ErrorFields", "code"): [error.wire.code for error in leaves()],
-    ("SessionClosing", "reason"): ["replaced", "session_timeout", "shutting_down"],
+    ("SessionClosingFrame", "reason"): ["replaced", "session_timeout", "shutting_down"],
 }
 _FREE_FORM: Final = frozenset({"stage_sampling", "stage_params", "tools", "tool_choice"})
 

@@ -32,7 +32,7 @@ _CONFIGURED: Final = frozenset({"model", "sampling", "stage_sampling", "stage_pa
 
 
 #: A text, or token ids.
-Prompt: TypeAlias = str | tuple[int, ...]
+CompletionPrompt: TypeAlias = str | tuple[int, ...]
 
 
 class CompletionBody(CommonBody, frozen=True, kw_only=True):
@@ -51,7 +51,7 @@ class CompletionRequest:
     """``answer`` is asked of each prompt. ``only_echo``: nothing is to be written, the prompt is only given back."""
 
     patch: ConfigurationPatch
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[CompletionPrompt, ...]
     #: Where each stands in the body.
     places: tuple[str, ...]
     answer: AnswerFields
@@ -98,7 +98,7 @@ def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
     )
 
 
-def _prompts(prompt: str | list[Any] | None) -> list[tuple[str, Prompt]]:
+def _prompts(prompt: str | list[Any] | None) -> list[tuple[str, CompletionPrompt]]:
     """One prompt, or a list of them, each with its place. A list of numbers is one prompt of token ids."""
     if not prompt and prompt != "":
         raise InvalidValue("prompt is a text, a list of token ids, or a list of either", param="prompt")
@@ -110,7 +110,7 @@ def _prompts(prompt: str | list[Any] | None) -> list[tuple[str, Prompt]]:
     return [(place, _prompt(one, place)) for place, one in zip(places, prompt, strict=True)]
 
 
-def _prompt(prompt: Any, place: str) -> Prompt:
+def _prompt(prompt: Any, place: str) -> CompletionPrompt:
     if not isinstance(prompt, (str, list)):
         raise InvalidValue("a prompt is a text or a list of token ids", param=place)
     if not prompt:

@@ -10,17 +10,17 @@ from msgspec import Struct
 FORMAT: Final = "omni_ws"
 VERSION: Final = 1
 
-Kind: TypeAlias = Literal["websocket", "http", "session"]
+RecordingKind: TypeAlias = Literal["websocket", "http", "session"]
 Side: TypeAlias = Literal["client", "server", "lost"]
 
 
-class Header(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class HeaderLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The first line."""
 
     recording: str
     version: int
     #: A native WebSocket session; one HTTP request; a session over several HTTP requests.
-    kind: Kind
+    kind: RecordingKind
     #: Of the session, or of this recording where there is none.
     id: str
     server: str
@@ -44,7 +44,7 @@ class _OnConnection(_Line, frozen=True, kw_only=True):
     connection: int
 
 
-class Opened(_OnConnection, frozen=True, kw_only=True, tag="open", omit_defaults=True):
+class OpenedLine(_OnConnection, frozen=True, kw_only=True, tag="open", omit_defaults=True):
     """A WebSocket was opened. With ``last_output`` it came back to the session, having heard up to there."""
 
     target: str
@@ -52,7 +52,7 @@ class Opened(_OnConnection, frozen=True, kw_only=True, tag="open", omit_defaults
     last_output: int | None = None
 
 
-class Requested(_OnConnection, frozen=True, kw_only=True, tag="request", omit_defaults=True):
+class RequestedLine(_OnConnection, frozen=True, kw_only=True, tag="request", omit_defaults=True):
     method: str
     target: str
     headers: dict[str, str] = {}
@@ -70,58 +70,69 @@ class _Content(_OnConnection, frozen=True, kw_only=True, omit_defaults=True):
     sha256: str | None = None
 
 
-class Received(_Content, frozen=True, kw_only=True, tag="in", omit_defaults=True):
+class ReceivedLine(_Content, frozen=True, kw_only=True, tag="in", omit_defaults=True):
     pass
 
 
-class Sent(_Content, frozen=True, kw_only=True, tag="out", omit_defaults=True):
+class SentLine(_Content, frozen=True, kw_only=True, tag="out", omit_defaults=True):
     pass
 
 
-class InputEnded(_OnConnection, frozen=True, kw_only=True, tag="in_end"):
+class InputEndedLine(_OnConnection, frozen=True, kw_only=True, tag="in_end"):
     """The end of a request's body."""
 
 
-class Answered(_OnConnection, frozen=True, kw_only=True, tag="response", omit_defaults=True):
+class AnsweredLine(_OnConnection, frozen=True, kw_only=True, tag="response", omit_defaults=True):
     """The head of an answer."""
 
     status: int
     headers: dict[str, str] = {}
 
 
-class OutputEnded(_OnConnection, frozen=True, kw_only=True, tag="out_end"):
+class OutputEndedLine(_OnConnection, frozen=True, kw_only=True, tag="out_end"):
     """The end of an answer's body."""
 
 
-class Closed(_OnConnection, frozen=True, kw_only=True, tag="close", omit_defaults=True):
+class ClosedLine(_OnConnection, frozen=True, kw_only=True, tag="close", omit_defaults=True):
     """``by`` is who closed first; ``code`` is that of a WebSocket."""
 
     by: Side
     code: int | None = None
 
 
-class Cut(_Line, frozen=True, kw_only=True, tag="cut"):
+class CutLine(_Line, frozen=True, kw_only=True, tag="cut"):
     """The session went on, the recording does not."""
 
     reason: str
 
 
-class Ended(_Line, frozen=True, kw_only=True, tag="end"):
+class EndedLine(_Line, frozen=True, kw_only=True, tag="end"):
     """The last line of a whole recording."""
 
 
-Event: TypeAlias = Opened | Requested | Received | Sent | InputEnded | Answered | OutputEnded | Closed | Cut | Ended
+RecordedLine: TypeAlias = (
+    OpenedLine
+    | RequestedLine
+    | ReceivedLine
+    | SentLine
+    | InputEndedLine
+    | AnsweredLine
+    | OutputEndedLine
+    | ClosedLine
+    | CutLine
+    | EndedLine
+)
 
 _encoder: Final = msgspec.json.Encoder()
-_event_decoder: Final[msgspec.json.Decoder[Event]] = msgspec.json.Decoder(Event)
-_header_decoder: Final[msgspec.json.Decoder[Header]] = msgspec.json.Decoder(Header)
+_event_decoder: Final[msgspec.json.Decoder[RecordedLine]] = msgspec.json.Decoder(RecordedLine)
+_header_decoder: Final[msgspec.json.Decoder[HeaderLine]] = msgspec.json.Decoder(HeaderLine)
 
 
-def encode_line(line: Header | Event) -> bytes:
+def encode_line(line: HeaderLine | RecordedLine) -> bytes:
     return _encoder.encode(line) + b"\n"
 
 
-def decode_header(line: bytes) -> Header:
+def decode_header(line: bytes) -> HeaderLine:
     """Raises ValueError, which says what is wrong."""
     try:
         first: Any = msgspec.json.decode(line)
@@ -137,7 +148,7 @@ def decode_header(line: bytes) -> Header:
         raise ValueError(str(error)) from None
 
 
-def decode_event(line: bytes) -> Event:
+def decode_event(line: bytes) -> RecordedLine:
     """Raises ValueError, which says what is wrong."""
     try:
         event = _event_decoder.decode(line)
@@ -145,7 +156,7 @@ def decode_event(line: bytes) -> Event:
         raise ValueError(str(error)) from None
     except UnicodeDecodeError:
         raise ValueError("this is not UTF-8") from None
-    if isinstance(event, Received | Sent):
+    if isinstance(event, ReceivedLine | SentLine):
         forms = (event.text, event.binary, event.bad_text, event.size)
         if all(form is None for form in forms):
             raise ValueError("a message without content")

@@ -47,7 +47,7 @@ class SessionLimits(Struct, frozen=True, kw_only=True):
     max_pending_requests: int
 
 
-class SessionCreated(_ServerFrame, frozen=True, kw_only=True, tag="session_created"):
+class SessionCreatedFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_created"):
     """``resume_token`` is null where a dropped connection cannot be resumed."""
 
     session_id: str
@@ -62,7 +62,7 @@ class SessionCreated(_ServerFrame, frozen=True, kw_only=True, tag="session_creat
     limits: SessionLimits
 
 
-class SessionResumed(_ServerFrame, frozen=True, kw_only=True, tag="session_resumed"):
+class SessionResumedFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_resumed"):
     """The session goes on here, from input chunk ``next_sequence_id`` on; ``replayed`` outputs come again or late."""
 
     session_id: str
@@ -71,7 +71,7 @@ class SessionResumed(_ServerFrame, frozen=True, kw_only=True, tag="session_resum
     replayed: int
 
 
-class SessionUpdated(SessionConfig, frozen=True, kw_only=True, tag_field="type", tag="session_updated"):
+class SessionUpdatedFrame(SessionConfig, frozen=True, kw_only=True, tag_field="type", tag="session_updated"):
     """The effective configuration, from the next request on."""
 
 
@@ -82,20 +82,20 @@ class InputAckFrame(_ServerFrame, frozen=True, kw_only=True, tag="input_ack"):
     credit_bytes: int
 
 
-class ResponseStarted(_ServerFrame, frozen=True, kw_only=True, tag="response_started"):
+class ResponseStartedFrame(_ServerFrame, frozen=True, kw_only=True, tag="response_started"):
     request_id: str
     trigger: str
     sequence_id: int | None
     input_mode: str
 
 
-class SpeechStarted(_ServerFrame, frozen=True, kw_only=True, tag="speech_started"):
+class SpeechStartedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_started"):
     """Speech began at ``audio_ms`` of the audio that was listened to; only with turn detection."""
 
     audio_ms: int
 
 
-class SpeechStopped(_ServerFrame, frozen=True, kw_only=True, tag="speech_stopped"):
+class SpeechStoppedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_stopped"):
     """Speech ended at ``audio_ms`` of the audio that was listened to; only with turn detection."""
 
     audio_ms: int
@@ -156,7 +156,7 @@ class ErrorFrame(_ServerFrame, frozen=True, kw_only=True, tag="error"):
     error: ErrorFields
 
 
-class SessionClosing(_ServerFrame, frozen=True, kw_only=True, tag="session_closing"):
+class SessionClosingFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_closing"):
     reason: str
     retryable: bool
     time_left_ms: int
@@ -168,29 +168,29 @@ class PongFrame(_ServerFrame, frozen=True, kw_only=True, tag="pong"):
 
 
 ServerFrame: TypeAlias = (
-    SessionCreated
-    | SessionResumed
-    | SessionUpdated
+    SessionCreatedFrame
+    | SessionResumedFrame
+    | SessionUpdatedFrame
     | InputAckFrame
-    | ResponseStarted
+    | ResponseStartedFrame
     | OutputChunkFrame
-    | SpeechStarted
-    | SpeechStopped
+    | SpeechStartedFrame
+    | SpeechStoppedFrame
     | ErrorFrame
-    | SessionClosing
+    | SessionClosingFrame
     | PongFrame
 )
 SERVER_FRAMES: Final = (
-    SessionCreated,
-    SessionResumed,
-    SessionUpdated,
+    SessionCreatedFrame,
+    SessionResumedFrame,
+    SessionUpdatedFrame,
     InputAckFrame,
-    ResponseStarted,
+    ResponseStartedFrame,
     OutputChunkFrame,
-    SpeechStarted,
-    SpeechStopped,
+    SpeechStartedFrame,
+    SpeechStoppedFrame,
     ErrorFrame,
-    SessionClosing,
+    SessionClosingFrame,
     PongFrame,
 )
 

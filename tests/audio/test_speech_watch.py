@@ -10,7 +10,7 @@ from support.speech_clips import clip_samples, noises
 from omni_ws.audio.encoder import AudioEncoder
 from omni_ws.audio.samples import Samples
 from omni_ws.audio.speech_watch import SpeechWatch
-from omni_ws.audio.vad import ORDINARY_BAR, SpeechDetector, SpeechStarted, SpeechStopped, TurnEvent
+from omni_ws.audio.vad import ORDINARY_BAR, SpeechDetector, SpeechOffset, SpeechOnset, TurnEvent
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 
 RATES = [8000, 11_025, 16_000, 22_050, 44_100, 48_000, 96_000, 192_000]
@@ -43,8 +43,8 @@ def turns(samples: Samples, audio: AudioFormat, *, piece_bytes: int = 1 << 20) -
 def test_a_turn_is_found_at_every_rate(rate: int, encoding: AudioEncoding) -> None:
     started, stopped = turns(spoken(), AudioFormat(encoding, rate))
     expected_start, expected_stop = turns(spoken(), AudioFormat())
-    assert isinstance(started, SpeechStarted)
-    assert isinstance(stopped, SpeechStopped)
+    assert isinstance(started, SpeechOnset)
+    assert isinstance(stopped, SpeechOffset)
     assert abs(started.audio_ms - expected_start.audio_ms) <= TOLERANCE_MS
     assert abs(stopped.audio_ms - expected_stop.audio_ms) <= TOLERANCE_MS
 
@@ -53,7 +53,7 @@ def test_a_turn_is_found_at_every_rate(rate: int, encoding: AudioEncoding) -> No
 @pytest.mark.parametrize("gain", [0.05, 40])
 @pytest.mark.parametrize("encoding", [AudioEncoding.PCMU, AudioEncoding.PCM16])
 def test_a_whisper_and_a_clipped_voice_are_turns(gain: float, encoding: AudioEncoding) -> None:
-    assert [type(event) for event in turns(spoken(gain), AudioFormat(encoding, 8000))] == [SpeechStarted, SpeechStopped]
+    assert [type(event) for event in turns(spoken(gain), AudioFormat(encoding, 8000))] == [SpeechOnset, SpeechOffset]
 
 
 @pytest.mark.parametrize("piece_bytes", [33, 641, 4096])
@@ -76,5 +76,5 @@ def test_samples_that_are_no_numbers_do_not_deafen(nonsense: float) -> None:
     watched.hear(np.full(CLIP_RATE, nonsense, np.float32).tobytes(), audio, ORDINARY_BAR)
     heard = watched.hear(spoken().tobytes(), audio, ORDINARY_BAR)
     watched.close()
-    assert [type(event) for event in heard.events] == [SpeechStarted, SpeechStopped]
+    assert [type(event) for event in heard.events] == [SpeechOnset, SpeechOffset]
     assert np.isfinite(heard.samples).all()

@@ -15,8 +15,8 @@ from omni_ws.audio.vad import (
     WINDOW_SAMPLES,
     PrefixPadding,
     SpeechDetector,
-    SpeechStarted,
-    SpeechStopped,
+    SpeechOffset,
+    SpeechOnset,
     StartBar,
     TurnDetector,
     TurnEvent,
@@ -29,7 +29,7 @@ def events(detector: TurnDetector, probabilities: list[float]) -> list[TurnEvent
 
 
 def test_three_of_four_windows_start_a_turn() -> None:
-    assert events(TurnDetector(), [0.0, 0.9, 0.1, 0.9, 0.9]) == [SpeechStarted(1 * WINDOW_MS, 5 * WINDOW_MS)]
+    assert events(TurnDetector(), [0.0, 0.9, 0.1, 0.9, 0.9]) == [SpeechOnset(1 * WINDOW_MS, 5 * WINDOW_MS)]
 
 
 def test_two_of_four_windows_start_nothing() -> None:
@@ -46,7 +46,7 @@ def test_a_turn_ends_after_the_silence_and_not_before() -> None:
     assert len(events(detector, [0.9] * 10)) == 1
     assert events(detector, [0.1] * 14) == []
     assert detector.silent_windows == 14
-    assert events(detector, [0.1]) == [SpeechStopped(10 * WINDOW_MS, 25 * WINDOW_MS)]
+    assert events(detector, [0.1]) == [SpeechOffset(10 * WINDOW_MS, 25 * WINDOW_MS)]
     assert not detector.speaking
 
 
@@ -55,7 +55,7 @@ def test_silence_is_rounded_down_to_windows_but_never_to_none(silence_ms: float,
     detector = TurnDetector(silence_duration_ms=silence_ms)
     events(detector, [0.9] * 3)
     assert events(detector, [0.0] * (windows - 1)) == []
-    assert [type(event) for event in events(detector, [0.0])] == [SpeechStopped]
+    assert [type(event) for event in events(detector, [0.0])] == [SpeechOffset]
 
 
 def test_a_voice_that_sinks_goes_on() -> None:
@@ -92,7 +92,7 @@ def test_the_bar_while_the_server_speaks_wants_a_clear_and_lasting_voice() -> No
     detector = TurnDetector(bar=BARGE_IN_BAR)
     assert events(detector, [0.6] * 20) == []
     assert events(detector, [0.9] * 5 + [0.2] * 8) == []
-    assert events(detector, [0.9] * 6) == [SpeechStarted(33 * WINDOW_MS, 39 * WINDOW_MS)]
+    assert events(detector, [0.9] * 6) == [SpeechOnset(33 * WINDOW_MS, 39 * WINDOW_MS)]
 
 
 def test_a_raised_threshold_can_still_be_reached() -> None:
@@ -105,7 +105,7 @@ def test_the_bar_may_be_lowered_in_the_middle_of_speech() -> None:
     detector = TurnDetector(bar=BARGE_IN_BAR)
     assert events(detector, [0.9] * 4) == []
     detector.bar = ORDINARY_BAR
-    assert events(detector, [0.9]) == [SpeechStarted(1 * WINDOW_MS, 5 * WINDOW_MS)]
+    assert events(detector, [0.9]) == [SpeechOnset(1 * WINDOW_MS, 5 * WINDOW_MS)]
 
 
 @pytest.mark.parametrize("threshold", [0.0, 1.0])
@@ -123,7 +123,7 @@ def test_a_bar_that_makes_no_sense_is_refused(bar: tuple[int, int]) -> None:
 @given(st.lists(st.floats(0, 1), max_size=300), st.integers(0, 1000))
 def test_starts_and_stops_alternate_and_time_only_grows(probabilities: list[float], silence_ms: int) -> None:
     detector = TurnDetector(silence_duration_ms=silence_ms)
-    last, expected = 0, SpeechStarted
+    last, expected = 0, SpeechOnset
     for number, probability in enumerate(probabilities, 1):
         event = detector.feed(probability)
         if event is None:
@@ -131,7 +131,7 @@ def test_starts_and_stops_alternate_and_time_only_grows(probabilities: list[floa
         assert type(event) is expected
         assert last <= event.audio_ms <= event.detected_ms == number * WINDOW_MS
         last = event.audio_ms
-        expected = SpeechStopped if expected is SpeechStarted else SpeechStarted  # type: ignore[assignment]
+        expected = SpeechOffset if expected is SpeechOnset else SpeechOnset  # type: ignore[assignment]
 
 
 @given(st.lists(st.integers(0, 700), max_size=20), st.integers(0, 60))
@@ -154,7 +154,7 @@ def turns_of(samples: Samples) -> list[TurnEvent]:
 @pytest.mark.parametrize("name", sorted(WORDS))
 def test_recorded_speech_is_one_turn(name: str) -> None:
     speech = np.concatenate((clip_samples(name), np.zeros(16_000, np.float32)))
-    assert [type(event) for event in turns_of(speech)] == [SpeechStarted, SpeechStopped]
+    assert [type(event) for event in turns_of(speech)] == [SpeechOnset, SpeechOffset]
 
 
 @pytest.mark.parametrize("name", ["silence", "white noise", "tone", "hum", "music"])

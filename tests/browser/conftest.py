@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from support.chromium import TAP_PROCESSOR
 
-from omni_ws.transport import demo
+from omni_ws.transport.routes import demo
 
 
 # Not of the package: without an __init__.py that lasts until the end of all tests.

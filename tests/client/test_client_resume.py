@@ -12,7 +12,7 @@ from support.live_server import LiveServer, live_server
 
 from omni_ws.client import ClientLimits, ClientSession, Reconnected, Resumed, TextChunk, connect
 from omni_ws.client.link import OUTPUTS_PER_ACK
-from omni_ws.client.sent_frames import Kind, SentFrame, SentFrames
+from omni_ws.client.sent_frames import SentFrame, SentFrames, SentKind
 from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.base import TextOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
@@ -128,14 +128,14 @@ async def test_output_is_acknowledged() -> None:
 def test_what_may_have_to_be_sent_again() -> None:
     sent = SentFrames()
     frames = [
-        SentFrame(0, Kind.CONFIG, b"config", is_text=True),
-        SentFrame(0, Kind.CHUNK, b"0", is_text=True),
-        SentFrame(1, Kind.CHUNK, b"1", is_text=False),
-        SentFrame(2, Kind.FINISH, b"finish", is_text=True),
+        SentFrame(0, SentKind.CONFIG, b"config", is_text=True),
+        SentFrame(0, SentKind.CHUNK, b"0", is_text=True),
+        SentFrame(1, SentKind.CHUNK, b"1", is_text=False),
+        SentFrame(2, SentKind.FINISH, b"finish", is_text=True),
     ]
     for frame in frames:
         sent.add(frame)
-    assert sent.again(0, lambda kind: kind is not Kind.CONFIG) == frames[1:]
+    assert sent.again(0, lambda kind: kind is not SentKind.CONFIG) == frames[1:]
     assert sent.again(1, lambda kind: True) == frames[2:]
     assert sent.again(2, lambda kind: True) == frames[3:]
     sent.accepted(3)

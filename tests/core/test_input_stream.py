@@ -19,7 +19,7 @@ from omni_ws.core.session import (
     StreamingInputSession,
 )
 from omni_ws.core.start_policy import OnEndOnly, OnFirstChunk, StartPolicy
-from omni_ws.core.stream_events import InputAck, RequestOpened, StreamEvent
+from omni_ws.core.stream_events import ReceivedInput, RequestOpened, StreamEvent
 from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.errors import (
     EmptyInput,
@@ -177,7 +177,7 @@ def test_any_order_and_repetition_gives_the_same_bytes(
     events = [event for number in order for event in stream.receive_chunk(chunks[number], now=0)]
     events += stream.finish(now=0)
     assert payload(events) == b"".join(contents)
-    assert stream.take_ack() == InputAck(len(contents), 0, len(b"".join(contents)))
+    assert stream.take_ack() == ReceivedInput(len(contents), 0, len(b"".join(contents)))
 
 
 # numbering
@@ -495,7 +495,7 @@ def test_a_chunk_that_found_no_room_may_come_again(waiting: bool) -> None:
     with pytest.raises(EngineOverloaded):
         stream.receive_chunk(text(0, bytes(6)), now=0)
     assert current(stream) is None
-    assert stream.take_ack() == InputAck(0, int(waiting), 0)
+    assert stream.take_ack() == ReceivedInput(0, int(waiting), 0)
     budget.give(5)
     assert payload(stream.receive_chunk(text(0, bytes(6)), now=0)) == bytes(6) + b"c" * waiting
     assert budget.used == stream.held_bytes == 6 + waiting
@@ -542,7 +542,7 @@ def test_an_ack_is_due_after_so_many_chunks() -> None:
     assert not ack_due(stream)
     stream.receive_chunk(text(ACK_EVERY_CHUNKS - 1), now=0)
     assert ack_due(stream)
-    assert stream.take_ack() == InputAck(ACK_EVERY_CHUNKS, 0, ACK_EVERY_CHUNKS)
+    assert stream.take_ack() == ReceivedInput(ACK_EVERY_CHUNKS, 0, ACK_EVERY_CHUNKS)
     assert not ack_due(stream)
 
 
@@ -592,7 +592,7 @@ def test_an_ack_counts_what_waits() -> None:
     stream = make()
     stream.receive_chunk(text(2), now=0)
     stream.receive_chunk(text(4), now=0)
-    assert stream.take_ack() == InputAck(0, 2, 0)
+    assert stream.take_ack() == ReceivedInput(0, 2, 0)
 
 
 # time

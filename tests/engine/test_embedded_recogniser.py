@@ -12,7 +12,15 @@ from support.speech_clips import WORDS, clip_pcm, clip_samples, noises, word_err
 from omni_ws.audio.samples import Samples
 from omni_ws.audio.vad import SpeechDetector
 from omni_ws.engine.embedded import recogniser as recogniser_module
-from omni_ws.engine.embedded.ear import MAX_UTTERANCE_SAMPLES, Ear, EarEvent, Ended, Partial, Paused, Resumed
+from omni_ws.engine.embedded.ear import (
+    MAX_UTTERANCE_SAMPLES,
+    Ear,
+    EarEvent,
+    HearingEnded,
+    HearingResumed,
+    Partial,
+    Paused,
+)
 from omni_ws.engine.embedded.recogniser import PRIMING_SAMPLES, Recogniser, to_pcm16
 from omni_ws.engine.embedded.recogniser_pool import Scribes, Seats
 from omni_ws.engine.loan_pool import LoanPool
@@ -269,7 +277,7 @@ def heard(ear: Ear, samples: Samples, length: int = 1600) -> list[EarEvent]:
 
 
 def utterances(events: list[EarEvent]) -> list[tuple[int, bytes]]:
-    return [(event.start_ms, event.pcm.tobytes()) for event in events if isinstance(event, Ended)]
+    return [(event.start_ms, event.pcm.tobytes()) for event in events if isinstance(event, HearingEnded)]
 
 
 def quiet(seconds: float) -> Samples:
@@ -285,10 +293,10 @@ def test_an_utterance_is_told_paused_and_ended(ear: Ear) -> None:
     events = heard(ear, np.concatenate((clip_samples("goforward"), quiet(1))))
     kinds = [type(event) for event in events]
     assert kinds[0] is Partial
-    assert kinds[-2:] == [Paused, Ended]
+    assert kinds[-2:] == [Paused, HearingEnded]
     paused, ended = events[-2:]
     assert isinstance(paused, Paused)
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, HearingEnded)
     assert np.array_equal(paused.pcm, ended.pcm)
 
 
@@ -331,7 +339,7 @@ def test_a_short_pause_is_taken_back(ear: Ear) -> None:
     word = clip_samples("cards_001")[2400:14_000]
     events = heard(ear, np.concatenate((word, quiet(0.25), word, quiet(1))))
     kinds = [type(event) for event in events if not isinstance(event, Partial)]
-    assert kinds == [Paused, Resumed, Paused, Ended]
+    assert kinds == [Paused, HearingResumed, Paused, HearingEnded]
 
 
 def test_the_recogniser_is_only_held_during_speech(

@@ -10,7 +10,7 @@ import pytest
 
 from omni_ws.engine.base import EngineOutput, TextOutput
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.pipeline import Link, Stage, pipeline
+from omni_ws.engine.pipeline import Stage, StageLink, pipeline
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
 
@@ -63,8 +63,8 @@ class Stuck:
             self.ended = True
 
 
-def one_each(capacity: float = 2) -> Link:
-    return Link(capacity, cost=lambda item: 1)
+def one_each(capacity: float = 2) -> StageLink:
+    return StageLink(capacity, cost=lambda item: 1)
 
 
 class Slow(Stuck):

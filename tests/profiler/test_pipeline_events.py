@@ -12,7 +12,7 @@ from support.event_lines import event_lines
 
 from omni_ws.engine.base import EngineOutput, TextOutput
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.pipeline import Link, pipeline
+from omni_ws.engine.pipeline import StageLink, pipeline
 from omni_ws.profiler import events
 from omni_ws.profiler.events import EventRecorder
 from omni_ws.profiler.reading import read
@@ -45,7 +45,7 @@ async def words() -> AsyncIterator[str]:
 async def test_stages_and_links_tell_what_they_do(recorder: EventRecorder) -> None:
     events.current_request.set("req_1")
     stages = [Passing("thinker"), Passing("talker")]
-    async with pipeline(words(), stages, [Link(2, len)]) as outputs:
+    async with pipeline(words(), stages, [StageLink(2, len)]) as outputs:
         assert [output.text async for output in outputs if isinstance(output, TextOutput)] == ["a", "b", "c"]
     recorder.close()
     (one,) = timelines(read(recorder.paths).events).values()
@@ -59,7 +59,7 @@ async def test_stages_and_links_tell_what_they_do(recorder: EventRecorder) -> No
 
 async def test_a_stage_that_is_cancelled_ends_too(recorder: EventRecorder) -> None:
     events.current_request.set("req_1")
-    async with pipeline(words(), [Passing("thinker"), Passing("talker")], [Link(1, len)]) as outputs:
+    async with pipeline(words(), [Passing("thinker"), Passing("talker")], [StageLink(1, len)]) as outputs:
         await anext(outputs)
     names = [line["event_name"] for line in event_lines(recorder)]
     assert names.count("stage_complete") == 2

@@ -97,9 +97,9 @@ def test_an_interruption_lasts_until_the_client_is_told() -> None:
 def recorded(lines: list[dict[str, Any]]) -> Any:
     import msgspec
 
-    from omni_ws.profiler.reading import Event, Recording
+    from omni_ws.profiler.reading import EventFiles, ProfileEvent
 
-    return Recording([msgspec.convert(one, Event) for one in lines])
+    return EventFiles([msgspec.convert(one, ProfileEvent) for one in lines])
 
 
 def test_an_answer_that_begins_before_the_input_ends_is_measured_from_the_start_of_the_work() -> None:

@@ -16,7 +16,7 @@ from omni_ws.core.input_stream import InputStream
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings, StreamingInputSession
 from omni_ws.core.start_policy import OnMinLength
-from omni_ws.core.stream_events import Diverted, InputAck, RequestOpened, StreamEvent, TextRefused
+from omni_ws.core.stream_events import Diverted, ReceivedInput, RequestOpened, StreamEvent, TextRefused
 from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.errors import (
     EngineOverloaded,
@@ -373,7 +373,7 @@ class CheckedInputStream:
     def take_ack(self) -> None:
         ack = self.stream.take_ack()
         if not self.closed:
-            assert ack == InputAck(self.model.next, len(self.model.ahead), self.model.received_bytes)
+            assert ack == ReceivedInput(self.model.next, len(self.model.ahead), self.model.received_bytes)
             self.model.accepted, self.model.accepted_since, self.model.ack_now = 0, None, False
             assert not self.stream.acks.due
         self.check()

@@ -11,7 +11,7 @@ import numpy as np
 from omni_ws.audio.samples import Samples
 from omni_ws.audio.vad import WINDOW_SAMPLES, SpeechDetector
 from omni_ws.engine.loan_pool import LoanPool
-from omni_ws.service.speech_workers import SpeechWorkers
+from omni_ws.service.listening.workers import SpeechWorkers
 
 T = TypeVar("T")
 

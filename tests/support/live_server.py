@@ -17,7 +17,7 @@ from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.server import RunningServer, create_app, listen
-from omni_ws.transport.websocket_connection import StreamConnection
+from omni_ws.transport.native.connection import StreamConnection
 
 #: Real seconds in which what was let go must be gone.
 SETTLE_SEC = 5.0

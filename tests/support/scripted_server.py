@@ -22,7 +22,7 @@ from omni_ws.wire.frames import (
     RefusedChunk,
     decode_frame,
 )
-from omni_ws.wire.server_frames import ServerFrame, SessionUpdated
+from omni_ws.wire.server_frames import ServerFrame, SessionUpdatedFrame
 from omni_ws.wire.session_config import InputAudioConfig, OutputAudioConfig, effective
 
 CAPABILITIES = server_frames.Capabilities(
@@ -45,8 +45,8 @@ USAGE = server_frames.UsageFields(
 )
 
 
-def created(number: int = 0, *, max_chunk_bytes: int = 4 << 20) -> server_frames.SessionCreated:
-    return server_frames.SessionCreated(
+def created(number: int = 0, *, max_chunk_bytes: int = 4 << 20) -> server_frames.SessionCreatedFrame:
+    return server_frames.SessionCreatedFrame(
         session_id=f"sess_{number}",
         resume_token=None,
         expires_in=300,
@@ -106,7 +106,7 @@ class Peer:
         assert isinstance(frame, ConfigPatch), frame
         config = effective(frame.fields)
         fields = {name: getattr(config, name) for name in config.__struct_fields__}
-        await self.send(SessionUpdated(**fields))
+        await self.send(SessionUpdatedFrame(**fields))
         return frame.fields
 
     async def ack(self, next_sequence_id: int, *, credit_bytes: int = 1 << 20, buffered_chunks: int = 0) -> None:
@@ -125,7 +125,7 @@ class Peer:
 
     async def started(self, request_id: str, sequence_id: int | None = 0) -> None:
         await self.send(
-            server_frames.ResponseStarted(
+            server_frames.ResponseStartedFrame(
                 request_id=request_id, trigger="end_of_input", sequence_id=sequence_id, input_mode="extend"
             )
         )
@@ -159,7 +159,7 @@ class Peer:
         await self.send(server_frames.error_frame(error))
 
     async def closing(self, reason: str, *, retryable: bool = True) -> None:
-        await self.send(server_frames.SessionClosing(reason=reason, retryable=retryable, time_left_ms=0))
+        await self.send(server_frames.SessionClosingFrame(reason=reason, retryable=retryable, time_left_ms=0))
 
     async def close(self, code: int = 1000) -> None:
         await self.websocket.close(code)

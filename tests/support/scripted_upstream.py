@@ -17,7 +17,7 @@ from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task
 from omni_ws.engine.base import AudioOutput, EngineOutput, Finished, GenerationRequest, TextOutput
 from omni_ws.engine.remote.engine import RemoteEngine
-from omni_ws.transport.http1 import HttpExchange
+from omni_ws.transport.http.exchange import HttpExchange
 
 Answer = Callable[[HttpExchange], Awaitable[None]]
 

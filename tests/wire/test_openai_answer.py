@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from omni_ws.core.chunks import FinishReason, OutputModality, Usage
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.wire import sse
-from omni_ws.wire.openai_answer import (
+from omni_ws.wire.openai_chat_response import (
     AUDIO_EXPIRES_SEC,
     Base64Stream,
     ChatCompletion,
@@ -23,7 +23,7 @@ from omni_ws.wire.openai_answer import (
     finished_well,
     usage_object,
 )
-from omni_ws.wire.openai_speech_answer import SpeechChunks, SpeechEvents
+from omni_ws.wire.openai_speech_response import SpeechChunks, SpeechEvents
 
 USAGE = Usage(input_tokens=2, output_tokens=3, input_audio_ms=100, output_audio_ms=200, input_after_start_bytes=7)
 FINAL = FinalChunk(request_id="req_1", sequence_id=9, finish_reason=FinishReason.STOP, usage=USAGE)

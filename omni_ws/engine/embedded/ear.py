@@ -20,8 +20,8 @@ from omni_ws.audio.vad import (
     WINDOW_SAMPLES,
     PrefixPadding,
     SpeechDetector,
-    SpeechStarted,
-    SpeechStopped,
+    SpeechOffset,
+    SpeechOnset,
     TurnDetector,
 )
 from omni_ws.engine.embedded.recogniser import PRIMING_SAMPLES, SAMPLE_RATE, Recogniser, to_pcm16
@@ -63,19 +63,19 @@ class Paused:
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
+class HearingResumed:
     """The pause was not the end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class HearingEnded:
     """The whole utterance."""
 
     pcm: NDArray[np.int16]
     start_ms: int
 
 
-EarEvent: TypeAlias = Partial | Paused | Resumed | Ended
+EarEvent: TypeAlias = Partial | Paused | HearingResumed | HearingEnded
 
 
 @dataclass(slots=True)
@@ -144,7 +144,7 @@ class Ear:
             self._take_window(window)
         return self._events.popleft() if self._events else None
 
-    def end(self) -> Ended | None:
+    def end(self) -> HearingEnded | None:
         """The audio breaks off here: the utterance under way ends. To be called once ``advance`` has returned None."""
         utterance = self._utterance
         if utterance is not None:
@@ -157,7 +157,7 @@ class Ear:
         self._turns.end_turn()
         self._padding.take()
         ended = self._events.popleft() if self._events else None
-        assert ended is None or isinstance(ended, Ended)
+        assert ended is None or isinstance(ended, HearingEnded)
         return ended
 
     def close(self) -> None:
@@ -178,14 +178,14 @@ class Ear:
         self._position += WINDOW_SAMPLES
         if self._utterance is None:
             self._padding.push(window)
-            if isinstance(event, SpeechStarted):
+            if isinstance(event, SpeechOnset):
                 self._start_utterance(event)
             return
         utterance = self._utterance
         utterance.append(to_pcm16(window))
         if probability > self._turns.threshold:
             utterance.has_speech = True
-        if isinstance(event, SpeechStopped):
+        if isinstance(event, SpeechOffset):
             self._finish_utterance()
             return
         self._watch_pause(utterance)
@@ -196,7 +196,7 @@ class Ear:
         elif utterance.length - utterance.decoded >= PIECE_SAMPLES:
             self._decode_live(utterance)
 
-    def _start_utterance(self, event: SpeechStarted) -> None:
+    def _start_utterance(self, event: SpeechOnset) -> None:
         before = self._padding.take()
         spoken = (event.detected_ms - event.audio_ms) * SAMPLE_RATE // 1000
         self._utterance = _Utterance(self._position - len(before), lead=len(before) - spoken, live=self.live)
@@ -209,7 +209,7 @@ class Ear:
             utterance.closing_length = None
             if utterance.paused:
                 utterance.paused = False
-                self._events.append(Resumed())
+                self._events.append(HearingResumed())
             return
         if silent == CLOSING_SILENCE_WINDOWS:
             utterance.closing_length = utterance.length
@@ -227,7 +227,7 @@ class Ear:
         self._stop_live()
         if utterance.has_speech:
             start_ms = utterance.start_sample * 1000 // SAMPLE_RATE
-            self._events.append(Ended(utterance.pcm(end=utterance.closing_length), start_ms))
+            self._events.append(HearingEnded(utterance.pcm(end=utterance.closing_length), start_ms))
         if utterance.closing_length is not None:
             silence = utterance.pcm(start=utterance.closing_length)
             self._padding.push(silence * np.float32(1 / 32768))

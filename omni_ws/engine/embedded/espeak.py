@@ -7,7 +7,7 @@ import ctypes.util
 from typing import Any
 
 from omni_ws.engine.embedded.espeak_words import WordTimes
-from omni_ws.engine.embedded.synthesiser import Listener, NoVoice, SpokenWord, VoiceFacts
+from omni_ws.engine.embedded.synthesiser import NoVoice, SpokenWord, SynthesisListener, VoiceFacts
 
 DEFAULT_VOICE = "en-us"
 CHUNK_MS = 60
@@ -58,7 +58,7 @@ class Espeak:
         self._rate: int = self._espeak.espeak_Initialize(_SYNCHRONOUS, CHUNK_MS, data, _PHONEME_EVENTS | _DO_NOT_EXIT)
         if self._rate <= 0:
             raise NoVoice("espeak-ng finds no voice data")
-        self._listener: Listener | None = None
+        self._listener: SynthesisListener | None = None
         self._times = WordTimes("")
         self._callback = _Callback(self._on_chunk)
         self._espeak.espeak_SetSynthCallback(self._callback)
@@ -68,7 +68,7 @@ class Espeak:
         names = sorted(self._identifiers, key=lambda name: (name != DEFAULT_VOICE, not name.startswith("en"), name))
         self.facts = VoiceFacts(f"espeak-ng {version}", f"{source}, GPLv3, own process", tuple(names))
 
-    def speak(self, text: str, voice: str, listener: Listener) -> None:
+    def speak(self, text: str, voice: str, listener: SynthesisListener) -> None:
         if self._espeak.espeak_SetVoiceByName(self._identifiers[voice]) != 0:
             raise NoVoice(f"espeak-ng has no voice {voice!r}")
         plain = text.replace("\0", " ")

@@ -8,7 +8,7 @@ import unicodedata
 from pathlib import Path
 from typing import Any, Protocol
 
-from omni_ws.engine.embedded.synthesiser import Listener, NoVoice, SpokenWord, VoiceFacts
+from omni_ws.engine.embedded.synthesiser import NoVoice, SpokenWord, SynthesisListener, VoiceFacts
 
 #: ``rms`` first: other people and recognisers understand it best.
 VOICES = ("rms", "slt", "awb", "kal16", "kal")
@@ -91,7 +91,7 @@ class Flite:
                 raise NoVoice(f"libflite does not have {name}") from error
             function.restype, function.argtypes = result, list(arguments)
         self._flite.flite_init()
-        self._listener: Listener | None = None
+        self._listener: SynthesisListener | None = None
         self._text: list[str] = []
         self._callback = _Callback(self._on_chunk)
         self._voices = {name: voice for name in VOICES if (voice := self._register(name)) is not None}
@@ -99,7 +99,7 @@ class Flite:
             raise NoVoice("libflite is there, but none of its English voices")
         self.facts = VoiceFacts("flite", f"system libflite{_version()}", tuple(self._voices), latin_only=True)
 
-    def speak(self, text: str, voice: str, listener: Listener) -> None:
+    def speak(self, text: str, voice: str, listener: SynthesisListener) -> None:
         plain = speakable(text)
         if not plain:
             return

@@ -15,7 +15,7 @@ from omni_ws.audio.samples import Samples
 from omni_ws.audio.vad import SpeechDetector
 from omni_ws.core.chunks import Word
 from omni_ws.engine.base import TranscriptOutput
-from omni_ws.engine.embedded.ear import Ear, EarEvent, Ended, Partial, Paused, Resumed
+from omni_ws.engine.embedded.ear import Ear, EarEvent, HearingEnded, HearingResumed, Partial, Paused
 from omni_ws.engine.embedded.recogniser import SAMPLE_RATE, RecognisedWord, Recogniser
 from omni_ws.engine.embedded.recogniser_pool import Scribes, Seats
 from omni_ws.engine.loan_pool import LoanPool
@@ -85,9 +85,9 @@ class Listener:
                     yield TranscriptOutput(self._separator + text, interim=True, start_ms=start_ms)
                 case Paused(pcm=pcm):
                     self._guess_at(pcm)
-                case Resumed():
+                case HearingResumed():
                     self._drop_guess()
-                case Ended():
+                case HearingEnded():
                     if (transcript := await self._write_down(event)) is not None:
                         yield transcript
 
@@ -132,7 +132,7 @@ class Listener:
         if guess is not None and not guess.work.cancel():
             self._stale = guess.work
 
-    async def _write_down(self, ended: Ended) -> TranscriptOutput | None:
+    async def _write_down(self, ended: HearingEnded) -> TranscriptOutput | None:
         """The final text; None where nothing was understood and nothing is being shown that it would replace."""
         guess = self._guess
         if guess is None or guess.length != len(ended.pcm):

@@ -29,7 +29,7 @@ class VoiceFacts:
     latin_only: bool = False
 
 
-class Listener(Protocol):
+class SynthesisListener(Protocol):
     """Takes what is being spoken."""
 
     def audio(self, sample_rate: int, pcm16: bytes) -> bool:
@@ -47,4 +47,4 @@ class Synthesiser(Protocol):
     @property
     def facts(self) -> VoiceFacts: ...
 
-    def speak(self, text: str, voice: str, listener: Listener) -> None: ...
+    def speak(self, text: str, voice: str, listener: SynthesisListener) -> None: ...

@@ -9,7 +9,7 @@ from typing import Any
 from omni_ws.core.chunks import TokenLogprob, ToolCallFragment
 
 
-class ToolCallReader:
+class UpstreamToolCallReader:
     """The calls of one answer: some servers say id and name with every piece."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ import orjson
 from omni_ws.core.chunks import FinishReason, TokenLogprob, Usage
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import EngineOutput, Finished, TextOutput, ToolCallOutput, TranscriptOutput
-from omni_ws.engine.remote.answer_fields import ToolCallReader, logprobs_of
+from omni_ws.engine.remote.answer_fields import UpstreamToolCallReader, logprobs_of
 from omni_ws.engine.remote.refusal import stream_error
 from omni_ws.engine.remote.server_sent_events import ServerSentEvent
 from omni_ws.engine.remote.upstream_audio import UpstreamAudio
@@ -54,7 +54,7 @@ class ChatAnswer:
         self.audio = UpstreamAudio(sample_rate=sample_rate)
         self._upstream = upstream
         self._reasons = [FinishReason.STOP] * choices
-        self._calls = [ToolCallReader() for _ in range(choices)]
+        self._calls = [UpstreamToolCallReader() for _ in range(choices)]
         self._usage: Mapping[str, Any] = {}
         self._text_field: str | None = None
         self._said: list[str] = []

@@ -23,7 +23,7 @@ from omni_ws.engine.base import (
 )
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.clauses import ClauseSplitter, clauses_of, is_speakable
-from omni_ws.engine.pipeline import Link, pipeline
+from omni_ws.engine.pipeline import StageLink, pipeline
 from omni_ws.engine.remote.answer_stream import ChatAnswer
 from omni_ws.engine.remote.pool import Pool
 from omni_ws.engine.remote.request_body import Prompt, Text, chat_body, read_prompt
@@ -182,7 +182,9 @@ class RemoteEngine:
         """The chat writes, another server (or another route of the same) speaks, a clause behind."""
         chat = _ChatStage(self._answer(request, prompt, audio=False))
         voice = self._voice(request)
-        async with pipeline(_nothing(), [chat, _SpeechStage(voice)], [Link(_UNSPOKEN_CHARACTERS, cost=len)]) as outputs:
+        async with pipeline(
+            _nothing(), [chat, _SpeechStage(voice)], [StageLink(_UNSPOKEN_CHARACTERS, cost=len)]
+        ) as outputs:
             async for output in outputs:
                 yield output
         finished = chat.finished

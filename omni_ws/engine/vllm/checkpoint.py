@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from omni_ws.core.chunks import Modality
 from omni_ws.engine.vllm.language_model import LanguageModel
-from omni_ws.engine.vllm.prompt import Context, PromptForm
+from omni_ws.engine.vllm.prompt import PromptContext, PromptForm
 from omni_ws.errors import EngineFailed, InvalidValue
 
 #: What audio encoders of chat models take, where one does not say.
@@ -59,7 +59,7 @@ def _chats(form: PromptForm) -> bool:
     from vllm.renderers.chat_utils import ChatTemplateResolutionError
 
     try:
-        form.frame(Context())
+        form.frame(PromptContext())
     except InvalidValue as error:
         if isinstance(error.__cause__, ChatTemplateResolutionError):
             return False

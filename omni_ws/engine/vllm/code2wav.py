@@ -10,7 +10,7 @@ from typing import Any
 
 from omni_ws.engine.base import AudioOutput, EngineOutput
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.pipeline import Link
+from omni_ws.engine.pipeline import StageLink
 from omni_ws.engine.vllm.chunk_policy import ChunkPace, ChunkPolicy
 from omni_ws.engine.vllm.codec_frames import CodecFrames
 from omni_ws.engine.vllm.decode_queue import DecodeQueue
@@ -18,9 +18,9 @@ from omni_ws.engine.vllm.snac_stream import StreamState, WindowContext
 from omni_ws.profiler import events
 
 
-def frames_link(frame_ms: float, capacity_ms: float = 5_000) -> Link:
+def frames_link(frame_ms: float, capacity_ms: float = 5_000) -> StageLink:
     """The link from the Talker, in milliseconds of sound. Items are CodecFrames."""
-    return Link(capacity_ms, lambda item: len(item.codes) * frame_ms)
+    return StageLink(capacity_ms, lambda item: len(item.codes) * frame_ms)
 
 
 class Code2Wav:

@@ -27,7 +27,7 @@ _SHARE: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class EarlyOrigin:
     """What stands for a request in vLLM.
 
     Prompts of the same ``cache_salt`` share what was computed of them; smaller priorities are worked on first.
@@ -110,7 +110,7 @@ class EarlyBudget:
 class StreamedPrompt:
     """A request that vLLM holds open for more input. Made by ``begin``."""
 
-    def __init__(self, origin: Origin, budget: EarlyBudget) -> None:
+    def __init__(self, origin: EarlyOrigin, budget: EarlyBudget) -> None:
         self.given = Given()
         self._origin = origin
         self._budget = budget
@@ -124,7 +124,7 @@ class StreamedPrompt:
         self._media_under_way = False
 
     @classmethod
-    def begin(cls, origin: Origin, budget: EarlyBudget) -> StreamedPrompt | None:
+    def begin(cls, origin: EarlyOrigin, budget: EarlyBudget) -> StreamedPrompt | None:
         """None where streamed prompts hold all that they may."""
         return cls(origin, budget) if budget.take_place() else None
 
@@ -207,7 +207,7 @@ class StreamedPrompt:
 class WarmedPrefix:
     """Leaves what was computed in the prefix cache, where the whole prompt finds it, unless others needed the room."""
 
-    def __init__(self, origin: Origin) -> None:
+    def __init__(self, origin: EarlyOrigin) -> None:
         self.given = Given()
         self._origin = origin
         self._steps = 0

@@ -19,7 +19,7 @@ from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, F
 from omni_ws.engine.decoding import decode_input
 from omni_ws.engine.incident import incident
 from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.pipeline import Link, Stage, pipeline
+from omni_ws.engine.pipeline import Stage, StageLink, pipeline
 from omni_ws.engine.tokens import ReadoutManifest
 from omni_ws.engine.vllm.audio_segments import LONGEST_MS
 from omni_ws.engine.vllm.chat_template import read_chat_template
@@ -293,7 +293,7 @@ class _Work:
         self._talker: Talker | None = None
         self._code2wav: Code2Wav | None = None
         self.stages: list[Stage[Any]] = []
-        self.links: tuple[Link, ...] = ()
+        self.links: tuple[StageLink, ...] = ()
         if request.task is Task.SPEECH:
             self.stages.append(ReadAloud())
         else:

@@ -87,7 +87,7 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class PromptContext:
     """What stands before the input: instructions, the tools that there are, earlier turns; and whose message it is."""
 
     instructions: str = ""
@@ -149,7 +149,7 @@ class PromptForm:
                 border = space.start()
         return border
 
-    def frame(self, context: Context, *, user: bool = True) -> tuple[str, str]:
+    def frame(self, context: PromptContext, *, user: bool = True) -> tuple[str, str]:
         """The template's text before and after the input, which is no message of its own where there is no ``user``.
 
         After a message of the assistant nothing stands: the answer goes on with it. Raises InvalidValue where the
@@ -169,7 +169,7 @@ class PromptForm:
             raise InvalidValue(f"the model's chat template leaves out a last message of the {context.role}")
         return head, tail
 
-    def _message(self, message: Message, context: Context, numbers: Counter[Modality]) -> dict[str, Any]:
+    def _message(self, message: Message, context: PromptContext, numbers: Counter[Modality]) -> dict[str, Any]:
         content = [self.plain(message.text)] if message.text else []
         if message.speech is not None:
             spoken = context.speech.get(message.speech, ())
@@ -218,7 +218,7 @@ class BareForm(PromptForm):
     def placeholder(self, modality: Modality, number: int) -> str:
         raise UnsupportedModality("a prompt that is taken as it stands is text", param="modality")
 
-    def frame(self, context: Context, *, user: bool = True) -> tuple[str, str]:
+    def frame(self, context: PromptContext, *, user: bool = True) -> tuple[str, str]:
         return "", ""
 
     def tokens(self, text: str) -> list[int]:
@@ -257,7 +257,7 @@ class PromptDraft:
     """
 
     form: PromptForm
-    context: Context
+    context: PromptContext
     #: The template's text around the input.
     head: str = field(init=False)
     tail: str = field(init=False)

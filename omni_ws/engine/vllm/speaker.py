@@ -11,7 +11,7 @@ import numpy as np
 
 from omni_ws.config.error import ConfigurationError
 from omni_ws.engine.base import EngineState
-from omni_ws.engine.pipeline import Link
+from omni_ws.engine.pipeline import StageLink
 from omni_ws.engine.vllm.chunk_policy import ChunkPolicy
 from omni_ws.engine.vllm.code2wav import Code2Wav, frames_link
 from omni_ws.engine.vllm.decode_queue import DecodeQueue
@@ -76,7 +76,7 @@ class Speaker:
         return frozenset(f"{stage}.{name}" for stage, names in _PARAMETERS.items() for name in names)
 
     @property
-    def links(self) -> tuple[Link, Link]:
+    def links(self) -> tuple[StageLink, StageLink]:
         return TEXT_LINK, frames_link(self._started()[0].frame_ms)
 
     async def start(self) -> None:

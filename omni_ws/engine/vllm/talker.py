@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from omni_ws.engine.base import EngineOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.clauses import ClauseSplitter, clauses_as_they_come, is_speakable
-from omni_ws.engine.pipeline import Link
+from omni_ws.engine.pipeline import StageLink
 from omni_ws.engine.vllm.codec_frames import CodecFrames, FrameAssembler, OffPattern
 from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.engine.vllm.talker_profile import TalkerProfile
@@ -28,7 +28,7 @@ TALKER_SAMPLING: Final = frozenset(
 )
 
 #: The link from the Thinker, in characters: two minutes of speech. Items are pieces of the answer's text.
-TEXT_LINK: Final = Link(2_000, len)
+TEXT_LINK: Final = StageLink(2_000, len)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

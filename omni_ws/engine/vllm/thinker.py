@@ -19,10 +19,10 @@ from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.engine.vllm.answer_reader import AnswerReader
 from omni_ws.engine.vllm.audio_segments import AudioSegmenter
-from omni_ws.engine.vllm.early_input import EarlyBudget, EarlyWork, Origin, StreamedPrompt, WarmedPrefix
+from omni_ws.engine.vllm.early_input import EarlyBudget, EarlyOrigin, EarlyWork, StreamedPrompt, WarmedPrefix
 from omni_ws.engine.vllm.input_parts import InputParts
 from omni_ws.engine.vllm.language_model import LanguageModel
-from omni_ws.engine.vllm.prompt import Context, Media, PromptDraft, PromptForm
+from omni_ws.engine.vllm.prompt import Media, PromptContext, PromptDraft, PromptForm
 from omni_ws.engine.vllm.prompt_echo import PromptEcho
 from omni_ws.engine.vllm.sampling import AskedSampling, answer_parameters, check_parameters, survives_streaming
 from omni_ws.engine.vllm.token_logprobs import AlignedLogprobs, TokenBytes
@@ -139,9 +139,11 @@ class Thinker:
         self._check_options()
         form, request = self._shared.form, self._request
         if request.options.raw_prompt:
-            return PromptDraft(form.bare(tokens=request.options.token_prompt), Context())
+            return PromptDraft(form.bare(tokens=request.options.token_prompt), PromptContext())
         role = request.options.input_role
-        return PromptDraft(form, Context(request.instructions, request.history, request.tools, self._speech, role))
+        return PromptDraft(
+            form, PromptContext(request.instructions, request.history, request.tools, self._speech, role)
+        )
 
     async def _earlier_speech(self) -> dict[Speech, tuple[Media, ...]]:
         """What the model hears of earlier turns, cut as their input was, the newest as far as it takes so many."""
@@ -189,9 +191,9 @@ class Thinker:
             check_parameters(shared.model, self._parameters, self._asked, constraint=constraint)
 
     @property
-    def _origin(self) -> Origin:
+    def _origin(self) -> EarlyOrigin:
         shared, request = self._shared, self._request
-        return Origin(
+        return EarlyOrigin(
             model=shared.model,
             request_id=request.request_id,
             cache_salt=shared.cache_salt(request),

@@ -13,8 +13,8 @@ from google.protobuf.message import DecodeError
 
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionTimeout
-from omni_ws.service.admission import PLACE_RETRY_MS
-from omni_ws.transport.grpc_salience.refusals import Context, refuse
+from omni_ws.service.sessions.admission import PLACE_RETRY_MS
+from omni_ws.transport.grpc_salience.refusals import CallContext, refuse
 from omni_ws.wire.protobuf_fields import has_more_fields
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
@@ -44,7 +44,7 @@ class MessageIntake(grpc.aio.ServerInterceptor):
         self,
         *,
         service: str,
-        check_key: Callable[[Context], object],
+        check_key: Callable[[CallContext], object],
         budget: ByteBudget,
         max_message_bytes: int,
         timeout_sec: float,
@@ -107,7 +107,7 @@ class MessageIntake(grpc.aio.ServerInterceptor):
             self._calls -= 1
             share.resize(0)
 
-    async def _request(self, context: Context, handler: Any, share: Share, *, has_key: bool) -> Any:
+    async def _request(self, context: CallContext, handler: Any, share: Share, *, has_key: bool) -> Any:
         try:
             if has_key:
                 self._check_key(context)
@@ -128,7 +128,7 @@ class MessageIntake(grpc.aio.ServerInterceptor):
             share.resize(0)
             await refuse(context, error)
 
-    async def _own_message(self, context: Context) -> Any:
+    async def _own_message(self, context: CallContext) -> Any:
         async with self._prompt:
             reading = self._read(context)
             await asyncio.wait({reading}, timeout=PROMPT_SEC)
@@ -139,12 +139,12 @@ class MessageIntake(grpc.aio.ServerInterceptor):
                 await asyncio.wait({reading}, timeout=self._timeout_sec)
         return self._result(reading, self._timeout_sec)
 
-    async def _keyless_message(self, context: Context) -> Any:
+    async def _keyless_message(self, context: CallContext) -> Any:
         reading = self._read(context)
         await asyncio.wait({reading}, timeout=KEYLESS_SEC)
         return self._result(reading, KEYLESS_SEC)
 
-    async def _requests(self, context: Context, handler: Any) -> AsyncGenerator[Any, None]:
+    async def _requests(self, context: CallContext, handler: Any) -> AsyncGenerator[Any, None]:
         """Those of a service that needs no key; who pauses has said all."""
         try:
             while (message := await self._keyless_message(context)) is not grpc.aio.EOF:
@@ -152,7 +152,7 @@ class MessageIntake(grpc.aio.ServerInterceptor):
         except SessionTimeout:
             return
 
-    def _read(self, context: Context) -> asyncio.Task[Any]:
+    def _read(self, context: CallContext) -> asyncio.Task[Any]:
         reading: asyncio.Task[Any] = asyncio.create_task(context.read(), name="gRPC message")
         self._reading.add(reading)
         reading.add_done_callback(self._over)

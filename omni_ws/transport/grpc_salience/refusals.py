@@ -9,14 +9,14 @@ import grpc
 from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.service.failure import identified
 
-Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
+CallContext: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 #: Trailing metadata of a refusal: the code of the specification's error table, and when to come again.
 CODE_METADATA: Final = "omni-error-code"
 RETRY_METADATA: Final = "retry-after-ms"
 
 
-async def refuse(context: Context, error: OmniError) -> NoReturn:
+async def refuse(context: CallContext, error: OmniError) -> NoReturn:
     """Ends the call with the status of ``error``, by an exception of gRPC's own."""
     identified(error, where="a token call")
     name = error.wire.grpc_status or "INTERNAL"

@@ -15,12 +15,12 @@ from omni_ws.engine.tokens import MAX_TOP_LOGPROBS, TokenOutput, TokenSampling, 
 from omni_ws.errors import EngineOverloaded, InvalidValue, ModelNotFound, OmniError, ShuttingDown
 from omni_ws.generated import salience_pb2 as messages
 from omni_ws.generated.salience_pb2_grpc import SalienceServicer
-from omni_ws.service.admission import PLACE_RETRY_MS
-from omni_ws.service.configuration import ServedModel
+from omni_ws.service.conversation.configuration import ServedModel
 from omni_ws.service.failure import unexpected
-from omni_ws.service.token_sessions import TokenCall, TokensDone, TokenSessions
-from omni_ws.transport.authentication import Authenticator
-from omni_ws.transport.grpc_salience.refusals import Context, refuse
+from omni_ws.service.sessions.admission import PLACE_RETRY_MS
+from omni_ws.service.tokens.sessions import TokenCall, TokensDone, TokenSessions
+from omni_ws.transport.grpc_salience.refusals import CallContext, refuse
+from omni_ws.transport.http.authentication import Authenticator
 
 Answer = TypeVar("Answer")
 
@@ -53,7 +53,7 @@ class Salience(SalienceServicer):
         self._refuses_calls = False
 
     async def OpenSession(  # the names of the calls are those of the definition
-        self, request: messages.OpenSessionRequest, context: Context
+        self, request: messages.OpenSessionRequest, context: CallContext
     ) -> messages.OpenSessionResponse:
         def open_session(key: ApiKey | None) -> messages.OpenSessionResponse:
             if not request.model:
@@ -67,7 +67,7 @@ class Salience(SalienceServicer):
         return await self._answer(context, open_session)
 
     async def CloseSession(
-        self, request: messages.CloseSessionRequest, context: Context
+        self, request: messages.CloseSessionRequest, context: CallContext
     ) -> messages.CloseSessionResponse:
         def close(key: ApiKey | None) -> messages.CloseSessionResponse:
             self._sessions.close(request.session_id, key)
@@ -75,7 +75,9 @@ class Salience(SalienceServicer):
 
         return await self._answer(context, close)
 
-    async def ForkSession(self, request: messages.ForkSessionRequest, context: Context) -> messages.ForkSessionResponse:
+    async def ForkSession(
+        self, request: messages.ForkSessionRequest, context: CallContext
+    ) -> messages.ForkSessionResponse:
         def fork(key: ApiKey | None) -> messages.ForkSessionResponse:
             child = self._sessions.fork(
                 request.session_id, key, at=request.at_position, client=peer_address(context.peer())
@@ -85,7 +87,7 @@ class Salience(SalienceServicer):
         return await self._answer(context, fork)
 
     async def GetReadoutManifest(
-        self, request: messages.GetReadoutManifestRequest, context: Context
+        self, request: messages.GetReadoutManifestRequest, context: CallContext
     ) -> messages.ReadoutManifest:
         def manifest(key: ApiKey | None) -> messages.ReadoutManifest:
             known = self._sessions.engine.readout_manifest
@@ -95,14 +97,16 @@ class Salience(SalienceServicer):
 
         return await self._answer(context, manifest)
 
-    async def DumpSession(self, request: messages.DumpSessionRequest, context: Context) -> messages.DumpSessionResponse:
+    async def DumpSession(
+        self, request: messages.DumpSessionRequest, context: CallContext
+    ) -> messages.DumpSessionResponse:
         def dump(key: ApiKey | None) -> messages.DumpSessionResponse:
             return messages.DumpSessionResponse(tokens=self._sessions.dump(request.session_id, key))
 
         return await self._answer(context, dump)
 
     async def Generate(
-        self, request: messages.GenerateRequest, context: Context
+        self, request: messages.GenerateRequest, context: CallContext
     ) -> AsyncIterator[messages.GenerateEvent]:
         try:
             key = self.key(context)
@@ -139,7 +143,7 @@ class Salience(SalienceServicer):
         if self._begun is not None:
             self._begun.close_all()
 
-    def key(self, context: Context) -> ApiKey | None:
+    def key(self, context: CallContext) -> ApiKey | None:
         """Whose call it is. Raises Unauthenticated, and ShuttingDown."""
         metadata = {name: value for name, value in context.invocation_metadata() or ()}
         authorization = metadata.get("authorization")
@@ -150,7 +154,7 @@ class Salience(SalienceServicer):
             raise ShuttingDown("the server is shutting down", retry_after_ms=PLACE_RETRY_MS)
         return key
 
-    async def _answer(self, context: Context, call: Callable[[ApiKey | None], Answer]) -> Answer:
+    async def _answer(self, context: CallContext, call: Callable[[ApiKey | None], Answer]) -> Answer:
         try:
             return call(self.key(context))
         except OmniError as error:

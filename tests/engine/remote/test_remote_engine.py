@@ -45,7 +45,7 @@ from omni_ws.errors import (
     UnsupportedModality,
     UnsupportedParameter,
 )
-from omni_ws.transport.http1 import HttpExchange
+from omni_ws.transport.http.exchange import HttpExchange
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
 

@@ -14,7 +14,7 @@ from omni_ws.client import connect
 from omni_ws.config.model import RemoteConfig
 from omni_ws.core.chunks import FinishReason, ToolCall
 from omni_ws.engine.base import Message, StructuredOutput, TextOutput
-from omni_ws.engine.remote.answer_fields import ToolCallReader, logprobs_of
+from omni_ws.engine.remote.answer_fields import UpstreamToolCallReader, logprobs_of
 from omni_ws.engine.remote.engine import RemoteEngine
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
@@ -112,7 +112,7 @@ async def test_the_form_of_an_answer(schema: dict[str, Any] | None) -> None:
 
 
 def test_pieces_of_calls_that_say_who_they_are_every_time() -> None:
-    reader = ToolCallReader()
+    reader = UpstreamToolCallReader()
     piece: dict[str, Any] = {"index": 0, "id": "call_a", "function": {"name": "clock", "arguments": "{"}}
     first = list(reader.read([piece]))
     second = list(reader.read([{**piece, "function": {"name": "clock", "arguments": "}"}}]))
@@ -127,11 +127,11 @@ def test_pieces_of_calls_that_say_who_they_are_every_time() -> None:
     [None, 3, [3], [{"index": 0}], [{"index": -1, "function": {"name": "f"}}], [{"index": 0, "function": {"name": 3}}]],
 )
 def test_what_is_no_call_is_left_out(garbage: object) -> None:
-    assert list(ToolCallReader().read(garbage)) == []
+    assert list(UpstreamToolCallReader().read(garbage)) == []
 
 
 def test_a_call_without_an_id_gets_one() -> None:
-    (call,) = ToolCallReader().read([{"function": {"name": "f"}}])
+    (call,) = UpstreamToolCallReader().read([{"function": {"name": "f"}}])
     assert call.id is not None
     assert call.id.startswith("call_")
 

@@ -32,7 +32,7 @@ from omni_ws.engine.base import EngineOutput, EngineState, TextOutput
 from omni_ws.engine.remote.engine import RemoteEngine
 from omni_ws.engine.remote.upstream import normalised
 from omni_ws.errors import EngineFailed, EngineOverloaded, OmniError
-from omni_ws.transport.http1 import HttpExchange
+from omni_ws.transport.http.exchange import HttpExchange
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
 

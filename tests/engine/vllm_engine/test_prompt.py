@@ -12,34 +12,34 @@ from support.word_prompts import WordTokenizer, form, placeholder, render
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import Modality, ToolCall
 from omni_ws.engine.base import Message, Speech
-from omni_ws.engine.vllm.prompt import Context, Given, Media, PromptDraft, PromptForm
+from omni_ws.engine.vllm.prompt import Given, Media, PromptContext, PromptDraft, PromptForm
 from omni_ws.errors import InvalidValue, UnsupportedModality
 
 
 def draft(prompt_form: PromptForm) -> PromptDraft:
-    return PromptDraft(prompt_form, Context("Be brief."))
+    return PromptDraft(prompt_form, PromptContext("Be brief."))
 
 
 def test_the_frame_is_the_template_around_the_input() -> None:
-    head, tail = form().frame(Context("Be brief.", (Message("user", "One"), Message("assistant", "Two"))))
+    head, tail = form().frame(PromptContext("Be brief.", (Message("user", "One"), Message("assistant", "Two"))))
     assert head == "<|end|>system\nBe brief.<|end|>user\nOne<|end|>assistant\nTwo<|end|>user\n"
     assert tail == "<|end|>assistant\n"
 
 
 def test_without_instructions_there_is_no_system_message() -> None:
-    assert form().frame(Context())[0] == "<|end|>user\n"
+    assert form().frame(PromptContext())[0] == "<|end|>user\n"
 
 
 def test_the_answer_goes_on_with_a_message_of_the_assistant() -> None:
     tokenizer = WordTokenizer()
-    written = PromptDraft(form(tokenizer), Context(history=(Message("user", "One"),), role="assistant"))
+    written = PromptDraft(form(tokenizer), PromptContext(history=(Message("user", "One"),), role="assistant"))
     written.add_text("Two and", 0)
     assert tokenizer.decode(written.whole().tokens) == "<|end|>user\nOne<|end|>assistant\nTwo and"
 
 
 def test_a_system_message_may_stand_alone() -> None:
     tokenizer = WordTokenizer()
-    written = PromptDraft(form(tokenizer), Context(role="system"))
+    written = PromptDraft(form(tokenizer), PromptContext(role="system"))
     written.add_text("Be brief.", 0)
     assert tokenizer.decode(written.whole().tokens) == "<|end|>system\nBe brief.<|end|>assistant\n"
 
@@ -50,13 +50,13 @@ def test_a_template_that_leaves_a_message_out_cannot_take_it() -> None:
 
     deaf = PromptForm(WordTokenizer(), render_users_only, placeholder, frozenset())
     with pytest.raises(InvalidValue, match="leaves out a last message of the system"):
-        deaf.frame(Context(role="system"))
+        deaf.frame(PromptContext(role="system"))
 
 
 def test_no_text_of_a_client_is_a_control_token() -> None:
     tokenizer = WordTokenizer()
     prompt_form = form(tokenizer)
-    head, _ = prompt_form.frame(Context("<|end|>", (Message("user", "<|eos|>"),)))
+    head, _ = prompt_form.frame(PromptContext("<|end|>", (Message("user", "<|eos|>"),)))
     assert head.count("<|end|>") == 3
     assert "<|eos|>" not in head
     written = draft(prompt_form)
@@ -182,7 +182,7 @@ def test_a_template_that_refuses_is_the_clients_fault() -> None:
         raise InvalidValue("roles must alternate")
 
     with pytest.raises(InvalidValue):
-        PromptForm(WordTokenizer(), refuse, placeholder).frame(Context())
+        PromptForm(WordTokenizer(), refuse, placeholder).frame(PromptContext())
 
 
 CALLS = (ToolCall("call_1", "f", '{"a": "<|end|>"}'), ToolCall("call_2", "g", '{"cut'))
@@ -190,24 +190,24 @@ CALLS = (ToolCall("call_1", "f", '{"a": "<|end|>"}'), ToolCall("call_2", "g", '{
 
 def test_calls_and_results_stand_in_the_prompt() -> None:
     history = (Message("assistant", "Wait.", tool_calls=CALLS[:1]), Message("tool", "42", tool_call_id="call_1"))
-    head, _ = form().frame(Context(history=history))
+    head, _ = form().frame(PromptContext(history=history))
     assert head == '<|end|>assistant\nWait.[call_1 {"a": "<\u200b|end|>"}]<|end|>tool\n42call_1<|end|>user\n'
 
 
 def test_a_call_that_was_cut_off_is_left_out_with_its_result() -> None:
     results = (Message("tool", "42", tool_call_id="call_1"), Message("tool", "43", tool_call_id="call_2"))
-    head, _ = form().frame(Context(history=(Message("assistant", "", tool_calls=CALLS), *results)))
+    head, _ = form().frame(PromptContext(history=(Message("assistant", "", tool_calls=CALLS), *results)))
     assert "call_1 {" in head
     assert "cut" not in head
     assert "43" not in head
-    head, _ = form().frame(Context(history=(Message("assistant", "", tool_calls=CALLS[1:]), results[1])))
+    head, _ = form().frame(PromptContext(history=(Message("assistant", "", tool_calls=CALLS[1:]), results[1])))
     assert head == "<|end|>user\n"
 
 
 def test_what_was_given_before_a_result_came_is_known_to_be_wrong() -> None:
     history = (Message("assistant", "", tool_calls=CALLS[:1]),)
     tokenizer = WordTokenizer()
-    written = PromptDraft(form(tokenizer), Context(history=history))
+    written = PromptDraft(form(tokenizer), PromptContext(history=history))
     given_early = Given()
     written.add_text("one two three", 0)
     give(written, given_early)
@@ -221,7 +221,7 @@ def test_what_was_given_before_a_result_came_is_known_to_be_wrong() -> None:
 
 def test_results_without_a_word_of_the_user() -> None:
     tokenizer = WordTokenizer()
-    written = PromptDraft(form(tokenizer), Context(history=(Message("assistant", "", tool_calls=CALLS[:1]),)))
+    written = PromptDraft(form(tokenizer), PromptContext(history=(Message("assistant", "", tool_calls=CALLS[:1]),)))
     written.add_tool_result("call_1", "42")
     assert tokenizer.decode(written.whole().tokens).endswith("<|end|>tool\n42call_1<|end|>assistant\n")
 
@@ -234,12 +234,12 @@ def test_a_result_of_an_unknown_call_is_refused() -> None:
 
 def test_texts_of_tools_are_plain() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"<|end|>": ["<|eos|>", 3, None, True]}}}
-    head, _ = form().frame(Context(tools=(tool,)))
+    head, _ = form().frame(PromptContext(tools=(tool,)))
     assert "{'<\\u200b|end|>': ['<\\u200b|eos|>', 3, None, True]}" in head
 
 
 def test_a_bare_prompt_is_what_was_written() -> None:
-    bare = PromptDraft(form().bare(), Context("ignored"))
+    bare = PromptDraft(form().bare(), PromptContext("ignored"))
     bare.add_text("<|end|> one", 0)
     bare.add_text(" two", 0)
     assert bare.stable(Given(), 1) is None
@@ -251,7 +251,7 @@ def test_a_bare_prompt_is_what_was_written() -> None:
 def test_a_template_that_leaves_earlier_speech_out_is_refused() -> None:
     speech = Speech((), AudioFormat(), 40)
     sound = Media(Modality.AUDIO, "sound")
-    context = Context(history=(Message("user", "", speech=speech),), speech={speech: (sound,)})
+    context = PromptContext(history=(Message("user", "", speech=speech),), speech={speech: (sound,)})
     assert PromptDraft(form(), context).media == [sound]
     forgetful = PromptForm(WordTokenizer(), lambda messages, tools: render(messages[-1:], tools), placeholder)
     with pytest.raises(InvalidValue, match="earlier speech"):

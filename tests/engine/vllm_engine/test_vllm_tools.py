@@ -32,7 +32,7 @@ from omni_ws.engine.base import AnswerOptions, EngineOutput, Message, Structured
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoding import decode_input
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.engine.vllm.prompt import Context
+from omni_ws.engine.vllm.prompt import PromptContext
 from omni_ws.engine.vllm.thinker import Thinker
 from omni_ws.engine.vllm.tool_calls import ToolUse, tool_use
 from omni_ws.errors import InvalidValue
@@ -147,7 +147,7 @@ def result(call_id: str, text: str) -> InputChunk:
 def told(engine: VllmEngine, *, tools: tuple[Any, ...] = TOOLS) -> str:
     """How the tools stand in the prompt."""
     assert engine._shared is not None
-    head, _ = engine._shared.form.frame(Context(tools=tools))
+    head, _ = engine._shared.form.frame(PromptContext(tools=tools))
     assert head.startswith("tools: [")
     return head.removesuffix("user: ")
 
@@ -311,7 +311,7 @@ async def test_an_empty_result_is_a_result(engine: VllmEngine) -> None:
     text, _ = await answer(engine, Input(result("call_1", "")), history=CALLED)
     assert engine._shared is not None
     head, tail = engine._shared.form.frame(
-        Context(history=(*CALLED, Message("tool", "", tool_call_id="call_1"))), user=False
+        PromptContext(history=(*CALLED, Message("tool", "", tool_call_id="call_1"))), user=False
     )
     assert head.endswith("tool call_1: \nassistant:")
     assert tail == ""
@@ -324,7 +324,7 @@ async def test_results_and_what_the_user_says_to_them(engine: VllmEngine) -> Non
     history = (CALLED[0], Message("assistant", "Wait.", tool_calls=calls))
     assert engine._shared is not None
     results = (Message("tool", "Rain", tool_call_id="call_1"), Message("tool", "Noon", tool_call_id="call_2"))
-    head, tail = engine._shared.form.frame(Context(history=(*history, *results)))
+    head, tail = engine._shared.form.frame(PromptContext(history=(*history, *results)))
     expected = await plain_answer(engine, f"{head}And now?{tail}")
     source = Input(result("call_1", "Rain"), result("call_2", "Noon"), "And now?")
     assert (await answer(engine, source, history=history))[0] == expected
@@ -402,11 +402,11 @@ async def test_a_conversation_with_a_tool_over_the_websocket(engine: VllmEngine)
         results = tuple(Message("tool", "", tool_call_id=one.id) for one in called.tool_calls)
         asked = Message("user", "What time is it?")
         made = Message("assistant", called.text, tool_calls=called.tool_calls)
-        context = Context(history=(asked, made, *results), tools=TOOLS)
+        context = PromptContext(history=(asked, made, *results), tools=TOOLS)
         assert said.text == await plain_answer(engine, engine._shared.form.frame(context, user=False)[0])
         # What came of the call is context of the turns after it.
         thanks = await session.ask_text("Thanks.")
-        context = Context(history=(*context.history, Message("assistant", said.text)), tools=TOOLS)
+        context = PromptContext(history=(*context.history, Message("assistant", said.text)), tools=TOOLS)
         head, tail = engine._shared.form.frame(context)
         assert thanks.text == await plain_answer(engine, f"{head}Thanks.{tail}")
         await session.send_tool_result("call_unknown", "42", end=True)

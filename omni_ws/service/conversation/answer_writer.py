@@ -1,0 +1,196 @@
+"""AnswerWriter: from what an engine yields to what a client gets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any, Final
+
+from omni_ws.core.chunks import FinishReason, OutputModality, Usage, Word
+from omni_ws.core.output import FinalChunk, OutputChunk, OutputSequencer
+from omni_ws.core.session import GenerationStarted
+from omni_ws.engine.base import (
+    AudioOutput,
+    Engine,
+    EngineOutput,
+    Finished,
+    Message,
+    TextOutput,
+    ToolCallOutput,
+    TranscriptOutput,
+)
+from omni_ws.errors import OmniError
+from omni_ws.profiler import events
+from omni_ws.service.conversation.outbox import Outbox
+from omni_ws.service.conversation.request import Request
+from omni_ws.service.conversation.speech_output import EncodedAudio, SpeechOutput
+from omni_ws.service.failure import being_cancelled, unexpected
+from omni_ws.service.observing import observer
+from omni_ws.wire.server_frames import ResponseStartedFrame
+
+#: Words of an answer that are kept to know, when it is interrupted, which were heard: an hour of speech.
+MAX_KEPT_WORDS: Final = 1 << 14
+
+
+class AnswerWriter:
+    """Numbers the outputs of one turn and puts them into the outbox, waiting while that is full."""
+
+    def __init__(
+        self, turn: Request, outbox: Outbox, sequencer: OutputSequencer, observed: observer.ObservedSession
+    ) -> None:
+        self._turn = turn
+        self._observed = observed
+        self._outbox = outbox
+        self._sequencer = sequencer
+        self._wanted = frozenset(turn.config.modalities)
+        self._begun: set[OutputModality] = set()
+        self._speech = SpeechOutput(turn.output_format, turn.playback, max_lead_ms=turn.config.max_lead_ms)
+
+    def start(self, event: GenerationStarted) -> None:
+        turn = self._turn
+        self._outbox.put_nowait(
+            ResponseStartedFrame(
+                request_id=turn.request_id,
+                trigger=event.trigger,
+                sequence_id=event.sequence_id,
+                input_mode=turn.session.settings.mode,
+            )
+        )
+
+    async def answer(self, engine: Engine, history: tuple[Message, ...]) -> Finished:
+        """The whole answer. What goes wrong is the turn's error."""
+        turn = self._turn
+        events.current_request.set(turn.request_id)
+        self._observed.tell(observer.AnswerStarted(turn))
+        finished: Finished | None = None
+        try:
+            finished = await self._write_all(engine.generate(turn.generation_request(history)))
+        except OmniError as error:
+            turn.error = error
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and being_cancelled():
+                raise
+            # Something inside the engine was cancelled, and not this request, or failed.
+            turn.error = unexpected(error, where=f"request {turn.request_id}")
+        finally:
+            self._observed.tell(observer.AnswerEnded(turn, whole=finished is not None))
+        return finished or Finished(FinishReason.ERROR, Usage())
+
+    async def _write_all(self, outputs: AsyncIterator[EngineOutput]) -> Finished:
+        """Everything that an engine yields, up to its Finished. Raises what the engine raises."""
+        finished = Finished(FinishReason.STOP, Usage())
+        async with aclosing(outputs):  # type: ignore[type-var]  # an async generator, by the contract of Engine
+            async for output in outputs:
+                if isinstance(output, Finished):
+                    finished = output
+                    break
+                if type(output) is TextOutput and events.recorder is None and not self._outbox.full:
+                    self._say(output)  # nearly always, and without a coroutine
+                    continue
+                with events.span("answer"):
+                    await self._write(output)
+        with events.span("answer"):
+            await self._send_audio(await self._speech.flush())
+        return finished
+
+    async def _write(self, output: EngineOutput) -> None:
+        turn = self._turn
+        match output:
+            case TextOutput():
+                await self._outbox.room()
+                self._say(output)
+            case ToolCallOutput(call=call, choice=choice):
+                await self._send(OutputModality.TOOL_CALL, tool_call=call, choice=choice)
+                turn.called(call)
+            case TranscriptOutput(text=text, interim=interim):
+                if not interim:
+                    turn.heard.append(text)
+                await self._outbox.room()
+                turn.interim = output if interim else None
+                self._put(transcript_chunk(turn, output, sequencer=self._sequencer))
+            case AudioOutput(samples=samples, sample_rate=sample_rate) if "audio" in self._wanted:
+                encoded = await self._speech.encode(samples, sample_rate)
+                await self._send_audio(encoded, words=output.words)
+            case _:
+                pass
+
+    def _say(self, output: TextOutput) -> None:
+        """The outbox must have room."""
+        turn = self._turn
+        if "text" not in self._wanted or not (output.text or output.logprobs):
+            return
+        number = self._sequencer.take_number(turn.request_id)
+        self._put(
+            OutputChunk(
+                request_id=turn.request_id,
+                sequence_id=number,
+                modality=OutputModality.TEXT,
+                text=output.text,
+                logprobs=output.logprobs,
+                choice=output.choice,
+            )
+        )
+        turn.said.append(output.text)
+
+    async def _send_audio(self, encoded: EncodedAudio | None, words: tuple[Word, ...] = ()) -> None:
+        turn = self._turn
+        if encoded is not None:
+            number = await self._send(
+                OutputModality.AUDIO,
+                payload=encoded.payload,
+                format=turn.output_format,
+                start_ms=encoded.start_ms,
+                words=words,
+            )
+            turn.playback.sending(number, encoded.start_ms, self._speech.made_ms)
+        if len(turn.spoken) < MAX_KEPT_WORDS:
+            turn.spoken += words
+
+    async def _send(self, modality: OutputModality, **fields: Any) -> int:
+        """Returns the number that it went out with."""
+        await self._outbox.room()
+        request_id = self._turn.request_id
+        number = self._sequencer.take_number(request_id)
+        self._put(OutputChunk(request_id=request_id, sequence_id=number, modality=modality, **fields))
+        return number
+
+    def _put(self, chunk: OutputChunk) -> None:
+        if chunk.modality not in self._begun:
+            self._begun.add(chunk.modality)
+            self._observed.tell(observer.OutputBegan(self._turn, chunk.modality))
+        if self._observed.listening_to_outputs:
+            self._observed.tell(observer.OutputMade(self._turn, chunk))
+        self._outbox.put_nowait(chunk)
+
+
+def transcript_chunk(turn: Request, transcript: TranscriptOutput, *, sequencer: OutputSequencer) -> OutputChunk:
+    return OutputChunk(
+        request_id=turn.request_id,
+        sequence_id=sequencer.take_number(turn.request_id),
+        modality=OutputModality.TRANSCRIPT,
+        text=transcript.text,
+        interim=transcript.interim,
+        start_ms=transcript.start_ms,
+        words=transcript.words,
+    )
+
+
+def final_chunk(
+    turn: Request, reason: FinishReason, finished: Finished | None, *, sequencer: OutputSequencer
+) -> FinalChunk:
+    """``finished`` is what the engine said at its end, which counts where the end was its own."""
+    if finished is None or reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+        return sequencer.finish(turn.request_id, reason, turn.usage(None))
+    return sequencer.finish(turn.request_id, reason, turn.usage(finished.usage), finish_reasons=finished.reasons)
+
+
+async def over(answer: asyncio.Task[None]) -> None:
+    """Waits for the end of an answer, and cancels it where the waiting is cancelled."""
+    try:
+        await asyncio.wait([answer])
+    finally:
+        if not answer.done():
+            if not answer.cancelling():  # once more would break off the winding up of its engine
+                answer.cancel()
+            await asyncio.wait([answer])

@@ -1,0 +1,267 @@
+"""What a session's configuration may be on this engine, and what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from omni_ws.core.audio_format import AudioFormat
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task
+from omni_ws.core.session import InputSettings
+from omni_ws.engine.base import AnswerOptions, EngineCapabilities
+from omni_ws.errors import InvalidValue, ModelNotFound, UnsupportedFormat, UnsupportedModality, UnsupportedParameter
+from omni_ws.service.listening.queue import Listening
+from omni_ws.wire.session_config import (
+    DEFAULT_MAX_LEAD_MS,
+    FIELDS,
+    SamplingConfig,
+    SessionConfig,
+    check_sampling,
+    effective,
+    merge,
+    start_policy,
+)
+from omni_ws.wire.tools import check_tools
+
+#: Names of voices that stock clients send; they mean the default voice here.
+STOCK_VOICES: Final = frozenset(
+    {"alloy", "ash", "ballad", "cedar", "coral", "echo", "fable"}
+    | {"marin", "nova", "onyx", "sage", "shimmer", "verse", "default"}
+)
+#: The JSON of what one client may configure: it is kept for as long as its session lives.
+MAX_CONFIGURATION_BYTES: Final = 1 << 20
+#: Stop strings are looked for in every piece of an answer.
+MAX_STOPS: Final = 16
+MAX_STOP_CHARACTERS: Final = 256
+#: The name that always means the served model.
+LOCAL_MODEL: Final = "local-model"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """``names[0]`` is announced; every name and alias means the one model that is served.
+
+    ``stand_in`` hears of other names, for which the model stands in; where it is None they are refused.
+    """
+
+    names: tuple[str, ...]
+    aliases: frozenset[str] = frozenset()
+    stand_in: Callable[[str], None] | None = None
+
+    def check(self, name: str | None) -> None:
+        """Raises ModelNotFound."""
+        if name is None or name in self.names or name in self.aliases or name == LOCAL_MODEL:
+            return
+        if self.stand_in is not None:
+            self.stand_in(name)
+            return
+        raise ModelNotFound(f"the model {name[:128]!r} is not served here; {self.names[0]!r} is", param="model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConfigurationRules:
+    """What is the same for all sessions of a server.
+
+    ``defaults`` are session_config fields set by the operator; ``forced_start_policy`` overrides every client.
+    ``output_formats`` are the audio encodings that this kind of session can be answered in.
+    """
+
+    capabilities: EngineCapabilities
+    model: ServedModel
+    output_formats: frozenset[str]
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    forced_start_policy: str | None = None
+    #: Whether this kind of session can be listened to for turns.
+    turn_detection: bool = False
+
+
+class Configuration:
+    """The configuration of one session: what the client asked for, merged over the defaults."""
+
+    def __init__(self, rules: ConfigurationRules) -> None:
+        self.rules = rules
+        self._modalities = rules.capabilities.input_modalities
+        self._wanted: dict[str, Any] = {}
+        self.effective = self._resolve({})
+
+    def apply(self, patch: Mapping[str, Any]) -> SessionConfig:
+        """Merge a partial configuration. Raises InvalidValue, UnsupportedParameter or ModelNotFound, changing nothing.
+
+        Unknown fields are ignored.
+        """
+        wanted = merge(self._wanted, {key: value for key, value in patch.items() if key in FIELDS})
+        if len(msgspec.json.encode(wanted)) > MAX_CONFIGURATION_BYTES:
+            raise InvalidValue(f"a configuration has at most {MAX_CONFIGURATION_BYTES} bytes")
+        resolved = self._resolve(wanted)
+        self._wanted, self.effective = wanted, resolved
+        return resolved
+
+    def input_settings(self) -> InputSettings:
+        """How the input of a request that opens now is taken."""
+        config = self.effective
+        audio = config.input_audio
+        return InputSettings(
+            start_policy=start_policy(config),
+            mode=config.after_start,
+            audio=AudioFormat(audio.format, audio.sample_rate, audio.channels),
+            alignment=config.alignment,
+        )
+
+    @property
+    def listening(self) -> Listening:
+        audio = self.effective.input_audio
+        return Listening(self.effective.turn_detection, AudioFormat(audio.format, audio.sample_rate, audio.channels))
+
+    def check_chunk(self, chunk: InputChunk) -> None:
+        """Raises UnsupportedModality or UnsupportedFormat for what this engine cannot take."""
+        # A bare end of input is called audio, for want of another name, and every engine takes it.
+        if chunk.modality not in self._modalities and chunk.payload:
+            raise UnsupportedModality(
+                f"this engine takes no {chunk.modality}", param="modality", sequence_id=chunk.sequence_id
+            )
+        if chunk.tool_call_id is not None and not self.rules.capabilities.tools:
+            raise UnsupportedParameter("this engine has no tools", param="role", sequence_id=chunk.sequence_id)
+        if chunk.format is not None:
+            _check_chunk_format(chunk, self.effective)
+
+    def check_options(self, options: AnswerOptions) -> None:
+        """Raises UnsupportedParameter for what this engine cannot do; the names are those of OpenAI's bodies."""
+        capabilities = self.rules.capabilities
+        if capabilities.chat_refusal and self.effective.task is Task.CHAT and not options.raw_prompt:
+            raise UnsupportedParameter(capabilities.chat_refusal, param="task")
+        asked = {
+            "logprobs": (options.logprobs is not None, capabilities.logprobs),
+            "response_format": (options.structure is not None, capabilities.structured_output),
+            "n": (options.choices > 1, capabilities.choices),
+            "priority": (options.priority != 0, capabilities.priority),
+            "prompt": (options.raw_prompt, capabilities.raw_prompts),
+            "echo": (options.echo, capabilities.echo),
+        }
+        for name, (wanted, able) in asked.items():
+            if wanted and not able:
+                raise UnsupportedParameter(f"this engine cannot honour {name}", param=name)
+        if options.token_prompt and not capabilities.token_prompts:
+            raise UnsupportedParameter("prompts are texts here, not token ids", param="prompt")
+        for name in options.media_limits.keys() - capabilities.media_limits:
+            raise UnsupportedParameter(f"this engine cannot honour {name}", param=name)
+
+    def _resolve(self, wanted: Mapping[str, Any]) -> SessionConfig:
+        rules = self.rules
+        capabilities = rules.capabilities
+        config = effective(merge(rules.defaults, wanted))
+        changes: dict[str, Any] = {"model": rules.model.names[0], "voice": _voice(config, capabilities)}
+        rules.model.check(config.model)
+        if "after_start" not in wanted and not capabilities.extend:
+            changes["after_start"] = InputMode.SNAPSHOT
+        if rules.forced_start_policy is not None:
+            changes["start_policy"] = rules.forced_start_policy
+        elif "start_policy" not in wanted and not capabilities.extend:
+            changes["start_policy"] = "on_end_only"
+        if "modalities" not in wanted:
+            changes["modalities"] = [name for name in ("text", "audio") if name in capabilities.output_modalities]
+        if config.turn_detection is not None:
+            changes |= _for_turns(config, rules, given=frozenset(rules.defaults) | frozenset(wanted))
+        config = msgspec.structs.replace(config, **changes)
+        _check(config, capabilities)
+        if config.output_audio.format not in rules.output_formats:
+            raise UnsupportedFormat(
+                f"output in {config.output_audio.format} is not served here; {', '.join(sorted(rules.output_formats))} "
+                "are",
+                param="output_audio.format",
+            )
+        return config
+
+
+def _voice(config: SessionConfig, capabilities: EngineCapabilities) -> str | None:
+    default = capabilities.voices[0] if capabilities.voices else None
+    if config.voice is None or (config.voice in STOCK_VOICES and config.voice not in capabilities.voices):
+        return default
+    if config.voice not in capabilities.voices:
+        known = ", ".join(capabilities.voices) or "none"
+        raise InvalidValue(f"unknown voice {config.voice[:64]!r}; there are: {known}", param="voice")
+    return config.voice
+
+
+def _for_turns(config: SessionConfig, rules: ConfigurationRules, *, given: frozenset[str]) -> dict[str, Any]:
+    """Defaults that differ with turn detection. Raises UnsupportedParameter where there is none."""
+    if not rules.turn_detection:
+        raise UnsupportedParameter("turn detection is not available here", param="turn_detection")
+    if Modality.AUDIO not in rules.capabilities.input_modalities:
+        raise UnsupportedParameter("this engine takes no audio, so there are no turns in it", param="turn_detection")
+    assert config.turn_detection is not None
+    changes: dict[str, Any] = {}
+    if "overlap" not in given:
+        changes["overlap"] = "interrupt" if config.turn_detection.interrupt_response else "wait"
+    if "max_lead_ms" not in given:
+        changes["max_lead_ms"] = DEFAULT_MAX_LEAD_MS
+    return changes
+
+
+def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
+    """Refuse by name what the engine, or this version, cannot do."""
+    if not config.modalities:
+        raise InvalidValue("name at least one of text and audio", param="modalities")
+    for modality in config.modalities:
+        if OutputModality(modality) not in capabilities.output_modalities:
+            raise UnsupportedParameter(f"this engine has no {modality} output", param="modalities")
+    if config.task not in capabilities.tasks:
+        raise UnsupportedParameter(f"this engine cannot do the task {config.task}", param="task")
+    if config.after_start is InputMode.EXTEND and not capabilities.extend:
+        raise UnsupportedParameter("this engine takes no input after the start", param="after_start")
+    if (config.tools or config.tool_choice not in (None, "none", "auto")) and not capabilities.tools:
+        raise UnsupportedParameter("this engine has no tools", param="tools" if config.tools else "tool_choice")
+    check_tools(config.tools, config.tool_choice)
+    for name in SamplingConfig.__struct_fields__:
+        known = name in capabilities.sampling or name in capabilities.sampling_no_ops
+        if getattr(config.sampling, name) is not None and not known:
+            raise UnsupportedParameter(f"this engine does not know {name}", param=f"sampling.{name}")
+    _check_stops(config.sampling.stop)
+    _check_stages("stage_params", config.stage_params, capabilities.stage_params)
+    _check_stages("stage_sampling", config.stage_sampling, capabilities.stage_sampling)
+    for stage, values in config.stage_sampling.items():
+        check_sampling(values, f"stage_sampling.{stage}")
+
+
+def _check_stops(stop: str | list[str] | None) -> None:
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if len(stops) > MAX_STOPS or any(len(text) > MAX_STOP_CHARACTERS for text in stops):
+        raise InvalidValue(
+            f"at most {MAX_STOPS} stop strings of {MAX_STOP_CHARACTERS} characters", param="sampling.stop"
+        )
+
+
+def _check_stages(param: str, stages: Mapping[str, Mapping[str, Any]], known: frozenset[str]) -> None:
+    for stage, parameters in stages.items():
+        for name in parameters:
+            if f"{stage}.{name}" not in known:
+                stage, name = stage[:64], name[:64]
+                raise UnsupportedParameter(
+                    f"this engine has no parameter {name!r} of a stage {stage!r}", param=f"{param}.{stage}.{name}"
+                )
+
+
+def _check_chunk_format(chunk: InputChunk, config: SessionConfig) -> None:
+    """Audio formats are checked here; images and video say by their bytes what they are, so a MIME type is enough."""
+    assert chunk.format is not None
+    if chunk.modality is Modality.AUDIO:
+        # Imported where it is used: the parser stands a floor of numpy and codecs above most requests.
+        from omni_ws.audio.mime import parse_audio_format
+
+        audio = config.input_audio
+        try:
+            parse_audio_format(chunk.format, AudioFormat(audio.format, audio.sample_rate, audio.channels))
+        except (InvalidValue, UnsupportedFormat) as error:
+            error.param, error.sequence_id = "format", chunk.sequence_id
+            raise
+    elif chunk.modality in (Modality.IMAGE, Modality.VIDEO):
+        if not chunk.format.lower().startswith(f"{chunk.modality}/") and not (
+            chunk.modality is Modality.VIDEO and chunk.format.lower().startswith("image/")
+        ):
+            raise UnsupportedFormat(
+                f"{chunk.format[:64]!r} is no {chunk.modality} type", param="format", sequence_id=chunk.sequence_id
+            )
+    else:
+        raise InvalidValue("text has no format", param="format", sequence_id=chunk.sequence_id)

@@ -1,0 +1,392 @@
+"""Conversation: the input of one session, made into requests for an engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from omni_ws.core.chunks import FinishReason, InputChunk
+from omni_ws.core.input_stream import InputStream
+from omni_ws.core.quota import ByteBudget
+from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings, StreamingInputSession
+from omni_ws.core.stream_events import Diverted, RequestOpened, StreamEvent, TextRefused
+from omni_ws.engine.base import AnswerOptions, Engine
+from omni_ws.engine.media_room import MediaRoom
+from omni_ws.errors import EmptyInput, EngineOverloaded, InvalidValue, OmniError, PayloadTooLarge, ShuttingDown
+from omni_ws.service.conversation.configuration import Configuration
+from omni_ws.service.conversation.history import History
+from omni_ws.service.conversation.input_flow import InputFlow
+from omni_ws.service.conversation.kept_speech import KeptSpeech
+from omni_ws.service.conversation.limits import MAX_WAITING_CHUNKS, ConversationLimits
+from omni_ws.service.conversation.loudspeaker import Loudspeaker
+from omni_ws.service.conversation.outbox import Outbox
+from omni_ws.service.conversation.playback import Playback
+from omni_ws.service.conversation.request import FieldNames, Request, as_they_are
+from omni_ws.service.conversation.request_queue import RequestQueue
+from omni_ws.service.failure import identified, unexpected
+from omni_ws.service.identifiers import new_id
+from omni_ws.service.listening.turn_listener import TurnListener
+from omni_ws.service.listening.workers import SpeechWorkers
+from omni_ws.service.observing import observer
+from omni_ws.wire.server_frames import InputAckFrame, SpeechStartedFrame, SpeechStoppedFrame
+from omni_ws.wire.session_config import SessionConfig
+
+
+class Conversation:
+    """Input comes in by synchronous calls, straight from the socket; ``run`` gives the answers into the outbox.
+
+    The methods that take input raise the fatal errors of InputStream, upon which the caller closes the session. An
+    error of a request goes into the outbox, followed by that request's final; if it is one that ends the session,
+    ``run`` raises it then. Whatever ``run`` raises has been told.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        configuration: Configuration,
+        outbox: Outbox,
+        *,
+        limits: ConversationLimits,
+        budget: ByteBudget,
+        now: Callable[[], float],
+        media_room: MediaRoom | None = None,
+        single_request: bool = False,
+        owner: str | None = None,
+        admit: Callable[[], None] | None = None,
+        counted_priority: Callable[[int], int] = lambda wanted: wanted,
+        speech_workers: SpeechWorkers | None = None,
+        observed: observer.ObservedSession | None = None,
+    ) -> None:
+        """``admit`` is asked for each request as it opens, and raises what the request is refused with.
+
+        ``counted_priority`` says what the priority that a request asks for counts as.
+        """
+        self.observed = observed or observer.ObservedSession.unobserved()
+        self.engine = engine
+        self.configuration = configuration
+        self.outbox = outbox
+        self.limits = limits
+        self.stream = InputStream(
+            limits.stream, self._input_settings, budget=budget, now=now(), single_request=single_request
+        )
+        self.history = History(limits.max_history_tokens, budget)
+        self._budget = budget
+        self.loudspeaker = Loudspeaker(self.history)
+        #: Where turns can be detected: finds out which request the audio belongs to.
+        self._listener = None if speech_workers is None else self._listen(speech_workers)
+        self._room = InputFlow(self.stream, self.observed, listener=self._listener, offer=lambda: self.on_input_room())
+        #: For the requests that open from now on; what may be asked is checked by ``configuration.check_options``.
+        self.options = AnswerOptions()
+        #: From the names that fields have here to those that the client wrote.
+        self.field_names: FieldNames = as_they_are
+        self._owner = owner
+        self._media_room = media_room or MediaRoom(budget)
+        #: Called when input that had to wait may come again (see ``input_full``).
+        self.on_input_room: Callable[[], None] = lambda: None
+        #: Called when ``get_timer`` has become sooner, except from within a method that takes input.
+        self.on_timer: Callable[[], None] = lambda: None
+        #: What requests finish with that end because the session does.
+        self.finish_reason_at_end = FinishReason.CANCELLED
+        self._now = now
+        self._admit = admit or (lambda: None)
+        self._counted_priority = counted_priority
+        outbox.on_full = lambda: self.on_timer()
+        outbox.on_stalled = lambda seconds: self.observed.tell(observer.OutputStalled(self._answers.current, seconds))
+        self._answers = self._answer()
+        #: The request whose input is open.
+        self._receiving: Request | None = None
+        #: Of text of a single request that is not UTF-8.
+        self._refusal: InvalidValue | None = None
+        self._draining = False
+
+    def _answer(self) -> RequestQueue:
+        return RequestQueue(
+            self.engine,
+            self.outbox,
+            history=self.history,
+            loudspeaker=self.loudspeaker,
+            observed=self.observed,
+            progressed=self._update_answering,
+            ended=self._ended,
+        )
+
+    def _listen(self, speech_workers: SpeechWorkers) -> TurnListener:
+        return TurnListener(
+            self.stream,
+            speech_workers,
+            take_events=self._handle,
+            tell=self._tell_heard,
+            listened=lambda: self._room.offer(),
+            server_speaks=lambda: self.loudspeaker.playing,
+        )
+
+    # input
+
+    def configure(self, patch: Mapping[str, Any]) -> SessionConfig:
+        """Takes effect with the next request. Raises an InvalidRequest and changes nothing then."""
+        config = self.configuration.apply(patch)
+        if self.stream.current is None:
+            self._take_order()
+        if self._listener is not None:
+            self._listener.configure(self.configuration.listening)
+        return config
+
+    def receive_chunk(self, chunk: InputChunk, *, now: float) -> None:
+        """The chunk must have passed ``configuration.check_chunk``; ``now`` is the time at which it came.
+
+        Of a single request this raises InvalidValue for text that is not UTF-8, after everything else has been done.
+        """
+        if self.observed.observers.listening_to_chunks:
+            self.observed.tell(observer.InputReceived(chunk))
+        events = self.stream.receive_chunk(chunk, now=now)
+        if events:
+            self._handle(events)
+        turn = self._receiving
+        most = MAX_WAITING_CHUNKS
+        if turn is not None and turn.session.received.chunks > most and turn.waiting_chunks > most:
+            raise PayloadTooLarge(f"more than {most} chunks are waiting that the engine has not taken over")
+        self._raise_refusal()
+
+    def refuse_chunk(self, sequence_id: int) -> None:
+        self._handle(self.stream.refuse(sequence_id, now=self._now()))
+
+    def finish(self) -> None:
+        self._handle(self.stream.finish(now=self._now()))
+        self._raise_refusal()
+
+    def cancel(self, request_id: str | None = None) -> None:
+        """Stop a request, if there is any: the named one, else the one that is answered, else the newest."""
+        if (turn := self._answers.find(request_id)) is None and request_id is not None:
+            return  # it has ended already, and what waits behind a gap belongs to others
+        if turn is self._receiving:
+            self.stream.cancel(now=self._now())
+            self._stop_receiving()
+        else:
+            self.stream.drop_waiting(now=self._now())
+        if turn is None or turn.answer is not None:
+            self.loudspeaker.silence()
+        if turn is not None:
+            self._answers.cancel(turn)
+        if self._listener is not None and self._receiving is None:
+            self._listener.cancel()
+
+    def drain(self) -> None:
+        """Requests that are open get their answers; new ones are refused."""
+        self._draining = True
+
+    @contextmanager
+    def names_of_client(self) -> Iterator[None]:
+        """An error that is raised within names its field as the client wrote it."""
+        try:
+            yield
+        except OmniError as error:
+            error.param = self.field_names(error.param)
+            raise
+
+    # what a transport looks at
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is open, waiting or being answered."""
+        return bool(self._answers.turns)
+
+    @property
+    def refused(self) -> bool:
+        """Whether a request has failed before any work on it began, and its end is about to be told."""
+        return any(turn.error is not None and turn.answer is None for turn in self._answers.turns)
+
+    def input_full(self) -> bool:
+        """Whether the socket should rest until ``on_input_room``: there is more than is worked on."""
+        turn = self._receiving
+        can_be = self.stream.diverting or (turn is not None and turn.answer is not None)  # asked for each chunk
+        return can_be and self._room.is_full(turn)
+
+    def take_ack(self) -> InputAckFrame:
+        return self._room.take_ack(self._receiving)
+
+    def get_timer(self) -> float | None:
+        times = (self.stream.get_timer(), self.outbox.get_timer())
+        return min((when for when in times if when is not None), default=None)
+
+    def handle_timer(self, now: float | None = None) -> None:
+        """Raises SequenceGap, SessionTimeout or SlowConsumer when their time has come."""
+        now = self._now() if now is None else now
+        self.outbox.handle_timer(now)
+        self.stream.handle_timer(now=now)
+
+    # answers
+
+    async def run(self) -> None:
+        """Answers requests until it is cancelled or, after ``close``, until none is left.
+
+        Raises the error of a request that ends the session, after that request's final.
+        """
+        try:
+            await self._answers.run()
+        except OmniError:
+            raise
+        except Exception as error:
+            failure = unexpected(error, where="a conversation")
+            self.finish_reason_at_end = FinishReason.ERROR
+            self.outbox.put_nowait(failure)
+            raise failure from None
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """What is open is finished, and nothing is held any more. ``run`` does so too, if it ever ran. Idempotent."""
+        self._room.tell_observers(self._receiving)
+        for turn in tuple(self._answers.turns):
+            self._answers.end(turn, self.finish_reason_at_end)
+        if self._listener is not None:
+            self._listener.close()
+        self.stream.close()
+        self.history.close()
+
+    def close(self) -> None:
+        """No further input comes: ``run`` returns when the last answer is given."""
+        self._answers.close()
+
+    @property
+    def closing(self) -> bool:
+        return self._answers.closing
+
+    def _ended(self, turn: Request) -> None:
+        """A request has had its final: nothing of it is held any more."""
+        self.stream.forget(turn.session)
+        if turn is self._receiving:
+            # What still comes of it is swallowed up to its end.
+            self.stream.abandon(turn.session)
+            self._stop_receiving()
+        self._update_answering()
+        self._room.offer()
+
+    # input events
+
+    def _handle(self, events: Sequence[StreamEvent]) -> None:
+        for event in events:
+            turn = self._receiving
+            match event:
+                case InputAppended(chunk=chunk) if turn is not None:
+                    turn.append(chunk)
+                case Diverted(chunk=chunk) if self._listener is not None:
+                    self._listener.put(chunk)
+                case TextRefused(error=refusal):
+                    self._refuse_text(refusal)
+                case RequestOpened(session=session):
+                    self._open(session, by_speech=event.by_speech)
+                case GenerationStarted() if turn is not None:
+                    self.observed.tell(observer.PolicyFired(turn, event))
+                    turn.start(event)
+                    self._answers.wake()
+                case InputEnded(error=error) if turn is not None:
+                    self._input_ended(turn, error)
+                case _:
+                    pass  # of a request that was refused as it opened
+
+    def _refuse_text(self, error: InvalidValue) -> None:
+        """Told beside the answers; over HTTP raised, for the answer to the chunk itself, once all else is done."""
+        if self.stream.single_request:
+            self._refusal = self._refusal or error
+        else:
+            self.outbox.put_nowait(error)
+
+    def _raise_refusal(self) -> None:
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None:
+            raise refusal
+
+    def _open(self, session: StreamingInputSession, *, by_speech: bool) -> None:
+        config = self.configuration.effective
+        playback = Playback(self._now)
+        turn = Request(
+            new_id("req_"),
+            session,
+            config,
+            self._room.taken,
+            playback,
+            self._media_room,
+            options=dataclasses.replace(self.options, priority=self._counted_priority(self.options.priority)),
+            owner=self._owner,
+            speech=self._speech_to_keep(session, config),
+            field_names=self.field_names,
+        )
+        self._answers.count_outputs(turn)
+        self._receiving = turn
+        self.observed.tell(observer.RequestOpened(turn, by_speech))
+        interrupts = turn.interrupts(by_speech=by_speech)
+        try:
+            self.configuration.check_options(self.options)
+            self._check_room(waits=not interrupts)
+        except OmniError as error:
+            turn.error = error
+            self._answers.end(turn, FinishReason.ERROR)
+            return
+        if interrupts:
+            self._answers.interrupt(by=turn)
+        self._answers.append(turn)
+        self._update_answering()
+
+    def _speech_to_keep(self, session: StreamingInputSession, config: SessionConfig) -> KeptSpeech | None:
+        if self.stream.single_request or not config.history or not self.history.max_tokens:
+            return None
+        takes = self.engine.capabilities.speech_in_history
+        return KeptSpeech(
+            session.settings.audio,
+            self._budget,
+            max_tokens=self.history.max_tokens,
+            unwanted=None if takes else "the engine takes no speech in its history",
+        )
+
+    def _check_room(self, *, waits: bool) -> None:
+        """Raises what a request is refused with that opens now: it changes nothing for the others."""
+        if self._draining:
+            raise ShuttingDown("the server is shutting down", retry_after_ms=1000)
+        may_wait = self.limits.max_pending_requests
+        if waits and len(self._answers.turns) > may_wait:
+            raise EngineOverloaded(f"{may_wait} requests are waiting already", retry_after_ms=1000)
+        self._admit()
+
+    def _input_ended(self, turn: Request, error: EmptyInput | None) -> None:
+        self._room.tell_observers(turn)
+        self.observed.tell(observer.InputEnded(turn))
+        self._stop_receiving()
+        turn.error = turn.error or error
+        turn.input.close()
+        turn.input_ended.set()
+        self._update_answering()
+        self._answers.wake()
+
+    def _input_settings(self) -> InputSettings:
+        self._take_order()
+        settings = self.configuration.input_settings()
+        audio = None if self._listener is None else self._listener.audio
+        return settings if audio is None else dataclasses.replace(settings, audio=audio)
+
+    def _tell_heard(self, message: SpeechStartedFrame | SpeechStoppedFrame | OmniError) -> None:
+        if isinstance(message, OmniError):
+            identified(message, where="listening for turns")
+        else:
+            self.observed.tell(observer.SpeechHeard(self._receiving, message))
+        self.outbox.put_nowait(message)
+
+    def _stop_receiving(self) -> None:
+        self._receiving = None
+        self._take_order()
+
+    def _take_order(self) -> None:
+        """What comes ahead of a gap while no input is open is the next request's already."""
+        self.stream.reject_out_of_order = self.configuration.effective.out_of_order == "reject"
+
+    def _update_answering(self) -> None:
+        """Nothing is idle while an answer is owed for input that is complete, or frozen."""
+        answering = any(
+            turn is not self._receiving or (turn.is_frozen and not turn.answered) for turn in self._answers.turns
+        )
+        silence_begins = self.stream.answering and not answering
+        self.stream.answering = answering
+        if silence_begins:
+            self.stream.touch(now=self._now())
+            self.on_timer()

@@ -1,0 +1,76 @@
+"""InputFlow: how much more input a conversation takes, and when it may come again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from omni_ws.core.input_stream import InputStream
+from omni_ws.service.conversation.request import INPUT_QUEUE_BYTES, Request
+from omni_ws.service.listening.turn_listener import TurnListener
+from omni_ws.service.observing.observer import InputAcknowledged, ObservedSession
+from omni_ws.wire.server_frames import InputAckFrame
+
+
+class InputFlow:
+    """``offer`` is called when input that had to wait, or was told to, may come again."""
+
+    def __init__(
+        self,
+        stream: InputStream,
+        observed: ObservedSession,
+        *,
+        listener: TurnListener | None,
+        offer: Callable[[], None],
+    ) -> None:
+        self._stream = stream
+        self._observed = observed
+        self._listener = listener
+        self._offer = offer
+        self._wanted = False
+
+    def is_full(self, receiving: Request | None) -> bool:
+        """Whether the engine is behind with the request that receives input, or the listener with what it has."""
+        behind = receiving is not None and receiving.answer is not None and receiving.input.full
+        if not behind and (self._listener is None or not self._listener.full):
+            return False
+        self._wanted = True
+        return True
+
+    def take_ack(self, receiving: Request | None) -> InputAckFrame:
+        ack = self._stream.take_ack()
+        self.tell_observers(receiving)
+        limits = self._stream.limits
+        credit = limits.max_held_bytes - self._stream.held_bytes
+        if receiving is not None and receiving.answer is not None:
+            # The chunk that makes the queue full still fits, whatever its size.
+            credit = min(credit, INPUT_QUEUE_BYTES + limits.max_chunk_bytes - int(receiving.input.queued))
+            # A client that keeps to its credit may now wait for more.
+            self._wanted = self._wanted or receiving.input.queued > INPUT_QUEUE_BYTES / 2
+        return InputAckFrame(
+            next_sequence_id=ack.next_sequence_id,
+            buffered_chunks=ack.buffered_chunks,
+            received_bytes=ack.received_bytes,
+            credit_bytes=max(0, credit),
+        )
+
+    def tell_observers(self, turn: Request | None) -> None:
+        """How much has come; also when it will not be acknowledged, since the request or the session is over."""
+        if not self._observed.listening:
+            return
+        stream, reorder = self._stream, self._stream.reorder
+        self._observed.tell(
+            InputAcknowledged(
+                turn, reorder.next_sequence_id, stream.received_bytes, stream.duplicates, reorder.statistics
+            )
+        )
+
+    def taken(self, turn: Request, size: int) -> None:
+        """The engine took this much of a request."""
+        self._stream.taken(turn.session, size)
+        if self._wanted and turn.input.queued <= INPUT_QUEUE_BYTES / 2:
+            self.offer()
+
+    def offer(self) -> None:
+        if self._wanted:
+            self._wanted = False
+            self._offer()

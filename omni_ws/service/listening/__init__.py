@@ -1,0 +1,1 @@
+"""Turn detection: which speech of an open microphone is a request."""

@@ -1,0 +1,1 @@
+"""Metrics, logs, traces and profiles: what becomes of sessions and requests."""

@@ -1,0 +1,133 @@
+"""Profiling: request events, and traces of the engine's own operations, started and stopped while the server runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from omni_ws.engine.base import Engine, TraceableEngine
+from omni_ws.errors import InvalidValue
+from omni_ws.profiler import events
+from omni_ws.profiler.events import EventRecorder
+from omni_ws.service.disk_space import check_space
+from omni_ws.service.observing.observer import Observers
+from omni_ws.service.observing.profile_events import ProfileEvents
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileRequest:
+    """What is asked for. What is None has a default below the root; relative paths begin there."""
+
+    run_id: str | None = None
+    event_dir: str | None = None
+    trace_path_template: str | None = None
+    trace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunningProfile:
+    """``template`` is the beginning of the names of the traces; None where only events are recorded."""
+
+    run_id: str
+    recorder: EventRecorder
+    observer: ProfileEvents
+    template: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedProfile:
+    run_id: str
+    event_files: tuple[Path, ...]
+    dropped_events: int
+    traces: tuple[Path, ...]
+
+
+class Profiling:
+    """One profile at a time, written below ``root``; by default a folder of the user's cache."""
+
+    def __init__(self, engine: Engine, observers: Observers, root: Path | None = None) -> None:
+        self.running: RunningProfile | None = None
+        self._engine = engine
+        self._observers = observers
+        self._root = (root or cache_folder()).expanduser()
+        self._lock = asyncio.Lock()
+
+    async def start(self, asked: ProfileRequest) -> RunningProfile:
+        """A new ``run_id`` ends the run that there is; the same one goes on with it.
+
+        Where the engine cannot trace, events alone are recorded. Raises InvalidValue for paths outside the root and
+        those that cannot be written.
+        """
+        run_id = asked.run_id or time.strftime("run_%Y%m%d_%H%M%S")
+        folder = self._below_root(asked.event_dir, f"{run_id}/events", param="event_dir")
+        template = None
+        if asked.trace and isinstance(self._engine, TraceableEngine) and self._engine.can_trace:
+            template = self._below_root(asked.trace_path_template, f"{run_id}/trace", param="trace_path_template")
+        async with self._lock:
+            if self.running is not None and self.running.run_id == run_id and self.running.template == template:
+                return self.running
+            await self._stop()
+            return await self._start(run_id, folder, template)
+
+    async def stop(self, run_id: str | None = None) -> FinishedProfile | None:
+        """None where nothing runs, or another run than the one that is named. Idempotent."""
+        async with self._lock:
+            if self.running is None or run_id not in (None, self.running.run_id):
+                return None
+            return await self._stop()
+
+    async def _start(self, run_id: str, folder: Path, template: Path | None) -> RunningProfile:
+        def make() -> EventRecorder:
+            folder.mkdir(parents=True, exist_ok=True)
+            check_space(folder)  # before there is a file, which would stay empty
+            return EventRecorder(run_id, folder)
+
+        try:
+            recorder = await asyncio.to_thread(make)
+        except OSError as error:
+            raise InvalidValue(f"the folder cannot be written: {error.strerror}", param="event_dir") from None
+        try:
+            if template is not None and isinstance(self._engine, TraceableEngine):
+                await self._engine.start_trace(template)
+        except BaseException:
+            recorder.close()
+            raise
+        observer = ProfileEvents()
+        self.running = RunningProfile(run_id, recorder, observer, template)
+        events.recorder = recorder
+        self._observers.add(observer)
+        return self.running
+
+    async def _stop(self) -> FinishedProfile | None:
+        running, self.running = self.running, None
+        if running is None:
+            return None
+        self._observers.remove(running.observer)
+        if events.recorder is running.recorder:
+            events.recorder = None
+        traces: tuple[Path, ...] = ()
+        try:
+            if running.template is not None and isinstance(self._engine, TraceableEngine):
+                traces = await self._engine.stop_trace()
+        finally:
+            await asyncio.to_thread(running.recorder.close)
+        return FinishedProfile(running.run_id, running.recorder.paths, running.recorder.dropped, traces)
+
+    def _below_root(self, asked: str | None, default: str, *, param: str) -> Path:
+        try:
+            root = self._root.resolve()
+            path = (root / Path(asked or default)).resolve()
+        except (OSError, ValueError, RuntimeError):
+            raise InvalidValue("this is no path", param=param) from None
+        if path == root or not path.is_relative_to(root):
+            raise InvalidValue(f"the path is outside {root}, the folder of profiles (profiler.root)", param=param)
+        return path
+
+
+def cache_folder() -> Path:
+    """``omni_ws/profiles`` in the user's cache folder (XDG Base Directory Specification)."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if os.path.isabs(cache) else Path("~/.cache")) / "omni_ws" / "profiles"

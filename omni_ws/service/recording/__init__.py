@@ -1,0 +1,1 @@
+"""Recordings of sessions, written to files by a thread of their own."""

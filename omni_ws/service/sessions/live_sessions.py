@@ -1,0 +1,101 @@
+"""LiveSessions: the sessions of the native WebSocket, by their ids, with a connection or waiting for one."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+from omni_ws.config.keys import ApiKey
+from omni_ws.errors import OmniError, SessionNotFound
+from omni_ws.service.identifiers import new_id
+from omni_ws.service.observing.observer import Origin
+from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
+from omni_ws.service.sessions.live import LiveSession
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Living:
+    session: LiveSession
+    #: Name of the key that opened it.
+    key_name: str | None
+    life: asyncio.Task[None]
+
+
+class LiveSessions:
+    """Owns the task of each session; whoever serves a connection comes and goes."""
+
+    def __init__(self, factory: SessionFactory) -> None:
+        self._factory = factory
+        self._grace = factory.config.streaming_input.resume_grace_sec
+        self._living: dict[str, _Living] = {}
+
+    def open(self, key: ApiKey | None, *, client: str = "") -> LiveSession:
+        """``client`` is the address that it comes from.
+
+        Raises what stands in the way: ShuttingDown, EngineOverloaded, RateLimited, EngineFailed.
+        """
+        with ExitStack() as place:
+            place.enter_context(self._factory.admission.session(key, client=client, many_requests=True))
+            self._factory.check_ready()
+            session_id = new_id("sess_")
+            new = self._factory.open(
+                output_formats=STREAM_FORMATS,
+                origin=Origin.WEBSOCKET,
+                session_id=session_id,
+                owner=None if key is None else key.name,
+                admit=partial(self._factory.admission.request, key),
+            )
+            session = LiveSession(session_id, new.conversation, new.outbox, grace=self._grace)
+            kept = place.pop_all()
+        life = asyncio.create_task(self._live(session, kept), name=f"session {session.session_id}")
+        self._living[session.session_id] = _Living(session, key.name if key else None, life)
+        return session
+
+    async def _live(self, session: LiveSession, place: ExitStack) -> None:
+        with place:
+            try:
+                await session.run()
+            finally:
+                del self._living[session.session_id]
+                if session.recording is not None:
+                    session.recording.finish()
+
+    def claim(self, session_id: str, token: str, key: ApiKey | None) -> LiveSession:
+        """The session that this token is for, which is spent thereby.
+
+        Raises SessionNotFound, which does not say what is wrong: somebody else's session is nobody's business.
+        """
+        living = self._living.get(session_id)
+        if living is not None and living.key_name == (key.name if key else None) and living.session.admits(token):
+            living.session.spend(token)
+            return living.session
+        raise SessionNotFound("there is no such session to resume, or not with this token", param="session_id")
+
+    async def give_up(self, session: LiveSession) -> None:
+        """End a session that its own client cannot go on with, and wait until its place is free."""
+        session.release()
+        session.end(None)
+        living = self._living.get(session.session_id)
+        if living is not None:
+            await asyncio.wait([living.life])
+
+    @property
+    def away(self) -> int:
+        """How many sessions have no connection."""
+        return sum(living.session.away for living in self._living.values())
+
+    def drain(self, time_left: float) -> None:
+        """Sessions end when their open requests are answered."""
+        for living in tuple(self._living.values()):
+            living.session.drain(time_left)
+
+    def end_all(self, error: OmniError) -> None:
+        for living in tuple(self._living.values()):
+            living.session.end(error)
+
+    async def wait_closed(self) -> None:
+        lives = [living.life for living in self._living.values()]
+        if lives:
+            await asyncio.wait(lives)

@@ -1,0 +1,1 @@
+"""Token sessions, which salience.v1 serves."""

@@ -1,0 +1,324 @@
+"""TokenSessions: the token sessions of a server, by id, each for its own key and for a time after its last call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass, field
+from typing import cast
+
+from omni_ws.config.keys import ApiKey
+from omni_ws.core.quota import ByteBudget
+from omni_ws.core.token_ranges import TokenRanges
+from omni_ws.core.token_session import TOKEN_BYTES, TokenAppend, TokenImage, TokenSession
+from omni_ws.engine.tokens import (
+    NOWHERE,
+    HasTokens,
+    TokenEngine,
+    TokenEvent,
+    TokenGeneration,
+    TokenOutput,
+    TokenSampling,
+    TokensFinished,
+    TokenStop,
+)
+from omni_ws.errors import InvalidValue, ReadoutsOff, SessionBusy, SessionNotFound
+from omni_ws.service.identifiers import new_id
+from omni_ws.service.sessions.admission import Admission
+from omni_ws.service.sessions.factory import SessionFactory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenCall:
+    """What one call of ``generate`` asks for; the ranges are positions of the list after the append."""
+
+    tokens: Sequence[int] = ()
+    offset: int = 0
+    truncating: bool = False
+    images: tuple[TokenImage, ...] = ()
+    max_tokens: int = 0
+    sampling: TokenSampling = field(default_factory=TokenSampling)
+    logprob_ranges: TokenRanges = NOWHERE
+    logprob_top_k: int = 0
+    readout_ranges: TokenRanges = NOWHERE
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TokensDone:
+    """The last event of a call. ``prompt_tokens`` is the length of the list after the append."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    reason: TokenStop
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    session: TokenSession
+    owner: str | None
+    place: ExitStack
+    #: The task that runs a call, while one runs.
+    running: asyncio.Task[object] | None = None
+    #: Whether that task waits here for the engine, and not for its client to read.
+    waiting: bool = False
+    closed: bool = False
+    expiry: asyncio.TimerHandle | None = None
+    #: What of the budget it holds for its tokens.
+    held: int = 0
+    images: tuple[TokenImage, ...] = field(default=())
+
+
+class TokenSessions:
+    """``ttl_sec`` counts from the end of the last call that named a session; one that is busy is never forgotten.
+
+    Tokens and images count in ``budget``; an image that several sessions share counts once.
+    """
+
+    def __init__(
+        self,
+        engine: TokenEngine,
+        *,
+        ttl_sec: float,
+        budget: ByteBudget,
+        admission: Admission,
+        check_ready: Callable[[], None],
+    ) -> None:
+        self.engine = engine
+        self._ttl_sec = ttl_sec
+        self._budget = budget
+        self._admission = admission
+        self._check_ready = check_ready
+        self._entries: dict[str, _Entry] = {}
+        self._busy = 0
+        self._all_idle = asyncio.Event()
+        self._all_idle.set()
+        #: How many sessions hold an image.
+        self._holders: Counter[TokenImage] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def open(self, key: ApiKey | None, *, client: str = "") -> str:
+        """The id of a new, empty session; ``client`` is the address that asks for it.
+
+        Raises a Busy error where there is no place, EngineFailed without engine.
+        """
+        self._check_ready()
+        engine = self.engine
+        session = TokenSession(
+            max_length=engine.max_model_len, vocabulary=engine.vocabulary_size, vision=engine.vision_tokens
+        )
+        return self._add(session, key, client)
+
+    def close(self, session_id: str, key: ApiKey | None) -> None:
+        """Forget a session, and stop its call. One that is not there is no error."""
+        entry = self._entries.get(session_id)
+        if entry is not None and entry.owner == _name(key):
+            self._remove(session_id)
+
+    async def wait_idle(self) -> None:
+        """Waits until no session is busy."""
+        await self._all_idle.wait()
+
+    def close_all(self) -> None:
+        """The server ends."""
+        for session_id in tuple(self._entries):
+            self._remove(session_id)
+
+    def fork(self, session_id: str, key: ApiKey | None, *, at: int, client: str = "") -> str:
+        """The id of a session with the first ``at`` tokens.
+
+        Raises SessionNotFound, SessionBusy, InvalidValue beyond the end, OffsetMismatch inside an image.
+        """
+        entry = self._idle(session_id, key)
+        return self._add(entry.session.fork(at), key, client)
+
+    def dump(self, session_id: str, key: ApiKey | None) -> Sequence[int]:
+        """The tokens; of a busy session those that are certain. Raises SessionNotFound."""
+        entry = self._find(session_id, key)
+        if entry.running is None:
+            self._touch(session_id, entry)
+        return entry.session.committed()
+
+    async def generate(
+        self, session_id: str, key: ApiKey | None, call: TokenCall
+    ) -> AsyncGenerator[TokenOutput | TokensDone, None]:
+        """Append, compute, decode. Whatever is raised before the first event leaves the session as it was.
+
+        A decoded token belongs to the session from when it is yielded. A session that is closed meanwhile ends the
+        call with CANCELLED. Raises SessionNotFound, SessionBusy, what TokenSession.begin and the engine raise.
+        """
+        entry = self._idle(session_id, key)
+        self._check_ready()
+        self._admission.request(key)
+        if call.readout_ranges and not self.engine.readout_manifest.concepts:
+            raise ReadoutsOff("readouts are turned off on this server", param="readout_ranges")
+        append = entry.session.begin(call.tokens, offset=call.offset, truncating=call.truncating, images=call.images)
+        task = entry.running = asyncio.current_task()
+        if entry.expiry is not None:
+            entry.expiry.cancel()
+        length, written, ended = len(entry.session), 0, False
+        self._busy += 1
+        self._all_idle.clear()
+        try:
+            self._account(entry)
+            async with aclosing(self._work(entry, call, append)) as events:
+                entry.waiting = True
+                async for event in events:
+                    entry.waiting = False
+                    match event:
+                        case TokensDone():
+                            ended = True
+                        case TokenOutput(is_prefill=False):
+                            written += 1
+                    yield event
+                    if entry.closed:
+                        break
+                    entry.waiting = True
+        except asyncio.CancelledError:
+            if not entry.closed or task is None:
+                raise
+            task.uncancel()
+        finally:
+            append.rollback()
+            entry.running = None
+            self._busy -= 1
+            if not self._busy:
+                self._all_idle.set()
+            if entry.closed:
+                self._release(entry)
+            else:
+                self._account(entry, anyway=True)
+                self._touch(session_id, entry)
+        if entry.closed and not ended:
+            yield TokensDone(length, written, TokenStop.CANCELLED)
+
+    async def _work(
+        self, entry: _Entry, call: TokenCall, append: TokenAppend
+    ) -> AsyncGenerator[TokenOutput | TokensDone, None]:
+        session = entry.session
+        length = len(session)
+        if not length and call.max_tokens:
+            raise InvalidValue("there is nothing to go on from", param="max_tokens")
+        max_tokens = min(call.max_tokens, session.max_length - length)
+        if not (call.tokens or max_tokens or call.logprob_ranges or call.readout_ranges) or not length:
+            append.commit()
+            yield TokensDone(length, 0, TokenStop.LENGTH)
+            return
+        if call.images:
+            await self.engine.check_images(call.images)
+        generation = TokenGeneration(
+            request_id=new_id("tok_"),
+            tokens=session.tokens,
+            images=session.images,
+            max_tokens=max_tokens,
+            sampling=call.sampling,
+            logprob_ranges=call.logprob_ranges,
+            logprob_top_k=call.logprob_top_k,
+            readout_ranges=call.readout_ranges,
+            priority=self._admission.priority(entry.owner, call.priority),
+            owner=entry.owner,
+        )
+        outputs: AsyncGenerator[TokenEvent, None]
+        async with aclosing(self.engine.generate_tokens(generation)) as outputs:  # type: ignore[type-var,assignment]
+            async for output in outputs:
+                append.commit()
+                if isinstance(output, TokensFinished):
+                    yield TokensDone(length, len(session) - length, output.reason)
+                    return
+                if not output.is_prefill:
+                    session.decoded(output.id)
+                yield output
+
+    # the book-keeping
+
+    def _add(self, session: TokenSession, key: ApiKey | None, client: str) -> str:
+        place = ExitStack()
+        place.enter_context(self._admission.session(key, client=client, many_requests=True))
+        entry = _Entry(session, _name(key), place)
+        try:
+            self._account(entry)
+        except BaseException:
+            place.close()
+            raise
+        session_id = new_id("toks_")
+        self._entries[session_id] = entry
+        self._touch(session_id, entry)
+        return session_id
+
+    def _find(self, session_id: str, key: ApiKey | None) -> _Entry:
+        entry = self._entries.get(session_id)
+        if entry is None or entry.owner != _name(key):
+            raise SessionNotFound("there is no such session (any more)", param="session_id")
+        return entry
+
+    def _idle(self, session_id: str, key: ApiKey | None) -> _Entry:
+        entry = self._find(session_id, key)
+        if entry.running is not None:
+            raise SessionBusy("the session is busy with another call", param="session_id", retry_after_ms=100)
+        self._touch(session_id, entry)
+        return entry
+
+    def _touch(self, session_id: str, entry: _Entry) -> None:
+        if entry.expiry is not None:
+            entry.expiry.cancel()
+        entry.expiry = asyncio.get_running_loop().call_later(self._ttl_sec, self._remove, session_id)
+
+    def _remove(self, session_id: str) -> None:
+        entry = self._entries.pop(session_id)
+        entry.closed = True
+        if entry.expiry is not None:
+            entry.expiry.cancel()
+        if entry.running is None:
+            self._release(entry)
+        elif entry.waiting:
+            entry.running.cancel()  # the call gives everything back as it ends
+        # else it ends once its client reads, or is gone: cancelled while it writes, it could not tell why
+
+    def _release(self, entry: _Entry) -> None:
+        self._budget.give(entry.held)
+        entry.held = 0
+        self._hold_images(entry, ())
+        entry.place.close()
+
+    def _account(self, entry: _Entry, *, anyway: bool = False) -> None:
+        """Count what the session holds now. Raises EngineOverloaded where the budget is used up, except ``anyway``."""
+        more = len(entry.session) * TOKEN_BYTES - entry.held
+        new = sum(len(image.data) for image in entry.session.images if not self._holders[image])
+        if more + new > 0 and not anyway:
+            self._budget.take(more + new)
+            self._budget.give(new)
+        else:
+            self._budget.used += more
+        entry.held += more
+        self._hold_images(entry, entry.session.images)
+
+    def _hold_images(self, entry: _Entry, images: tuple[TokenImage, ...]) -> None:
+        for image in images:
+            if not self._holders[image]:
+                self._budget.used += len(image.data)
+            self._holders[image] += 1
+        for image in entry.images:
+            self._holders[image] -= 1
+            if not self._holders[image]:
+                self._budget.used -= len(image.data)
+                del self._holders[image]
+        entry.images = images
+
+
+def _name(key: ApiKey | None) -> str | None:
+    return None if key is None else key.name
+
+
+def token_sessions(factory: SessionFactory) -> TokenSessions:
+    """For the gRPC service of an engine that has started, and works on token lists."""
+    return TokenSessions(
+        cast("HasTokens", factory.engine).tokens,
+        ttl_sec=factory.config.grpc.session_ttl_sec,
+        budget=factory.budget,
+        admission=factory.admission,
+        check_ready=factory.check_ready,
+    )

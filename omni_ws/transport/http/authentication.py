@@ -1,0 +1,70 @@
+"""Which key a request presents."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterable
+from typing import Final
+
+from omni_ws.config.keys import ApiKey
+from omni_ws.errors import Unauthenticated
+from omni_ws.transport.http.request import HttpRequest
+
+#: Browsers cannot set headers on a WebSocket handshake; they put the key into an entry of the subprotocol list.
+KEY_SUBPROTOCOLS: Final = ("omni-api-key.", "openai-insecure-api-key.")
+
+
+class Authenticator:
+    """Knows keys by their digests. Without any key everybody may come in, and what is presented is ignored."""
+
+    def __init__(self, keys: Iterable[ApiKey]) -> None:
+        self._keys = tuple(keys)
+
+    @property
+    def has_keys(self) -> bool:
+        return bool(self._keys)
+
+    def authenticate(self, request: HttpRequest) -> ApiKey | None:
+        """Raises Unauthenticated for a missing, malformed or unknown key."""
+        return self._find(_presented_key(request)) if self._keys else None
+
+    def authenticate_header(self, authorization: str | None) -> ApiKey | None:
+        """The same for protocols that have nothing but the ``Authorization`` field."""
+        if not self._keys:
+            return None
+        if authorization is None:
+            raise Unauthenticated("a key is needed: 'Authorization: Bearer KEY'")
+        return self._find(_bearer(authorization))
+
+    def _find(self, presented_key: str) -> ApiKey:
+        # Header fields are bytes to HTTP and were read as Latin-1: these are the bytes that the client sent.
+        presented = hashlib.sha256(presented_key.encode("latin-1")).digest()
+        found: ApiKey | None = None
+        for key in self._keys:
+            # Every key is compared, so that the time tells nothing about which one came close.
+            if hmac.compare_digest(presented, key.key_sha256):
+                found = key
+        if found is None:
+            raise Unauthenticated("this key is not known here")
+        return found
+
+
+def _presented_key(request: HttpRequest) -> str:
+    authorization = request.headers.get("authorization")
+    if authorization is not None:
+        return _bearer(authorization)
+    for entry in request.offered_subprotocols:
+        for prefix in KEY_SUBPROTOCOLS:
+            if entry.startswith(prefix):
+                return entry.removeprefix(prefix)
+    raise Unauthenticated("a key is needed: 'Authorization: Bearer KEY'")
+
+
+def _bearer(authorization: str) -> str:
+    scheme, _, key = authorization.partition(" ")
+    if scheme.lower() != "bearer":
+        raise Unauthenticated("present the key as 'Authorization: Bearer KEY'")
+    if not key.strip():
+        raise Unauthenticated("the key is empty; present one as 'Authorization: Bearer KEY'")
+    return key.strip()

@@ -1,0 +1,75 @@
+"""The header fields by which a browser lets a page of an allowed origin read an answer (Fetch standard, CORS)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import urlsplit
+
+from omni_ws.errors import InvalidFrame
+from omni_ws.transport.http.error_response import HeaderList
+from omni_ws.transport.http.request import HttpRequest
+
+#: Methods that change nothing: an answer without CORS fields is already unreadable to a foreign page.
+SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+
+_PREFLIGHT_LIFETIME_SEC: Final = 600
+_EXPOSED: Final = "Retry-After, WWW-Authenticate, Location"
+
+
+def check_origin(request: HttpRequest) -> None:
+    """Raises InvalidFrame for an ``Origin`` that is none, which no browser sends."""
+    origins = request.headers.get_all("origin")
+    if len(origins) > 1:
+        raise InvalidFrame("a request has one Origin field, not several")
+    for origin in origins:
+        try:
+            _ = urlsplit(origin).port
+        except ValueError:
+            raise InvalidFrame("the Origin field holds no origin") from None
+        if not origin.isascii():
+            raise InvalidFrame("the Origin field holds no origin")
+
+
+def is_own_origin(request: HttpRequest) -> bool:
+    """Whether the page in a request's ``Origin`` comes from here: by scheme, host and port."""
+    scheme = "https" if request.secure else "http"
+    host = request.headers.get("host") or ""
+    return (request.headers.get("origin") or "").lower() == f"{scheme}://{host}".lower()
+
+
+def is_preflight(request: HttpRequest) -> bool:
+    return (
+        request.method == "OPTIONS"
+        and "origin" in request.headers
+        and "access-control-request-method" in request.headers
+    )
+
+
+def answer_headers(request: HttpRequest, *, allowed: bool) -> HeaderList:
+    """For every answer. ``Vary`` also where the origin is not allowed: a cache must not hand that answer on."""
+    origin = request.headers.get("origin")
+    if origin is None:
+        return []
+    if not allowed:
+        return [("Vary", "Origin")]
+    return [("Access-Control-Allow-Origin", origin), ("Access-Control-Expose-Headers", _EXPOSED), ("Vary", "Origin")]
+
+
+def preflight_headers(request: HttpRequest, methods: Iterable[str]) -> HeaderList:
+    """For the answer to a preflight of an allowed origin; the requested header names are granted as they are.
+
+    Raises InvalidFrame for what are no names.
+    """
+    headers = [
+        ("Access-Control-Allow-Methods", ", ".join(methods)),
+        ("Access-Control-Max-Age", str(_PREFLIGHT_LIFETIME_SEC)),
+    ]
+    wanted = request.headers.tokens("access-control-request-headers")
+    if not all(map(str.isascii, wanted)):
+        raise InvalidFrame("Access-Control-Request-Headers holds the names of header fields")
+    if wanted:
+        headers.append(("Access-Control-Allow-Headers", ", ".join(wanted)))
+    if request.headers.get("access-control-request-private-network") == "true":
+        headers.append(("Access-Control-Allow-Private-Network", "true"))
+    return headers

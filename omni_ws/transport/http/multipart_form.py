@@ -1,0 +1,136 @@
+"""Bodies of type ``multipart/form-data`` (RFC 7578), read as they come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from omni_ws.errors import InvalidFrame, InvalidValue, PayloadTooLarge, UnsupportedFormat
+from omni_ws.transport.http.exchange import HttpExchange
+
+FORM_TYPE: Final = "multipart/form-data"
+MAX_PARTS: Final = 64
+#: Of a part that is no file.
+MAX_FIELD_BYTES: Final = 64 * 1024
+_MAX_HEADER_BYTES: Final = 4096
+
+
+@dataclass(slots=True)
+class FormPart:
+    """``filename`` is None where the part is no file; ``content_type`` is "" where the part does not say."""
+
+    name: str
+    filename: str | None
+    content_type: str
+    data: bytearray = field(default_factory=bytearray)
+
+
+async def read_form(exchange: HttpExchange, limit: int) -> list[FormPart]:
+    """The parts of a body of at most ``limit`` bytes, in order.
+
+    Raises UnsupportedFormat, InvalidFrame, InvalidValue, PayloadTooLarge or EngineOverloaded.
+    """
+    reader = FormReader(exchange.request.headers.get("content-type") or "")
+    if (exchange.request.content_length or 0) > limit:
+        raise PayloadTooLarge(f"the request body has more than {limit} bytes")
+    size = 0
+    async for data in exchange.body():
+        size += len(data)
+        if size > limit:
+            raise PayloadTooLarge(f"the request body has more than {limit} bytes")
+        exchange.keep(size)
+        reader.feed(data)
+    return reader.finish()
+
+
+class FormReader:
+    """Takes a body in pieces, however it is cut. Raises what is wrong with it."""
+
+    def __init__(self, content_type: str) -> None:
+        kind, parameters = parse_options_header(content_type)
+        boundary = parameters.get(b"boundary")
+        if kind.decode("latin-1").lower() != FORM_TYPE or not boundary:
+            raise UnsupportedFormat(f"a body here is {FORM_TYPE} with a boundary", param="Content-Type")
+        self._parts: list[FormPart] = []
+        self._headers: dict[str, bytes] = {}
+        self._name, self._value = b"", b""
+        self._ended = False
+        #: What has to come first; and what came of it, None once it is whole.
+        self._delimiter = b"--" + boundary
+        self._beginning: bytes | None = b""
+        try:
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._on_part_begin,
+                    "on_header_field": self._on_header_field,
+                    "on_header_value": self._on_header_value,
+                    "on_header_end": self._on_header_end,
+                    "on_headers_finished": self._on_headers_finished,
+                    "on_part_data": self._on_part_data,
+                    "on_end": self._on_end,
+                },
+                max_header_size=_MAX_HEADER_BYTES,
+            )
+        except FormParserError as error:
+            raise InvalidFrame(f"not a boundary: {str(error)[:80]}") from None
+
+    def feed(self, data: bytes) -> None:
+        if self._beginning is not None:
+            # Of what may stand before it the parser makes something else each time that it is cut otherwise.
+            data = (self._beginning + data).lstrip(b"\r\n")
+            if not data.startswith(self._delimiter[: len(data)]):
+                raise InvalidFrame("the form does not begin with its boundary")
+            whole = len(data) >= len(self._delimiter)
+            self._beginning = None if whole else data
+            if not whole:
+                return
+        try:
+            self._parser.write(data)
+        except FormParserError as error:
+            raise InvalidFrame(f"the form cannot be read: {str(error)[:80]}") from None
+
+    def finish(self) -> list[FormPart]:
+        if not self._ended:
+            raise InvalidFrame("the form ends before its last boundary")
+        return self._parts
+
+    def _on_part_begin(self) -> None:
+        if len(self._parts) == MAX_PARTS:
+            raise InvalidValue(f"a form has at most {MAX_PARTS} parts")
+        self._headers = {}
+
+    def _on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def _on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _on_header_end(self) -> None:
+        self._headers[self._name.decode("latin-1").lower()] = self._value
+        self._name, self._value = b"", b""
+
+    def _on_headers_finished(self) -> None:
+        kind, options = parse_options_header(self._headers.get("content-disposition"))
+        name, filename = options.get(b"name"), options.get(b"filename")
+        if kind != b"form-data" or name is None:
+            raise InvalidFrame("a part of the form has no name")
+        self._parts.append(
+            FormPart(
+                name.decode("utf-8", "replace"),
+                None if filename is None else filename.decode("utf-8", "replace"),
+                self._headers.get("content-type", b"").decode("latin-1"),
+            )
+        )
+
+    def _on_part_data(self, data: bytes, start: int, end: int) -> None:
+        part = self._parts[-1]
+        part.data += data[start:end]
+        if part.filename is None and len(part.data) > MAX_FIELD_BYTES:
+            raise PayloadTooLarge(f"a field of a form has at most {MAX_FIELD_BYTES} bytes")
+
+    def _on_end(self) -> None:
+        self._ended = True

@@ -1,0 +1,240 @@
+"""A WebSocket that reads the answer of a registered session, and brings it no input."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import partial
+from typing import Any, Final
+
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
+
+from omni_ws.config.keys import ApiKey
+from omni_ws.config.model import ServerConfig
+from omni_ws.errors import (
+    ORDERLY_ENDS,
+    InvalidRequest,
+    NotFound,
+    OmniError,
+    SessionConflict,
+    SessionExpired,
+    SessionNotFound,
+    SlowConsumer,
+    websocket_close_code,
+)
+from omni_ws.service.sessions.output_log import AnswerMessage
+from omni_ws.service.sessions.registered import RegisteredSession
+from omni_ws.service.sessions.registry import SessionRegistry
+from omni_ws.transport.http.application import UpgradeDecision
+from omni_ws.transport.http.authentication import Authenticator
+from omni_ws.transport.http.request import HttpRequest
+from omni_ws.transport.native.connection import StreamConnection
+from omni_ws.transport.native.endpoint import NATIVE_PATH, SUBPROTOCOL_BINARY, chosen_subprotocol, refuse
+from omni_ws.transport.native.frames import encode_message
+from omni_ws.transport.recording.recorded_connection import RecordedConnection
+from omni_ws.transport.recording.recorded_exchange import HttpRecordings
+from omni_ws.wire.binary import decode_input
+from omni_ws.wire.frames import OutputAckFrame, PingFrame, decode_frame
+from omni_ws.wire.server_frames import PongFrame, SessionClosingFrame, encode_frame, error_frame
+
+#: What a message of the client's may have; there is nothing long to say.
+_MAX_MESSAGE_BYTES: Final = 1 << 16
+_INPUT_REFUSED: Final = "this connection reads the answer of a session and takes no input"
+
+
+class AttachedConnection(StreamConnection):
+    """A connection that knows which session it reads, and for whom."""
+
+    def __init__(
+        self, *arguments: Any, session_id: str, key: ApiKey | None, binary_audio: bool, **options: Any
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self.session_id = session_id
+        self.key = key
+        self.binary_audio = binary_audio
+
+
+class RecordedAttachedConnection(RecordedConnection, AttachedConnection):
+    async def send(self, message: Any, *, text: bool | None = None) -> None:
+        if self.recording is not None:
+            self.recording.sent(message, is_text=bool(text))
+        await super().send(message, text=text)
+
+
+class Attachments:
+    """Accepts the handshakes that name a session to read, and serves the connections."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        authenticator: Authenticator,
+        registry: SessionRegistry,
+        recordings: HttpRecordings | None = None,
+    ) -> None:
+        self._recordings = recordings
+        self._streaming = config.streaming_input
+        self._authenticator = authenticator
+        self._registry = registry
+
+    def is_meant(self, request: HttpRequest) -> bool:
+        """With a ``resume_token`` a handshake means a session of its own kind."""
+        return "session_id" in request.query and "resume_token" not in request.query
+
+    def upgrade(self, request: HttpRequest) -> UpgradeDecision:
+        """Raises what is told by an HTTP status: 404, 401. Everything else is told by an error frame."""
+        if not self._streaming.enabled:
+            raise NotFound("streaming input is turned off on this server")
+        key = self._authenticator.authenticate(request)
+        subprotocol = chosen_subprotocol(request)
+        connection = partial(
+            AttachedConnection if self._recordings is None else RecordedAttachedConnection,
+            session_id=request.query.get("session_id") or "",
+            key=key,
+            binary_audio=subprotocol == SUBPROTOCOL_BINARY,
+        )
+        return UpgradeDecision(
+            connection=connection, subprotocol=subprotocol, max_size=_MAX_MESSAGE_BYTES, route=NATIVE_PATH
+        )
+
+    async def serve(self, connection: AttachedConnection) -> None:
+        """The life of one connection, from the end of its handshake."""
+        streaming = self._streaming
+        try:
+            session = self._find(connection)
+            self._record(connection)
+            with session.reading():
+                await AttachedOutput(
+                    connection,
+                    session,
+                    binary_audio=connection.binary_audio,
+                    ping_interval=streaming.ping_interval_sec or None,
+                    write_timeout=streaming.write_timeout_sec,
+                ).run()
+            if self._recordings is not None and not session.live:
+                self._recordings.answer_read(connection.session_id)
+        except OmniError as error:
+            await refuse(connection, error)
+
+    def _record(self, connection: AttachedConnection) -> None:
+        if self._recordings is not None and isinstance(connection, RecordedAttachedConnection):
+            connection.record(self._recordings.find(connection.session_id, connection.key))
+
+    def _find(self, connection: AttachedConnection) -> RegisteredSession:
+        try:
+            return self._registry.get(connection.session_id, connection.key)
+        except SessionExpired as error:
+            # A WebSocket has one word for what is not there any more, and what never was.
+            raise SessionNotFound(error.message, param="session_id") from None
+
+
+class AttachedOutput:
+    """``ping_interval`` and ``write_timeout`` in seconds. Of a client that does not read the session knows nothing."""
+
+    def __init__(
+        self,
+        connection: StreamConnection,
+        session: RegisteredSession,
+        *,
+        binary_audio: bool,
+        ping_interval: float | None,
+        write_timeout: float,
+    ) -> None:
+        self._connection = connection
+        self._session = session
+        self._binary_audio = binary_audio
+        self._ping_interval = ping_interval
+        self._write_timeout = write_timeout
+        self._writing: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Everything from the beginning, up to the end of the session; then the close that this end calls for."""
+        self._writing = asyncio.create_task(self._write_all(), name=f"output of {self._session.id}")
+        self._connection.attach(self)
+        try:
+            await asyncio.wait([self._writing])
+        finally:
+            self._writing.cancel()
+            await asyncio.gather(self._writing, return_exceptions=True)
+        if self._writing.cancelled():
+            return  # nobody is there any more
+        try:
+            self._writing.result()
+            await self._say_goodbye(self._session.error)
+        except SlowConsumer as error:
+            await self._say_goodbye(error)
+        except ConnectionClosed:
+            pass
+
+    async def _write_all(self) -> None:
+        position = 0
+        while (found := await self._next(position)) is not None:
+            position, message = found
+            data, is_binary = encode_message(message, binary_audio=self._binary_audio)
+            await self._send(data, is_text=not is_binary)
+
+    async def _next(self, position: int) -> tuple[int, AnswerMessage] | None:
+        """Pings in between: proxies drop connections that are silent, and who is gone should be noticed."""
+        while True:
+            try:
+                async with asyncio.timeout(self._ping_interval):
+                    return await self._session.answer.get(position)
+            except TimeoutError:
+                await self._connection.ping()
+
+    async def _send(self, data: bytes, *, is_text: bool) -> None:
+        try:
+            async with asyncio.timeout(self._write_timeout):
+                await self._connection.send(data, text=is_text)
+        except TimeoutError:
+            raise SlowConsumer(f"the client has not read for {self._write_timeout:g} seconds") from None
+
+    async def _say_goodbye(self, error: OmniError | None) -> None:
+        if isinstance(error, ORDERLY_ENDS):
+            closing = SessionClosingFrame(reason=error.code, retryable=error.wire.retryable, time_left_ms=0)
+            await self._send(encode_frame(closing), is_text=True)
+        elif isinstance(error, SlowConsumer):
+            self._say(encode_frame(error_frame(error)))
+        # An error of the request alone is told by its frame.
+        code = None if error is None else websocket_close_code(error)
+        reason = "" if error is None else error.message
+        await self._connection.close_in_time(code or CloseCode.NORMAL_CLOSURE, reason)
+
+    def _say(self, data: bytes) -> None:
+        """Without waiting: what answers a frame is small, and a client that does not read is not read either."""
+        if self._connection.is_open:
+            self._connection.write_message(data, is_text=True)
+
+    # the client's frames
+
+    def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
+        try:
+            frame = decode_frame(data) if is_text else decode_input(data)
+            match frame:
+                case PingFrame(t=t):
+                    self._say(encode_frame(PongFrame(t=t, server_time_ms=time.time_ns() // 1_000_000)))
+                case OutputAckFrame():
+                    pass  # the answer is kept for others, too
+                case _:
+                    raise SessionConflict(_INPUT_REFUSED)
+        except (InvalidRequest, SessionConflict) as error:
+            self._say(encode_frame(error_frame(error)))
+        except UnicodeDecodeError:
+            self._connection.fail(CloseCode.INVALID_DATA, "a text frame is UTF-8")
+            self.connection_closing()
+
+    def input_refused(self, error: OmniError) -> None:
+        pass  # the client's messages are small, and count nowhere
+
+    def connection_closing(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+
+    def pace_kept(self) -> None:
+        pass  # silence has no end here
+
+    def receive_pong(self, data: bytes) -> None:
+        pass
+
+    def resume_output(self) -> None:
+        pass  # the library wakes who waits

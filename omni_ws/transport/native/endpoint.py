@@ -1,0 +1,277 @@
+"""``/v1/streaming_input``: the handshake of the native WebSocket, and the session behind it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from websockets.asyncio.server import ServerConnection
+from websockets.frames import CloseCode
+
+from omni_ws.config.keys import ApiKey
+from omni_ws.core.chunks import Modality, Task
+from omni_ws.errors import (
+    InvalidValue,
+    NotFound,
+    OmniError,
+    ResyncRequired,
+    SessionNotFound,
+    websocket_close_code,
+)
+from omni_ws.service.observing.trace_context import take_trace
+from omni_ws.service.recording.recorder import Recorder
+from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.live import LiveSession
+from omni_ws.service.sessions.live_sessions import LiveSessions
+from omni_ws.transport.http.application import UpgradeDecision
+from omni_ws.transport.http.authentication import Authenticator
+from omni_ws.transport.http.request import HttpRequest
+from omni_ws.transport.native.acknowledgement_clock import AcknowledgementClock
+from omni_ws.transport.native.connection import StreamConnection
+from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.native.session import WebSocketSession
+from omni_ws.transport.recording.recorded_connection import RecordedConnection
+from omni_ws.wire.server_frames import (
+    Capabilities,
+    SessionCreatedFrame,
+    SessionLimits,
+    encode_frame,
+    error_frame,
+)
+from omni_ws.wire.streaming_body import max_line_bytes
+
+_WHOLE_NUMBER: Final = re.compile(r"-1|[0-9]{1,10}")
+
+NATIVE_PATH: Final = "/v1/streaming_input"
+SUBPROTOCOL_JSON: Final = "omni.v1+json"
+SUBPROTOCOL_BINARY: Final = "omni.v1+binary"
+
+
+def chosen_subprotocol(request: HttpRequest) -> str | None:
+    """The first that the client offers of those that there are."""
+    return next((one for one in request.offered_subprotocols if one in (SUBPROTOCOL_BINARY, SUBPROTOCOL_JSON)), None)
+
+
+async def refuse(connection: StreamConnection, error: OmniError) -> None:
+    """There is no session for this connection, and its client is told why."""
+    connection.ignore_messages()
+    _say(connection, error)
+    await connection.close_in_time(websocket_close_code(error) or CloseCode.INTERNAL_ERROR, error.code)
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """A handshake that wants to go on with a session. ``last_output`` is the highest output that was received."""
+
+    session_id: str
+    resume_token: str = field(repr=False)
+    last_output: int
+
+
+class NativeConnection(StreamConnection):
+    """A connection that knows what its handshake settled: the key, the form of the audio output, and what it is for."""
+
+    def __init__(
+        self,
+        *arguments: Any,
+        key: ApiKey | None,
+        client: str,
+        binary_audio: bool,
+        refusal: OmniError | None,
+        returning: Return | None,
+        **options: Any,
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self.key = key
+        #: The address that it comes from.
+        self.client = client
+        self.binary_audio = binary_audio
+        #: Why there will be no session, told in a frame.
+        self.refusal = refusal
+        #: The session to go on with; None for a fresh one.
+        self.returning = returning
+
+
+class RecordedNativeConnection(RecordedConnection, NativeConnection):
+    pass
+
+
+class StreamingInput:
+    """Accepts the handshakes and brings connections and sessions together."""
+
+    def __init__(
+        self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
+    ) -> None:
+        self._recorder = recorder
+        self._sessions = sessions
+        self._authenticator = authenticator
+        self._live = LiveSessions(sessions)
+        self._ack_clock = AcknowledgementClock()
+        streaming = sessions.config.streaming_input
+        self._keep_alive = KeepAliveSettings(
+            ping_interval=streaming.ping_interval_sec or None, ping_timeout=streaming.ping_timeout_sec or None
+        )
+
+    def upgrade(self, request: HttpRequest) -> UpgradeDecision:
+        """Raises what is told by an HTTP status: 404, 401, 400. Everything else is told by an error frame."""
+        if not self._sessions.config.streaming_input.enabled:
+            raise NotFound("streaming input is turned off on this server")
+        key = self._authenticator.authenticate(request)
+        returning = _returning(request)
+        refusal: OmniError | None = None
+        if returning is None and "resume_token" in request.query:
+            refusal = SessionNotFound("a token without its session", param="session_id")
+        subprotocol = chosen_subprotocol(request)
+        return UpgradeDecision(
+            connection=partial(
+                NativeConnection if self._recorder is None else RecordedNativeConnection,
+                key=key,
+                client=request.client,
+                binary_audio=subprotocol == SUBPROTOCOL_BINARY,
+                refusal=refusal,
+                input_pace=self._sessions.admission.input_pace(key),
+                budget=self._sessions.budget,
+                returning=returning,
+            ),
+            subprotocol=subprotocol,
+            route=NATIVE_PATH,
+            max_size=max_line_bytes(self._sessions.config.streaming_input.max_chunk_bytes),
+        )
+
+    async def serve(self, connection: ServerConnection) -> None:
+        """One connection, from the end of its handshake to its close."""
+        assert isinstance(connection, NativeConnection)
+        if connection.request is not None:  # which it has once it is open
+            take_trace(connection.request.headers.get)
+        try:
+            if connection.refusal is not None:
+                raise connection.refusal
+            attachment = await self._resume(connection, connection.returning) if connection.returning else None
+            await (attachment or self._begin(connection)).run()
+        except OmniError as error:
+            # A browser cannot read the status of a handshake, so what is not its own fault is said in a frame.
+            await refuse(connection, error)
+
+    def _begin(self, connection: NativeConnection) -> WebSocketSession:
+        """Raises what stands in the way of a fresh session."""
+        session = self._live.open(connection.key, client=connection.client)
+        if self._recorder is not None:
+            session.recording = self._recorder.begin(
+                "websocket", key=connection.key.name if connection.key else None, name=session.session_id
+            )
+            _record(connection, session)
+        session.outbox.put_nowait(self._created(session))
+        attachment = self._attachment(connection, session)
+        session.attach(attachment)
+        return attachment
+
+    async def _resume(self, connection: NativeConnection, returning: Return) -> WebSocketSession | None:
+        """None where the session is here but cannot tell all that the client has missed, which the client was told.
+
+        Raises SessionNotFound.
+        """
+        resumes = self._sessions.metrics.resumes
+        try:
+            session = self._live.claim(returning.session_id, returning.resume_token, connection.key)
+        except SessionNotFound:
+            resumes.labels("refused").inc()
+            raise
+        if not session.can_resume(returning.last_output):
+            resumes.labels("resync").inc()
+            message = f"what came after output {returning.last_output} is not kept any more"
+            _say(connection, ResyncRequired(message, param="last_output"))
+            await self._live.give_up(session)
+            return None
+        _record(connection, session, last_output=returning.last_output)
+        attachment = self._attachment(connection, session)
+        resumes.labels("resumed").inc()
+        attachment.output.greet_again(*session.resume(attachment, returning.last_output))
+        return attachment
+
+    def _attachment(self, connection: NativeConnection, session: LiveSession) -> WebSocketSession:
+        return WebSocketSession(
+            connection,
+            session,
+            binary_audio=connection.binary_audio,
+            keep_alive=self._keep_alive,
+            ack_clock=self._ack_clock,
+        )
+
+    @property
+    def sessions_away(self) -> int:
+        """How many sessions wait for their client to come back."""
+        return self._live.away
+
+    def drain(self, time_left: float) -> None:
+        """Sessions end when their open requests are answered."""
+        self._live.drain(time_left)
+
+    def end_all(self, error: OmniError) -> None:
+        self._live.end_all(error)
+
+    async def wait_closed(self) -> None:
+        """Waits until no session is left."""
+        await self._live.wait_closed()
+
+    def _created(self, session: LiveSession) -> SessionCreatedFrame:
+        config: Any = session.conversation.configuration.effective
+        streaming = self._sessions.config.streaming_input
+        capabilities = self._sessions.engine.capabilities
+        return SessionCreatedFrame(
+            session_id=session.session_id,
+            resume_token=session.new_token(),
+            expires_in=streaming.session_timeout_sec,
+            model=config.model,
+            input_audio=config.input_audio,
+            output_audio=config.output_audio,
+            start_policy=config.start_policy,
+            after_start=config.after_start,
+            capabilities=Capabilities(
+                input_modalities=sorted(capabilities.input_modalities),
+                output_modalities=sorted(capabilities.output_modalities),
+                tasks=sorted(capabilities.tasks - ({Task.CHAT} if capabilities.chat_refusal else set())),
+                voices=list(capabilities.voices),
+                sampling=sorted(capabilities.sampling),
+                sampling_no_ops=sorted(capabilities.sampling_no_ops),
+                extend=capabilities.extend,
+                tools=capabilities.tools,
+                logprobs=capabilities.logprobs,
+                structured_output=capabilities.structured_output,
+                turn_detection=self._sessions.speech_workers.available
+                and Modality.AUDIO in capabilities.input_modalities,
+                resume=session.resumable,
+                transcripts=capabilities.transcripts,
+            ),
+            limits=SessionLimits(
+                max_chunk_bytes=streaming.max_chunk_bytes,
+                max_payload_per_session=streaming.max_payload_per_session,
+                reorder_window_chunks=streaming.reorder_window_chunks,
+                reorder_timeout_sec=streaming.reorder_timeout_sec,
+                max_pending_requests=streaming.max_pending_requests,
+            ),
+        )
+
+
+def _record(connection: NativeConnection, session: LiveSession, *, last_output: int | None = None) -> None:
+    if isinstance(connection, RecordedNativeConnection):
+        connection.record(session.recording, last_output=last_output)
+
+
+def _returning(request: HttpRequest) -> Return | None:
+    """Raises InvalidValue for a ``last_output`` that is no number of an output, and not -1 either."""
+    query = request.query
+    session_id, token = query.get("session_id"), query.get("resume_token")
+    if session_id is None or token is None:
+        return None
+    last_output = query.get("last_output") or "-1"
+    if not _WHOLE_NUMBER.fullmatch(last_output):
+        raise InvalidValue("the number of the last output that was received, or -1", param="last_output")
+    return Return(session_id, token, int(last_output))
+
+
+def _say(connection: StreamConnection, error: OmniError) -> None:
+    if connection.is_open:
+        # Without waiting: what is sent is small, and the client may not read at all.
+        connection.write_message(encode_frame(error_frame(error)), is_text=True)

@@ -1,0 +1,84 @@
+"""What a session says, as frames of the native protocol."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omni_ws.core.chunks import OutputModality, Usage, Word
+from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.errors import OmniError
+from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.wire.binary import encode_output_audio
+from omni_ws.wire.server_frames import (
+    OutputChunkFrame,
+    ServerFrame,
+    UsageFields,
+    WordTime,
+    encode_frame,
+    error_frame,
+)
+
+
+def encode_message(message: ServerMessage, *, binary_audio: bool) -> tuple[bytes, bool]:
+    """The bytes of a message, and whether they are a binary frame."""
+    if isinstance(message, OutputChunk):
+        if binary_audio and message.modality is OutputModality.AUDIO:
+            return encode_output_audio(message), True
+        return encode_frame(_content(message)), False
+    if isinstance(message, FinalChunk):
+        return encode_frame(_final(message)), False
+    if isinstance(message, OmniError):
+        return encode_frame(error_frame(message)), False
+    return encode_frame(message), False
+
+
+def _content(chunk: OutputChunk) -> ServerFrame:
+    fields: dict[str, Any] = {}
+    if chunk.modality is OutputModality.AUDIO:
+        fields["payload"] = chunk.payload
+        if chunk.format is not None:
+            fields["format"] = chunk.format.encoding
+            fields["sample_rate"] = chunk.format.sample_rate
+    elif (call := chunk.tool_call) is not None:
+        fields["index"] = call.index
+        fields["arguments"] = call.arguments
+        if call.id is not None:
+            fields["id"] = call.id
+        if call.name is not None:
+            fields["name"] = call.name
+    else:
+        fields["text"] = chunk.text
+    if chunk.start_ms is not None:
+        fields["start_ms"] = chunk.start_ms
+    if chunk.interim:
+        fields["interim"] = True
+    if chunk.words:
+        fields["words"] = word_times(chunk.words)
+    return OutputChunkFrame(
+        request_id=chunk.request_id, sequence_id=chunk.sequence_id, modality=chunk.modality, **fields
+    )
+
+
+def _final(chunk: FinalChunk) -> ServerFrame:
+    return OutputChunkFrame(
+        request_id=chunk.request_id,
+        sequence_id=chunk.sequence_id,
+        final=True,
+        finish_reason=chunk.finish_reason,
+        usage=usage_fields(chunk.usage),
+    )
+
+
+def word_times(words: tuple[Word, ...]) -> list[WordTime]:
+    return [WordTime(word.text, word.start_ms, word.end_ms) for word in words]
+
+
+def usage_fields(usage: Usage) -> UsageFields:
+    return UsageFields(
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        total_tokens=usage.total_tokens,
+        input_audio_ms=usage.input_audio_ms,
+        output_audio_ms=usage.output_audio_ms,
+        input_after_start_bytes=usage.input_after_start_bytes,
+    )

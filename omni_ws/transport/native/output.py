@@ -1,0 +1,126 @@
+"""WebSocketOutput: what a session says, over the connection that it has just now."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Final
+
+from websockets.frames import CloseCode
+
+from omni_ws.core.output import AnyOutput
+from omni_ws.errors import ORDERLY_ENDS, OmniError, SlowConsumer, websocket_close_code
+from omni_ws.service.failure import unexpected
+from omni_ws.service.observing.observer import OutputWritten
+from omni_ws.service.sessions.live import LiveSession
+from omni_ws.transport.native.connection import StreamConnection
+from omni_ws.transport.native.frames import encode_message
+from omni_ws.wire.server_frames import (
+    InputAckFrame,
+    SessionClosingFrame,
+    SessionResumedFrame,
+    encode_frame,
+    error_frame,
+)
+
+#: Output is given to the socket in pieces of about this size, looking in between whether it still takes any, and after
+#: the other connections.
+WRITE_BATCH_BYTES: Final = 64 * 1024
+WRITE_BATCH_MESSAGES: Final = 128
+#: How long a client may take to take the last frames.
+GOODBYE_TIMEOUT_SEC: Final = 5.0
+REPLACED_CLOSE_CODE: Final = 4409
+
+
+class WebSocketOutput:
+    """Empties the outbox into the socket: a piece in each turn of the loop, for as long as the socket takes more."""
+
+    def __init__(self, connection: StreamConnection, session: LiveSession, *, binary_audio: bool) -> None:
+        self._connection = connection
+        self._session = session
+        self._outbox = session.outbox
+        self._observed = session.conversation.observed
+        self._binary_audio = binary_audio
+        self._loop = asyncio.get_running_loop()
+        self._flush_scheduled = False
+        #: Whether what is in the outbox is for this connection.
+        self._speaking = True
+        #: Set when there is nothing left to write, or nobody to write it to.
+        self._emptied = asyncio.Event()
+
+    def schedule(self) -> None:
+        """There is something to write, or room to write it to."""
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def stop(self) -> None:
+        """Nothing more is written: the connection is closing, or the session goes on over another."""
+        self._speaking = False
+        self._emptied.set()
+
+    def greet_again(self, resumed: SessionResumedFrame, ack: InputAckFrame) -> None:
+        """Tell the client that it is back, before anything that is told again.
+
+        Only when it answers the ping behind that, or says anything else, is it known to have its new token: the
+        connection may be lost again at any moment.
+        """
+        connection = self._connection
+        if connection.is_open:
+            connection.write_message(encode_frame(resumed), is_text=True)
+            connection.write_message(encode_frame(ack), is_text=True)
+            connection.protocol.send_ping(b"")
+            connection.send_data()
+
+    async def say_goodbye(self, error: OmniError) -> None:
+        """The session is over: write what is left, and close the connection the way that this end calls for."""
+        if isinstance(error, SlowConsumer):
+            self._drop(error)
+        elif isinstance(error, ORDERLY_ENDS):
+            self._session.announce_closing(error, 0)
+        self._emptied.clear()
+        self._flush()
+        if self._connection.is_open:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GOODBYE_TIMEOUT_SEC):
+                    await self._emptied.wait()
+        await self._connection.close_in_time(websocket_close_code(error) or CloseCode.INTERNAL_ERROR, error.message)
+
+    async def make_way(self) -> None:
+        """The session goes on elsewhere; what of it was not written here is written there."""
+        if self._connection.is_open:
+            closing = SessionClosingFrame(reason="replaced", retryable=False, time_left_ms=0)
+            self._connection.write_message(encode_frame(closing), is_text=True)
+        await self._connection.close_in_time(REPLACED_CLOSE_CODE, "replaced")
+
+    def _drop(self, error: OmniError) -> None:
+        """What the client did not read is dropped: the error is the next thing that it gets, if it ever reads again."""
+        self._outbox.clear()
+        if self._connection.is_open:
+            self._connection.write_message(encode_frame(error_frame(error)), is_text=True)
+
+    def _flush(self) -> None:
+        """Write for a while; again in the next turn of the loop, until all is written or the socket takes no more."""
+        self._flush_scheduled = False
+        try:
+            if self._speaking and not self._connection.paused and self._connection.is_open:
+                self._write()
+                if self._outbox:
+                    self.schedule()
+        except Exception as error:
+            self._session.end(unexpected(error, where="the output of a session"))
+        if not self._outbox:
+            self._emptied.set()
+
+    def _write(self) -> None:
+        """As much as may be written at a stretch."""
+        connection, outbox, observed = self._connection, self._outbox, self._observed
+        size = 0
+        for _ in range(WRITE_BATCH_MESSAGES):
+            if size >= WRITE_BATCH_BYTES or (message := outbox.take()) is None:
+                return
+            data, is_binary = encode_message(message, binary_audio=self._binary_audio)
+            connection.write_message(data, is_text=not is_binary)
+            size += len(data)
+            if observed.listening_to_outputs and isinstance(message, AnyOutput):
+                observed.tell(OutputWritten(message))

@@ -1,0 +1,297 @@
+"""The native WebSocket: one connection, and the session that speaks through it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from enum import Enum
+from typing import Final
+
+from websockets.frames import CloseCode
+
+from omni_ws.core.acknowledgements import ACK_DELAY_SEC
+from omni_ws.core.chunks import InputChunk
+from omni_ws.errors import EngineOverloaded, InvalidRequest, OmniError
+from omni_ws.service.failure import unexpected
+from omni_ws.service.sessions.live import LiveSession
+from omni_ws.transport.native.acknowledgement_clock import AcknowledgementClock
+from omni_ws.transport.native.connection import StreamConnection
+from omni_ws.transport.native.farewell import ended_by_client
+from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings, PeerState
+from omni_ws.transport.native.output import WebSocketOutput
+from omni_ws.transport.native.paced_connection import Pause
+from omni_ws.wire.binary import decode_input
+from omni_ws.wire.frames import (
+    CancelFrame,
+    ClientFrame,
+    ConfigPatch,
+    FinishFrame,
+    OutputAckFrame,
+    PingFrame,
+    RefusedChunk,
+    decode_frame,
+)
+from omni_ws.wire.server_frames import PongFrame, SessionUpdatedFrame, encode_frame
+
+#: Where chunks come steadily, the acknowledgement goes out this long before its time, with a chunk: waking up for it
+#: alone costs as much as a chunk does.
+ACK_EARLY_SEC: Final = 0.025
+
+
+class Parting(Enum):
+    """Why a connection and its session part while the session lives on."""
+
+    LOST = "the connection is gone"
+    REPLACED = "another connection has taken the session over"
+
+
+class WebSocketSession:
+    """Frames in, frames out, the clock of one connection; what they mean is the conversation's business."""
+
+    def __init__(
+        self,
+        connection: StreamConnection,
+        session: LiveSession,
+        *,
+        binary_audio: bool,
+        keep_alive: KeepAliveSettings,
+        ack_clock: AcknowledgementClock | None = None,
+    ) -> None:
+        """``ack_clock`` is what all connections of a server share."""
+        self._connection = connection
+        self._session = session
+        self._ending = session.ending
+        self._conversation = session.conversation
+        self._configuration = session.conversation.configuration
+        self._stream = session.conversation.stream
+        self._acks = session.conversation.stream.acks
+        self._outbox = session.outbox
+        self.output = WebSocketOutput(connection, session, binary_audio=binary_audio)
+        # That there is something to write, and that the socket takes it: told often, hence without a call in between.
+        self.output_ready = self.resume_output = self.output.schedule
+        self._loop = asyncio.get_running_loop()
+        self._keep_alive = KeepAlive(keep_alive, now=self._loop.time())
+        #: Set when the session needs this connection no more: with the reason to tell the client, None where there is
+        #: nobody to tell.
+        self._over: asyncio.Future[OmniError | Parting | None] = self._loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None
+        #: When it is to fire. The handle cannot always tell: uvloop makes no timer for less than half a millisecond.
+        self._timer_due = 0.0
+        self._ack_clock = ack_clock or AcknowledgementClock()
+        #: When the first chunk that is not acknowledged must be. Not among the deadlines of the timer: to find the next
+        #: of them again for each acknowledgement would cost more than the acknowledgement.
+        self.ack_at = math.inf
+        self._reading_paused = False
+
+    # life
+
+    async def run(self) -> None:
+        """Serve the connection until it or its session is over, and close it the way that end calls for.
+
+        The session must be attached to this.
+        """
+        try:
+            self.output.schedule()
+            self._connection.attach(self)
+            self.timer_changed()
+            match await self._over:
+                case OmniError() as error:
+                    await self.output.say_goodbye(error)
+                case Parting.REPLACED:
+                    await self.output.make_way()
+        finally:
+            self.ack_at = math.inf
+            if self._timer is not None:
+                self._timer.cancel()
+            self._session.detach(self)
+
+    def session_over(self, error: OmniError | None) -> None:
+        if not self._over.done():
+            self._over.set_result(error)
+
+    def replaced(self) -> None:
+        self.output.stop()
+        if not self._over.done():
+            self._over.set_result(Parting.REPLACED)
+
+    def connection_closing(self) -> None:
+        self.output.stop()
+        if self._over.done():
+            return
+        if not self._session.resumable or ended_by_client(self._connection):
+            self._session.end(None)
+            return
+        self._over.set_result(Parting.LOST)
+        self._session.detach(self)
+
+    def receive_pong(self, data: bytes) -> None:
+        if not self._over.done():
+            self._session.heard()
+
+    @property
+    def _listening(self) -> bool:
+        """Whether input counts. It does not once the session is ending, or goes on elsewhere."""
+        return not (self._ending.done() or self._over.done())
+
+    # input
+
+    def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
+        """One whole message. Runs inside the socket's callback, so nothing may escape."""
+        if self._ending.done() or self._over.done():
+            return
+        now, stream = self._connection.heard_at, self._stream
+        if self._session.spent_soon is not None:
+            self._session.heard()
+        try:
+            frame = decode_frame(data) if is_text else decode_input(data)
+            if type(frame) is InputChunk:
+                try:
+                    self._configuration.check_chunk(frame)
+                except InvalidRequest as refusal:
+                    assert frame.sequence_id is not None
+                    frame = RefusedChunk(frame.sequence_id, refusal)
+            if type(frame) is InputChunk:
+                self._conversation.receive_chunk(frame, now=now)
+            else:
+                self._receive_control(frame, now)
+        except InvalidRequest as error:
+            stream.touch(now=now)
+            self._outbox.put_nowait(error)
+        except Exception as error:
+            self._input_failed(error)
+            return
+        acks = self._acks
+        if acks.due or now + ACK_EARLY_SEC >= self.ack_at:
+            self.acknowledge()
+        elif self.ack_at == math.inf and acks.since is not None:
+            self.ack_at = now + ACK_DELAY_SEC
+            self._ack_clock.wait(self.ack_at, self)
+        outbox_full = self._outbox.full_since is not None
+        if outbox_full or self._conversation.input_full():
+            self._pause_reading()
+        if outbox_full or stream.gap_since is not None:
+            self._arm(now)
+
+    def _input_failed(self, error: Exception) -> None:
+        match error:
+            case OmniError():
+                self._session.end(error)
+            case UnicodeDecodeError():
+                self._fail_connection(CloseCode.INVALID_DATA, "a text frame is UTF-8")
+            case _:
+                self._session.end(unexpected(error, where="the input of a session"))
+
+    def input_refused(self, error: EngineOverloaded) -> None:
+        self._session.end(error)
+
+    def _receive_control(self, frame: ClientFrame, now: float) -> None:
+        conversation = self._conversation
+        match frame:
+            case RefusedChunk(sequence_id=sequence_id, error=error):
+                self._outbox.put_nowait(error)
+                conversation.refuse_chunk(sequence_id)
+            case FinishFrame():
+                conversation.finish()
+            case CancelFrame(request_id=request_id):
+                conversation.cancel(request_id)
+            case ConfigPatch(fields=fields):
+                config = conversation.configure(fields)
+                self._outbox.put_nowait(
+                    SessionUpdatedFrame(**{f: getattr(config, f) for f in config.__struct_fields__})
+                )
+            case PingFrame(t=t):
+                self._outbox.put_nowait(PongFrame(t=t, server_time_ms=time.time_ns() // 1_000_000))
+            case OutputAckFrame(sequence_id=sequence_id, played_ms=played_ms):
+                self._outbox.acknowledge(sequence_id)
+                if played_ms is not None:
+                    conversation.loudspeaker.report(sequence_id, played_ms)
+            case _:
+                raise AssertionError(f"unexpected {frame!r}")
+        self._stream.touch(now=now)
+        self._arm(now)
+
+    def acknowledge(self) -> None:
+        self.ack_at = math.inf
+        acks = self._acks
+        if not self._listening or not (acks.due or acks.since is not None):
+            return
+        ack = self._conversation.take_ack()
+        if self._outbox or self._connection.paused or not self._connection.is_open:
+            self._outbox.put_nowait(ack)
+        else:  # the usual case: nothing waits that it would have to wait behind
+            self._connection.write_message(encode_frame(ack), is_text=True)
+
+    def _pause_reading(self) -> None:
+        if not self._reading_paused:
+            self._reading_paused = True
+            self._connection.pause_reading(Pause.SESSION)
+
+    def room_made(self) -> None:
+        if self._reading_paused and not self._outbox.full and not self._conversation.input_full():
+            self._reading_paused = False
+            self._silence_was_ours()
+            self._connection.resume_reading(Pause.SESSION)
+
+    def pace_kept(self) -> None:
+        self._silence_was_ours()
+
+    def _silence_was_ours(self) -> None:
+        now = self._connection.heard_at = self._loop.time()
+        self._stream.unheard(now=now)
+
+    def input_room(self) -> None:
+        self.room_made()
+        if self._listening:
+            self._outbox.put_nowait(self._conversation.take_ack())  # tells the new credit
+
+    # time
+
+    def timer_changed(self) -> None:
+        if self._listening:
+            self._arm(self._loop.time())
+
+    def _arm(self, now: float) -> None:
+        when = math.inf
+        self._keep_alive.last_sign_of_life = self._connection.heard_at
+        for deadline in (
+            self._conversation.get_timer(),
+            self._keep_alive.get_timer(listening=self._connection.is_reading),
+        ):
+            if deadline is not None and deadline < when:
+                when = deadline
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due = max(when, now)
+        self._timer = None if when == math.inf else self._loop.call_at(self._timer_due, self._on_timer)
+
+    def _on_timer(self) -> None:
+        # Loops round: a timer that fires a little early would be armed again and again until its time has come.
+        now = max(self._loop.time(), self._timer_due)
+        self._timer = None
+        if not self._listening:
+            return
+        if self._connection.held_to_pace or (self._reading_paused and not self._outbox.full):
+            self._stream.unheard(now=now)  # it is the server that does not read
+        try:
+            self._conversation.handle_timer(now)
+        except OmniError as error:
+            self._session.end(error)
+            return
+        if self._acks.since is not None:
+            self.acknowledge()
+        self._check_peer(now)
+        self._arm(now)
+
+    def _check_peer(self, now: float) -> None:
+        self._keep_alive.last_sign_of_life = self._connection.heard_at
+        match self._keep_alive.handle_timer(now, listening=self._connection.is_reading):
+            case PeerState.SILENT if self._connection.is_open:
+                self._connection.protocol.send_ping(b"")
+                self._connection.send_data()
+            case PeerState.GONE:
+                self._fail_connection(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
+
+    def _fail_connection(self, code: CloseCode, reason: str) -> None:
+        self._connection.fail(code, reason)
+        self.connection_closing()

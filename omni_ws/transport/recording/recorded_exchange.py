@@ -1,0 +1,151 @@
+"""HTTP requests that are recorded, each by itself or with the others of its session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from omni_ws.config.keys import ApiKey
+from omni_ws.service.identifiers import new_id
+from omni_ws.service.recording.recorder import ConnectionRecording, Recorder, SessionRecording
+from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.request import HttpRequest
+
+#: What of a request's head its answer depends on. Never a key, a cookie, or who asked.
+_HEADERS: Final = (
+    "accept",
+    "content-type",
+    "content-length",
+    "transfer-encoding",
+    "x-streaming-input",
+    "last-event-id",
+)
+_SINGLE: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/audio/speech", "/v1/audio/transcriptions"})
+
+
+class HttpRecordings:
+    """``sessions_path`` is that of the sessions that last over several requests, of which nothing more is expected when
+    for ``idle_sec`` nobody asked."""
+
+    def __init__(self, recorder: Recorder, *, sessions_path: str, idle_sec: float) -> None:
+        self._recorder = recorder
+        self._sessions_path = sessions_path
+        self._idle_sec = idle_sec
+        self._sessions: dict[str, _Session] = {}
+
+    def begin(self, exchange: HttpExchange, key: ApiKey | None) -> None:
+        """Record this exchange, where it is one of those to be recorded."""
+        request = exchange.request
+        name = None if key is None else key.name
+        session: _Session | None = None
+        recording: SessionRecording | None = None
+        if request.method == "POST" and request.path in _SINGLE:
+            recording = self._recorder.begin("http", key=name, name=new_id("http_"))
+        elif request.method == "POST" and request.path == self._sessions_path:
+            recording = self._recorder.begin("session", key=name, name=new_id("http_"))
+        elif request.path.startswith(self._sessions_path + "/"):
+            session = self._find(request.segments[3], name)
+            recording = None if session is None else session.recording
+        if recording is None:
+            return
+        connection = recording.connection()
+        connection.requested(request.method, _target(request), _headers(request))
+        exchange.recording = RecordedExchange(self, connection, session)
+
+    def find(self, session_id: str, key: ApiKey | None) -> SessionRecording | None:
+        """For a WebSocket that reads a session's answer."""
+        session = self._find(session_id, None if key is None else key.name)
+        return None if session is None else session.recording
+
+    def answer_read(self, session_id: str) -> None:
+        """By such a WebSocket, to its end."""
+        if session_id in self._sessions:
+            self._sessions[session_id].end()
+
+    def open_session(self, session_id: str, recording: SessionRecording) -> _Session:
+        session = _Session(recording, self._idle_sec, forget=lambda: self._sessions.pop(session_id, None))
+        self._sessions[session_id] = session
+        return session
+
+    def close(self) -> None:
+        for session in tuple(self._sessions.values()):
+            session.end()
+
+    def _find(self, session_id: str, key_name: str | None) -> _Session | None:
+        session = self._sessions.get(session_id)
+        return session if session is not None and session.recording.key == key_name else None
+
+
+class _Session:
+    """A session's recording, until nothing is left to be said about it."""
+
+    def __init__(self, recording: SessionRecording, idle_sec: float, *, forget: Callable[[], object]) -> None:
+        self.recording = recording
+        self._idle_sec = idle_sec
+        self._forget = forget
+        self._timer: asyncio.TimerHandle | None = None
+        self.touch()
+
+    def touch(self) -> None:
+        self._stop()
+        self._timer = asyncio.get_running_loop().call_later(self._idle_sec, self.end)
+
+    def end(self) -> None:
+        self._stop()
+        self._forget()
+        self.recording.finish()
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class RecordedExchange:
+    """An ExchangeRecording."""
+
+    def __init__(self, recordings: HttpRecordings, connection: ConnectionRecording, session: _Session | None) -> None:
+        self._recordings = recordings
+        self._connection = connection
+        self._session = session
+        self._is_whole = False
+
+    def read(self, data: bytes) -> None:
+        if data:
+            self._connection.received(data)
+        else:
+            self._connection.input_ended()
+
+    def begun(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
+        self._connection.answered(status, headers)
+
+    def written(self, data: bytes) -> None:
+        if data:
+            self._connection.sent(data)
+
+    def ended(self) -> None:
+        self._is_whole = True
+        self._connection.output_ended()
+
+    def opens_session(self, session_id: str) -> None:
+        self._session = self._recordings.open_session(session_id, self._connection.recording)
+
+    def ends_session(self) -> None:
+        if self._session is not None:
+            self._session.end()
+            self._session = None
+
+    def over(self) -> None:
+        self._connection.closed("server" if self._is_whole else "lost")
+        if self._session is not None:
+            self._session.touch()
+        else:  # one request, one that opened no session, or the last of its session
+            self._connection.recording.finish()
+
+
+def _target(request: HttpRequest) -> str:
+    return request.target if request.target.startswith("/") else request.path
+
+
+def _headers(request: HttpRequest) -> dict[str, str]:
+    return {name: value for name in _HEADERS if (value := request.headers.get(name)) is not None}

@@ -1,0 +1,94 @@
+"""``/v1/completions``: prompts as they stand, texts or token ids."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+
+import orjson
+
+from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.engine.base import AnswerOptions
+from omni_ws.service.conversation.conversation import Conversation
+from omni_ws.service.identifiers import new_id
+from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.routes.event_output import Answering, gather, held_answer
+from omni_ws.transport.routes.generation import GenerationRoutes
+from omni_ws.transport.routes.generation_options import checked_options
+from omni_ws.transport.routes.session import HttpSession
+from omni_ws.transport.routes.several_sessions import SeveralSessions
+from omni_ws.wire.openai_completion import CompletionRequest, read_completion
+from omni_ws.wire.openai_completion_response import Completion, CompletionOptions, CompletionStream
+from omni_ws.wire.openai_request import chat_wants_events
+
+
+class CompletionRoutes(GenerationRoutes):
+    async def completions(self, exchange: HttpExchange) -> None:
+        async with (
+            self.admitted(exchange) as owner,
+            self.ordinary(exchange, chat_wants_events) as body,
+        ):
+            request = await body.read(read_completion)
+            sessions = [
+                self._prompt_session(exchange, request, one, owner=owner) for one in range(len(request.prompts))
+            ]
+            async with self._answering(request, sessions) as answering:
+                await self._answer(exchange, request, answering)
+
+    def _prompt_session(
+        self, exchange: HttpExchange, request: CompletionRequest, index: int, *, owner: str | None
+    ) -> HttpSession:
+        place = request.places[index]
+        patch = replace(request.patch, names={**request.patch.names, "prompt": place}, input=place)
+        asked = AnswerOptions(
+            raw_prompt=True,
+            token_prompt=not isinstance(request.prompts[index], str),
+            echo=request.echo,
+            only_echo=request.only_echo,
+        )
+
+        def prepare(conversation: Conversation) -> None:
+            conversation.options = checked_options(conversation, request.answer, asked)
+
+        session, _ = self.open_session(
+            exchange, patch, owner=owner, samples=False, streaming_input=False, prepare=prepare
+        )
+        return session
+
+    @asynccontextmanager
+    async def _answering(self, request: CompletionRequest, sessions: list[HttpSession]) -> AsyncIterator[Answering]:
+        """All prompts are worked on at the same time."""
+        async with AsyncExitStack() as running:
+            for prompt, session in zip(request.prompts, sessions, strict=True):
+                text = prompt.encode() if isinstance(prompt, str) else orjson.dumps(prompt)
+                source = self.feed([InputChunk(Modality.TEXT, text)])
+                await running.enter_async_context(session.running(partial(source, session)))
+            if len(sessions) == 1:
+                yield sessions[0]
+                return
+            several = SeveralSessions(sessions, choices=request.answer.choices)
+            await running.enter_async_context(several.receiving())
+            yield several
+
+    async def _answer(self, exchange: HttpExchange, request: CompletionRequest, answering: Answering) -> None:
+        options = CompletionOptions(
+            completion_id="cmpl-" + (request.request_id or new_id("")),
+            created=int(time.time()),
+            model=self.sessions.model.names[0],
+            choices=len(request.prompts) * request.answer.choices,
+            logprobs=request.answer.logprobs is not None,
+            include_usage=request.include_usage,
+            usage_on_final_chunk=request.usage_on_final_chunk,
+        )
+        if request.stream:
+            await self.events(exchange, answering, CompletionStream(options), head_at_start=False)
+            return
+        with held_answer(self.sessions.budget) as hold:
+            outputs, final = await gather(answering, hold)
+            completion = Completion(options)
+            for output in outputs:
+                completion.output(output)
+            await exchange.respond_json(200, completion.final(final))

@@ -1,0 +1,94 @@
+"""The page at ``/``: the browser demo of ``examples/browser``, which an installed package has in ``web/browser``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Final
+
+from omni_ws.errors import NotFound
+from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.router import shown_path
+
+#: What the page consists of; other files are not served.
+MEDIA_TYPES: Final = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+
+#: Scripts, styles and connections from this server alone, nothing inline; pictures also from the page's own memory.
+CONTENT_SECURITY_POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' blob:",
+        "media-src 'self' blob:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "require-trusted-types-for 'script'",
+    )
+)
+_HEADERS: Final = (
+    ("Content-Security-Policy", CONTENT_SECURITY_POLICY),
+    ("Permissions-Policy", "microphone=(self), camera=(self)"),
+    ("Referrer-Policy", "no-referrer"),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Cache-Control", "no-cache"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    content: bytes
+    media_type: str
+    entity_tag: str
+
+
+class DemoRoutes:
+    """``/`` and ``/browser/{name}``; both need no key, since the page is where a person enters one."""
+
+    async def page(self, exchange: HttpExchange) -> None:
+        await _send(exchange, "index.html")
+
+    async def file(self, exchange: HttpExchange) -> None:
+        await _send(exchange, exchange.path_parameters["name"])
+
+
+async def _send(exchange: HttpExchange, name: str) -> None:
+    file = _files().get(name)
+    if file is None:
+        raise NotFound(f"there is nothing at {shown_path(exchange.request.segments)}")
+    tag = ("ETag", file.entity_tag)
+    # A client that asks may add W/ to a tag, and compares weakly (RFC 9110, 13.1.2).
+    known = {entry.removeprefix("W/") for entry in exchange.request.headers.tokens("if-none-match")}
+    if file.entity_tag in known:
+        await exchange.respond(304, [*_HEADERS, tag])
+    else:
+        await exchange.respond(200, [("Content-Type", file.media_type), *_HEADERS, tag], file.content)
+
+
+@cache
+def _files() -> Mapping[str, _File]:
+    """All files of the page; read once, since reading holds up the event loop."""
+    found = {}
+    for entry in _folder().iterdir():
+        media_type = MEDIA_TYPES.get(entry.name.rpartition(".")[2])
+        if media_type is not None:
+            content = entry.read_bytes()
+            found[entry.name] = _File(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+    return found
+
+
+def _folder() -> Traversable:
+    packaged = resources.files("omni_ws").joinpath("web", "browser")
+    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "examples" / "browser"

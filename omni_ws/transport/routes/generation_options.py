@@ -1,0 +1,101 @@
+"""What every way to a chat answer has in common: its configuration, and the form that the client wants it in."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+
+from omni_ws.audio.encoder import AudioEncoder
+from omni_ws.core.audio_format import AudioEncoding, AudioFormat
+from omni_ws.engine.base import AnswerOptions, Message, StructuredOutput
+from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
+from omni_ws.service.conversation.conversation import Conversation
+from omni_ws.service.identifiers import new_id
+from omni_ws.wire.openai_chat_response import ChatOptions
+from omni_ws.wire.openai_fields import ConfigurationPatch
+from omni_ws.wire.openai_options import AnswerFields
+from omni_ws.wire.openai_request import ChatRequest
+
+
+def configure(conversation: Conversation, patch: ConfigurationPatch) -> AudioFormat:
+    """Returns the format that the client wants audio in. Raises an InvalidRequest that names the body's own field.
+
+    From here on every error of the conversation does.
+    """
+    conversation.field_names = patch.name_in_body
+    with conversation.names_of_client():
+        config = conversation.configure(patch.fields)
+        target = AudioFormat(config.output_audio.format, config.output_audio.sample_rate)
+        _check_encodable(target)
+    return target
+
+
+@contextmanager
+def ended_where_refused(conversation: Conversation) -> Iterator[None]:
+    """Around what may refuse a conversation that was opened: nobody will run it then, and say that it is over."""
+    try:
+        yield
+    except BaseException:
+        conversation.observed.ended()
+        raise
+
+
+def prepare_answer(conversation: Conversation, request: ChatRequest) -> None:
+    """The earlier messages, and what is asked of the answer. Raises an InvalidRequest for what cannot be done."""
+    capabilities = conversation.engine.capabilities
+    if request.tools_at is not None and not capabilities.tools:
+        raise UnsupportedParameter("this engine has no tools", param=request.tools_at)
+    if request.role not in capabilities.input_roles:
+        raise InvalidValue("the last message must be the user's, or a tool's", param=request.role_at)
+    conversation.options = replace(checked_options(conversation, request.answer), input_role=request.role)
+    conversation.history.add(
+        Message(one.role, one.text, tool_calls=one.tool_calls, tool_call_id=one.tool_call_id) for one in request.history
+    )
+
+
+def checked_options(
+    conversation: Conversation, answer: AnswerFields, asked: AnswerOptions | None = None
+) -> AnswerOptions:
+    """``asked`` with what ``answer`` says. Raises UnsupportedParameter."""
+    options = replace(
+        asked or AnswerOptions(),
+        logprobs=answer.logprobs,
+        structure=None if answer.form is None else StructuredOutput(schema=answer.form.schema),
+        choices=answer.choices,
+        priority=answer.priority,
+        parallel_tool_calls=answer.parallel_tool_calls,
+        media_limits=answer.media_limits,
+    )
+    with conversation.names_of_client():
+        conversation.configuration.check_options(options)
+    return options
+
+
+def chat_options(request: ChatRequest, *, model: str) -> ChatOptions:
+    return ChatOptions(
+        completion_id="chatcmpl-" + (request.request_id or new_id("")),
+        created=int(time.time()),
+        model=model,
+        wants_text=request.wants_text,
+        wants_audio=request.wants_audio,
+        include_usage=request.include_usage,
+        usage_on_final_chunk=request.usage_on_final_chunk,
+        input_transcript=request.input_transcript,
+        choices=request.answer.choices,
+        logprobs=request.answer.logprobs is not None,
+    )
+
+
+@lru_cache(maxsize=64)
+def _check_encodable(target: AudioFormat) -> None:
+    """Raises UnsupportedFormat now instead of when the answer has been made."""
+    if target.is_raw or target.encoding is AudioEncoding.WAV:
+        return
+    try:
+        AudioEncoder(target, source_rate=target.sample_rate).flush()
+    except UnsupportedFormat as error:
+        error.param = "output_audio.sample_rate" if error.param == "sample_rate" else "output_audio.format"
+        raise

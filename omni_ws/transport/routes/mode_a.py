@@ -1,0 +1,160 @@
+"""Mode A: one request whose body is a stream, answered while it is still on its way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any, Final
+
+from omni_ws.audio.mime import parse_audio_mime
+from omni_ws.config.model import ServerConfig
+from omni_ws.core.audio_format import AudioFormat
+from omni_ws.core.chunks import InputChunk
+from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, UnsupportedFormat
+from omni_ws.transport.http.exchange import HttpExchange, HttpRequest
+from omni_ws.transport.http.json_body import beside
+from omni_ws.transport.routes.session import HttpSession
+from omni_ws.wire.lone_object import LoneObject
+from omni_ws.wire.session_config import effective
+from omni_ws.wire.streaming_body import (
+    CONTENT_TYPE,
+    FORM_TYPE,
+    NDJSON_TYPE,
+    BodyItem,
+    Parameters,
+    RawAudioBody,
+    body_reader,
+    max_line_bytes,
+    placed,
+    query_parameters,
+)
+
+#: An object with one of these is the body of an ordinary request, where nothing else says what it is.
+ORDINARY_FIELDS: Final = frozenset({"messages", "input"})
+#: Lines and frames are taken apart so many bytes at a time: a few milliseconds where each is as short as can be.
+PIECE_BYTES: Final = 16 * 1024
+
+
+def is_streaming_input(request: HttpRequest) -> bool:
+    """Whether a request's body is a stream of input, by its header or its content type."""
+    if (request.headers.get("x-streaming-input") or "").strip().lower() in ("true", "1"):
+        return True
+    return request.content_type == CONTENT_TYPE
+
+
+async def brings_streaming_input(exchange: HttpExchange, config: ServerConfig) -> bool:
+    """As ``is_streaming_input``, and by how bodies are sent in chunks that are lines of JSON.
+
+    curl calls whatever it is given a form. An ordinary request may be sent like that, too: so much is read of such a
+    body, and left to be read once more, as it takes to know.
+    """
+    request = exchange.request
+    if is_streaming_input(request):
+        return True
+    if not request.has_body or request.content_length is not None:
+        return False
+    return request.content_type == NDJSON_TYPE or (
+        request.content_type == FORM_TYPE and not await _is_ordinary(exchange, config)
+    )
+
+
+async def _is_ordinary(exchange: HttpExchange, config: ServerConfig) -> bool:
+    """Raises PayloadTooLarge where it takes more than an ordinary body may have."""
+    streaming, limit = config.streaming_input, config.http.max_body_bytes
+    exchange.body_timeout = streaming.session_timeout_sec
+    body = LoneObject(ORDINARY_FIELDS, max_line_bytes=max_line_bytes(streaming.max_chunk_bytes))
+    ordinary: bool | None = None
+    while ordinary is None and (data := await exchange.read()):
+        ordinary = body.feed(data)
+        if ordinary is None and len(body.data) > limit:
+            raise PayloadTooLarge(f"the request body has more than {limit} bytes")
+        exchange.keep(len(body.data))
+    ended = ordinary is None
+    if ordinary is None:
+        ordinary = await beside(len(body.data), body.finish)
+    exchange.unread(bytes(body.data), ended=ended)
+    return ordinary
+
+
+class StreamingBody:
+    """The body of a Mode A request: its parameters first, then its chunks."""
+
+    def __init__(self, exchange: HttpExchange, *, max_chunk_bytes: int, session_timeout_sec: float) -> None:
+        content_type = exchange.request.headers.get("content-type") or ""
+        self._exchange = exchange
+        # A pause in the upload may last as long as a pause in a session.
+        exchange.body_is_live(session_timeout_sec)
+        self._reader = body_reader(content_type, max_chunk_bytes=max_chunk_bytes)
+        self._items: Iterator[BodyItem] = iter(())
+        #: What was read and not looked into.
+        self._unread = b""
+        self._ended = False
+        self._first: InputChunk | None = None
+        #: Once there is one, its clock tells the client's silence, and knows when an answer is owed.
+        self._session: HttpSession | None = None
+
+    async def parameters(self) -> dict[str, Any]:
+        """The parameters, as soon as they can be known: from the query, or from the first object of the body."""
+        if isinstance(self._reader, RawAudioBody):
+            first = await self._next()
+            assert not isinstance(first, Parameters), "they stand in the query"
+            self._first = first
+            fields = query_parameters(self._exchange.request.query.items())
+            return fields | {"input_audio": _audio_format(self._reader.media_type, fields.get("input_audio"))}
+        item = await self._next()
+        if isinstance(item, Parameters):
+            return item.fields
+        self._first = item
+        return {}
+
+    async def feed(self, session: HttpSession) -> None:
+        """Everything else into the session, to the end of the body."""
+        self._session = session
+        session.is_unread = lambda: self._exchange.input_held_to_pace
+        self._exchange.body_timeout = None
+        chunk = self._first or await self._next()
+        while chunk is not None:
+            assert isinstance(chunk, InputChunk), "only the first object of a body can be its parameters"
+            try:
+                await session.feed(chunk)
+            except OmniError as error:
+                raise placed(error, self._reader.place) from None
+            chunk = await self._next()
+        session.end_input()
+
+    async def _next(self) -> BodyItem | None:
+        """The next item, None at the end of the body."""
+        while (item := next(self._items, None)) is None:
+            if self._unread:
+                await asyncio.sleep(0)  # thousands of items may be in what was read, and others share the loop
+                self._items = self._reader.feed(self._next_piece())
+                continue
+            self._exchange.keep(self._reader.unfinished_bytes)
+            if self._ended:
+                break
+            self._unread = await self._exchange.read()
+            self._exchange.keep(0)  # until it is known what of it is no whole item still
+            if self._session is not None:
+                self._session.touch()
+            self._ended = not self._unread
+            self._items = self._reader.finish() if self._ended else self._reader.feed(self._next_piece())
+        return item
+
+    def _next_piece(self) -> bytes:
+        size = len(self._unread) if isinstance(self._reader, RawAudioBody) else PIECE_BYTES
+        piece, self._unread = self._unread[:size], self._unread[size:]
+        return piece
+
+
+def _audio_format(content_type: str, said_in_query: Any) -> dict[str, Any]:
+    """What the content type says of the audio, and where it is silent the query's ``input_audio``."""
+    if said_in_query is not None and not isinstance(said_in_query, dict):
+        raise InvalidValue("input_audio is an object", param="input_audio")
+    said = effective({"input_audio": {**(said_in_query or {}), "format": "pcm16"}}).input_audio
+    default = AudioFormat(said.format, said.sample_rate, said.channels)
+    try:
+        audio = parse_audio_mime(content_type, default=default)
+    except (InvalidValue, UnsupportedFormat) as error:
+        error.param = "Content-Type"
+        raise
+    return {"format": audio.encoding.value, "sample_rate": audio.sample_rate, "channels": audio.channels}

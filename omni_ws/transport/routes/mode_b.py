@@ -1,0 +1,190 @@
+"""Mode B: one request whose input comes in several HTTP requests, and whose answer is read by as many as want it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final
+
+from omni_ws.config.keys import ApiKey
+from omni_ws.core.quota import Share
+from omni_ws.core.session import SessionState
+from omni_ws.errors import InvalidValue, NotFound, PayloadTooLarge
+from omni_ws.service.observing.observer import Origin
+from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
+from omni_ws.service.sessions.registered import RegisteredSession, ResultForm
+from omni_ws.service.sessions.registry import SessionRegistry
+from omni_ws.transport.http.authentication import Authenticator
+from omni_ws.transport.http.body_place import place_for_body
+from omni_ws.transport.http.error_response import error_object
+from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.json_body import beside, read_json_object
+from omni_ws.transport.routes.generation_options import chat_options, configure, ended_where_refused, prepare_answer
+from omni_ws.transport.routes.result_stream import write_answer_events, write_whole_answer
+from omni_ws.wire.append_body import BodyChunk, read_append, read_create
+from omni_ws.wire.openai_request import read_chat
+
+#: The longest that ``?wait=`` waits.
+MAX_WAIT_SEC: Final = 60
+#: When it is worth asking again for an answer that is not complete.
+_RETRY_AFTER: Final = ("Retry-After", "1")
+
+
+class ModeBRoutes:
+    """The handlers; one object a server."""
+
+    def __init__(self, sessions: SessionFactory, authenticator: Authenticator, registry: SessionRegistry) -> None:
+        self._sessions = sessions
+        self._authenticator = authenticator
+        self._registry = registry
+        self._config = sessions.config
+
+    async def create(self, exchange: HttpExchange) -> None:
+        key = self._enter(exchange)
+        with place_for_body(exchange, self._sessions.admission, key) as place:
+            self._sessions.check_ready()
+            self._count_input(exchange, key)
+            fields: dict[str, Any] = {}
+            size = 0
+            if exchange.request.has_body:
+                fields, size = await read_json_object(exchange, self._config.http.max_body_bytes, may_be_empty=True)
+            parameters, chunks = await beside(size, partial(read_create, fields))
+            session = self._open(parameters, key, place)
+        try:
+            await session.feed(chunks)
+            exchange.session_id = session.id
+            if exchange.recording is not None:
+                exchange.recording.opens_session(session.id)
+            location = ("Location", f"{exchange.request.path}/{session.id}")
+            await exchange.respond_json(201, self._status(session), [location])
+        except BaseException:
+            # Whoever asked does not get to know its id.
+            self._registry.discard(session)
+            raise
+
+    def _open(self, parameters: dict[str, Any], key: ApiKey | None, place: ExitStack) -> RegisteredSession:
+        request = read_chat(parameters, input_follows=True)
+        conversation = self._sessions.open(
+            output_formats=FILE_FORMATS,
+            single_request=True,
+            any_model=True,
+            streamed_body=True,
+            owner=None if key is None else key.name,
+            origin=Origin.SESSIONS,
+            session_id=self._registry.new_id(),
+        ).conversation
+        with ended_where_refused(conversation):
+            audio = configure(conversation, request.patch)
+            prepare_answer(conversation, request)
+        options = chat_options(request, model=self._sessions.model.names[0])
+        form = ResultForm(options, audio, events=request.stream is True)
+        return self._registry.add(conversation, form, key=key, place=place.pop_all())
+
+    async def append(self, exchange: HttpExchange) -> None:
+        session = self._session(exchange)
+        self._count_input(exchange, self._enter(exchange))
+        try:
+            with session.incoming():
+                fields, size = await read_json_object(exchange, self._config.http.max_body_bytes)
+        except PayloadTooLarge as error:
+            session.fail(error)
+            raise
+        chunks: list[BodyChunk] = await beside(size, partial(read_append, fields))
+        await session.feed(chunks)
+        await exchange.respond_json(202, self._status(session))
+
+    async def finish(self, exchange: HttpExchange) -> None:
+        session = self._session(exchange)
+        session.finish()
+        await session.settled()
+        await exchange.respond_json(200, self._status(session))
+
+    async def status(self, exchange: HttpExchange) -> None:
+        await exchange.respond_json(200, self._status(self._session(exchange)))
+
+    async def delete(self, exchange: HttpExchange) -> None:
+        session = self._session(exchange)
+        session.cancel()
+        await session.over()
+        await exchange.respond(204)
+        _nothing_left(exchange)
+
+    async def result(self, exchange: HttpExchange) -> None:
+        session = self._session(exchange)
+        wait = _wait(exchange)
+        with session.reading():
+            if _wants_events(exchange, session):
+                await write_answer_events(exchange, session, heartbeat_sec=self._config.sse_heartbeat_sec)
+                _nothing_left(exchange)
+                return
+            try:
+                async with asyncio.timeout(wait):
+                    await session.ended.wait()
+            except TimeoutError:
+                await exchange.respond_json(202, self._status(session), [_RETRY_AFTER])
+                return
+            if session.state is not SessionState.FINISHED:
+                _nothing_left(exchange)
+                raise session.failure()
+            await write_whole_answer(exchange, session, budget=self._sessions.budget)
+            _nothing_left(exchange)
+
+    def _enter(self, exchange: HttpExchange) -> ApiKey | None:
+        if not self._config.streaming_input.enabled:
+            raise NotFound("streaming input is turned off on this server")
+        return self._authenticator.authenticate(exchange.request)
+
+    def _count_input(self, exchange: HttpExchange, key: ApiKey | None) -> None:
+        exchange.input_pace = self._sessions.admission.input_pace(key)
+        exchange.input_share = Share(self._sessions.budget)
+
+    def _session(self, exchange: HttpExchange) -> RegisteredSession:
+        """Raises SessionNotFound and SessionExpired."""
+        key = self._enter(exchange)
+        session = self._registry.get(exchange.path_parameters["id"], key)
+        exchange.session_id = session.id
+        return session
+
+    def _status(self, session: RegisteredSession) -> dict[str, Any]:
+        progress = session.progress
+        expires_at = session.expires_at
+        left = self._registry.timeout if expires_at is None else expires_at - asyncio.get_running_loop().time()
+        return {
+            "session_id": session.id,
+            "expires_in": min(max(0, math.ceil(left)), math.floor(self._registry.timeout)),
+            "state": session.state.value,
+            "started": session.started,
+            "input_ended": progress.ended,
+            "next_sequence_id": progress.next_sequence_id,
+            "next_offset": progress.next_offset,
+            "buffered_chunks": progress.buffered_chunks,
+            "duplicates": progress.duplicates,
+            "received_bytes": progress.received_bytes,
+            "created_at": session.created_at,
+            "error": None if session.error is None else error_object(session.error),
+        }
+
+
+def _nothing_left(exchange: HttpExchange) -> None:
+    if exchange.recording is not None:
+        exchange.recording.ends_session()
+
+
+def _wait(exchange: HttpExchange) -> float:
+    text = exchange.request.query.get("wait")
+    try:
+        seconds = 0.0 if text is None else float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise InvalidValue("wait is a number of seconds", param="wait")
+    return min(seconds, MAX_WAIT_SEC)
+
+
+def _wants_events(exchange: HttpExchange, session: RegisteredSession) -> bool:
+    """What ``Accept`` names, or, where it names neither or both, what the session was opened with."""
+    accepted = ",".join(exchange.request.headers.get_all("accept")).lower()
+    events, whole = "text/event-stream" in accepted, "application/json" in accepted
+    return session.form.events if events is whole else events

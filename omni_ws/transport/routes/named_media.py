@@ -1,0 +1,70 @@
+"""The media that a body names instead of sending them: files below one folder, and URLs of listed hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+
+from omni_ws.config.media_domains import MediaDomains
+from omni_ws.config.model import HttpConfig
+from omni_ws.core.chunks import InputChunk
+from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge
+from omni_ws.media.files import open_below
+from omni_ws.transport.routes.media_fetch import Keep, MediaFetcher
+from omni_ws.wire.openai_media import MediaFile, MediaUrl, NamedMedia
+
+
+class MediaReader:
+    """One a server. All media of one body together are no larger than a body may be."""
+
+    def __init__(self, config: HttpConfig, fetcher: MediaFetcher | None = None) -> None:
+        self._config = config
+        self._fetcher = fetcher or MediaFetcher(MediaDomains(config.media_domains))
+
+    async def read(self, items: Sequence[InputChunk | NamedMedia], keep: Keep) -> list[InputChunk]:
+        """``items`` with the content of those that are named. ``keep`` is called before so many bytes are held in all.
+
+        Raises an OmniError that names the field.
+        """
+        chunks: list[InputChunk] = []
+        held = 0
+
+        def keep_more(size: int) -> None:
+            keep(held + size)
+
+        deadline = asyncio.get_running_loop().time() + self._config.media_timeout_sec
+        for item in items:
+            if isinstance(item, InputChunk):
+                chunks.append(item)
+                continue
+            room = self._config.max_body_bytes - held
+            try:
+                match item:
+                    case MediaFile():
+                        chunk = item.chunk(await self._file(item.path, room, keep_more))
+                    case MediaUrl():
+                        chunk = item.chunk(*await self._fetched(item.url, room, keep_more, deadline))
+            except OmniError as error:
+                error.param = item.place
+                raise
+            held += len(chunk.payload)
+            keep(held)
+            chunks.append(chunk)
+        return chunks
+
+    async def _file(self, path: str, room: int, keep: Keep) -> bytes:
+        with await asyncio.to_thread(open_below, self._config.media_root, path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > room:
+                raise PayloadTooLarge(f"the file has more than {room} bytes")
+            keep(size)
+            return await asyncio.to_thread(file.read, size)
+
+    async def _fetched(self, url: str, room: int, keep: Keep, deadline: float) -> tuple[bytes, str]:
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._fetcher.fetch(url, max_bytes=room, keep=keep)
+        except TimeoutError:
+            limit = self._config.media_timeout_sec
+            raise InvalidValue(f"the media could not be fetched within {limit:g} s") from None

@@ -1,0 +1,90 @@
+"""What a server says of itself: its health, its numbers, its models, its interface."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from omni_ws import __version__
+from omni_ws.engine.base import EngineState
+from omni_ws.errors import ModelNotFound
+from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.transport.http.authentication import Authenticator
+from omni_ws.transport.http.exchange import HttpExchange
+
+
+class OperationsRoutes:
+    """``/health`` and ``/openapi.json`` need no key; ``/metrics`` and ``/v1/models`` do where there are keys."""
+
+    def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
+        self._sessions = sessions
+        self._authenticator = authenticator
+        self._started = int(time.time())
+
+    async def health(self, exchange: HttpExchange) -> None:
+        status = self._status()
+        engine = self._sessions.engine
+        await exchange.respond_json(
+            200 if status == "ok" else 503,
+            {
+                "status": status,
+                "engine": engine.name,
+                "model": self._sessions.model.names[0],
+                "sessions": self._sessions.admission.sessions,
+                "stages": list(engine.capabilities.stages) or [engine.name],
+                "request_states": {"running": engine.active_requests},
+                "version": __version__,
+            },
+            () if status == "ok" else [("Retry-After", "1")],
+        )
+
+    async def metrics(self, exchange: HttpExchange) -> None:
+        self._authenticator.authenticate(exchange.request)
+        accept = ",".join(exchange.request.headers.get_all("accept"))
+        text, media_type = await asyncio.to_thread(self._sessions.metrics.render(accept))
+        await exchange.respond(200, [("Content-Type", media_type), ("Cache-Control", "no-store")], text)
+
+    async def models(self, exchange: HttpExchange) -> None:
+        self._authenticator.authenticate(exchange.request)
+        data = [self._model(name) for name in self._sessions.model.names]
+        await exchange.respond_json(200, {"object": "list", "data": data})
+
+    async def model(self, exchange: HttpExchange) -> None:
+        self._authenticator.authenticate(exchange.request)
+        name = exchange.path_parameters["id"]
+        try:
+            self._sessions.model.check(name)
+        except ModelNotFound as error:
+            error.param = "id"
+            raise
+        await exchange.respond_json(200, self._model(name))
+
+    async def openapi(self, exchange: HttpExchange) -> None:
+        await exchange.respond(200, [("Content-Type", "application/json")], _web("openapi.json"))
+
+    def _status(self) -> str:
+        if self._sessions.admission.draining:
+            return "draining"
+        return {
+            EngineState.STARTING: "starting",
+            EngineState.OK: "ok",
+            EngineState.UNHEALTHY: "unhealthy",
+        }[self._sessions.engine.state]
+
+    def _model(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "omni_ws",
+            "transcripts": self._sessions.engine.capabilities.transcripts,
+        }
+
+
+@cache
+def _web(name: str) -> bytes:
+    """A file of the package; read once, since reading holds up the event loop."""
+    return resources.files("omni_ws").joinpath("web", name).read_bytes()

@@ -1,0 +1,119 @@
+"""The routes that start and stop profiles: for an administrator's key, or without keys for clients on this machine."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from omni_ws.config.startup import is_loopback
+from omni_ws.errors import InvalidValue, Unauthenticated
+from omni_ws.service.observing.profiling import ProfileRequest, Profiling
+from omni_ws.transport.http.authentication import Authenticator
+from omni_ws.transport.http.exchange import HttpExchange, HttpRequest
+from omni_ws.transport.http.json_body import read_json_object
+
+_MAX_BODY_BYTES: Final = 64 * 1024
+#: Part of the names of files and folders.
+_RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+#: Fields of a proxy, whose own address says nothing about the client's.
+_FORWARDING: Final = ("forwarded", "x-forwarded-for")
+
+
+class ProfilingRoutes:
+    """The handlers; one object a server."""
+
+    def __init__(self, profiling: Profiling, authenticator: Authenticator) -> None:
+        self._profiling = profiling
+        self._authenticator = authenticator
+
+    async def start_profile(self, exchange: HttpExchange) -> None:
+        """Events, and a trace of the engine where it can make one, unless ``enable_torch`` is false."""
+        fields = await self._fields(exchange)
+        await self._start(exchange, fields, trace=_flag(fields, "enable_torch", default=True))
+
+    async def start_request_profile(self, exchange: HttpExchange) -> None:
+        """Events alone."""
+        await self._start(exchange, await self._fields(exchange), trace=False)
+
+    async def stop(self, exchange: HttpExchange) -> None:
+        """Whatever runs, or the run of this id alone."""
+        fields = await self._fields(exchange)
+        run_id = _run_id(fields)
+        finished = await self._profiling.stop(run_id)
+        answer: dict[str, Any] = {"run_id": run_id, "stopped": finished is not None}
+        if finished is not None:
+            answer |= {
+                "run_id": finished.run_id,
+                **_event_files(finished.event_files),
+                "dropped_events": finished.dropped_events,
+                "trace_files": [str(path) for path in finished.traces],
+            }
+        await exchange.respond_json(200, answer)
+
+    async def _start(self, exchange: HttpExchange, fields: dict[str, Any], *, trace: bool) -> None:
+        running = await self._profiling.start(
+            ProfileRequest(
+                run_id=_run_id(fields),
+                event_dir=_text(fields, "event_dir"),
+                trace_path_template=_text(fields, "trace_path_template"),
+                trace=trace,
+            )
+        )
+        await exchange.respond_json(
+            200,
+            {
+                "run_id": running.run_id,
+                **_event_files(running.recorder.paths),
+                "enable_torch": running.template is not None,
+                "trace_path_template": None if running.template is None else str(running.template),
+            },
+        )
+
+    async def _fields(self, exchange: HttpExchange) -> dict[str, Any]:
+        check_may_profile(self._authenticator, exchange.request)
+        if not exchange.request.has_body:
+            return {}
+        fields, _ = await read_json_object(exchange, _MAX_BODY_BYTES, may_be_empty=True)
+        return fields
+
+
+def check_may_profile(authenticator: Authenticator, request: HttpRequest) -> None:
+    """Raises Unauthenticated."""
+    key = authenticator.authenticate(request)
+    if authenticator.has_keys:
+        if key is None or not key.admin:
+            raise Unauthenticated("profiling needs a key with admin = true")
+    elif not is_loopback(request.client) or any(name in request.headers for name in _FORWARDING):
+        raise Unauthenticated("without a key, only clients on the server's own machine may profile")
+
+
+def _event_files(paths: tuple[Path, ...]) -> dict[str, Any]:
+    """All files, and by itself the coordinator's, which has the events about whole requests."""
+    return {"event_file": str(paths[0]), "event_files": [str(path) for path in paths]}
+
+
+def _run_id(fields: dict[str, Any]) -> str | None:
+    run_id = _text(fields, "run_id")
+    if run_id is not None and not _RUN_ID.fullmatch(run_id):
+        raise InvalidValue(
+            "letters, digits, '.', '_' and '-', 128 at most, the first a letter or digit", param="run_id"
+        )
+    return run_id
+
+
+def _text(fields: dict[str, Any], name: str) -> str | None:
+    value = fields.get(name)
+    if value is None or (isinstance(value, str) and value):
+        return value
+    raise InvalidValue("a text that is not empty", param=name)
+
+
+def _flag(fields: dict[str, Any], name: str, *, default: bool) -> bool:
+    value = fields.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool):
+        return value
+    raise InvalidValue("true or false", param=name)

@@ -1,0 +1,83 @@
+"""Several requests that are answered as one."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+
+from msgspec.structs import replace
+
+from omni_ws.core.chunks import FinishReason, Usage
+from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.transport.routes.event_output import Answering, receive
+
+
+class SeveralSessions:
+    """Each session gives ``choices`` answers; theirs are numbered on, in the order of the sessions.
+
+    There is one final, when the last of them has come.
+    """
+
+    def __init__(self, sessions: Sequence[Answering], *, choices: int) -> None:
+        self._sessions = sessions
+        self._choices = choices
+        self._finals: dict[int, FinalChunk] = {}
+        #: What is waited for, of each session that has more to say.
+        self._receiving: dict[int, asyncio.Task[ServerMessage]] = {}
+
+    @asynccontextmanager
+    async def receiving(self) -> AsyncIterator[None]:
+        """``wait`` may be called while the block lasts."""
+        try:
+            yield
+        finally:
+            for task in self._receiving.values():
+                task.cancel()
+            await asyncio.gather(*self._receiving.values(), return_exceptions=True)
+
+    def take(self) -> ServerMessage | None:
+        """The next message of any of them, if one is there. Raises their errors."""
+        for index, task in tuple(self._receiving.items()):
+            if task.done() and (message := self._received(index)) is not None:
+                return message
+        return None
+
+    async def wait(self, *, idle_sec: float | None = None, meanwhile: Callable[[], bool] | None = None) -> bool:
+        """See ``Answering``."""
+        for index, session in enumerate(self._sessions):
+            if index not in self._finals and index not in self._receiving:
+                self._receiving[index] = asyncio.create_task(receive(session), name=f"prompt {index}")
+        done, _ = await asyncio.wait(self._receiving.values(), timeout=idle_sec, return_when=asyncio.FIRST_COMPLETED)
+        return bool(done)
+
+    def _received(self, index: int) -> ServerMessage | None:
+        """What this session said, if it means anything for all of them."""
+        message = self._receiving.pop(index).result()
+        if isinstance(message, OutputChunk):
+            return replace(message, choice=index * self._choices + message.choice)
+        if not isinstance(message, FinalChunk):
+            return message
+        if message.finish_reason in (FinishReason.CANCELLED, FinishReason.ERROR):
+            return message
+        self._finals[index] = message
+        return self._final(message) if len(self._finals) == len(self._sessions) else None
+
+    def written(self) -> None:
+        for session in self._sessions:
+            session.written()
+
+    def _final(self, last: FinalChunk) -> FinalChunk:
+        finals = [self._finals[index] for index in range(len(self._sessions))]
+        reasons = [reason for final in finals for reason in self._reasons(final)]
+        usage = Usage(
+            input_tokens=sum(final.usage.input_tokens for final in finals),
+            output_tokens=sum(final.usage.output_tokens for final in finals),
+        )
+        return dataclasses.replace(last, finish_reasons=tuple(reasons), usage=usage)
+
+    def _reasons(self, final: FinalChunk) -> Sequence[FinishReason]:
+        reasons = final.finish_reasons
+        return reasons if len(reasons) == self._choices else (final.finish_reason,) * self._choices

@@ -1,0 +1,107 @@
+"""``/v1/audio/transcriptions``: a file in a form, or audio that is still on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Final
+
+from omni_ws.errors import InvalidValue, UnsupportedParameter
+from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.multipart_form import FormPart, read_form
+from omni_ws.transport.routes.event_output import gather, held_answer
+from omni_ws.transport.routes.generation import GenerationRoutes, Source
+from omni_ws.transport.routes.mode_a import is_streaming_input
+from omni_ws.wire.openai_transcription import (
+    TIMED_FORMATS,
+    TranscriptionRequest,
+    audio_file,
+    form_fields,
+    read_transcription,
+)
+from omni_ws.wire.openai_transcription_response import Transcription, TranscriptionEvents
+
+_SUBTITLE_TYPES: Final = {"srt": "application/x-subrip; charset=utf-8", "vtt": "text/vtt; charset=utf-8"}
+
+
+class TranscriptionRoutes(GenerationRoutes):
+    async def transcriptions(self, exchange: HttpExchange) -> None:
+        async with self.admitted(exchange) as owner:
+            if is_streaming_input(exchange.request):
+                stream = self.streaming_body(exchange)
+                request = read_transcription(await stream.parameters())
+                await self._answer(exchange, request, stream.feed, owner=owner, streaming_input=True)
+                return
+            parts = await read_form(exchange, self.config.http.max_body_bytes)
+            fields = form_fields(_texts(parts))
+            streams = str(fields.get("stream")).lower() in ("true", "1")
+            async with self.errors_as_wanted(exchange, events=streams):
+                request = read_transcription(fields, input_field="file")
+                file = _file(parts)
+                chunk = audio_file(bytes(file.data), filename=file.filename or "", content_type=file.content_type)
+                await self._answer(exchange, request, self.feed([chunk]), owner=owner)
+
+    async def _answer(
+        self,
+        exchange: HttpExchange,
+        request: TranscriptionRequest,
+        source: Source,
+        *,
+        owner: str | None,
+        streaming_input: bool = False,
+    ) -> None:
+        language = self._language(request)
+        session, _ = self.open_session(
+            exchange, request.patch, owner=owner, samples=False, streaming_input=streaming_input
+        )
+        streamed = streaming_input if request.stream is None else request.stream
+        if streamed and request.response_format not in TIMED_FORMATS:
+            async with session.running(partial(source, session)):
+                await self.events(exchange, session, TranscriptionEvents(), head_at_start=streaming_input, done=False)
+            return
+        with held_answer(self.sessions.budget) as hold:
+            async with session.running(partial(source, session)):
+                outputs, final = await gather(session, hold)
+            transcription = Transcription(request, language=language)
+            for output in outputs:
+                transcription.output(output)
+            match request.response_format:
+                case "text":
+                    kind, text = "text/plain; charset=utf-8", transcription.text() + "\n"
+                case "srt" | "vtt" as subtitles:
+                    kind, text = _SUBTITLE_TYPES[subtitles], transcription.subtitles()
+                case _:
+                    await exchange.respond_json(200, transcription.json(final))
+                    return
+            await exchange.respond(200, [("Content-Type", kind)], text.encode())
+
+    def _language(self, request: TranscriptionRequest) -> str | None:
+        """What is listened for, where that is known. Raises UnsupportedParameter for what this engine cannot do."""
+        capabilities = self.sessions.engine.capabilities
+        if request.response_format in TIMED_FORMATS and not capabilities.word_times:
+            raise UnsupportedParameter("this engine does not tell the times of what it hears", param="response_format")
+        languages = capabilities.languages
+        if request.language is None:
+            return next(iter(languages)) if len(languages) == 1 else None
+        if request.language not in languages:
+            known = ", ".join(sorted(languages)) or "none can be chosen"
+            raise UnsupportedParameter(
+                f"this engine does not hear {request.language[:32]!r}: {known}", param="language"
+            )
+        return request.language
+
+
+def _texts(parts: list[FormPart]) -> Iterator[tuple[str, str]]:
+    for part in parts:
+        if part.filename is None:
+            try:
+                yield part.name, part.data.decode()
+            except UnicodeDecodeError:
+                raise InvalidValue("a field of a form is UTF-8, and a file has a name", param=part.name[:64]) from None
+
+
+def _file(parts: list[FormPart]) -> FormPart:
+    files = [part for part in parts if part.filename is not None]
+    if len(files) != 1 or files[0].name != "file":
+        raise InvalidValue("one file is needed, and its field is called file", param="file")
+    return files[0]

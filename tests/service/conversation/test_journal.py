@@ -1,0 +1,65 @@
+"""What is kept to be sent again: up to where it reaches, and what it weighs."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_ws.core.chunks import OutputModality
+from omni_ws.core.output import OutputChunk
+from omni_ws.core.quota import ByteBudget
+from omni_ws.service.conversation.journal import Journal
+from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.wire.server_frames import SpeechStartedFrame
+
+
+def output(number: int) -> OutputChunk:
+    return OutputChunk(request_id="req", sequence_id=number, modality=OutputModality.TEXT, text="x")
+
+
+def filled(capacity: int, messages: list[ServerMessage], *, budget: ByteBudget | None = None) -> Journal:
+    """Each message costs 10 bytes."""
+    journal = Journal(capacity, budget=budget, fair_share=20)
+    for message in messages:
+        if budget is not None:
+            budget.used += 10
+        journal.record(message, 10)
+    return journal
+
+
+@pytest.mark.parametrize(("capacity", "reaches"), [(30, True), (29, False)])
+def test_newest_bytes_are_kept(capacity: int, reaches: bool) -> None:
+    journal = filled(capacity, [output(number) for number in range(3)])
+    assert journal.reaches(-1) is reaches
+    assert journal.reaches(0)
+    assert not journal.reaches(3)
+
+
+def test_what_has_no_number_stands_before_the_output_that_follows_it() -> None:
+    speech = SpeechStartedFrame(audio_ms=1)
+    journal = filled(100, [output(0), speech, output(1)])
+    assert [entry.message for entry in journal.take_after(0)] == [speech, output(1)]
+    # Sent again, and lost again.
+    journal.record(speech, 10)
+    assert [entry.message for entry in journal.take_after(0)] == [speech]
+
+
+def test_forgetting_what_has_no_number_counts() -> None:
+    journal = filled(20, [output(0), SpeechStartedFrame(audio_ms=1), output(1), output(2)])
+    assert not journal.reaches(0)
+    assert journal.reaches(1)
+
+
+def test_acknowledged_and_forgotten_bytes_are_given_back() -> None:
+    budget = ByteBudget(1000)
+    journal = filled(100, [output(number) for number in range(4)], budget=budget)
+    journal.acknowledge(1)
+    assert (journal.held, budget.used) == (20, 20)
+    journal.acknowledge(1_000_000)
+    assert (journal.held, budget.used) == (0, 0)
+    assert journal.reaches(3)
+
+
+def test_journals_give_way_while_the_server_holds_more_than_half_of_what_it_may() -> None:
+    budget = ByteBudget(60)
+    journal = filled(1000, [output(number) for number in range(4)], budget=budget)
+    assert (journal.held, budget.used) == (30, 30)

@@ -1,0 +1,218 @@
+"""What waits for a client: its order, its weight, and who waits when it is too much."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+from support.until import until
+
+from omni_ws.core.chunks import FinishReason, OutputModality, Usage
+from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.quota import ByteBudget
+from omni_ws.errors import InvalidValue, SlowConsumer
+from omni_ws.service.conversation.messages import MESSAGE_OVERHEAD_BYTES
+from omni_ws.service.conversation.outbox import FAIR_SHARE_BYTES, Outbox
+from omni_ws.wire.server_frames import PongFrame, SessionUpdatedFrame
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def output(size: int, number: int = 0) -> OutputChunk:
+    """An output that costs ``size`` bytes."""
+    payload = bytes(size - MESSAGE_OVERHEAD_BYTES)
+    return OutputChunk(request_id="req", sequence_id=number, modality=OutputModality.AUDIO, payload=payload)
+
+
+def make(capacity: int = 1000, *, budget: ByteBudget | None = None) -> tuple[Outbox, Clock]:
+    clock = Clock()
+    return Outbox(capacity, write_timeout=30, now=clock, budget=budget), clock
+
+
+def test_messages_come_in_order() -> None:
+    outbox, _ = make()
+    for number in range(3):
+        outbox.put_nowait(output(200, number))
+    assert len(outbox) == 3
+    taken = [outbox.take() for _ in range(4)]
+    assert [message.sequence_id for message in taken if isinstance(message, OutputChunk)] == [0, 1, 2]
+    assert taken[3] is None
+    assert outbox.queued == 0
+
+
+def test_reader_is_told_of_the_first_message_only() -> None:
+    outbox, _ = make()
+    told: list[int] = []
+    outbox.on_ready = lambda: told.append(len(outbox))
+    for _ in range(3):
+        outbox.put_nowait(output(200))
+    outbox.clear()
+    outbox.put_nowait(output(200))
+    assert told == [1, 1]
+
+
+def test_full_at_its_capacity_and_not_one_byte_earlier() -> None:
+    outbox, _ = make(1000)
+    changes: list[str] = []
+    outbox.on_full = lambda: changes.append("full")
+    outbox.on_room = lambda: changes.append("room")
+    outbox.put_nowait(output(500))
+    outbox.put_nowait(output(499))
+    assert changes == []
+    outbox.put_nowait(output(MESSAGE_OVERHEAD_BYTES))
+    outbox.put_nowait(output(MESSAGE_OVERHEAD_BYTES))
+    assert outbox.full
+    outbox.take()
+    assert changes == ["full", "room"]
+
+
+async def test_output_waits_for_room() -> None:
+    outbox, _ = make(1000)
+    outbox.put_nowait(output(1000))
+    done: list[int] = []
+
+    async def write(number: int) -> None:
+        await outbox.room()
+        outbox.put_nowait(output(1000))
+        done.append(number)
+
+    tasks = [asyncio.create_task(write(number)) for number in range(3)]
+    for written in range(3):
+        await until(lambda: len(outbox._waiting) == 3 - written)  # noqa: B023 - called here
+        assert len(done) == written
+        if written < 2:
+            outbox.take()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert outbox._waiting == type(outbox._waiting)()
+
+
+def test_client_that_does_not_read() -> None:
+    outbox, clock = make(1000)
+    assert outbox.get_timer() is None
+    outbox.put_nowait(output(1000))
+    assert outbox.get_timer() == 130
+    clock.now = 120
+    outbox.put_nowait(output(1000))
+    outbox.handle_timer(129.9)
+    with pytest.raises(SlowConsumer):
+        outbox.handle_timer(130)
+    outbox.take()
+    assert outbox.full
+    outbox.take()
+    assert outbox.get_timer() is None
+    outbox.handle_timer(1000)
+
+
+def test_an_error_holds_on_to_nothing() -> None:
+    """What was refused may be megabytes, and its error waits as long as the client does not read."""
+    outbox, _ = make()
+    data = bytearray(10)
+
+    def refuse(message: bytearray) -> None:
+        try:
+            raise KeyError(message)
+        except KeyError as cause:
+            raise InvalidValue("no") from cause
+
+    before = sys.getrefcount(data)
+    try:
+        refuse(data)
+    except InvalidValue as error:
+        outbox.put_nowait(error)
+    assert sys.getrefcount(data) == before
+
+
+@pytest.mark.parametrize("size", [10, 10_000])
+def test_what_gives_back_the_clients_words_weighs_as_much(size: int) -> None:
+    outbox, _ = make()
+    outbox.put_nowait(PongFrame(t="x" * size, server_time_ms=1))
+    assert outbox.queued >= size
+    outbox.clear()
+    outbox.put_nowait(SessionUpdatedFrame(instructions="x" * size))
+    assert outbox.queued >= size
+    outbox.clear()
+    outbox.put_nowait(InvalidValue("x" * size))
+    assert outbox.queued >= size
+    outbox.clear()
+    assert outbox.queued == 0
+
+
+def test_everything_is_given_back_to_the_budget() -> None:
+    budget = ByteBudget(10_000_000)
+    outbox, _ = make(1000, budget=budget)
+    for size in (200, 300):
+        outbox.put_nowait(output(size))
+    assert budget.used == 500
+    outbox.take()
+    assert budget.used == 300
+    outbox.clear()
+    assert budget.used == 0
+
+
+def test_half_of_the_servers_bytes_may_be_output() -> None:
+    budget = ByteBudget(4 * FAIR_SHARE_BYTES)
+    outbox, _ = make(1 << 30, budget=budget)
+    other, _ = make(1 << 30, budget=budget)
+
+    def full() -> tuple[bool, bool]:
+        return outbox.full, other.full
+
+    other.put_nowait(output(FAIR_SHARE_BYTES))
+    outbox.put_nowait(output(FAIR_SHARE_BYTES))
+    assert full() == (False, False)  # half is used, and none has more than its share
+    outbox.put_nowait(output(200))
+    assert full() == (True, False)
+    other.put_nowait(output(200))
+    assert full() == (True, True)
+    outbox.take()
+    assert full() == (False, True)  # each gets on by what its own client reads
+    other.clear()
+    outbox.clear()
+    assert budget.used == 0
+
+
+def test_what_comes_after_the_end_counts_for_nothing() -> None:
+    budget = ByteBudget(1 << 20)
+    outbox, _ = make(budget=budget)
+    outbox.put_nowait(output(200))
+    assert budget.used > 0
+    outbox.close()
+    outbox.put_nowait(output(200))
+    outbox.clear()
+    assert budget.used == 0
+
+
+def piece(number: int, request_id: str, modality: OutputModality = OutputModality.TEXT) -> OutputChunk:
+    return OutputChunk(request_id=request_id, sequence_id=number, modality=modality, text="x" * 10)
+
+
+def test_what_is_withdrawn_leaves_no_gap_and_gives_back_its_bytes() -> None:
+    budget = ByteBudget(10_000)
+    outbox, _ = make(1000, budget=budget)
+    rooms: list[str] = []
+    outbox.on_room = lambda: rooms.append("room")
+    outbox.put_nowait(piece(5, "a", OutputModality.TRANSCRIPT))
+    for number in (6, 7, 8, 9, 10):
+        outbox.put_nowait(piece(number, "a"))
+    outbox.put_nowait(FinalChunk(request_id="b", sequence_id=11, finish_reason=FinishReason.ERROR, usage=Usage()))
+    outbox.put_nowait(piece(12, "c"))
+    outbox.put_nowait(PongFrame(t=1, server_time_ms=1))
+    assert outbox.full
+    assert [chunk.sequence_id for chunk in outbox.withdraw("a")] == [6, 7, 8, 9, 10]
+    assert rooms == ["room"]
+    assert outbox.withdraw("a") == []
+    left = []
+    while (message := outbox.take()) is not None:
+        left.append(message)
+    assert [message.sequence_id for message in left if isinstance(message, OutputChunk | FinalChunk)] == [5, 6, 7]
+    assert isinstance(left[-1], PongFrame)
+    assert (outbox.queued, budget.used) == (0, 0)

@@ -1,0 +1,132 @@
+"""Where playing stands, and what was heard by then."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_ws.core.chunks import Word
+from omni_ws.service.conversation.playback import Playback, heard_part
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def playing(*, sent_ms: float, clock: Clock | None = None) -> tuple[Playback, Clock]:
+    clock = clock or Clock()
+    playback = Playback(clock)
+    playback.sending(7, 0, sent_ms)
+    return playback, clock
+
+
+def test_nothing_plays_before_the_first_audio() -> None:
+    playback = Playback(Clock())
+    assert (playback.position_ms, playback.playing, playback.heard_ms) == (0, False, 0)
+
+
+def test_without_reports_the_clock_counts_from_the_first_audio() -> None:
+    playback, clock = playing(sent_ms=1000)
+    clock.now += 0.4
+    assert playback.position_ms == pytest.approx(400)
+    assert playback.position_ms < playback.sent_ms
+    clock.now += 0.6
+    assert not playback.playing
+    clock.now += 10
+    assert playback.position_ms == 1000
+    assert playback.heard_ms == 1000
+
+
+def test_a_player_that_ran_dry_stands_still() -> None:
+    playback, clock = playing(sent_ms=100)
+    clock.now += 5
+    playback.sending(8, 100, 600)
+    assert playback.position_ms == pytest.approx(100)
+    assert playback.first_sequence_id == 7
+
+
+def test_reports_set_the_clock_and_what_was_heard() -> None:
+    playback, clock = playing(sent_ms=1000)
+    clock.now += 0.5
+    playback.report(300)
+    assert playback.position_ms == pytest.approx(300)
+    clock.now += 0.1
+    assert playback.position_ms == pytest.approx(400)
+    assert playback.heard_ms == 300
+    playback.report(1e9)
+    assert playback.heard_ms == 1000
+
+
+def test_what_was_withdrawn_was_not_sent() -> None:
+    playback, _ = playing(sent_ms=1000)
+    playback.report(900)
+    playback.withdraw(400)
+    assert (playback.sent_ms, playback.heard_ms) == (400, 400)
+    playback.stop()
+    assert not playback.playing
+
+
+TEXT = "It is 9 o'clock, sir. Time for tea!"
+WORDS = [
+    Word("It", 0, 100),
+    Word("is", 100, 200),
+    Word("nine", 200, 400),  # spelled out: not to be found
+    Word("o'clock", 400, 700),
+    Word("sir", 700, 900),
+    Word("Time", 1000, 1200),
+]
+
+
+@pytest.mark.parametrize(
+    ("played_ms", "heard"),
+    [(0, ""), (50, "It"), (300, "It is"), (401, "It is 9 o'clock,"), (900, "It is 9 o'clock, sir."), (1200, TEXT[:26])],
+)
+def test_words_that_had_begun_were_heard(played_ms: float, heard: str) -> None:
+    playback, _ = playing(sent_ms=1200)
+    playback.report(played_ms)
+    assert heard_part(TEXT, WORDS, playback) == heard
+
+
+def test_words_without_a_report_are_those_that_were_sent() -> None:
+    playback, _ = playing(sent_ms=500)
+    assert heard_part(TEXT, WORDS, playback) == "It is 9 o'clock,"
+
+
+@pytest.mark.parametrize(("played_ms", "heard"), [(0, ""), (400, "one"), (600, "one two"), (1000, "one two three")])
+def test_without_words_text_is_cut_in_proportion(played_ms: float, heard: str) -> None:
+    playback, _ = playing(sent_ms=1000)
+    playback.report(played_ms)
+    assert heard_part("one two three", [], playback) == heard
+
+
+def test_without_audio_or_a_report_what_was_sent_counts() -> None:
+    assert heard_part("one two", [], Playback(Clock())) == "one two"
+    assert heard_part("one two", [], playing(sent_ms=100)[0]) == "one two"
+
+
+def test_a_player_that_reports_and_runs_dry_has_an_underrun_and_a_least_lead() -> None:
+    playback, clock = playing(sent_ms=1000)
+    clock.now += 0.4
+    playback.report(400)
+    clock.now += 0.5
+    playback.report(900)
+    assert playback.least_lead_ms == pytest.approx(100)
+    clock.now += 0.3
+    playback.sending(8, 1000, 2000)
+    assert playback.underruns == 1
+    assert playback.underrun_sec == pytest.approx(0.2)
+    clock.now += 0.1
+    playback.sending(9, 2000, 3000)
+    playback.report(100)
+    assert playback.underruns == 1
+    assert playback.least_lead_ms == pytest.approx(100)
+
+
+def test_of_a_player_that_says_nothing_nothing_is_known() -> None:
+    playback, clock = playing(sent_ms=100)
+    clock.now += 5
+    playback.sending(8, 100, 200)
+    assert (playback.underruns, playback.least_lead_ms) == (0, None)

@@ -1,0 +1,155 @@
+"""Places of the server and of its keys."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from omni_ws.config.keys import ApiKey, digest
+from omni_ws.errors import EngineOverloaded, RateLimited, ShuttingDown
+from omni_ws.service.sessions.admission import Admission
+
+
+def key(name: str, max_sessions: int | None) -> ApiKey:
+    return ApiKey(name=name, key_sha256=digest(name), max_sessions=max_sessions)
+
+
+def test_places_of_the_server() -> None:
+    admission = Admission(max_sessions=2)
+    with admission.session(None), contextlib.suppress(KeyError), admission.session(None):
+        assert admission.sessions == 2
+        with pytest.raises(EngineOverloaded) as refused, admission.session(None):
+            pass
+        assert refused.value.retry_after_ms == 1000
+        raise KeyError
+    assert admission.sessions == 0
+
+
+def test_places_of_a_key() -> None:
+    admission = Admission(max_sessions=10)
+    one, two = key("one", 1), key("two", None)
+    with admission.session(one), admission.session(two), admission.session(two), admission.session(None):
+        with pytest.raises(RateLimited), admission.session(one):
+            pass
+        assert admission.sessions == 4
+    with admission.session(one):
+        assert admission.sessions == 1
+    assert admission._held == {}
+
+
+def test_draining() -> None:
+    admission = Admission(max_sessions=10)
+    with admission.session(None):
+        admission.draining = True
+        with pytest.raises(ShuttingDown), admission.session(None):
+            pass
+    assert admission.sessions == 0
+
+
+async def test_waiting_for_the_last_session() -> None:
+    admission = Admission(max_sessions=10)
+    await admission.wait_empty()
+    with admission.session(None):
+        waiting = asyncio.create_task(admission.wait_empty())
+        with admission.session(None):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+    await asyncio.wait_for(waiting, 10)
+
+
+# shares
+
+
+def test_a_holder_has_a_share_above_half_occupancy() -> None:
+    admission = Admission(max_sessions=10)
+    with contextlib.ExitStack() as places:
+
+        def take(client: str) -> None:
+            places.enter_context(admission.session(None, client=client))
+
+        for _ in range(5):
+            take("198.51.100.1")
+        with pytest.raises(RateLimited, match="share"):
+            take("198.51.100.1")
+        for _ in range(3):
+            take("198.51.100.2")
+        with pytest.raises(RateLimited):
+            take("198.51.100.2")
+        take("198.51.100.3")
+        # Loopback and no address are not counted.
+        take("127.0.0.1")
+        with pytest.raises(EngineOverloaded):
+            take("")
+    assert admission._held == {}
+    with contextlib.ExitStack() as places:
+        for _ in range(4):
+            take("198.51.100.1")
+        take("198.51.100.1")  # below half there are no shares
+
+
+@pytest.mark.parametrize(("known_keys", "share"), [(1, 10), (2, 5), (50, 5)])
+def test_shares_of_keys(known_keys: int, share: int) -> None:
+    """Where one key is all that there is, it may have everything; an address behind it does not matter."""
+    admission = Admission(max_sessions=10)
+    admission.known_keys = known_keys
+    one = key("one", None)
+    with contextlib.ExitStack() as places:
+        for _ in range(share):
+            places.enter_context(admission.session(one, client="198.51.100.1"))
+        with pytest.raises(RateLimited if share < 10 else EngineOverloaded):
+            places.enter_context(admission.session(one, client="198.51.100.2"))
+
+
+def test_a_key_with_a_limit_of_its_own_has_that_instead_of_a_share() -> None:
+    admission = Admission(max_sessions=10)
+    admission.known_keys = 2
+    with contextlib.ExitStack() as places:
+        for _ in range(9):
+            places.enter_context(admission.session(key("one", 9)))
+        with pytest.raises(RateLimited, match="9 sessions at a time"):
+            places.enter_context(admission.session(key("one", 9)))
+        places.enter_context(admission.session(key("two", None)))
+
+
+# places that are lent
+
+
+def test_the_oldest_lent_place_is_taken_back_where_places_are_short() -> None:
+    admission = Admission(max_sessions=2)
+    with admission.session(None, lent=True) as first, admission.session(None, lent=True) as second:
+        second.keep()
+        with admission.session(None):
+            assert admission.sessions == 2
+            with pytest.raises(EngineOverloaded):
+                first.keep()
+            with pytest.raises(EngineOverloaded):
+                admission.check(None)
+        first.keep()
+        first.keep()
+        assert admission.sessions == 2
+    assert admission.sessions == 0
+
+
+def test_a_lent_place_that_was_taken_back_is_not_given_back_twice() -> None:
+    admission = Admission(max_sessions=1)
+    with admission.session(key("one", None), lent=True):
+        with admission.session(key("two", None)):
+            assert (admission.sessions, admission._held) == (1, {"key two": 1})
+        assert (admission.sessions, admission._held) == (0, {})
+    assert (admission.sessions, admission._held) == (0, {})
+
+
+def test_a_refused_request_costs_no_other_its_place() -> None:
+    admission = Admission(max_sessions=1)
+    limited = ApiKey(name="limited", key_sha256=digest("limited"), requests_per_sec=1)
+    admission.oldest_empty = lambda: None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("omni_ws.service.sessions.admission._now", lambda: 0.0)
+        admission.request(limited)
+        with admission.session(None, lent=True) as lent:
+            with pytest.raises(RateLimited), admission.session(limited):
+                pass
+            assert lent in admission._taken

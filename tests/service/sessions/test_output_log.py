@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from omni_ws.core.chunks import FinishReason, OutputModality, Usage
+from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.core.quota import ByteBudget
+from omni_ws.errors import EngineOverloaded, PayloadTooLarge
+from omni_ws.service.conversation.messages import MESSAGE_OVERHEAD_BYTES
+from omni_ws.service.sessions.output_log import OutputLog, OutputLogBudget
+
+FINAL = FinalChunk(request_id="req_1", sequence_id=9, finish_reason=FinishReason.STOP, usage=Usage())
+#: What ``audio(0)`` counts for.
+LEAST = MESSAGE_OVERHEAD_BYTES
+
+
+def audio(size: int, number: int = 0) -> OutputChunk:
+    return OutputChunk(request_id="req_1", sequence_id=number, modality=OutputModality.AUDIO, payload=b"x" * size)
+
+
+def make(capacity: int = 10_000, *, together: int = 10_000, whole: int = 10_000) -> tuple[OutputLog, ByteBudget]:
+    budget = ByteBudget(whole)
+    return OutputLog(capacity, OutputLogBudget(budget, together, lambda wanted: None)), budget
+
+
+async def test_every_reader_gets_everything_from_the_beginning() -> None:
+    journal, _ = make()
+
+    async def read() -> list[object]:
+        found: list[object] = []
+        position = 0
+        while (entry := await journal.get(position)) is not None:
+            position, message = entry
+            found.append(message)
+        return found
+
+    early = [asyncio.create_task(read()) for _ in range(3)]
+    chunks = [audio(1, number) for number in range(3)]
+    for chunk in chunks:
+        await asyncio.sleep(0)
+        journal.append(chunk)
+    journal.append(FINAL)
+    journal.close()
+    journal.close()
+    assert await asyncio.gather(*early) == [[*chunks, FINAL]] * 3
+    assert await read() == [*chunks, FINAL]
+    assert journal.messages == (*chunks, FINAL)
+
+
+async def test_an_answer_of_the_largest_size_and_one_byte_more() -> None:
+    journal, budget = make(LEAST + 100)
+    with pytest.raises(PayloadTooLarge):
+        journal.append(audio(101))
+    assert (journal.size, budget.used) == (0, 0)
+    journal.append(audio(100))
+    # The end is told in any case.
+    journal.append(FINAL)
+    assert journal.size == budget.used == 2 * LEAST + 100
+    journal.clear()
+    assert (journal.size, budget.used) == (0, 0)
+
+
+async def test_answers_together_and_the_whole_server() -> None:
+    for journal, budget in (make(together=LEAST + 100), make(whole=LEAST + 100)):
+        with pytest.raises(EngineOverloaded):
+            journal.append(audio(101))
+        assert (journal.size, budget.used) == (0, 0)
+        journal.append(audio(100))
+
+
+async def test_room_is_made_where_there_is_something_to_drop() -> None:
+    whole = ByteBudget(10_000)
+    old: OutputLog
+    asked = []
+
+    def relieve(wanted: int) -> None:
+        asked.append(wanted)
+        old.clear()
+
+    budget = OutputLogBudget(whole, 2 * LEAST, relieve)
+    old, new = OutputLog(10_000, budget), OutputLog(10_000, budget)
+    old.append(audio(0))
+    new.append(audio(0))
+    assert asked == []
+    new.append(audio(0))
+    assert asked == [LEAST]
+    assert (old.size, new.size, budget.used, whole.used) == (0, 2 * LEAST, 2 * LEAST, 2 * LEAST)
+
+
+async def test_readers_pass_over_what_was_dropped() -> None:
+    journal, budget = make()
+    journal.append(audio(1))
+    journal.append(audio(2))
+    waiting = asyncio.create_task(journal.get(journal.end))
+    await asyncio.sleep(0)
+    journal.clear()
+    journal.remember(FINAL)
+    assert await waiting == (3, FINAL)
+    assert await journal.get(0) == (3, FINAL)
+    assert budget.used == 0
+    journal.close()
+    assert await journal.get(3) is None

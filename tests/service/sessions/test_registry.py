@@ -1,0 +1,274 @@
+"""The registry over a real engine, and the life of its sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from omni_ws.config.keys import ApiKey, digest
+from omni_ws.config.model import ServerConfig
+from omni_ws.core.audio_format import AudioFormat
+from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.session import SessionState
+from omni_ws.engine.base import TextOutput
+from omni_ws.engine.fake import EchoEngine, ScriptedEngine
+from omni_ws.errors import RateLimited, SessionConflict, SessionExpired, SessionNotFound, ShuttingDown
+from omni_ws.service.sessions import registry as registry_module
+from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
+from omni_ws.service.sessions.registered import MAX_READERS, RegisteredSession, ResultForm
+from omni_ws.service.sessions.registry import SessionRegistry
+from omni_ws.wire.append_body import BodyChunk
+from omni_ws.wire.openai_chat_response import ChatOptions
+
+pytestmark = [pytest.mark.virtual_clock, pytest.mark.usefixtures("no_task_left")]
+
+ONE, TWO = (ApiKey(name=name, key_sha256=digest(name)) for name in ("one", "two"))
+FORM = ResultForm(ChatOptions(completion_id="chatcmpl-1", created=0, model="fake"), AudioFormat(), events=False)
+GOING = ShuttingDown("the server is shutting down")
+
+
+def factory(engine: EchoEngine | ScriptedEngine | None = None, **fields: Any) -> SessionFactory:
+    return SessionFactory(engine or EchoEngine(), ServerConfig(**{"engine": "fake", **fields}))
+
+
+class Places:
+    """Counts the places that are taken."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def take(self) -> ExitStack:
+        self.taken += 1
+        stack = ExitStack()
+        stack.callback(self._give)
+        return stack
+
+    def _give(self) -> None:
+        self.taken -= 1
+
+
+def opener(sessions: SessionFactory, registry: SessionRegistry) -> Callable[..., RegisteredSession]:
+    def opened(key: ApiKey | None = None, place: ExitStack | None = None) -> RegisteredSession:
+        conversation = sessions.open(
+            output_formats=FILE_FORMATS, single_request=True, session_id=registry.new_id()
+        ).conversation
+        conversation.configure({"modalities": ["text"]})
+        return registry.add(conversation, FORM, key=key, place=place or ExitStack())
+
+    return opened
+
+
+def chunk(content: str, number: int | None = 0, *, end: bool = False) -> BodyChunk:
+    return BodyChunk("", InputChunk(Modality.TEXT, content.encode(), number, end_of_input=end))
+
+
+async def answered(session: RegisteredSession, content: str = "x") -> None:
+    await session.feed([chunk(content, end=True)])
+    await session.ended.wait()
+    assert session.state is SessionState.FINISHED
+
+
+async def test_a_life_in_all_its_states() -> None:
+    sessions = factory()
+    registry = SessionRegistry(sessions)
+    places = Places()
+    session = opener(sessions, registry)(place=places.take())
+    assert registry.get(session.id, None) is session
+    assert (session.state, session.started, places.taken) == (SessionState.OPEN, False, 1)
+    await session.feed([chunk("a ")])
+    assert (session.state, session.started) == (SessionState.STARTED, True)
+    session.finish()
+    await session.ended.wait()
+    assert (session.state, places.taken) == (SessionState.FINISHED, 0)
+    assert sessions.budget.used == session.answer.size > 0
+    await asyncio.sleep(300)
+    assert (session.expired, sessions.budget.used) == (True, 0)
+    with pytest.raises(SessionExpired):
+        registry.get(session.id, None)
+    await asyncio.sleep(300)
+    with pytest.raises(SessionNotFound):
+        registry.get(session.id, None)
+    assert len(registry) == 0
+
+
+async def test_a_session_that_is_cancelled_before_its_task_ran_gives_its_place_back() -> None:
+    sessions = factory()
+    registry = SessionRegistry(sessions)
+    places = Places()
+    session = opener(sessions, registry)(place=places.take())
+    session.cancel()
+    session.cancel()
+    await session.over()
+    assert places.taken == 0
+    assert await session.answer.get(0) is None
+    assert isinstance(session.failure(), SessionConflict)
+    registry.end_all(GOING)
+    await registry.wait_over()
+
+
+@pytest.mark.parametrize("ending", ["finish", "cancel", "fail"])
+async def test_what_has_ended_lets_go_of_its_conversation(ending: str) -> None:
+    sessions = factory()
+    registry = SessionRegistry(sessions)
+    conversation = sessions.open(
+        output_formats=FILE_FORMATS, single_request=True, session_id=registry.new_id()
+    ).conversation
+    session = registry.add(conversation, FORM, key=None, place=ExitStack())
+    reference = weakref.ref(conversation)
+    del conversation
+    await session.feed([chunk("a"), chunk("c", 2)])
+    match ending:
+        case "finish":
+            await session.feed([chunk("b", 1)])
+            session.finish()
+            await session.ended.wait()
+        case "cancel":
+            session.cancel()
+        case "fail":
+            session.fail(GOING)
+    await session.over()
+    gc.collect()
+    assert reference() is None
+    assert session.progress.next_sequence_id == (3 if ending == "finish" else 1)
+    assert session.progress.buffered_chunks == 0
+    registry.end_all(GOING)
+
+
+async def test_ids_are_for_their_own_key() -> None:
+    sessions = factory(replica_id="r-1")
+    registry = SessionRegistry(sessions)
+    opened = opener(sessions, registry)
+    ours, free = opened(ONE), opened()
+    assert ours.id.startswith("r-1_sess_")
+    assert registry.get(ours.id, ONE) is ours
+    for session_id, key in ((ours.id, TWO), (ours.id, None), (free.id, ONE), ("sess_0", ONE), ("", None)):
+        with pytest.raises(SessionNotFound):
+            registry.get(session_id, key)
+    registry.end_all(GOING)
+    await registry.wait_over()
+
+
+async def test_as_many_as_are_remembered_and_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "MAX_REMEMBERED", 3)
+    sessions = factory()
+    registry = SessionRegistry(sessions)
+    opened = opener(sessions, registry)
+    known = [opened() for _ in range(4)]
+    for session in known[:3]:
+        await answered(session)
+    assert registry.get(known[0].id, None) is known[0]
+    await answered(known[3])
+    with pytest.raises(SessionNotFound):
+        registry.get(known[0].id, None)
+    assert registry.get(known[1].id, None) is known[1]
+    assert sessions.budget.used == sum(session.answer.size for session in known[1:])
+    # The time of what was forgotten changes nothing any more.
+    await asyncio.sleep(700)
+    assert (len(registry), sessions.budget.used) == (0, 0)
+
+
+async def test_where_answers_hold_too_much_whoever_keeps_most_loses_the_oldest() -> None:
+    engine = ScriptedEngine([TextOutput("y" * 1000)])
+    sessions = factory(engine, limits={"max_held_bytes": 4 * 40_000})
+    registry = SessionRegistry(sessions)
+    opened = opener(sessions, registry)
+    modest = opened(ONE)
+    await answered(modest)
+    flood = [opened(TWO) for _ in range(8)]
+    for session in flood:
+        await answered(session)
+    size = modest.answer.size
+    assert 40_000 - size < sessions.budget.used <= 40_000
+    more = opened(TWO)
+    await answered(more)
+    assert [session.expired for session in flood] == [True] * 4 + [False] * 4
+    assert not modest.expired
+    assert sessions.budget.used == 6 * size
+    with pytest.raises(SessionExpired):
+        registry.get(flood[0].id, TWO)
+    # Forgotten in its turn, and no sooner than the others that have expired.
+    await asyncio.sleep(700)
+    assert (len(registry), sessions.budget.used) == (0, 0)
+
+
+async def test_readers_up_to_the_limit() -> None:
+    sessions = factory()
+    registry = SessionRegistry(sessions)
+    session = opener(sessions, registry)()
+    with ExitStack() as readers:
+        for _ in range(MAX_READERS):
+            readers.enter_context(session.reading())
+        with pytest.raises(RateLimited):
+            readers.enter_context(session.reading())
+    with session.reading():
+        pass
+    registry.end_all(GOING)
+    await registry.wait_over()
+
+
+async def test_draining_ends_what_has_no_input() -> None:
+    sessions = factory()
+    registry = SessionRegistry(sessions)
+    opened = opener(sessions, registry)
+    idle, begun, waiting, finished = (opened() for _ in range(4))
+    await begun.feed([chunk("a ")])
+    await waiting.feed([chunk("b", 1)])
+    await answered(finished)
+    registry.drain(GOING)
+    assert [one.state for one in (idle, begun, waiting, finished)] == [
+        *(SessionState.FAILED, SessionState.STARTED, SessionState.OPEN, SessionState.FINISHED),
+    ]
+    assert isinstance(idle.failure(), ShuttingDown)
+    begun.finish()
+    await begun.ended.wait()
+    assert begun.state is SessionState.FINISHED
+    registry.end_all(GOING)
+    assert waiting.state is SessionState.FAILED
+    await registry.wait_over()
+    assert (len(registry), sessions.budget.used) == (0, 0)
+
+
+async def test_a_discarded_session_is_not_known() -> None:
+    sessions = factory()
+    registry = SessionRegistry(sessions)
+    session = opener(sessions, registry)()
+    await session.feed([chunk("half")])
+    registry.discard(session)
+    with pytest.raises(SessionNotFound):
+        registry.get(session.id, None)
+    await session.over()
+    assert (len(registry), sessions.budget.used) == (0, 0)
+    await asyncio.sleep(700)
+
+
+async def test_a_failure_is_raised_anew_each_time() -> None:
+    engine = ScriptedEngine([RuntimeError("secret")])
+    sessions = factory(engine)
+    registry = SessionRegistry(sessions)
+    session = opener(sessions, registry)()
+    await session.feed([chunk("x", end=True)])
+    await session.ended.wait()
+    first, second = session.failure(), session.failure()
+    assert first is not second
+    assert (first.code, first.message) == (second.code, second.message) == ("engine_failed", first.message)
+    with pytest.raises(type(first)):
+        await session.feed([chunk("y", 1)])
+    registry.end_all(GOING)
+    await registry.wait_over()
+
+
+async def test_what_has_expired_stays_so() -> None:
+    sessions = factory()
+    registry = SessionRegistry(sessions)
+    session = opener(sessions, registry)()
+    await asyncio.sleep(301)
+    for change in (session.expire, session.cancel):
+        with pytest.raises(RuntimeError, match="illegal transition from EXPIRED"):
+            change()
+    registry.end_all(GOING)

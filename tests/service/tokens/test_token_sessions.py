@@ -1,0 +1,150 @@
+"""How long token sessions live, what they hold, and what their book-keeping costs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from support.token_engine import TokenEngine
+
+from omni_ws.config.keys import ApiKey, digest
+from omni_ws.core.quota import ByteBudget
+from omni_ws.engine.tokens import TokenEvent, TokenGeneration, TokensFinished, TokenStop
+from omni_ws.errors import InvalidValue, OffsetMismatch, SessionNotFound
+from omni_ws.service.sessions.admission import Admission
+from omni_ws.service.tokens.sessions import TokenCall, TokenSessions
+
+TTL_SEC = 1800
+LONG = 200_000
+
+
+def sessions(engine: TokenEngine) -> TokenSessions:
+    return TokenSessions(
+        engine,
+        ttl_sec=TTL_SEC,
+        budget=ByteBudget(1 << 30),
+        admission=Admission(max_sessions=100),
+        check_ready=lambda: None,
+    )
+
+
+async def append(made: TokenSessions, session_id: str, *tokens: int, offset: int = 0, max_tokens: int = 0) -> None:
+    async for _ in made.generate(session_id, None, TokenCall(tokens=tokens, offset=offset, max_tokens=max_tokens)):
+        pass
+
+
+@pytest.mark.virtual_clock
+async def test_a_session_is_forgotten_when_nobody_has_named_it_for_long_enough() -> None:
+    made = sessions(TokenEngine())
+    session_id = made.open(None)
+    for _ in range(3):
+        await asyncio.sleep(TTL_SEC - 1)
+        await append(made, session_id)  # the call that does nothing keeps it
+    await asyncio.sleep(TTL_SEC - 1)
+    assert made.dump(session_id, None) is not None
+    await asyncio.sleep(TTL_SEC - 1)
+    child = made.fork(session_id, None, at=0)
+    await asyncio.sleep(TTL_SEC - 1)
+    made.dump(child, None)
+    await asyncio.sleep(2)
+    with pytest.raises(SessionNotFound):
+        made.dump(session_id, None)
+    made.dump(child, None)
+    await asyncio.sleep(TTL_SEC + 1)
+    assert len(made) == 0
+
+
+@pytest.mark.virtual_clock
+async def test_a_busy_session_is_not_forgotten_and_its_time_counts_from_the_end_of_the_call() -> None:
+    engine = TokenEngine()
+    made = sessions(engine)
+    session_id = made.open(None)
+    engine.gate.clear()
+    call = asyncio.create_task(append(made, session_id, 5, max_tokens=2))
+    await engine.waiting.wait()
+    await asyncio.sleep(3 * TTL_SEC)
+    engine.gate.set()
+    await call
+    await asyncio.sleep(TTL_SEC - 1)
+    assert len(made.dump(session_id, None)) == 3
+    await asyncio.sleep(TTL_SEC + 1)
+    assert len(made) == 0
+
+
+@pytest.mark.virtual_clock
+async def test_what_fails_counts_as_a_call() -> None:
+    engine = TokenEngine()
+    made = sessions(engine)
+    session_id = made.open(None)
+    await asyncio.sleep(TTL_SEC - 1)
+    engine.fail_with = RuntimeError("broken")
+    with pytest.raises(RuntimeError):
+        await append(made, session_id, 5)
+    await asyncio.sleep(TTL_SEC - 1)
+    assert len(made.dump(session_id, None)) == 0
+    made.close_all()
+
+
+@pytest.mark.virtual_clock
+async def test_what_is_refused_counts_as_a_call() -> None:
+    made = sessions(TokenEngine())
+    session_id = made.open(None)
+    for _ in range(3):
+        await asyncio.sleep(TTL_SEC - 1)
+        with pytest.raises(OffsetMismatch):
+            await append(made, session_id, 5, offset=9)
+        await asyncio.sleep(TTL_SEC - 1)
+        with pytest.raises(InvalidValue):
+            made.fork(session_id, None, at=9)
+    await asyncio.sleep(TTL_SEC + 1)
+    assert len(made) == 0
+
+
+class Instant(TokenEngine):
+    """Takes any list and does nothing with it."""
+
+    async def generate_tokens(self, generation: TokenGeneration) -> AsyncIterator[TokenEvent]:
+        yield TokensFinished(TokenStop.LENGTH)
+
+
+async def test_long_lists_cost_what_is_new_in_them() -> None:
+    """CPU time of the book-keeping of a call, the best of many: at 200,000 tokens and at none."""
+    made = sessions(Instant(max_model_len=LONG + 1000))
+    long_id, short_id = made.open(None), made.open(None)
+    await append(made, long_id, *[7] * LONG)
+
+    async def cost(session_id: str, offset: int) -> float:
+        best = 1.0
+        for done in range(50):
+            begun = time.thread_time()
+            await append(made, session_id, 1, 2, 3, offset=offset + 3 * done)
+            best = min(best, time.thread_time() - begun)
+        return best
+
+    long, short = await cost(long_id, LONG), await cost(short_id, 0)
+    assert long < 0.001
+    assert long < 3 * short
+    begun = time.thread_time()
+    child = made.fork(long_id, None, at=LONG)
+    assert time.thread_time() - begun < 0.005
+    assert len(made.dump(child, None)) == LONG
+    made.close_all()
+
+
+@pytest.mark.parametrize(("may", "counted"), [(False, 0), (True, -3)])
+async def test_a_priority_before_all_others_is_for_keys_that_may(may: bool, counted: int) -> None:
+    engine = TokenEngine()
+    asked = ApiKey(name="ann", key_sha256=digest("ann"), priority=may)
+    made = TokenSessions(
+        engine,
+        ttl_sec=TTL_SEC,
+        budget=ByteBudget(1 << 30),
+        admission=Admission(max_sessions=1, keys=[asked]),
+        check_ready=lambda: None,
+    )
+    async for _ in made.generate(made.open(asked), asked, TokenCall(tokens=[5], max_tokens=1, priority=-3)):
+        pass
+    assert [generation.priority for generation in engine.calls] == [counted]
+    made.close_all()

@@ -1,0 +1,91 @@
+"""Matching of methods and paths."""
+
+from __future__ import annotations
+
+import pytest
+
+from omni_ws.errors import MethodNotAllowed, NotFound
+from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.router import Router
+
+
+async def one(exchange: HttpExchange) -> None: ...
+
+
+async def two(exchange: HttpExchange) -> None: ...
+
+
+async def three(exchange: HttpExchange) -> None: ...
+
+
+def router() -> Router:
+    table = Router()
+    table.add("GET", "/", one)
+    table.add("GET", "/v1/models/{id}", one)
+    table.add("DELETE", "/v1/models/{id}", two)
+    table.add("GET", "/v1/models/special", three)
+    table.add("POST", "/v1/sessions/{id}/chunks", one)
+    table.add("GET", "/files/{name:path}", one)
+    table.add("GET", "/files/{folder}/index", two)
+    return table
+
+
+def path(text: str) -> tuple[str, ...]:
+    return tuple(part for part in text.split("/") if part)
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "handler", "template", "parameters"),
+    [
+        ("GET", "/", one, "/", {}),
+        ("HEAD", "/", one, "/", {}),
+        ("GET", "/v1/models/a", one, "/v1/models/{id}", {"id": "a"}),
+        ("DELETE", "/v1/models/a", two, "/v1/models/{id}", {"id": "a"}),
+        ("GET", "/v1/models/special", three, "/v1/models/special", {}),
+        ("POST", "/v1/sessions/s1/chunks", one, "/v1/sessions/{id}/chunks", {"id": "s1"}),
+        ("GET", "/files/a/b/c", one, "/files/{name:path}", {"name": "a/b/c"}),
+        ("GET", "/files/a", one, "/files/{name:path}", {"name": "a"}),
+        ("GET", "/files/a/index", two, "/files/{folder}/index", {"folder": "a"}),
+    ],
+)
+def test_match(method: str, target: str, handler: object, template: str, parameters: dict[str, str]) -> None:
+    match = router().match(method, path(target))
+    assert (match.handler, match.template, match.parameters) == (handler, template, parameters)
+
+
+def test_escaped_slash_stays_in_its_segment() -> None:
+    assert router().match("GET", ("v1", "models", "org/name")).parameters == {"id": "org/name"}
+
+
+@pytest.mark.parametrize("target", ["/v1", "/v1/models", "/v1/models/a/b", "/files", "/{id}", "/v1/sessions/s1/chunk"])
+def test_not_found(target: str) -> None:
+    with pytest.raises(NotFound):
+        router().match("GET", path(target))
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "allow"),
+    [
+        ("PUT", "/v1/models/a", ("DELETE", "GET", "HEAD", "OPTIONS")),
+        ("HEAD", "/v1/sessions/s1/chunks", ("OPTIONS", "POST")),
+        ("get", "/", ("GET", "HEAD", "OPTIONS")),
+    ],
+)
+def test_method_not_allowed_says_what_is(method: str, target: str, allow: tuple[str, ...]) -> None:
+    with pytest.raises(MethodNotAllowed) as refused:
+        router().match(method, path(target))
+    assert refused.value.allow == allow
+
+
+def test_allow_of_a_path_and_of_all() -> None:
+    table = router()
+    assert table.allow(path("/v1/sessions/x/chunks")) == ("OPTIONS", "POST")
+    assert table.allow(("*",)) == ("DELETE", "GET", "HEAD", "OPTIONS", "POST")
+    with pytest.raises(NotFound):
+        table.allow(path("/nowhere"))
+
+
+def test_one_handler_for_one_route() -> None:
+    table = router()
+    with pytest.raises(ValueError, match="already"):
+        table.add("GET", "/v1/models/{id}", two)

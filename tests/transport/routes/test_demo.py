@@ -1,0 +1,76 @@
+"""The files of the browser demo over HTTP."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from support.live_server import LiveServer, live_server
+from support.raw_http import RawResponse, raw_client, request
+
+from omni_ws.config.keys import ApiKey, digest
+from omni_ws.transport.routes.demo import MEDIA_TYPES
+
+FOLDER = Path(__file__).parents[3] / "examples" / "browser"
+
+
+async def get(server: LiveServer, target: str, *headers: str) -> RawResponse:
+    async with raw_client(server.port) as client:
+        await client.send(request("GET", target, *headers))
+        return await client.response()
+
+
+async def test_every_file_is_served_as_what_it_is() -> None:
+    async with live_server() as server:
+        for file in FOLDER.iterdir():
+            answer = await get(server, f"/browser/{file.name}")
+            assert (answer.status, answer.body) == (200, file.read_bytes())
+            assert answer.headers["content-type"] == MEDIA_TYPES[file.suffix[1:]]
+            assert answer.headers["x-content-type-options"] == "nosniff"
+        page = await get(server, "/")
+    assert page.body == (FOLDER / "index.html").read_bytes()
+
+
+async def test_nothing_inline_and_nothing_from_elsewhere() -> None:
+    async with live_server() as server:
+        answer = await get(server, "/")
+    policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
+    assert (policy["default-src"], policy["script-src"], policy["style-src"]) == ("'none'", "'self'", "'self'")
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    page = answer.body.decode()
+    assert not re.search(r"<script(?![^>]*src=)|<style|\sstyle=|\son\w+=", page)
+    for file in FOLDER.iterdir():
+        # The name of a format, not an address.
+        found = set(re.findall(r"https?://[^\"'\s)]+", file.read_text())) - {"http://www.w3.org/2000/svg"}
+        assert not found, file.name
+
+
+async def test_what_a_module_imports_is_there() -> None:
+    for file in FOLDER.glob("*.js"):
+        for name in re.findall(r"""from ["']\./([^"']+)["']""", file.read_text()):
+            assert (FOLDER / name).is_file(), f"{file.name} imports {name}"
+
+
+async def test_a_browser_that_has_a_file_is_told_so() -> None:
+    async with live_server() as server:
+        first = await get(server, "/browser/main.js")
+        tag = first.headers["etag"]
+        for known in (tag, f"W/{tag}", f'"other", {tag}'):
+            again = await get(server, "/browser/main.js", f"If-None-Match: {known}")
+            assert (again.status, again.body, again.headers["etag"]) == (304, b"", tag)
+        assert (await get(server, "/browser/main.js", 'If-None-Match: "other"')).status == 200
+
+
+@pytest.mark.parametrize("name", ["nothing.js", "..", "%2e%2e", "..%2f..%2fpyproject.toml", "index", "main.js/x"])
+async def test_other_names_are_not_found(name: str) -> None:
+    async with live_server() as server:
+        answer = await get(server, f"/browser/{name}")
+        assert answer.status in (400, 404)
+        assert answer.error["code"] in ("not_found", "invalid_frame")
+
+
+async def test_no_key_is_needed() -> None:
+    async with live_server(keys=(ApiKey(name="one", key_sha256=digest("secret")),)) as server:
+        for path in ("/", "/browser/main.js"):
+            assert (await get(server, path)).status == 200

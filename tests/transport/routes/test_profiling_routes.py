@@ -1,0 +1,237 @@
+"""The routes that start and stop profiles: who may, where to, and what becomes of the runs."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import h11
+import pytest
+from support.live_server import LiveServer, live_server
+from support.native_client import native_client
+from support.raw_http import RawResponse, post
+
+from omni_ws.config.keys import ApiKey, digest
+from omni_ws.engine.fake import EchoEngine
+from omni_ws.errors import EngineFailed, Unauthenticated
+from omni_ws.profiler import events
+from omni_ws.transport.http.authentication import Authenticator
+from omni_ws.transport.http.request import read_request
+from omni_ws.transport.routes.profiling import check_may_profile
+
+EVENTS_ONLY = {"enable_torch": False}
+
+
+def root(tmp_path: Path) -> dict[str, Any]:
+    return {"profiler": {"root": tmp_path / "profiles"}}
+
+
+def list_files(folder: Path) -> list[Path]:
+    return list(folder.rglob("events_*.jsonl"))
+
+
+async def one_request(server: LiveServer) -> None:
+    async with native_client(server) as client:
+        await client.say("hello")
+        await client.answer()
+
+
+def event_names(answer: RawResponse) -> list[str]:
+    lines = [line for name in answer.json()["event_files"] for line in Path(name).read_text().splitlines()]
+    return [json.loads(line)["event_name"] for line in lines]
+
+
+async def test_events_are_recorded_from_start_to_stop(tmp_path: Path) -> None:
+    async with live_server(**root(tmp_path)) as server:
+        await one_request(server)
+        started = await post(server.port, "/start_request_profile", {"run_id": "demo", "event_dir": "a/b"})
+        assert (started.status, started.json()["run_id"]) == (200, "demo")
+        assert started.json()["trace_path_template"] is None
+        await one_request(server)
+        stopped = await post(server.port, "/stop_request_profile", b"")
+        await one_request(server)
+    assert stopped.json()["stopped"] is True
+    assert (stopped.json()["run_id"], stopped.json()["dropped_events"], stopped.json()["trace_files"]) == (
+        "demo",
+        0,
+        [],
+    )
+    assert Path(stopped.json()["event_file"]).parent == tmp_path / "profiles" / "a" / "b"
+    assert event_names(stopped).count("request_admission") == 1
+    files = [Path(name) for name in stopped.json()["event_files"]]
+    assert files[0] == Path(stopped.json()["event_file"])
+    assert {file.name for file in files} >= {f"events_{one}_{os.getpid()}.jsonl" for one in ("coordinator", "input")}
+    assert all(
+        f"_{json.loads(line)['stage']}_" in file.name for file in files for line in file.read_text().splitlines()
+    )
+    assert events.recorder is None
+    assert not server.app.sessions.observers.listening_to_outputs
+
+
+async def test_start_profile_without_torch_records_events(tmp_path: Path) -> None:
+    async with live_server(**root(tmp_path)) as server:
+        started = await post(server.port, "/start_profile", EVENTS_ONLY)
+        assert started.json()["run_id"].startswith("run_2")
+        assert (await post(server.port, "/stop_profile", b"")).json()["run_id"] == started.json()["run_id"]
+
+
+async def test_a_stop_of_another_run_is_ignored(tmp_path: Path) -> None:
+    async with live_server(**root(tmp_path)) as server:
+        assert (await post(server.port, "/stop_profile", b"")).json() == {"run_id": None, "stopped": False}
+        await post(server.port, "/start_request_profile", {"run_id": "mine"})
+        other = await post(server.port, "/stop_profile", {"run_id": "yours"})
+        assert (other.status, other.json()) == (200, {"run_id": "yours", "stopped": False})
+        assert events.recorder is not None
+        assert (await post(server.port, "/stop_profile", {"run_id": "mine"})).json()["stopped"] is True
+
+
+async def test_a_new_run_ends_the_one_before_and_the_same_one_goes_on(tmp_path: Path) -> None:
+    async with live_server(**root(tmp_path)) as server:
+        first = await post(server.port, "/start_request_profile", {"run_id": "one"})
+        recorder = events.recorder
+        again = await post(server.port, "/start_request_profile", {"run_id": "one"})
+        assert again.json() == first.json()
+        assert events.recorder is recorder
+        second = await post(server.port, "/start_request_profile", {"run_id": "two"})
+        assert second.json()["event_file"] != first.json()["event_file"]
+        await one_request(server)
+        stopped = await post(server.port, "/stop_request_profile", {})
+    assert event_names(first) == []
+    assert event_names(stopped)
+
+
+async def test_a_server_that_ends_ends_its_profile(tmp_path: Path) -> None:
+    async with live_server(**root(tmp_path)) as server:
+        await post(server.port, "/start_request_profile", {})
+        await one_request(server)
+    assert events.recorder is None
+    assert any('"request_admission"' in file.read_text() for file in list_files(tmp_path))
+
+
+@pytest.mark.parametrize("path", ["/etc", "../elsewhere", "a/../..", ".", "\0", "link/x"])
+@pytest.mark.parametrize("field", ["event_dir", "trace_path_template"])
+async def test_paths_outside_of_the_root_are_refused(path: str, field: str, tmp_path: Path) -> None:
+    (tmp_path / "profiles").mkdir()
+    (tmp_path / "profiles" / "link").symlink_to(tmp_path)
+    async with live_server(TracedEcho(), **root(tmp_path)) as server:
+        answer = await post(server.port, "/start_profile", {field: path})
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "invalid_value", field)
+    assert os.listdir(tmp_path) == ["profiles"]
+
+
+async def test_the_default_folder_is_in_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    async with live_server() as server:
+        for path in ("start_profile", "start_request_profile"):
+            started = await post(server.port, f"/{path}", {"run_id": path})
+            assert (started.status, started.json()["enable_torch"]) == (200, False)
+            assert Path(started.json()["event_file"]).parent == tmp_path / "omni_ws" / "profiles" / path / "events"
+
+
+async def test_without_keys_only_clients_of_this_machine_may() -> None:
+    async with live_server() as server:
+        for header in ("X-Forwarded-For: 127.0.0.1", "Forwarded: for=127.0.0.1"):
+            answer = await post(server.port, "/start_request_profile", {}, header)
+            assert (answer.status, answer.error["code"]) == (401, "unauthenticated")
+    head = h11.Request(method="POST", target="/start_profile", headers=[("Host", "x")])
+    for address in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
+        check_may_profile(Authenticator(()), read_request(head, client=address, secure=False))
+    with pytest.raises(Unauthenticated, match="own machine"):
+        check_may_profile(Authenticator(()), read_request(head, client="192.0.2.1", secure=False))
+
+
+async def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "profiles").write_text("a file")
+    async with live_server(**root(tmp_path)) as server:
+        answer = await post(server.port, "/start_request_profile", {})
+        assert (answer.status, answer.error["param"]) == (400, "event_dir")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"run_id": ""}, "run_id"),
+        ({"run_id": "a/b"}, "run_id"),
+        ({"run_id": ".x"}, "run_id"),
+        ({"run_id": "x" * 129}, "run_id"),
+        ({"run_id": 1}, "run_id"),
+        ({"event_dir": []}, "event_dir"),
+        ({"enable_torch": "no"}, "enable_torch"),
+    ],
+)
+async def test_fields_of_the_wrong_kind(fields: dict[str, Any], param: str, tmp_path: Path) -> None:
+    async with live_server(**root(tmp_path)) as server:
+        answer = await post(server.port, "/start_profile", fields)
+        assert (answer.status, answer.error["param"]) == (400, param)
+        assert (await post(server.port, "/start_request_profile", {"run_id": "x" * 128})).status == 200
+
+
+async def test_only_administrators_profile(tmp_path: Path) -> None:
+    keys = (
+        ApiKey(name="user", key_sha256=digest("user-key")),
+        ApiKey(name="admin", key_sha256=digest("admin-key"), admin=True),
+    )
+    async with live_server(keys=keys, **root(tmp_path)) as server:
+        for path in ("/start_profile", "/stop_profile", "/start_request_profile", "/stop_request_profile"):
+            for headers in ((), ("Authorization: Bearer user-key",)):
+                answer = await post(server.port, path, EVENTS_ONLY, *headers)
+                assert (answer.status, answer.error["code"]) == (401, "unauthenticated")
+            answer = await post(server.port, path, EVENTS_ONLY, "Authorization: Bearer admin-key")
+            assert answer.status == 200
+
+
+# traces
+
+
+class TracedEcho(EchoEngine):
+    """Its traces are files with a word in them."""
+
+    fails = False
+    can_trace = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.template: Path | None = None
+
+    async def start_trace(self, template: Path) -> None:
+        if self.fails:
+            raise EngineFailed("no")
+        self.template = template
+
+    async def stop_trace(self) -> tuple[Path, ...]:
+        assert self.template is not None
+        file = self.template.with_name(f"{self.template.name}_rank0.json")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("trace")
+        self.template = None
+        return (file,)
+
+
+async def test_a_trace_goes_where_its_template_says(tmp_path: Path) -> None:
+    template = str(tmp_path / "profiles" / "demo" / "trace")
+    async with live_server(engine := TracedEcho(), **root(tmp_path)) as server:
+        started = await post(server.port, "/start_profile", {"trace_path_template": template})
+        assert started.json()["enable_torch"] is True
+        assert started.json()["trace_path_template"] == template == str(engine.template)
+        assert (await post(server.port, "/stop_profile", {})).json()["trace_files"] == [f"{template}_rank0.json"]
+
+
+async def test_an_engine_that_cannot_trace_has_its_events_recorded(tmp_path: Path) -> None:
+    untraced = TracedEcho()
+    untraced.can_trace = False
+    for engine in (EchoEngine(), untraced):
+        async with live_server(engine, **root(tmp_path)) as server:
+            answer = (await post(server.port, "/start_profile", {"run_id": "x", "enable_torch": True})).json()
+            assert (answer["enable_torch"], answer["trace_path_template"]) == (False, None)
+            assert (await post(server.port, "/stop_profile", {})).json()["trace_files"] == []
+
+
+async def test_a_trace_that_does_not_start_leaves_nothing_running(tmp_path: Path) -> None:
+    engine = TracedEcho()
+    engine.fails = True
+    async with live_server(engine, **root(tmp_path)) as server:
+        assert (await post(server.port, "/start_profile", {})).status == 500
+        assert events.recorder is None
+        assert (await post(server.port, "/stop_profile", {})).json()["stopped"] is False

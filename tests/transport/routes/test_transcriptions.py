@@ -1,0 +1,353 @@
+"""POST /v1/audio/transcriptions on the real server over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.capable_engine import CapableEngine
+from support.event_stream import Event, events_of
+from support.live_server import LiveServer, live_server
+from support.raw_http import RawResponse, post, raw_client
+
+from omni_ws.audio.wav import wav_header
+from omni_ws.core.chunks import FinishReason, InputChunk, Modality, Usage, Word
+from omni_ws.engine.base import Finished, TextOutput, TranscriptOutput
+from omni_ws.errors import EngineFailed
+from omni_ws.transport.http.multipart_form import MAX_FIELD_BYTES, MAX_PARTS, FormReader
+
+PATH = "/v1/audio/transcriptions"
+WAV = wav_header(sample_rate=16_000, channels=1, data_bytes=320) + bytes(320)
+FILE = (("file", "a.wav"), WAV)
+SCRIPT: list[Any] = [
+    TranscriptOutput("go", interim=True, start_ms=100),
+    TranscriptOutput("go forward", start_ms=100, words=(Word("go", 100, 300), Word("forward", 310, 900))),
+    TextOutput("go forward"),
+    TranscriptOutput(
+        " ten meters",
+        start_ms=3_661_001,
+        words=(Word("ten", 3_661_001, 3_661_500), Word("meters", 3_661_500, 3_662_042)),
+    ),
+    TextOutput(" ten meters"),
+    Finished(FinishReason.STOP, Usage(output_tokens=4, input_audio_ms=3_663_000)),
+]
+TEXT = "go forward ten meters"
+
+Part = tuple[Any, bytes]
+
+
+def form(*parts: Part, boundary: str = "xXx", **fields: Any) -> bytes:
+    """``parts`` are ((name, filename or None[, content type]), data)."""
+    body = b""
+    everything: list[Part] = [((name.replace("__", "[]"), None), value.encode()) for name, value in fields.items()]
+    for (name, filename, *kind), data in (*everything, *parts):
+        body += f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"'.encode()
+        body += f'; filename="{filename}"'.encode() if filename is not None else b""
+        body += f"\r\nContent-Type: {kind[0]}".encode() if kind else b""
+        body += b"\r\n\r\n" + data + b"\r\n"
+    return body + f"--{boundary}--\r\n".encode()
+
+
+async def transcribe(
+    server: LiveServer, *headers: str, parts: tuple[Part, ...] = (FILE,), **fields: str
+) -> RawResponse:
+    return await send(server, form(*parts, **fields), *headers)
+
+
+async def send(server: LiveServer, body: bytes, *headers: str) -> RawResponse:
+    return await post(server.port, PATH, body, "Content-Type: multipart/form-data; boundary=xXx", *headers)
+
+
+# --- forms of the answer
+
+
+async def test_json() -> None:
+    engine = CapableEngine(SCRIPT)
+    async with live_server(engine) as server:
+        answer = await transcribe(server, model="whisper-1", temperature="0")
+    assert answer.json() == {"text": TEXT, "usage": {"type": "duration", "seconds": 3663.0}}
+    (seen,) = engine.requests
+    assert seen.task == "transcribe"
+    assert seen.sampling == {"temperature": 0.0}
+    assert engine.inputs == [[InputChunk(Modality.AUDIO, WAV, format="wav")]]
+
+
+async def test_text() -> None:
+    async with live_server(CapableEngine(SCRIPT)) as server:
+        answer = await transcribe(server, response_format="text")
+    assert (answer.headers["content-type"], answer.body) == ("text/plain; charset=utf-8", f"{TEXT}\n".encode())
+
+
+async def test_verbose_json_has_the_times_that_were_asked_for() -> None:
+    segments = [
+        {"id": 0, "start": 0.1, "end": 0.9, "text": "go forward"},
+        {"id": 1, "start": 3661.001, "end": 3662.042, "text": "ten meters"},
+    ]
+    head = {"task": "transcribe", "language": "en", "duration": 3663.0, "text": TEXT}
+    usage = {"usage": {"type": "duration", "seconds": 3663.0}}
+    async with live_server(CapableEngine(SCRIPT)) as server:
+        plain = await transcribe(server, response_format="verbose_json", language="en-US")
+        assert plain.json() == {**head, "segments": segments, **usage}
+        words = await transcribe(server, response_format="verbose_json", timestamp_granularities__="word")
+        both = await send(
+            server,
+            form(
+                FILE,
+                (("timestamp_granularities[]", None), b"word"),
+                (("timestamp_granularities[]", None), b"segment"),
+                response_format="verbose_json",
+            ),
+        )
+    assert "language" not in words.json()  # there are two that it may have been
+    assert "segments" not in words.json()
+    assert words.json()["words"][0] == {"word": "go", "start": 0.1, "end": 0.3}
+    assert [len(both.json()[name]) for name in ("words", "segments")] == [4, 2]
+
+
+async def test_subtitles() -> None:
+    async with live_server(CapableEngine(SCRIPT)) as server:
+        srt = await transcribe(server, response_format="srt")
+        vtt = await transcribe(server, response_format="vtt")
+    assert srt.headers["content-type"] == "application/x-subrip; charset=utf-8"
+    assert srt.body.decode() == (
+        "1\n00:00:00,100 --> 00:00:00,900\ngo forward\n\n2\n01:01:01,001 --> 01:01:02,042\nten meters\n\n"
+    )
+    assert vtt.headers["content-type"] == "text/vtt; charset=utf-8"
+    assert vtt.body.decode() == (
+        "WEBVTT\n\n00:00:00.100 --> 00:00:00.900\ngo forward\n\n01:01:01.001 --> 01:01:02.042\nten meters\n\n"
+    )
+
+
+def typed(events: list[Event]) -> list[tuple[str, str]]:
+    assert all(event.name is None for event in events)
+    return [(event.json()["type"], event.json().get("delta", event.json().get("text"))) for event in events]
+
+
+async def test_a_stream_of_typed_events() -> None:
+    async with live_server(CapableEngine([TextOutput(" "), TextOutput(" Oh "), *SCRIPT])) as server:
+        events = events_of(await transcribe(server, stream="true"))
+        whole = await transcribe(server)
+    assert typed(events) == [
+        ("transcript.text.delta", "Oh "),
+        ("transcript.text.delta", "go forward"),
+        ("transcript.text.delta", " ten meters"),
+        ("transcript.text.done", f"Oh {TEXT}"),
+    ]
+    assert events[-1].json()["usage"] == whole.json()["usage"]
+    assert whole.json()["text"] == events[-1].json()["text"]
+
+
+async def test_silence_has_an_empty_text() -> None:
+    async with live_server(CapableEngine([])) as server:
+        assert (await transcribe(server)).json()["text"] == ""
+        assert typed(events_of(await transcribe(server, stream="1"))) == [("transcript.text.done", "")]
+        assert (await transcribe(server, response_format="srt")).body == b""
+
+
+# --- a body that is still on its way
+
+
+async def test_audio_that_is_streamed_is_answered_in_events() -> None:
+    engine = CapableEngine(SCRIPT)
+    async with live_server(engine) as server:
+        answer = await post(
+            server.port,
+            f"{PATH}?model=whisper-1",
+            bytes(640),
+            "X-Streaming-Input: true",
+            "Content-Type: audio/pcm;rate=8000",
+        )
+        assert typed(events_of(answer))[-1] == ("transcript.text.done", TEXT)
+        whole = await post(
+            server.port, f"{PATH}?stream=false", WAV, "X-Streaming-Input: true", "Content-Type: audio/wav"
+        )
+        assert whole.json()["text"] == TEXT
+        lines = b'{"response_format":"text","stream":false}\n{"modality":"audio","payload":"AAAA"}\n'
+        assert (await post(server.port, PATH, lines, "X-Streaming-Input: true")).body.decode().strip() == TEXT
+    assert engine.requests[0].input_audio.sample_rate == 8000
+
+
+# --- what a file is
+
+
+@pytest.mark.parametrize(
+    ("filename", "kind", "data", "format"),
+    [
+        ("a.bin", None, WAV, "wav"),
+        ("a.wav", None, b"fLaC....", "flac"),
+        ("a", None, b"OggS....", "ogg"),
+        ("a", None, b"\x1a\x45\xdf\xa3....", "webm"),
+        ("a", None, b"ID3.....", "mp3"),
+        ("a", None, b"\xff\xfb......", "mp3"),
+        ("a.mp3", None, b"......", "mp3"),
+        ("a.pcm", None, b"......", "pcm16"),
+        ("a.PCMU", "application/octet-stream", b"......", "pcmu"),
+        ("a", "audio/pcm;rate=8000", b"......", "audio/pcm;rate=8000"),
+    ],
+)
+async def test_kinds_of_files(filename: str, kind: str | None, data: bytes, format: str) -> None:
+    engine = CapableEngine([])
+    async with live_server(engine) as server:
+        head = ("file", filename) if kind is None else ("file", filename, kind)
+        assert (await transcribe(server, parts=((head, data),))).status == 200
+    assert engine.inputs == [[InputChunk(Modality.AUDIO, data, format=format)]]
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "code", "param"),
+    [
+        ({"language": "tlh"}, 400, "unsupported_parameter", "language"),
+        ({"prompt": "Names: Ng"}, 400, "unsupported_parameter", "prompt"),
+        ({"include__": "logprobs"}, 400, "unsupported_parameter", "include"),
+        ({"chunking_strategy": "server_vad"}, 400, "unsupported_parameter", "chunking_strategy"),
+        ({"response_format": "xml"}, 400, "invalid_value", "response_format"),
+        ({"temperature": "hot"}, 400, "invalid_value", "temperature"),
+        ({"temperature": "3"}, 400, "invalid_value", "temperature"),
+        ({"model": "whisper-1", "model__": "whisper-1"}, 400, "invalid_value", "model"),
+        ({"model__": "whisper-1", "model": "whisper-1"}, 400, "invalid_value", "model"),
+        ({"stream": "maybe"}, 400, "invalid_value", "stream"),
+        ({"stream": "true", "response_format": "srt"}, 400, "unsupported_parameter", "response_format"),
+        ({"timestamp_granularities__": "word"}, 400, "invalid_value", "timestamp_granularities"),
+        (
+            {"response_format": "verbose_json", "timestamp_granularities__": "letter"},
+            400,
+            "invalid_value",
+            "timestamp_granularities[0]",
+        ),
+    ],
+)
+async def test_fields_that_are_refused(fields: dict[str, Any], status: int, code: str, param: str) -> None:
+    async with live_server(CapableEngine([])) as server:
+        answer = await transcribe(server, "Accept: application/json", **fields)
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (status, code, param)
+        if "stream" not in fields:
+            (event,) = events_of(await transcribe(server, **{**fields, "stream": "true"}))
+            assert event.name == "error"
+
+
+@pytest.mark.parametrize(
+    ("parts", "status", "code"),
+    [
+        ((), 400, "invalid_value"),
+        (((("file", None), WAV),), 400, "invalid_value"),
+        (((("sound", "a.wav"), WAV),), 400, "invalid_value"),
+        ((FILE, FILE), 400, "invalid_value"),
+        (((("file", "a.wav"), b""),), 400, "invalid_value"),
+        (((("file", "a.txt"), b"hello"),), 415, "unsupported_format"),
+        (((("file", "a.m4a"), b"????ftyp"),), 415, "unsupported_format"),
+    ],
+)
+async def test_files_that_are_none(parts: tuple[Part, ...], status: int, code: str) -> None:
+    async with live_server(CapableEngine([])) as server:
+        answer = await transcribe(server, parts=parts)
+        assert (answer.status, answer.error["code"], answer.error["param"]) == (status, code, "file")
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"", "invalid_frame"),
+        (b"hello", "invalid_frame"),
+        (b"hello\r\n" + form(FILE), "invalid_frame"),
+        (b"--xX", "invalid_frame"),
+        (form(FILE)[:-8], "invalid_frame"),
+        (b'--xXx\r\nContent-Disposition: form-data; filename="a"\r\n\r\na\r\n--xXx--\r\n', "invalid_frame"),
+        (b"--xXx\r\n\r\na\r\n--xXx--\r\n", "invalid_frame"),
+        (b"--xXx\r\nContent-Disposition: " + b"a" * 5000, "invalid_frame"),
+        (form((("model", None), b"\xff"), FILE), "invalid_value"),
+    ],
+)
+async def test_forms_that_cannot_be_read(body: bytes, code: str) -> None:
+    async with live_server(CapableEngine([])) as server:
+        answer = await send(server, body)
+        assert (answer.status, answer.error["code"]) == (400, code)
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/json", "multipart/form-data", "multipart/mixed; boundary=a", "multipart/form-data; boundary="]
+)
+async def test_bodies_of_another_type(kind: str) -> None:
+    async with live_server(CapableEngine([])) as server:
+        answer = await post(server.port, PATH, b"{}", f"Content-Type: {kind}")
+        assert (answer.status, answer.error["param"]) == (415, "Content-Type")
+        answer = await send(server, form(FILE), "Content-Encoding: gzip")
+        assert (answer.status, answer.error["param"]) == (415, "Content-Encoding")
+
+
+async def test_limits_of_a_form() -> None:
+    async with live_server(CapableEngine([]), http={"max_body_bytes": 200_000}) as server:
+        for size, status in ((MAX_FIELD_BYTES, 200), (MAX_FIELD_BYTES + 1, 413)):
+            assert (await transcribe(server, unknown="a" * size)).status == status
+        for count, status in ((MAX_PARTS - 1, 200), (MAX_PARTS, 400)):
+            fields: dict[str, Any] = {f"field{index}": "a" for index in range(count)}
+            answer = await transcribe(server, **fields)
+            assert answer.status == status
+        assert (await transcribe(server, parts=((("file", "a.pcm"), bytes(200_000)),))).status == 413
+
+
+async def test_a_body_that_grows_over_the_cap_is_refused_while_it_uploads() -> None:
+    async with (
+        live_server(CapableEngine([]), http={"max_body_bytes": 100_000}) as server,
+        raw_client(server.port) as client,
+    ):
+        await client.send(
+            f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+            "Content-Type: multipart/form-data; boundary=xXx\r\n\r\n"
+        )
+        start = b'--xXx\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+        await client.send(b"%x\r\n%b\r\n" % (len(start), start))
+        for _ in range(2):
+            await client.send(b"%x\r\n%b\r\n" % (60_000, bytes(60_000)))
+        assert (await client.response()).status == 413
+
+
+async def test_what_an_engine_cannot_do_is_named() -> None:
+    async with live_server() as server:
+        for param, value in (("response_format", "verbose_json"), ("response_format", "srt"), ("language", "en")):
+            field: dict[str, Any] = {param: value}
+            answer = await transcribe(server, **field)
+            assert (answer.status, answer.error["code"]) == (400, "unsupported_parameter")
+            assert answer.error["param"] == param
+
+
+async def test_an_engine_that_fails_midway_ends_the_stream_with_an_error() -> None:
+    async with live_server(CapableEngine([TextOutput("a"), EngineFailed("broken")])) as server:
+        events = events_of(await transcribe(server, stream="true"))
+    assert [event.name for event in events] == [None, "error"]
+
+
+@pytest.mark.slow
+async def test_the_embedded_engine_writes_a_recording_down() -> None:
+    from omni_ws.engine.embedded.engine import EmbeddedEngine
+
+    data = await asyncio.to_thread((Path(__file__).parents[2] / "data" / "goforward.wav").read_bytes)
+    async with live_server(EmbeddedEngine()) as server:
+        answer = await transcribe(
+            server,
+            parts=((("file", "goforward.wav"), data),),
+            response_format="verbose_json",
+            timestamp_granularities__="word",
+            language="en",
+        )
+        streamed = events_of(await transcribe(server, parts=((("file", "goforward.wav"), data),), stream="true"))
+    heard = answer.json()
+    assert heard["text"] == "go forward ten meters"
+    assert [word["word"] for word in heard["words"]] == heard["text"].split()
+    assert 0 < heard["words"][0]["start"] < heard["words"][-1]["end"] < heard["duration"]
+    assert streamed[-1].json()["text"] == heard["text"]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3, 5, 9, 60, 100, 150])
+async def test_a_form_is_the_same_however_it_is_cut(cut: int) -> None:
+    reader = FormReader("multipart/form-data; boundary=xXx")
+    body = b"\r\n" + form(FILE, model="whisper-1")
+    reader.feed(body[:cut])
+    reader.feed(body[cut:])
+    model, file = reader.finish()
+    assert (model.name, model.filename, bytes(model.data)) == ("model", None, b"whisper-1")
+    assert (file.name, file.filename, bytes(file.data)) == ("file", "a.wav", WAV)
