@@ -91,4 +91,4 @@ def _files() -> Mapping[str, _File]:
 
 def _folder() -> Traversable:
     packaged = resources.files("omni_ws").joinpath("web", "browser")
-    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "examples" / "browser"
+    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "examples" / "browser"
