@@ -34,47 +34,47 @@ MAX_KEPT_WORDS: Final = 1 << 14
 
 
 class AnswerWriter:
-    """Numbers the outputs of one turn and puts them into the outbox, waiting while that is full."""
+    """Numbers the outputs of one request and puts them into the outbox, waiting while that is full."""
 
     def __init__(
-        self, turn: Request, outbox: Outbox, sequencer: OutputSequencer, observed: observer.ObservedSession
+        self, request: Request, outbox: Outbox, sequencer: OutputSequencer, observed: observer.ObservedSession
     ) -> None:
-        self._turn = turn
+        self._request = request
         self._observed = observed
         self._outbox = outbox
         self._sequencer = sequencer
-        self._wanted = frozenset(turn.config.modalities)
+        self._wanted = frozenset(request.config.modalities)
         self._begun: set[OutputModality] = set()
-        self._speech = SpeechOutput(turn.output_format, turn.playback, max_lead_ms=turn.config.max_lead_ms)
+        self._speech = SpeechOutput(request.output_format, request.playback, max_lead_ms=request.config.max_lead_ms)
 
     def start(self, event: GenerationStarted) -> None:
-        turn = self._turn
+        request = self._request
         self._outbox.put_nowait(
             ResponseStartedFrame(
-                request_id=turn.request_id,
+                request_id=request.request_id,
                 trigger=event.trigger,
                 sequence_id=event.sequence_id,
-                input_mode=turn.session.settings.mode,
+                input_mode=request.session.settings.mode,
             )
         )
 
     async def answer(self, engine: Engine, history: tuple[Message, ...]) -> Finished:
-        """The whole answer. What goes wrong is the turn's error."""
-        turn = self._turn
-        events.current_request.set(turn.request_id)
-        self._observed.tell(observer.AnswerStarted(turn))
+        """The whole answer. What goes wrong is the error of the request."""
+        request = self._request
+        events.current_request.set(request.request_id)
+        self._observed.tell(observer.AnswerStarted(request))
         finished: Finished | None = None
         try:
-            finished = await self._write_all(engine.generate(turn.generation_request(history)))
+            finished = await self._write_all(engine.generate(request.generation_request(history)))
         except OmniError as error:
-            turn.error = error
+            request.error = error
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and being_cancelled():
                 raise
             # Something inside the engine was cancelled, and not this request, or failed.
-            turn.error = unexpected(error, where=f"request {turn.request_id}")
+            request.error = unexpected(error, where=f"request {request.request_id}")
         finally:
-            self._observed.tell(observer.AnswerEnded(turn, whole=finished is not None))
+            self._observed.tell(observer.AnswerEnded(request, whole=finished is not None))
         return finished or Finished(FinishReason.ERROR, Usage())
 
     async def _write_all(self, outputs: AsyncIterator[EngineOutput]) -> Finished:
@@ -95,20 +95,20 @@ class AnswerWriter:
         return finished
 
     async def _write(self, output: EngineOutput) -> None:
-        turn = self._turn
+        request = self._request
         match output:
             case TextOutput():
                 await self._outbox.room()
                 self._say(output)
             case ToolCallOutput(call=call, choice=choice):
                 await self._send(OutputModality.TOOL_CALL, tool_call=call, choice=choice)
-                turn.called(call)
+                request.called(call)
             case TranscriptOutput(text=text, interim=interim):
                 if not interim:
-                    turn.heard.append(text)
+                    request.heard.append(text)
                 await self._outbox.room()
-                turn.interim = output if interim else None
-                self._put(transcript_chunk(turn, output, sequencer=self._sequencer))
+                request.interim = output if interim else None
+                self._put(transcript_chunk(request, output, sequencer=self._sequencer))
             case AudioOutput(samples=samples, sample_rate=sample_rate) if "audio" in self._wanted:
                 encoded = await self._speech.encode(samples, sample_rate)
                 await self._send_audio(encoded, words=output.words)
@@ -117,13 +117,13 @@ class AnswerWriter:
 
     def _say(self, output: TextOutput) -> None:
         """The outbox must have room."""
-        turn = self._turn
+        request = self._request
         if "text" not in self._wanted or not (output.text or output.logprobs):
             return
-        number = self._sequencer.take_number(turn.request_id)
+        number = self._sequencer.take_number(request.request_id)
         self._put(
             OutputChunk(
-                request_id=turn.request_id,
+                request_id=request.request_id,
                 sequence_id=number,
                 modality=OutputModality.TEXT,
                 text=output.text,
@@ -131,26 +131,26 @@ class AnswerWriter:
                 choice=output.choice,
             )
         )
-        turn.said.append(output.text)
+        request.said.append(output.text)
 
     async def _send_audio(self, encoded: EncodedAudio | None, words: tuple[Word, ...] = ()) -> None:
-        turn = self._turn
+        request = self._request
         if encoded is not None:
             number = await self._send(
                 OutputModality.AUDIO,
                 payload=encoded.payload,
-                format=turn.output_format,
+                format=request.output_format,
                 start_ms=encoded.start_ms,
                 words=words,
             )
-            turn.playback.sending(number, encoded.start_ms, self._speech.made_ms)
-        if len(turn.spoken) < MAX_KEPT_WORDS:
-            turn.spoken += words
+            request.playback.sending(number, encoded.start_ms, self._speech.made_ms)
+        if len(request.spoken) < MAX_KEPT_WORDS:
+            request.spoken += words
 
     async def _send(self, modality: OutputModality, **fields: Any) -> int:
         """Returns the number that it went out with."""
         await self._outbox.room()
-        request_id = self._turn.request_id
+        request_id = self._request.request_id
         number = self._sequencer.take_number(request_id)
         self._put(OutputChunk(request_id=request_id, sequence_id=number, modality=modality, **fields))
         return number
@@ -158,16 +158,16 @@ class AnswerWriter:
     def _put(self, chunk: OutputChunk) -> None:
         if chunk.modality not in self._begun:
             self._begun.add(chunk.modality)
-            self._observed.tell(observer.OutputBegan(self._turn, chunk.modality))
+            self._observed.tell(observer.OutputBegan(self._request, chunk.modality))
         if self._observed.listening_to_outputs:
-            self._observed.tell(observer.OutputMade(self._turn, chunk))
+            self._observed.tell(observer.OutputMade(self._request, chunk))
         self._outbox.put_nowait(chunk)
 
 
-def transcript_chunk(turn: Request, transcript: TranscriptOutput, *, sequencer: OutputSequencer) -> OutputChunk:
+def transcript_chunk(request: Request, transcript: TranscriptOutput, *, sequencer: OutputSequencer) -> OutputChunk:
     return OutputChunk(
-        request_id=turn.request_id,
-        sequence_id=sequencer.take_number(turn.request_id),
+        request_id=request.request_id,
+        sequence_id=sequencer.take_number(request.request_id),
         modality=OutputModality.TRANSCRIPT,
         text=transcript.text,
         interim=transcript.interim,
@@ -177,12 +177,12 @@ def transcript_chunk(turn: Request, transcript: TranscriptOutput, *, sequencer: 
 
 
 def final_chunk(
-    turn: Request, reason: FinishReason, finished: Finished | None, *, sequencer: OutputSequencer
+    request: Request, reason: FinishReason, finished: Finished | None, *, sequencer: OutputSequencer
 ) -> FinalChunk:
     """``finished`` is what the engine said at its end, which counts where the end was its own."""
     if finished is None or reason in (FinishReason.CANCELLED, FinishReason.ERROR):
-        return sequencer.finish(turn.request_id, reason, turn.usage(None))
-    return sequencer.finish(turn.request_id, reason, turn.usage(finished.usage), finish_reasons=finished.reasons)
+        return sequencer.finish(request.request_id, reason, request.usage(None))
+    return sequencer.finish(request.request_id, reason, request.usage(finished.usage), finish_reasons=finished.reasons)
 
 
 async def over(answer: asyncio.Task[None]) -> None:

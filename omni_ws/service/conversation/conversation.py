@@ -93,15 +93,15 @@ class Conversation:
         self._admit = admit or (lambda: None)
         self._counted_priority = counted_priority
         outbox.on_full = lambda: self.on_timer()
-        outbox.on_stalled = lambda seconds: self.observed.tell(observer.OutputStalled(self._answers.current, seconds))
-        self._answers = self._answer()
+        outbox.on_stalled = lambda seconds: self.observed.tell(observer.OutputStalled(self._queue.current, seconds))
+        self._queue = self._request_queue()
         #: The request whose input is open.
         self._receiving: Request | None = None
         #: Of text of a single request that is not UTF-8.
         self._refusal: InvalidValue | None = None
         self._draining = False
 
-    def _answer(self) -> RequestQueue:
+    def _request_queue(self) -> RequestQueue:
         return RequestQueue(
             self.engine,
             self.outbox,
@@ -143,9 +143,9 @@ class Conversation:
         events = self.stream.receive_chunk(chunk, now=now)
         if events:
             self._handle(events)
-        turn = self._receiving
+        request = self._receiving
         most = MAX_WAITING_CHUNKS
-        if turn is not None and turn.session.received.chunks > most and turn.waiting_chunks > most:
+        if request is not None and request.session.received.chunks > most and request.waiting_chunks > most:
             raise PayloadTooLarge(f"more than {most} chunks are waiting that the engine has not taken over")
         self._raise_refusal()
 
@@ -158,17 +158,17 @@ class Conversation:
 
     def cancel(self, request_id: str | None = None) -> None:
         """Stop a request, if there is any: the named one, else the one that is answered, else the newest."""
-        if (turn := self._answers.find(request_id)) is None and request_id is not None:
+        if (request := self._queue.find(request_id)) is None and request_id is not None:
             return  # it has ended already, and what waits behind a gap belongs to others
-        if turn is self._receiving:
+        if request is self._receiving:
             self.stream.cancel(now=self._now())
             self._stop_receiving()
         else:
             self.stream.drop_waiting(now=self._now())
-        if turn is None or turn.answer is not None:
+        if request is None or request.answer is not None:
             self.loudspeaker.silence()
-        if turn is not None:
-            self._answers.cancel(turn)
+        if request is not None:
+            self._queue.cancel(request)
         if self._listener is not None and self._receiving is None:
             self._listener.cancel()
 
@@ -190,18 +190,18 @@ class Conversation:
     @property
     def busy(self) -> bool:
         """Whether any request is open, waiting or being answered."""
-        return bool(self._answers.turns)
+        return bool(self._queue.requests)
 
     @property
     def refused(self) -> bool:
         """Whether a request has failed before any work on it began, and its end is about to be told."""
-        return any(turn.error is not None and turn.answer is None for turn in self._answers.turns)
+        return any(request.error is not None and request.answer is None for request in self._queue.requests)
 
     def input_full(self) -> bool:
         """Whether the socket should rest until ``on_input_room``: there is more than is worked on."""
-        turn = self._receiving
-        can_be = self.stream.diverting or (turn is not None and turn.answer is not None)  # asked for each chunk
-        return can_be and self._room.is_full(turn)
+        request = self._receiving
+        can_be = self.stream.diverting or (request is not None and request.answer is not None)  # asked for each chunk
+        return can_be and self._room.is_full(request)
 
     def take_ack(self) -> InputAckFrame:
         return self._room.take_ack(self._receiving)
@@ -224,7 +224,7 @@ class Conversation:
         Raises the error of a request that ends the session, after that request's final.
         """
         try:
-            await self._answers.run()
+            await self._queue.run()
         except OmniError:
             raise
         except Exception as error:
@@ -238,8 +238,8 @@ class Conversation:
     def end(self) -> None:
         """What is open is finished, and nothing is held any more. ``run`` does so too, if it ever ran. Idempotent."""
         self._room.tell_observers(self._receiving)
-        for turn in tuple(self._answers.turns):
-            self._answers.end(turn, self.finish_reason_at_end)
+        for request in tuple(self._queue.requests):
+            self._queue.end(request, self.finish_reason_at_end)
         if self._listener is not None:
             self._listener.close()
         self.stream.close()
@@ -247,18 +247,18 @@ class Conversation:
 
     def close(self) -> None:
         """No further input comes: ``run`` returns when the last answer is given."""
-        self._answers.close()
+        self._queue.close()
 
     @property
     def closing(self) -> bool:
-        return self._answers.closing
+        return self._queue.closing
 
-    def _ended(self, turn: Request) -> None:
+    def _ended(self, request: Request) -> None:
         """A request has had its final: nothing of it is held any more."""
-        self.stream.forget(turn.session)
-        if turn is self._receiving:
+        self.stream.forget(request.session)
+        if request is self._receiving:
             # What still comes of it is swallowed up to its end.
-            self.stream.abandon(turn.session)
+            self.stream.abandon(request.session)
             self._stop_receiving()
         self._update_answering()
         self._room.offer()
@@ -267,22 +267,22 @@ class Conversation:
 
     def _handle(self, events: Sequence[StreamEvent]) -> None:
         for event in events:
-            turn = self._receiving
+            request = self._receiving
             match event:
-                case InputAppended(chunk=chunk) if turn is not None:
-                    turn.append(chunk)
+                case InputAppended(chunk=chunk) if request is not None:
+                    request.append(chunk)
                 case Diverted(chunk=chunk) if self._listener is not None:
                     self._listener.put(chunk)
                 case TextRefused(error=refusal):
                     self._refuse_text(refusal)
                 case RequestOpened(session=session):
                     self._open(session, by_speech=event.by_speech)
-                case GenerationStarted() if turn is not None:
-                    self.observed.tell(observer.PolicyFired(turn, event))
-                    turn.start(event)
-                    self._answers.wake()
-                case InputEnded(error=error) if turn is not None:
-                    self._input_ended(turn, error)
+                case GenerationStarted() if request is not None:
+                    self.observed.tell(observer.PolicyFired(request, event))
+                    request.start(event)
+                    self._queue.wake()
+                case InputEnded(error=error) if request is not None:
+                    self._input_ended(request, error)
                 case _:
                     pass  # of a request that was refused as it opened
 
@@ -301,7 +301,7 @@ class Conversation:
     def _open(self, session: StreamingInputSession, *, by_speech: bool) -> None:
         config = self.configuration.effective
         playback = Playback(self._now)
-        turn = Request(
+        request = Request(
             new_id("req_"),
             session,
             config,
@@ -313,20 +313,20 @@ class Conversation:
             speech=self._speech_to_keep(session, config),
             field_names=self.field_names,
         )
-        self._answers.count_outputs(turn)
-        self._receiving = turn
-        self.observed.tell(observer.RequestOpened(turn, by_speech))
-        interrupts = turn.interrupts(by_speech=by_speech)
+        self._queue.count_outputs(request)
+        self._receiving = request
+        self.observed.tell(observer.RequestOpened(request, by_speech))
+        interrupts = request.interrupts(by_speech=by_speech)
         try:
             self.configuration.check_options(self.options)
             self._check_room(waits=not interrupts)
         except OmniError as error:
-            turn.error = error
-            self._answers.end(turn, FinishReason.ERROR)
+            request.error = error
+            self._queue.end(request, FinishReason.ERROR)
             return
         if interrupts:
-            self._answers.interrupt(by=turn)
-        self._answers.append(turn)
+            self._queue.interrupt(by=request)
+        self._queue.append(request)
         self._update_answering()
 
     def _speech_to_keep(self, session: StreamingInputSession, config: SessionConfig) -> KeptSpeech | None:
@@ -345,19 +345,19 @@ class Conversation:
         if self._draining:
             raise ShuttingDown("the server is shutting down", retry_after_ms=1000)
         may_wait = self.limits.max_pending_requests
-        if waits and len(self._answers.turns) > may_wait:
+        if waits and len(self._queue.requests) > may_wait:
             raise EngineOverloaded(f"{may_wait} requests are waiting already", retry_after_ms=1000)
         self._admit()
 
-    def _input_ended(self, turn: Request, error: EmptyInput | None) -> None:
-        self._room.tell_observers(turn)
-        self.observed.tell(observer.InputEnded(turn))
+    def _input_ended(self, request: Request, error: EmptyInput | None) -> None:
+        self._room.tell_observers(request)
+        self.observed.tell(observer.InputEnded(request))
         self._stop_receiving()
-        turn.error = turn.error or error
-        turn.input.close()
-        turn.input_ended.set()
+        request.error = request.error or error
+        request.input.close()
+        request.input_ended.set()
         self._update_answering()
-        self._answers.wake()
+        self._queue.wake()
 
     def _input_settings(self) -> InputSettings:
         self._take_order()
@@ -383,7 +383,8 @@ class Conversation:
     def _update_answering(self) -> None:
         """Nothing is idle while an answer is owed for input that is complete, or frozen."""
         answering = any(
-            turn is not self._receiving or (turn.is_frozen and not turn.answered) for turn in self._answers.turns
+            request is not self._receiving or (request.is_frozen and not request.answered)
+            for request in self._queue.requests
         )
         silence_begins = self.stream.answering and not answering
         self.stream.answering = answering

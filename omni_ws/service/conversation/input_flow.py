@@ -53,21 +53,21 @@ class InputFlow:
             credit_bytes=max(0, credit),
         )
 
-    def tell_observers(self, turn: Request | None) -> None:
+    def tell_observers(self, request: Request | None) -> None:
         """How much has come; also when it will not be acknowledged, since the request or the session is over."""
         if not self._observed.listening:
             return
         stream, reorder = self._stream, self._stream.reorder
         self._observed.tell(
             InputAcknowledged(
-                turn, reorder.next_sequence_id, stream.received_bytes, stream.duplicates, reorder.statistics
+                request, reorder.next_sequence_id, stream.received_bytes, stream.duplicates, reorder.statistics
             )
         )
 
-    def taken(self, turn: Request, size: int) -> None:
+    def taken(self, request: Request, size: int) -> None:
         """The engine took this much of a request."""
-        self._stream.taken(turn.session, size)
-        if self._wanted and turn.input.queued <= INPUT_QUEUE_BYTES / 2:
+        self._stream.taken(request.session, size)
+        if self._wanted and request.input.queued <= INPUT_QUEUE_BYTES / 2:
             self.offer()
 
     def offer(self) -> None:

@@ -16,29 +16,29 @@ class Loudspeaker:
 
     def __init__(self, history: History) -> None:
         self._history = history
-        self._turns: deque[Request] = deque(maxlen=2)
+        self._requests: deque[Request] = deque(maxlen=2)
 
     @property
     def playing(self) -> bool:
-        return any(turn.playback.playing for turn in self._turns)
+        return any(request.playback.playing for request in self._requests)
 
-    def answering(self, turn: Request) -> None:
+    def answering(self, request: Request) -> None:
         """Work on this answer begins."""
-        self._turns.append(turn)
+        self._requests.append(request)
 
     def report(self, sequence_id: int, played_ms: float) -> None:
         """The client says how much it has played of the answer that output ``sequence_id`` belongs to."""
-        for turn in reversed(self._turns):
-            first = turn.playback.first_sequence_id
+        for request in reversed(self._requests):
+            first = request.playback.first_sequence_id
             if first is not None and first <= sequence_id:
-                turn.playback.report(played_ms)
+                request.playback.report(played_ms)
                 return
 
     def silence(self) -> None:
         """The client is interrupted, and plays nothing more of what it has."""
-        for turn in self._turns:
-            if turn.playback.playing and turn.finished and turn.playback.reported_ms is not None:
-                before = turn.answer_message
-                turn.interrupted = True
-                self._history.replace(before, turn.answer_message)
-            turn.playback.stop()
+        for request in self._requests:
+            if request.playback.playing and request.finished and request.playback.reported_ms is not None:
+                before = request.answer_message
+                request.interrupted = True
+                self._history.replace(before, request.answer_message)
+            request.playback.stop()

@@ -74,7 +74,7 @@ class Request:
     options: AnswerOptions = field(default_factory=AnswerOptions)
     owner: str | None = None
     meter: UsageMeter = field(default_factory=UsageMeter)
-    #: The audio of the input, for the history where its words are not known; None where no later turn will ask.
+    #: The audio of the input, for the history where its words are not known; None where no later request needs it.
     speech: KeptSpeech | None = None
     field_names: FieldNames = as_they_are
     started: GenerationStarted | None = None
@@ -162,7 +162,7 @@ class Request:
         return tuple(ToolCall(*names, self._arguments[index].joined()) for index, names in self._calls.items())
 
     def take_messages(self, *, all_heard: bool, audio_ms: float) -> tuple[Message, ...]:
-        """What this turn leaves to the turns after it, once.
+        """What this request leaves to those after it, once.
 
         ``all_heard`` says that there were no words but those of the transcripts, ``audio_ms`` how much audio the engine
         decoded, 0 where it did not tell.
@@ -188,7 +188,7 @@ class Request:
 
     @property
     def answer_message(self) -> Message:
-        """The answer as later turns see it: what of it was heard, where it was cut short."""
+        """The answer as later requests see it: what of it was heard, where it was cut short."""
         text = self.said.joined()
         if self.cancelled or self.interrupted:
             text = heard_part(text, self.spoken, self.playback)

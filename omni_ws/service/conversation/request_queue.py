@@ -49,99 +49,99 @@ class RequestQueue:
         self._sequencer = OutputSequencer()
         self._wake = asyncio.Event()
         #: The first is the one that runs.
-        self.turns: deque[Request] = deque()
+        self.requests: deque[Request] = deque()
         #: Whether no further requests come; see ``close``.
         self.closing = False
 
     @property
     def current(self) -> Request | None:
         """The request whose answer is under way."""
-        return self.turns[0] if self.turns and self.turns[0].answer is not None else None
+        return self.requests[0] if self.requests and self.requests[0].answer is not None else None
 
     def find(self, request_id: str | None) -> Request | None:
         """The request of this id; without one that which is answered, else the newest."""
         if request_id is not None:
-            return next((turn for turn in self.turns if turn.request_id == request_id), None)
-        return self.current or (self.turns[-1] if self.turns else None)
+            return next((request for request in self.requests if request.request_id == request_id), None)
+        return self.current or (self.requests[-1] if self.requests else None)
 
     # requests come and go
 
-    def count_outputs(self, turn: Request) -> None:
+    def count_outputs(self, request: Request) -> None:
         """From here on. A request has a final also where it does not come into the queue."""
-        self._sequencer.open(turn.request_id)
+        self._sequencer.open(request.request_id)
 
-    def append(self, turn: Request) -> None:
-        self.turns.append(turn)
+    def append(self, request: Request) -> None:
+        self.requests.append(request)
 
     def interrupt(self, *, by: Request) -> None:
         """What is here gives way to a request that comes."""
         self._loudspeaker.silence()
-        for earlier in tuple(self.turns):
+        for earlier in tuple(self.requests):
             self.cancel(earlier, by=by)
 
     def wake(self) -> None:
         """A request has become ready."""
         self._wake.set()
 
-    def cancel(self, turn: Request, *, by: Request | None = None) -> None:
+    def cancel(self, request: Request, *, by: Request | None = None) -> None:
         """``by`` is the request that interrupts it, if one does."""
-        self._observed.tell(observer.RequestCancelled(turn, by))
-        turn.cancelled = True
-        turn.session.cancel()
-        if turn.answer is not None:
-            turn.answer.cancel()
-            withdrawn = self._outbox.withdraw(turn.request_id)
+        self._observed.tell(observer.RequestCancelled(request, by))
+        request.cancelled = True
+        request.session.cancel()
+        if request.answer is not None:
+            request.answer.cancel()
+            withdrawn = self._outbox.withdraw(request.request_id)
             self._sequencer.take_back(len(withdrawn))
-            turn.withdrawn(withdrawn)
-            turn.playback.stop()
+            request.withdrawn(withdrawn)
+            request.playback.stop()
             # The client need not wait until the engine has wound up; the next answer does.
-            self.end(turn, FinishReason.CANCELLED)
+            self.end(request, FinishReason.CANCELLED)
         self._wake.set()
 
-    def end(self, turn: Request, reason: FinishReason, finished: Finished | None = None) -> None:
+    def end(self, request: Request, reason: FinishReason, finished: Finished | None = None) -> None:
         """The one final of a request, and the end of everything that it held. Idempotent."""
-        if turn.finished:
+        if request.finished:
             return
-        if turn.cancelled:
-            turn.error, reason = None, FinishReason.CANCELLED
-        if turn.error is not None:
-            turn.error.param = turn.field_names(turn.error.param)
-            self._outbox.put_nowait(of_request(turn.error, turn.request_id, engine=self._engine))
+        if request.cancelled:
+            request.error, reason = None, FinishReason.CANCELLED
+        if request.error is not None:
+            request.error.param = request.field_names(request.error.param)
+            self._outbox.put_nowait(of_request(request.error, request.request_id, engine=self._engine))
             reason = FinishReason.ERROR
         if reason is FinishReason.CANCELLED:
-            self._settle(turn)
+            self._settle(request)
         if reason is not FinishReason.ERROR:
-            self._remember(turn, finished if reason is not FinishReason.CANCELLED else None)
-        final = final_chunk(turn, reason, finished, sequencer=self._sequencer)
-        self._observed.tell(observer.RequestEnded(turn, final, turn.error))
+            self._remember(request, finished if reason is not FinishReason.CANCELLED else None)
+        final = final_chunk(request, reason, finished, sequencer=self._sequencer)
+        self._observed.tell(observer.RequestEnded(request, final, request.error))
         self._outbox.put_nowait(final)
-        turn.finished = True
-        turn.input.discard()
-        turn.meter = UsageMeter()  # through which an engine might hold on to its work
-        if turn.speech is not None:
-            turn.speech.release()
-        if turn in self.turns:
-            self.turns.remove(turn)
-        self._ended(turn)
+        request.finished = True
+        request.input.discard()
+        request.meter = UsageMeter()  # through which an engine might hold on to its work
+        if request.speech is not None:
+            request.speech.release()
+        if request in self.requests:
+            self.requests.remove(request)
+        self._ended(request)
         self._wake.set()
 
-    def _settle(self, turn: Request) -> None:
+    def _settle(self, request: Request) -> None:
         """The last interim of a request that is cut short is settled as it is: no recognition goes on."""
-        if turn.interim is None:
+        if request.interim is None:
             return
-        settled = replace(turn.interim, interim=False)
-        turn.interim = None
-        turn.heard.append(settled.text)
-        chunk = transcript_chunk(turn, settled, sequencer=self._sequencer)
+        settled = replace(request.interim, interim=False)
+        request.interim = None
+        request.heard.append(settled.text)
+        chunk = transcript_chunk(request, settled, sequencer=self._sequencer)
         if self._observed.listening_to_outputs:
-            self._observed.tell(observer.OutputMade(turn, chunk))
+            self._observed.tell(observer.OutputMade(request, chunk))
         self._outbox.put_nowait(chunk)
 
-    def _remember(self, turn: Request, finished: Finished | None) -> None:
+    def _remember(self, request: Request, finished: Finished | None) -> None:
         """Only an engine that came to its end has told all that it heard."""
         all_heard = finished is not None and self._engine.capabilities.transcripts
         audio_ms = 0 if finished is None else finished.usage.input_audio_ms
-        self._history.add(turn.take_messages(all_heard=all_heard, audio_ms=audio_ms))
+        self._history.add(request.take_messages(all_heard=all_heard, audio_ms=audio_ms))
 
     def close(self) -> None:
         """No further requests come: ``run`` returns when the last answer is given."""
@@ -152,35 +152,37 @@ class RequestQueue:
 
     async def run(self) -> None:
         """Answers requests until it is cancelled or, after ``close``, until none is left."""
-        while self.turns or not self.closing:
+        while self.requests or not self.closing:
             await self._wake.wait()
             self._wake.clear()
-            while self.turns and self.turns[0].ready:
-                await self._serve(self.turns[0])
+            while self.requests and self.requests[0].ready:
+                await self._serve(self.requests[0])
 
-    async def _serve(self, turn: Request) -> None:
-        if turn.started is not None and turn.error is None and not turn.cancelled:
-            turn.answer = asyncio.create_task(self._answer(turn, turn.started), name=f"answer {turn.request_id}")
+    async def _serve(self, request: Request) -> None:
+        if request.started is not None and request.error is None and not request.cancelled:
+            request.answer = asyncio.create_task(
+                self._answer(request, request.started), name=f"answer {request.request_id}"
+            )
             self._progressed()
-            await over(turn.answer)
-            if not turn.answer.cancelled():
-                turn.answer.result()
-        self.end(turn, FinishReason.CANCELLED)
+            await over(request.answer)
+            if not request.answer.cancelled():
+                request.answer.result()
+        self.end(request, FinishReason.CANCELLED)
         # What goes wrong while a cancelled answer winds up is nobody's business any more.
-        if turn.error is not None and not turn.cancelled and websocket_close_code(turn.error) is not None:
-            raise turn.error
+        if request.error is not None and not request.cancelled and websocket_close_code(request.error) is not None:
+            raise request.error
 
-    async def _answer(self, turn: Request, started: GenerationStarted) -> None:
-        writer = AnswerWriter(turn, self._outbox, self._sequencer, self._observed)
-        self._loudspeaker.answering(turn)
+    async def _answer(self, request: Request, started: GenerationStarted) -> None:
+        writer = AnswerWriter(request, self._outbox, self._sequencer, self._observed)
+        self._loudspeaker.answering(request)
         writer.start(started)
-        finished = await writer.answer(self._engine, self._history.messages if turn.config.history else ())
-        if turn.error is None and turn.is_frozen and not turn.input_ended.is_set():
-            await self._rest_of_input(turn)
-        self.end(turn, finished.reason, finished)
+        finished = await writer.answer(self._engine, self._history.messages if request.config.history else ())
+        if request.error is None and request.is_frozen and not request.input_ended.is_set():
+            await self._rest_of_input(request)
+        self.end(request, finished.reason, finished)
 
-    async def _rest_of_input(self, turn: Request) -> None:
+    async def _rest_of_input(self, request: Request) -> None:
         """What comes after the freezing is not used, but the usage in the final says how much it was."""
-        turn.answered = True
+        request.answered = True
         self._progressed()
-        await turn.input_ended.wait()
+        await request.input_ended.wait()

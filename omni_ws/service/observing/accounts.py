@@ -41,7 +41,7 @@ _NOTHING: Final = InputAcknowledged(None, 0, 0, 0, ReorderStatistics())
 
 
 @dataclass(slots=True)
-class _Request:
+class _Record:
     times: RequestTimes
     by_speech: bool
     stage: str = STAGES[0]
@@ -58,7 +58,7 @@ class _Session:
     acknowledged: InputAcknowledged
     #: What of that has been counted.
     counted: InputAcknowledged
-    requests: dict[str, _Request] = field(default_factory=dict)
+    requests: dict[str, _Record] = field(default_factory=dict)
     #: How many there have been.
     request_count: int = 0
 
@@ -97,59 +97,59 @@ class Accounts:
                 self._metrics.stall_seconds.inc(seconds)
             case SpeechHeard(event=SpeechStartedFrame()):
                 self._metrics.speech_turns.inc()
-            case RequestOpened(turn=turn, by_speech=by_speech):
-                known.requests[turn.request_id] = _Request(RequestTimes(now), by_speech, stage_since=now)
+            case RequestOpened(request=request, by_speech=by_speech):
+                known.requests[request.request_id] = _Record(RequestTimes(now), by_speech, stage_since=now)
                 known.request_count += 1
                 self._in_stage[STAGES[0]] += 1
             case _ if isinstance(observation, RequestProgress):
-                request = known.requests.get(observation.turn.request_id)
-                if request is not None:
-                    self._progress(session, known, request, observation, now)
+                record = known.requests.get(observation.request.request_id)
+                if record is not None:
+                    self._progress(session, known, record, observation, now)
 
     def _progress(
         self,
         session: SessionIdentity,
         known: _Session,
-        request: _Request,
+        record: _Record,
         observation: RequestProgress,
         now: float,
     ) -> None:
-        turn = observation.turn
+        request = observation.request
         match observation:
             case PolicyFired():
-                self._enter("queue", request, now)
+                self._enter("queue", record, now)
             case AnswerStarted():
-                self._enter("engine", request, now)
+                self._enter("engine", record, now)
             case InputEnded():
-                request.times.input_ended = now
+                record.times.input_ended = now
             case OutputBegan(modality=modality):
-                self._began(session, turn, modality, request, now)
-            case RequestCancelled(by=by) if turn.answer is not None and request.interrupted is None:
-                request.interrupted = (now, self._cause(known, by))
+                self._began(session, request, modality, record, now)
+            case RequestCancelled(by=by) if request.answer is not None and record.interrupted is None:
+                record.interrupted = (now, self._cause(known, by))
             case AnswerEnded():
-                self._answer_ended(request, now)
+                self._answer_ended(record, now)
             case RequestEnded():
                 self._count_input(known)
-                self._request_ended(session, request, observation, now)
-        if request.ended and request.stage != "engine":
-            known.requests.pop(turn.request_id, None)
+                self._request_ended(session, record, observation, now)
+        if record.ended and record.stage != "engine":
+            known.requests.pop(request.request_id, None)
 
-    def _enter(self, stage: str, request: _Request, now: float) -> None:
-        self._leave(request, now)
-        request.stage, request.stage_since = stage, now
+    def _enter(self, stage: str, record: _Record, now: float) -> None:
+        self._leave(record, now)
+        record.stage, record.stage_since = stage, now
         self._in_stage[stage] += 1
 
-    def _leave(self, request: _Request, now: float) -> None:
-        if request.stage:
-            self._in_stage[request.stage] -= 1
-            self._metrics.stage_seconds.labels(request.stage).observe(now - request.stage_since)
-            request.stage = ""
+    def _leave(self, record: _Record, now: float) -> None:
+        if record.stage:
+            self._in_stage[record.stage] -= 1
+            self._metrics.stage_seconds.labels(record.stage).observe(now - record.stage_since)
+            record.stage = ""
 
     def _began(
-        self, session: SessionIdentity, turn: Request, modality: OutputModality, request: _Request, now: float
+        self, session: SessionIdentity, request: Request, modality: OutputModality, record: _Record, now: float
     ) -> None:
-        times = request.times
-        if modality is OutputModality.TRANSCRIPT and turn.config.task is not Task.TRANSCRIBE:
+        times = record.times
+        if modality is OutputModality.TRANSCRIPT and request.config.task is not Task.TRANSCRIBE:
             return  # what was heard is not yet an answer
         waited = 0.0 if times.input_ended is None else now - times.input_ended
         if times.first_output_sec is None:
@@ -165,30 +165,28 @@ class Accounts:
         interrupting = known.requests.get(by.request_id)
         return "speech" if interrupting is not None and interrupting.by_speech else "request"
 
-    def _answer_ended(self, request: _Request, now: float) -> None:
-        self._leave(request, now)
-        if request.interrupted is not None:
-            since, cause = request.interrupted
+    def _answer_ended(self, record: _Record, now: float) -> None:
+        self._leave(record, now)
+        if record.interrupted is not None:
+            since, cause = record.interrupted
             self._metrics.interrupt_seconds.labels(cause).observe(now - since)
 
-    def _request_ended(
-        self, session: SessionIdentity, request: _Request, observation: RequestEnded, now: float
-    ) -> None:
-        metrics, turn, final, error = self._metrics, observation.turn, observation.final, observation.error
-        request.ended = True
-        if request.stage != "engine":
-            self._leave(request, now)
-        seconds = now - request.times.opened
+    def _request_ended(self, session: SessionIdentity, record: _Record, observation: RequestEnded, now: float) -> None:
+        metrics, request, final, error = self._metrics, observation.request, observation.final, observation.error
+        record.ended = True
+        if record.stage != "engine":
+            self._leave(record, now)
+        seconds = now - record.times.opened
         metrics.requests.labels(session.origin, final.finish_reason, "" if error is None else error.code).inc()
         metrics.request_seconds.labels(session.origin).observe(seconds)
         metrics.input_audio_seconds.inc(final.usage.input_audio_ms / 1000)
         metrics.output_audio_seconds.inc(final.usage.output_audio_ms / 1000)
-        playback = turn.playback
+        playback = request.playback
         metrics.player_underruns.inc(playback.underruns)
         metrics.player_underrun_seconds.inc(playback.underrun_sec)
         if playback.least_lead_ms is not None:
             metrics.player_lead_seconds.observe(playback.least_lead_ms / 1000)
-        self._log.request_ended(session, observation, request.times, seconds=seconds)
+        self._log.request_ended(session, observation, record.times, seconds=seconds)
 
     def _count_all_input(self) -> None:
         for known in self._sessions.values():
@@ -210,8 +208,8 @@ class Accounts:
             metrics.gap_seconds.inc(after.gaps - before.gaps)
 
     def _session_ended(self, session: SessionIdentity, known: _Session, now: float) -> None:
-        for request in known.requests.values():
-            self._leave(request, now)
+        for record in known.requests.values():
+            self._leave(record, now)
         self._count_input(known)
         del self._sessions[session.session_id]
         seconds = now - known.opened

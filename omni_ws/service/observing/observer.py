@@ -60,9 +60,9 @@ class InputReceived(Struct, frozen=True):
 
 
 class InputAcknowledged(Struct, frozen=True):
-    """So much of the session's input has come so far; ``turn`` is the request that takes input, if any does."""
+    """So much of the session's input has come so far; ``request`` is the one that takes input, if any does."""
 
-    turn: Request | None
+    request: Request | None
     next_sequence_id: int
     received_bytes: int
     duplicates: int
@@ -73,33 +73,33 @@ class InputAcknowledged(Struct, frozen=True):
 class RequestOpened:
     """A first chunk came. It may be refused: then RequestEnded follows at once."""
 
-    turn: Request
+    request: Request
     by_speech: bool
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyFired:
-    turn: Request
+    request: Request
     event: GenerationStarted
 
 
 @dataclass(frozen=True, slots=True)
 class InputEnded:
-    turn: Request
+    request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerStarted:
     """The engine gets the request."""
 
-    turn: Request
+    request: Request
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerEnded:
     """The engine has let go of the request; ``whole`` where it came to its own end, uncancelled and unbroken."""
 
-    turn: Request
+    request: Request
     whole: bool
 
 
@@ -107,14 +107,14 @@ class AnswerEnded:
 class OutputBegan:
     """The first output of its modality goes into the outbox."""
 
-    turn: Request
+    request: Request
     modality: OutputModality
 
 
 class OutputMade(Struct, frozen=True):
     """An output is in the outbox. Only for observers of every output."""
 
-    turn: Request
+    request: Request
     chunk: OutputChunk
 
 
@@ -128,7 +128,7 @@ class OutputWritten(Struct, frozen=True):
 class OutputStalled:
     """For so many seconds the client read too little for any more output."""
 
-    turn: Request | None
+    request: Request | None
     seconds: float
 
 
@@ -136,7 +136,7 @@ class OutputStalled:
 class SpeechHeard:
     """A detected turn began or ended."""
 
-    turn: Request | None
+    request: Request | None
     event: SpeechStartedFrame | SpeechStoppedFrame
 
 
@@ -144,7 +144,7 @@ class SpeechHeard:
 class RequestCancelled:
     """A client cancelled a request, or, where there is a ``by``, interrupted it with another one."""
 
-    turn: Request
+    request: Request
     by: Request | None
 
 
@@ -152,7 +152,7 @@ class RequestCancelled:
 class RequestEnded:
     """The final is in the outbox. ``error`` says why there is no whole answer."""
 
-    turn: Request
+    request: Request
     final: FinalChunk
     error: OmniError | None
 

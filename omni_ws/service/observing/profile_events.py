@@ -38,7 +38,7 @@ TRANSPORT: Final = "transport"
 
 
 @dataclass(slots=True)
-class _Request:
+class _Record:
     """What is open of a request, to be closed at its end."""
 
     input_open: bool = True
@@ -52,7 +52,7 @@ class _Session:
 
     acknowledged: InputAcknowledged | None = None
     newest: str | None = None
-    requests: dict[str, _Request] = field(default_factory=dict)
+    requests: dict[str, _Record] = field(default_factory=dict)
     unwritten: set[str] = field(default_factory=set)
     #: Those that an engine works on, which may take longer than they do.
     in_engine: set[str] = field(default_factory=set)
@@ -98,21 +98,21 @@ class ProfileEvents:
             case SpeechHeard(event=event):
                 name = type(event).__struct_config__.tag
                 events.emit(INPUT, str(name), request_id=known.newest, audio_ms=event.audio_ms)
-            case OutputStalled(turn=turn, seconds=seconds) if turn is not None:
-                events.emit(TRANSPORT, "send_stall", request_id=turn.request_id, stalled_ms=seconds * 1000)
-            case RequestOpened(turn=turn, by_speech=by_speech):
-                self._opened(session, turn, known, by_speech=by_speech)
-            case AnswerEnded() if observation.turn.request_id in known.in_engine:
+            case OutputStalled(request=request, seconds=seconds) if request is not None:
+                events.emit(TRANSPORT, "send_stall", request_id=request.request_id, stalled_ms=seconds * 1000)
+            case RequestOpened(request=request, by_speech=by_speech):
+                self._opened(session, request, known, by_speech=by_speech)
+            case AnswerEnded() if observation.request.request_id in known.in_engine:
                 self._answer_ended(observation, known)
             case PolicyFired() | InputEnded() | AnswerStarted() | RequestCancelled() | RequestEnded():
-                request = known.requests.get(observation.turn.request_id)
-                if request is not None:
-                    self._progress(observation, request, known)
+                record = known.requests.get(observation.request.request_id)
+                if record is not None:
+                    self._progress(observation, record, known)
 
-    def _opened(self, session: SessionIdentity, turn: Request, known: _Session, *, by_speech: bool) -> None:
-        request_id = turn.request_id
+    def _opened(self, session: SessionIdentity, request: Request, known: _Session, *, by_speech: bool) -> None:
+        request_id = request.request_id
         known.newest = request_id
-        known.requests[request_id] = _Request()
+        known.requests[request_id] = _Record()
         known.unwritten.add(request_id)
         events.emit(
             COORDINATOR,
@@ -120,7 +120,7 @@ class ProfileEvents:
             request_id=request_id,
             session_id=session.session_id,
             origin=session.origin.value,
-            task=turn.config.task.value,
+            task=request.config.task.value,
             by_speech=by_speech,
         )
         events.emit(INPUT, events.STAGE_START, request_id=request_id, from_stage=COORDINATOR)
@@ -128,13 +128,13 @@ class ProfileEvents:
     def _progress(
         self,
         observation: PolicyFired | InputEnded | AnswerStarted | RequestCancelled | RequestEnded,
-        request: _Request,
+        record: _Record,
         known: _Session,
     ) -> None:
-        request_id = observation.turn.request_id
+        request_id = observation.request.request_id
         match observation:
-            case PolicyFired(turn=turn, event=event):
-                mode = turn.session.settings.mode.value
+            case PolicyFired(request=request, event=event):
+                mode = request.session.settings.mode.value
                 events.emit(
                     INPUT,
                     "policy_fired",
@@ -144,20 +144,20 @@ class ProfileEvents:
                     chunks=len(event.chunks),
                     input_mode=mode,
                 )
-                request.queued = True
+                record.queued = True
                 events.emit(QUEUE, events.STAGE_START, request_id=request_id, from_stage=INPUT)
             case AnswerStarted():
-                self._leave_queue(request_id, request)
+                self._leave_queue(request_id, record)
                 known.in_engine.add(request_id)
                 events.emit(ENGINE, "model_path_start", request_id=request_id)
             case InputEnded():
-                self._end_input(request_id, request)
+                self._end_input(request_id, record)
             case RequestCancelled(by=by):
                 name = "cancel" if by is None else "interrupt"
                 events.emit(COORDINATOR, name, request_id=request_id, by=None if by is None else by.request_id)
             case RequestEnded(final=final, error=error):
-                self._end_input(request_id, request)
-                self._leave_queue(request_id, request)
+                self._end_input(request_id, record)
+                self._leave_queue(request_id, record)
                 del known.requests[request_id]
                 events.emit(
                     COORDINATOR,
@@ -172,25 +172,25 @@ class ProfileEvents:
                 )
 
     def _answer_ended(self, observation: AnswerEnded, known: _Session) -> None:
-        turn = observation.turn
-        known.in_engine.discard(turn.request_id)
-        cut_short = "cancelled" if turn.error is None else turn.error.code
+        request = observation.request
+        known.in_engine.discard(request.request_id)
+        cut_short = "cancelled" if request.error is None else request.error.code
         status = "ok" if observation.whole else cut_short
-        events.emit(ENGINE, "model_path_end", request_id=turn.request_id, status=status)
+        events.emit(ENGINE, "model_path_end", request_id=request.request_id, status=status)
 
-    def _end_input(self, request_id: str, request: _Request) -> None:
-        if request.input_open:
-            request.input_open = False
+    def _end_input(self, request_id: str, record: _Record) -> None:
+        if record.input_open:
+            record.input_open = False
             events.emit(INPUT, events.STAGE_END, request_id=request_id, next=ENGINE)
 
-    def _leave_queue(self, request_id: str, request: _Request) -> None:
-        if request.queued:
-            request.queued = False
+    def _leave_queue(self, request_id: str, record: _Record) -> None:
+        if record.queued:
+            record.queued = False
             events.emit(QUEUE, events.STAGE_END, request_id=request_id, next=ENGINE)
 
     def _input(self, new: InputAcknowledged, known: _Session) -> None:
         """What came since the last time."""
-        request_id = known.newest if new.turn is None else new.turn.request_id
+        request_id = known.newest if new.request is None else new.request.request_id
         old, known.acknowledged = known.acknowledged, new
         if request_id is None or old is None:
             return

@@ -34,21 +34,21 @@ class SessionLog:
     def request_ended(
         self, session: SessionIdentity, ended: RequestEnded, times: RequestTimes, *, seconds: float
     ) -> None:
-        turn, final, error = ended.turn, ended.final, ended.error
+        request, final, error = ended.request, ended.final, ended.error
         usage = final.usage
         write_line(
             logger,
             logging.INFO if error is None else level_of(error),
             "request",
-            request_id=turn.request_id,
+            request_id=request.request_id,
             session_id=session.session_id,
             key_name=session.owner,
             origin=session.origin,
-            task=turn.config.task,
+            task=request.config.task,
             finish_reason=final.finish_reason,
             code=None if error is None else error.code,
-            chunks=turn.session.received.chunks,
-            received_bytes=turn.session.received.bytes,
+            chunks=request.session.received.chunks,
+            received_bytes=request.session.received.bytes,
             input_audio_ms=usage.input_audio_ms,
             output_audio_ms=usage.output_audio_ms,
             input_tokens=usage.input_tokens,
@@ -56,8 +56,8 @@ class SessionLog:
             first_output_seconds=_rounded(times.first_output_sec),
             first_audio_seconds=_rounded(times.first_audio_sec),
             seconds=_rounded(seconds),
-            input_text=turn.user_text[:MAX_CONTENT_CHARACTERS] if self._content else None,
-            output_text=turn.said.joined()[:MAX_CONTENT_CHARACTERS] if self._content else None,
+            input_text=request.user_text[:MAX_CONTENT_CHARACTERS] if self._content else None,
+            output_text=request.said.joined()[:MAX_CONTENT_CHARACTERS] if self._content else None,
         )
 
     def session_ended(

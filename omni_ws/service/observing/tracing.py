@@ -56,7 +56,7 @@ def network_processor() -> SpanProcessor:
 
 
 @dataclass(slots=True)
-class _Request:
+class _Record:
     span: Span
     within: Context
     stage: Span | None = None
@@ -68,7 +68,7 @@ class _Request:
 class _Session:
     #: The trace that its client named.
     parent: Context
-    requests: dict[str, _Request] = field(default_factory=dict)
+    requests: dict[str, _Record] = field(default_factory=dict)
 
 
 class RequestSpans:
@@ -88,62 +88,62 @@ class RequestSpans:
         match observation:
             case SessionEnded():
                 del self._sessions[session.session_id]
-                for request in known.requests.values():
-                    self._end(request)
-            case RequestOpened(turn=turn):
-                known.requests[turn.request_id] = self._open(session, known, turn)
+                for record in known.requests.values():
+                    self._end(record)
+            case RequestOpened(request=request):
+                known.requests[request.request_id] = self._open(session, known, request)
             case _ if isinstance(observation, RequestProgress):
-                request_id = observation.turn.request_id
+                request_id = observation.request.request_id
                 if (found := known.requests.get(request_id)) is not None:
                     self._progress(found, observation)
                     if found.ended and not found.answering:
                         self._end(known.requests.pop(request_id))
 
-    def _open(self, session: SessionIdentity, known: _Session, turn: Request) -> _Request:
+    def _open(self, session: SessionIdentity, known: _Session, request: Request) -> _Record:
         now = time.time_ns()
         attributes = {
-            "omni_ws.request_id": turn.request_id,
+            "omni_ws.request_id": request.request_id,
             "omni_ws.session_id": session.session_id,
             "omni_ws.origin": session.origin.value,
-            "omni_ws.task": turn.config.task.value,
+            "omni_ws.task": request.config.task.value,
         }
         if session.owner is not None:
             attributes["omni_ws.key_name"] = session.owner
         span = self._tracer.start_span(
             "request", context=known.parent, kind=SpanKind.SERVER, attributes=attributes, start_time=now
         )
-        request = _Request(span, set_span_in_context(span, Context()))
-        self._enter("input", request, now)
-        return request
+        record = _Record(span, set_span_in_context(span, Context()))
+        self._enter("input", record, now)
+        return record
 
     def _progress(
         self,
-        request: _Request,
+        record: _Record,
         observation: RequestProgress,
     ) -> None:
         now = time.time_ns()
         match observation:
             case PolicyFired(event=event):
-                request.span.add_event("policy_fired", {"omni_ws.trigger": event.trigger.value}, now)
-                self._enter("queue", request, now)
+                record.span.add_event("policy_fired", {"omni_ws.trigger": event.trigger.value}, now)
+                self._enter("queue", record, now)
             case InputEnded():
-                request.span.add_event("input_ended", timestamp=now)
+                record.span.add_event("input_ended", timestamp=now)
             case AnswerStarted():
-                request.answering = True
-                self._enter("engine", request, now)
+                record.answering = True
+                self._enter("engine", record, now)
             case AnswerEnded():
-                request.answering = False
-                self._leave(request, now)
+                record.answering = False
+                self._leave(record, now)
             case OutputBegan(modality=modality):
-                request.span.add_event("first_output", {"omni_ws.modality": modality.value}, now)
+                record.span.add_event("first_output", {"omni_ws.modality": modality.value}, now)
             case RequestCancelled(by=by):
-                request.span.add_event("cancelled" if by is None else "interrupted", timestamp=now)
+                record.span.add_event("cancelled" if by is None else "interrupted", timestamp=now)
             case RequestEnded():
-                self._account(request, observation)
+                self._account(record, observation)
 
-    def _account(self, request: _Request, observation: RequestEnded) -> None:
-        final, error, span = observation.final, observation.error, request.span
-        request.ended = True
+    def _account(self, record: _Record, observation: RequestEnded) -> None:
+        final, error, span = observation.final, observation.error, record.span
+        record.ended = True
         usage = final.usage
         span.set_attributes(
             {
@@ -160,16 +160,16 @@ class RequestSpans:
             if isinstance(error, EngineError):
                 span.set_status(Status(StatusCode.ERROR, error.code))
 
-    def _enter(self, stage: str, request: _Request, now: int) -> None:
-        self._leave(request, now)
-        request.stage = self._tracer.start_span(stage, context=request.within, start_time=now)
+    def _enter(self, stage: str, record: _Record, now: int) -> None:
+        self._leave(record, now)
+        record.stage = self._tracer.start_span(stage, context=record.within, start_time=now)
 
-    def _leave(self, request: _Request, now: int) -> None:
-        if request.stage is not None:
-            request.stage.end(now)
-            request.stage = None
+    def _leave(self, record: _Record, now: int) -> None:
+        if record.stage is not None:
+            record.stage.end(now)
+            record.stage = None
 
-    def _end(self, request: _Request) -> None:
+    def _end(self, record: _Record) -> None:
         now = time.time_ns()
-        self._leave(request, now)
-        request.span.end(now)
+        self._leave(record, now)
+        record.span.end(now)

@@ -1,4 +1,4 @@
-"""One request over HTTP as a conversation of one turn: its input fed in, its outputs handed to an encoder."""
+"""One request over HTTP as a conversation with a single request: its input fed in, its outputs handed to an encoder."""
 
 from __future__ import annotations
 
