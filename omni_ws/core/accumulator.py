@@ -1,4 +1,4 @@
-"""Holds the input of one request until the engine takes it over."""
+"""InputAccumulator: the input of a request that has not started, and the totals that start policies test."""
 
 from __future__ import annotations
 
@@ -9,23 +9,27 @@ from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.start_policy import InputSummary
 
-#: A name of the module is found faster than a member of an enum, and nearly all chunks are audio.
+#: Nearly all chunks are audio; a module global is faster to look up than an enum member.
 _AUDIO: Final = Modality.AUDIO
-#: Every byte of UTF-8 that does not begin a character.
+#: The bytes that never begin a UTF-8 character: deleting them leaves one byte a character.
 _CONTINUATION_BYTES: Final = bytes(range(0x80, 0xC0))
 
 
 class Alignment(StrEnum):
-    """The order in which parts of different modalities reach the engine."""
+    """The order in which the engine receives buffered chunks of different modalities.
+
+    ``arrival`` is the order of their sequence numbers; ``timestamp`` is that of ``timestamp_ms``, see ``by_timestamp``.
+    """
 
     ARRIVAL = "arrival"
     TIMESTAMP = "timestamp"
 
 
 class InputAccumulator:
-    """Chunks in sequence order, with the running summary that start policies look at.
+    """Buffers the chunks of one request in sequence order and keeps their totals in ``summary``.
 
-    A *part* is a run of chunks of one modality. ``audio`` is the format that lengths of audio are computed with.
+    A *part* is a run of consecutive chunks of one modality. ``audio`` is the format by which bytes of audio are
+    converted to milliseconds; for compressed audio these are nominal (``AudioFormat.bytes_per_second``).
     """
 
     def __init__(self, *, audio: AudioFormat, alignment: Alignment = Alignment.ARRIVAL) -> None:
@@ -35,7 +39,7 @@ class InputAccumulator:
         self._chunks: list[InputChunk] = []
 
     def append(self, chunk: InputChunk, *, keep: bool = True) -> None:
-        """Without ``keep`` a chunk is only noted in the summary."""
+        """Add ``chunk`` to the summary and, with ``keep``, to the buffer; a chunk without content is ignored."""
         size = len(chunk.payload)
         if not size and not chunk.has_content:
             return
@@ -61,7 +65,7 @@ class InputAccumulator:
                 summary.video_chunks += 1
 
     def take(self) -> tuple[InputChunk, ...]:
-        """Hand over everything that is held, in the order of the alignment."""
+        """Return the buffered chunks in the order of the alignment, and empty the buffer. The summary stays."""
         chunks, self._chunks = self._chunks, []
         if self._alignment is Alignment.TIMESTAMP:
             return by_timestamp(chunks)
@@ -75,7 +79,10 @@ class InputAccumulator:
 
 
 def by_timestamp(chunks: list[InputChunk]) -> tuple[InputChunk, ...]:
-    """Stable order by ``timestamp_ms``; a chunk without one stays behind the chunk that it followed."""
+    """Return ``chunks`` sorted by ``timestamp_ms``.
+
+    The sort is stable. A chunk without a timestamp sorts as if it had that of the chunk before it, or 0.
+    """
     latest = 0
     keyed: list[tuple[int, InputChunk]] = []
     for chunk in chunks:

@@ -1,4 +1,4 @@
-"""Whose address a request comes from, behind proxies too, and which addresses stand for one client."""
+"""The address of the client behind proxies, and the key under which a client's connections are counted."""
 
 from __future__ import annotations
 
@@ -8,21 +8,25 @@ from typing import Final
 
 from omni_ws.config.literal_address import Address, Network, literal_address
 
-#: What one subscriber of IPv6 has at least (RFC 6177): more addresses than anybody can count.
+#: One subscriber gets at least a /64 (RFC 6177), so all addresses of a /64 count as one client.
 _IPV6_CLIENT_PREFIX: Final = 64
 
 
 class Addresses:
-    """``trusted_proxies`` are networks in CIDR form, or single addresses. Raises ValueError for anything else."""
+    """Resolves client addresses with a list of trusted proxies.
+
+    ``trusted_proxies`` are networks in CIDR notation or single addresses; anything else raises ValueError.
+    """
 
     def __init__(self, trusted_proxies: Iterable[str] = ()) -> None:
         self._trusted: tuple[Network, ...] = tuple(ipaddress.ip_network(one, strict=False) for one in trusted_proxies)
 
     def client(self, peer: str, forwarded: Sequence[str]) -> str:
-        """The address of the client behind ``peer``.
+        """Return the address of the client that a connection from ``peer`` serves.
 
-        ``forwarded`` are the members of ``X-Forwarded-For``. Each proxy writes at their end whom it hears, so they are
-        read from there, and only as far as a trusted proxy has written them; what stands before is the client's word.
+        ``forwarded`` are the members of ``X-Forwarded-For``. Each proxy appends the address of its own peer, so the
+        list is read from the end, and only for as long as the writer of a member is a trusted proxy; anything further
+        to the front may be forged.
         """
         address = parse_address(peer) if self._trusted and forwarded else None
         for member in reversed(forwarded):
@@ -35,9 +39,10 @@ class Addresses:
         return peer if address is None else str(address)
 
     def counted(self, client: str) -> str | None:
-        """What ``client`` is counted under.
+        """Return the key under which per-client limits count ``client``: IPv4 addresses alone, IPv6 by /64.
 
-        None for this machine and trusted proxies, behind which there may be many, and where there is no address.
+        None exempts it from those limits: loopback and trusted proxies, which stand for many clients, and peers without
+        an IP address (Unix sockets).
         """
         address = parse_address(client)
         if address is None or address.is_loopback or self._is_trusted(address):
@@ -51,7 +56,10 @@ class Addresses:
 
 
 def parse_address(text: str) -> Address | None:
-    """An address as proxies write it, with or without a port; IPv4 inside IPv6 as IPv4. None for anything else."""
+    """Parse an address as proxies write it: with or without port, brackets and quotes.
+
+    IPv4-mapped IPv6 becomes IPv4. Returns None for anything else.
+    """
     text = text.strip().strip('"')
     if text.startswith("["):
         text = text[1:].partition("]")[0]

@@ -1,4 +1,4 @@
-"""What the bytes of an audio stream are: encoding, sample rate, channels."""
+"""AudioFormat: the encoding, sample rate and channels of an audio stream."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omni_ws.errors import InvalidValue
 
 
 class AudioEncoding(StrEnum):
-    """Wire names of the audio formats (protocol/README.md, "Audio")."""
+    """The audio formats by their names on the wire (protocol/README.md, "Audio")."""
 
     PCM16 = "pcm16"
     F32 = "f32"
@@ -23,11 +23,11 @@ class AudioEncoding(StrEnum):
     OGG = "ogg"
 
 
-#: Bytes of one sample of the encodings that are nothing but samples.
+#: Bytes per sample and channel of the raw encodings.
 SAMPLE_BYTES = {AudioEncoding.PCM16: 2, AudioEncoding.F32: 4, AudioEncoding.PCMU: 1, AudioEncoding.PCMA: 1}
 
-#: The length of compressed audio is not known before it is decoded. Start policies count it at this rate, which is
-#: the usual upper end for speech: a policy may fire a little late, never before there is anything to work on.
+#: The duration of compressed audio is unknown until it is decoded. Start policies assume this rate, the upper end of
+#: what speech is encoded at (64 kbit/s): they may fire late, but not before there is enough audio.
 NOMINAL_COMPRESSED_BYTES_PER_SECOND = 8_000
 
 MIN_SAMPLE_RATE = 8_000
@@ -36,7 +36,7 @@ MAX_CHANNELS = 32
 
 
 def checked_sample_rate(value: int, *, param: str = "sample_rate") -> int:
-    """``value`` in Hz, or InvalidValue naming ``param``."""
+    """Return ``value``, a sample rate in Hz. Raises InvalidValue, naming ``param``, when it is out of range."""
     if not MIN_SAMPLE_RATE <= value <= MAX_SAMPLE_RATE:
         raise InvalidValue(
             f"a sample rate of {value} Hz is outside {MIN_SAMPLE_RATE} to {MAX_SAMPLE_RATE} Hz", param=param
@@ -45,7 +45,7 @@ def checked_sample_rate(value: int, *, param: str = "sample_rate") -> int:
 
 
 def checked_channels(value: int, *, param: str = "channels") -> int:
-    """``value``, or InvalidValue naming ``param``."""
+    """Return ``value``, a count of channels. Raises InvalidValue, naming ``param``, when it is out of range."""
     if not 1 <= value <= MAX_CHANNELS:
         raise InvalidValue(f"{value} channels are outside 1 to {MAX_CHANNELS}", param=param)
     return value
@@ -53,7 +53,11 @@ def checked_channels(value: int, *, param: str = "channels") -> int:
 
 @dataclass(frozen=True, slots=True)
 class AudioFormat:
-    """``sample_rate`` in Hz. For containers, which name their own, rate and channels are only a fallback."""
+    """How to interpret the bytes of an audio stream.
+
+    ``sample_rate`` is in Hz. Containers and self-describing formats (WAV, Ogg, WebM, MP3, FLAC) carry their own rate
+    and channels, which win over these.
+    """
 
     encoding: AudioEncoding = AudioEncoding.PCM16
     sample_rate: int = 16_000
@@ -61,12 +65,12 @@ class AudioFormat:
 
     @property
     def is_raw(self) -> bool:
-        """Whether the bytes are bare samples, without a header."""
+        """Whether the stream is bare samples, without headers: any frame boundary is a valid cut."""
         return self.encoding in SAMPLE_BYTES
 
     @property
     def bytes_per_second(self) -> int:
-        """Exact for raw samples; for ``wav`` as if it held pcm16; nominal for compressed audio."""
+        """The byte rate: exact for raw samples, of 16-bit samples for ``wav``, nominal for compressed audio."""
         if self.encoding is AudioEncoding.WAV:
             return 2 * self.sample_rate * self.channels
         sample_bytes = SAMPLE_BYTES.get(self.encoding)
@@ -75,6 +79,7 @@ class AudioFormat:
         return sample_bytes * self.sample_rate * self.channels
 
     def duration_ms(self, byte_count: int) -> float:
+        """Return the milliseconds that ``byte_count`` bytes last at ``bytes_per_second``."""
         return byte_count * 1000 / self.bytes_per_second
 
 

@@ -1,4 +1,4 @@
-"""AudioRing: the newest audio of a stream, held until it is known whether it belongs to a turn."""
+"""AudioRing: the latest audio of a stream, buffered until turn detection assigns it to a turn."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from omni_ws.core.chunks import InputChunk
 
 
 class AudioRing:
-    """Chunks of bare samples, one stream whatever their borders are, that can be cut at any sample.
+    """A queue of raw audio that can be cut at any sample, regardless of chunk boundaries.
 
-    ``start_ms`` is where the stream begins; all times are on its time line.
+    Times are milliseconds on the stream's time line; ``start_ms`` is the time of the first sample. ``audio`` must be a
+    raw format. A cut is rounded down to a whole frame (one sample of each channel).
     """
 
     def __init__(self, audio: AudioFormat, *, start_ms: float = 0) -> None:
@@ -21,7 +22,7 @@ class AudioRing:
         self._start_ms = start_ms
         self._frame_bytes = SAMPLE_BYTES[audio.encoding] * audio.channels
         self._pieces: deque[InputChunk] = deque()
-        #: Bytes of the stream before what is held, and with it.
+        #: The stream offsets, in bytes, of the first byte held and of the byte after the last.
         self._begin = 0
         self._end = 0
 
@@ -30,12 +31,16 @@ class AudioRing:
         return self._end - self._begin
 
     def append(self, chunk: InputChunk) -> None:
+        """Add ``chunk`` at the end of the stream."""
         if chunk.payload:
             self._pieces.append(chunk)
             self._end += len(chunk.payload)
 
     def take(self, until_ms: float | None = None) -> list[InputChunk]:
-        """Hand over what is held of the time before ``until_ms``; None for everything."""
+        """Remove and return the audio before ``until_ms``, or all of it when that is None.
+
+        Chunks that are cut keep their fields; the timestamp of a rest moves on by the length that was cut off.
+        """
         until = self._end if until_ms is None else min(self._end, self._offset(until_ms))
         taken: list[InputChunk] = []
         while self._pieces and self._begin < until:
@@ -49,7 +54,7 @@ class AudioRing:
         return taken
 
     def forget(self, until_ms: float | None = None) -> int:
-        """Drop what is held of the time before ``until_ms``; returns how many bytes that were."""
+        """Discard the audio before ``until_ms``, or all of it when that is None; returns its size in bytes."""
         return sum(len(piece.payload) for piece in self.take(until_ms))
 
     def _offset(self, time_ms: float) -> int:

@@ -1,4 +1,4 @@
-"""The units of input and output, as the whole server speaks of them."""
+"""The vocabulary of input and output: chunks, modalities, tasks, tool calls, usage."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec import Struct
 
 
 class Modality(StrEnum):
-    """What an input chunk carries."""
+    """The kind of content of an input chunk."""
 
     AUDIO = "audio"
     TEXT = "text"
@@ -20,7 +20,7 @@ class Modality(StrEnum):
 
 
 class OutputModality(StrEnum):
-    """What an output chunk carries; ``transcript`` is what the engine heard."""
+    """The kind of content of an output chunk; ``transcript`` is the recognised text of the input audio."""
 
     TEXT = "text"
     AUDIO = "audio"
@@ -29,6 +29,12 @@ class OutputModality(StrEnum):
 
 
 class FinishReason(StrEnum):
+    """Why an answer ended.
+
+    ``length`` is the token limit of the request or the model, ``cancelled`` an interruption by the client or by
+    barge-in.
+    """
+
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
@@ -37,7 +43,7 @@ class FinishReason(StrEnum):
 
 
 class Task(StrEnum):
-    """``chat`` answers, ``speech`` reads the input text aloud, ``transcribe`` writes the input audio down."""
+    """What the engine does with the input: answer it, read text aloud, or write audio down."""
 
     CHAT = "chat"
     SPEECH = "speech"
@@ -45,7 +51,7 @@ class Task(StrEnum):
 
 
 class StartTrigger(StrEnum):
-    """What made the work on a request start."""
+    """The event that started the work on a request."""
 
     FIRST_CHUNK = "first_chunk"
     MIN_LENGTH = "min_length"
@@ -55,58 +61,61 @@ class StartTrigger(StrEnum):
 
 
 class InputMode(StrEnum):
-    """What chunks do that come after the start: join the request, or only be counted."""
+    """What happens to chunks that arrive after the start: ``extend`` passes them to the engine, ``snapshot`` only
+    counts them.
+    """
 
     EXTEND = "extend"
     SNAPSHOT = "snapshot"
 
 
 class Offset(Struct, frozen=True, gc=False):
-    """Where a chunk begins in the input of its request: ``start`` counts bytes of payload, or characters of text."""
+    """The position of a chunk in the input of its request, in bytes of payload or characters of text."""
 
     start: int
     in_characters: bool = False
 
 
 class InputChunk(Struct, frozen=True, gc=False):
-    """One unit of input.
+    """One unit of input, as every transport decodes it.
 
-    A Struct, because one is made for every frame of every stream: no other class is made and read as fast, and what
-    waits in its thousands is not walked by the garbage collector (it holds nothing that could hold it).
+    One is created for each frame of each stream, hence a msgspec Struct, the cheapest class to create and read. Its
+    fields cannot form a reference cycle, so ``gc=False`` exempts the thousands that may be buffered from garbage
+    collection.
     """
 
     modality: Modality
     payload: bytes
-    #: None where the sender numbers nothing and the order of arrival is the order (HTTP bodies).
+    #: None where chunks are unnumbered and ordered by arrival (HTTP bodies) or by ``offset``.
     sequence_id: int | None = None
-    #: An audio encoding that overrides the request's, or the MIME type of an image or video; None = the default.
+    #: An audio encoding that overrides the request's, or the MIME type of an image or video; None for the default.
     format: str | None = None
     timestamp_ms: int | None = None
     end_of_input: bool = False
-    #: Of text that is the result of a tool: which call of the model it answers.
+    #: For text that is the result of a tool: the ID of the tool call that it answers.
     tool_call_id: str | None = None
-    #: In place of a number.
+    #: Given instead of ``sequence_id`` by clients that address input by position.
     offset: Offset | None = None
 
     @property
     def has_content(self) -> bool:
-        """The result of a tool may be empty, and says that there is none; nothing else says anything without bytes."""
+        """Whether the chunk carries input. An empty tool result counts: it says that the tool returned nothing."""
         return bool(self.payload) or self.tool_call_id is not None
 
     @property
     def is_bare_end(self) -> bool:
-        """Whether it ends the input and brings nothing: once the input has ended it may come again."""
+        """Whether the chunk does nothing but end the input; repeating such a chunk is harmless."""
         return self.end_of_input and not self.has_content
 
     @classmethod
     def end(cls) -> Self:
-        """An empty chunk that ends the input."""
+        """Return an empty chunk that ends the input."""
         return cls(Modality.TEXT, b"", end_of_input=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word and its place in milliseconds: of the response's audio, or, in a transcript, of the input's."""
+    """A spoken word and its time in milliseconds, in the answer's audio or, for a transcript, in the input's."""
 
     text: str
     start_ms: int
@@ -115,11 +124,11 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token of an answer, or of a prompt that is given back, and its natural log-probability.
+    """A token of an answer, or of an echoed prompt, with its natural log-probability.
 
-    ``data`` is the token's own bytes: a character may be spread over several tokens. ``logprob`` is None for the first
-    token of a prompt, which nothing stands before. ``top`` holds the likeliest tokens at this place, the likeliest
-    first, where they were asked for.
+    ``data`` is the token's bytes, which need not be whole characters of UTF-8. ``logprob`` is None for the first token
+    of a prompt, which has no context. ``top`` holds the most probable tokens at this position, in descending order,
+    when the request asks for them.
     """
 
     token: str
@@ -130,7 +139,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallFragment:
-    """A piece of the ``index``-th tool call of an answer: id and name come once, the arguments' JSON in pieces."""
+    """A piece of the ``index``-th tool call of an answer.
+
+    ``id`` and ``name`` are set in its first fragment; ``arguments`` are to be concatenated.
+    """
 
     index: int
     id: str | None = None
@@ -140,7 +152,7 @@ class ToolCallFragment:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call; ``arguments`` is JSON, as the model wrote it."""
+    """A complete tool call; ``arguments`` is the JSON text that the model produced, which may be malformed."""
 
     id: str
     name: str
@@ -148,7 +160,7 @@ class ToolCall:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the arguments are an object, and not what was written of one when the answer was cut off."""
+        """Whether the arguments parse as a JSON object. They do not when the answer was cut off within them."""
         try:
             return isinstance(json.loads(self.arguments), dict)
         except ValueError:
@@ -157,9 +169,10 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What a request used. Engines without tokens count whitespace-separated words.
+    """The resources that a request used. Engines without tokens count whitespace-separated words.
 
-    ``cached_tokens`` are those of the input that had been computed before, None where that is not known.
+    ``input_after_start_bytes`` is the size of the input that arrived after the start. ``cached_tokens`` are the input
+    tokens whose computation was reused, or None when unknown.
     """
 
     input_tokens: int = 0

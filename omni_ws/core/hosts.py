@@ -1,4 +1,4 @@
-"""Which names a server answers to: those that no foreign page can have pointed at it."""
+"""Hosts: the names in the ``Host`` field that this server accepts, a defence against DNS rebinding."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from collections.abc import Iterable
 
 
 class Hosts:
-    """``allowed`` are names besides this machine's own and addresses; ``*`` for all."""
+    """Decides whether a ``Host`` field may name this server.
+
+    ``allowed`` are names besides ``localhost`` and IP addresses, which are always accepted; ``*`` accepts all.
+    """
 
     def __init__(self, allowed: Iterable[str]) -> None:
         self._allowed = frozenset(_name(one) for one in allowed)
 
     def answers_to(self, host: str) -> bool:
-        """Whether a ``Host`` field, with or without a port, is an address, this machine, or one of the allowed.
+        """Whether ``host``, with or without a port, is an IP address, ``localhost`` (or below it), or an allowed name.
 
-        A page of another name reaches an address only as a foreign origin, by which it is known. Where its own name is
-        pointed at this server (DNS rebinding) it looks like the server's own page: by its name alone it is found out.
+        In a DNS rebinding attack a web page resolves its own name to this server, so that its requests pass as
+        same-origin: only the ``Host`` field, which has the page's name, betrays them. A page that connects to an
+        address or to localhost instead is a foreign origin and subject to the check of ``Origin``.
         """
         name = _name(host)
         if "*" in self._allowed or name in self._allowed:
@@ -25,7 +29,7 @@ class Hosts:
 
 
 def _name(host: str) -> str:
-    """In lower case, without its port and the dot at its end; an address of IPv6 keeps its brackets."""
+    """Return ``host`` in lower case without port and trailing dot; an IPv6 address keeps its brackets."""
     name, colon, port = host.strip().lower().rpartition(":")
     if not colon or not (port == "" or port.isdecimal()) or (name.startswith("[") and not name.endswith("]")):
         name = host.strip().lower()

@@ -1,10 +1,10 @@
-"""What kind of image bytes are, by how they begin."""
+"""Recognises image formats by their first bytes."""
 
 from __future__ import annotations
 
 
 def sniff_image(data: bytes) -> str | None:
-    """The media type by the first bytes (12 are enough), or None."""
+    """Return the media type of an image by its signature (12 bytes suffice), or None."""
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
         return "image/png"
     if data.startswith(b"\xff\xd8\xff"):
@@ -13,7 +13,7 @@ def sniff_image(data: bytes) -> str | None:
         return "image/webp"
     if data.startswith((b"GIF87a", b"GIF89a")):
         return "image/gif"
-    # "BM" alone begins many a thing; the four reserved bytes of the header are zero.
+    # Two bytes of signature are weak evidence; the reserved field of the header, which is zero, makes it safe.
     if data.startswith(b"BM") and data[6:10] == b"\0\0\0\0":
         return "image/bmp"
     return None

@@ -1,4 +1,4 @@
-"""Puts chunks back in order by where they begin: the reassembly of RFC 9000 streams, byte by byte."""
+"""OffsetBuffer: reassembles input by position, byte for byte, as RFC 9000 (2.2) reassembles streams."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from omni_ws.errors import InvalidValue, OutOfOrder, ReorderWindowExceeded, Sequ
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What a chunk brings of the input, from ``start`` on; of a text that counts characters, its characters."""
+    """A contiguous range of the input and its content: bytes, or str where offsets count characters.
+
+    ``chunk`` supplies the other fields of the chunk that it is part of; its payload is empty.
+    """
 
     start: int
     content: bytes | str
@@ -27,80 +30,86 @@ class Piece:
         return self.start + len(self.content)
 
     def to_chunk(self) -> InputChunk:
-        """As a chunk of an input whose order is that of its arrival."""
+        """Return the piece as a chunk without an offset, for input that is ordered by arrival."""
         content = self.content
         payload = content.encode() if isinstance(content, str) else content
         return replace(self.chunk, payload=payload, offset=None, end_of_input=False)
 
 
 class Downstream(Protocol):
-    """Where the pieces go; see InputStream."""
+    """The receiver of reassembled input, which also accounts for what waits; InputStream implements it."""
 
     reject_out_of_order: bool
     duplicates: int
 
     def hold_waiting(self, size: int) -> None:
-        """So many bytes more wait behind a gap. Raises PayloadTooLarge or EngineOverloaded where there is no room."""
+        """Account for ``size`` more bytes that wait. Raises PayloadTooLarge or EngineOverloaded when they exceed a
+        limit.
+        """
         ...
 
     def release_waiting(self, size: int) -> None: ...
 
     def pass_on(self, chunk: InputChunk) -> Sequence[StreamEvent]:
-        """The next one in order, for whose bytes there is room."""
+        """Process the next chunk in order; its bytes are no longer accounted for as waiting."""
         ...
 
 
 class OffsetBuffer:
-    """The input of one request: one modality, and one unit. Of what overlaps the first copy counts.
+    """The reassembly of one request's input: one modality, positions in one unit (bytes or characters).
 
-    At most ``window`` pieces wait behind a gap.
+    Where chunks overlap, the copy that arrived first wins. At most ``window`` pieces wait behind a gap.
     """
 
     def __init__(self, window: int) -> None:
         self.window = window
-        #: Everything before it has been passed on.
+        #: The position up to which everything has been passed on.
         self.next_offset = 0
-        #: Where the input ends, once that is known.
+        #: The length of the input, once it is known.
         self.end: int | None = None
-        #: Behind a gap: in order, and apart from one another.
+        #: The pieces behind a gap, sorted and disjoint.
         self._waiting: list[Piece] = []
+        #: The modality, and whether offsets count characters; set by the first chunk with content.
         self._kind: tuple[Modality, bool] | None = None
 
     def __len__(self) -> int:
-        """How many pieces wait."""
+        """The number of pieces that wait behind a gap."""
         return len(self._waiting)
 
     @property
     def complete(self) -> bool:
-        """Whether everything up to the end has been passed on."""
+        """Whether everything up to the end of the input has been passed on."""
         return self.end == self.next_offset
 
     @property
     def highest(self) -> int:
-        """Where the last of what came ends."""
+        """The highest position received so far."""
         return self._waiting[-1].end if self._waiting else self.next_offset
 
     @property
     def missing(self) -> range | None:
-        """The first gap, also one before an end that was announced."""
+        """The first gap, including one before a known end of the input; None when there is none."""
         if self._waiting:
             return range(self.next_offset, self._waiting[0].start)
         return range(self.next_offset, self.end) if self.end is not None and self.end > self.next_offset else None
 
     def gap_error(self) -> SequenceGap:
+        """Return the error for a gap that was not filled in time. There must be a gap."""
         gap = self.missing
         assert gap is not None
         return SequenceGap(f"{len(gap)} {self.unit}s from {gap.start} on did not arrive", param="offset")
 
     @property
     def unit(self) -> str:
+        """The unit of offsets, ``character`` or ``byte``, for error messages."""
         return "character" if self._kind is not None and self._kind[1] else "byte"
 
     def receive(self, chunk: InputChunk, downstream: Downstream) -> list[StreamEvent]:
-        """A chunk as it arrived, and with it what waited for it.
+        """Take a chunk as it arrived; returns the events of all chunks that are in order now.
 
-        Raises InvalidValue, SessionConflict, OutOfOrder, ReorderWindowExceeded, and what ``downstream`` raises: the
-        same chunk may come again then.
+        Raises InvalidValue for another modality or unit than before, SessionConflict for input beyond the end,
+        OutOfOrder, ReorderWindowExceeded, and whatever ``downstream`` raises. The buffer is unchanged then: the client
+        may send the chunk again.
         """
         piece = self._read(chunk)
         fresh = self._fresh(piece)
@@ -108,7 +117,7 @@ class OffsetBuffer:
             downstream.duplicates += 1
         if fresh and fresh[0].start > self.next_offset:
             self._check_window(fresh, downstream)
-        # All of it or nothing, also of what need not wait: what was passed on cannot be taken back.
+        # Account for every piece before passing on any: a chunk is accepted whole or refused whole.
         downstream.hold_waiting(sum(len(one.to_chunk().payload) for one in fresh))
         for one in fresh:
             insort(self._waiting, one, key=_start)
@@ -117,11 +126,11 @@ class OffsetBuffer:
         return self._pass_on(downstream)
 
     def end_at(self, end: int) -> None:
-        """The input ends there, unless it is known to end elsewhere; what is before that may still be missing."""
+        """Set the length of the input; the first call wins. Input before it may still be missing."""
         self.end = end if self.end is None else self.end
 
     def _read(self, chunk: InputChunk) -> Piece:
-        """The chunk as a piece. Raises InvalidValue for another modality, or unit, than those before it had."""
+        """Convert the chunk to a piece. Raises InvalidValue when its modality or unit differs from those before."""
         offset = chunk.offset
         assert offset is not None
         content = _content(chunk)
@@ -133,13 +142,13 @@ class OffsetBuffer:
                 raise InvalidValue("an input whose chunks have offsets is of one modality", param="modality")
             elif self._kind != kind:
                 raise InvalidValue("offsets count the bytes of payloads or the characters of texts", param="offset")
-        # Without its payload, of which a piece may be but a little.
+        # Drop the payload, so that a short piece does not keep a long one alive.
         return Piece(offset.start, content, replace(chunk, payload=b""))
 
     def _fresh(self, piece: Piece) -> list[Piece]:
-        """What of the piece has not come before, in order.
+        """Return the parts of ``piece`` that have not been received before, in order.
 
-        Raises SessionConflict for what stands behind the end, and for an end before what is here.
+        Raises SessionConflict for content beyond the end, and for an end before content already received.
         """
         if self.end is None and piece.chunk.end_of_input and piece.end < self.highest:
             raise SessionConflict(
@@ -151,6 +160,7 @@ class OffsetBuffer:
         return parts
 
     def _check_window(self, pieces: Sequence[Piece], downstream: Downstream) -> None:
+        """Check that ``pieces`` may wait. Raises OutOfOrder or ReorderWindowExceeded."""
         if downstream.reject_out_of_order:
             raise OutOfOrder(f"expected {self.unit} {self.next_offset}", param="offset")
         if len(self._waiting) + len(pieces) > self.window:
@@ -159,14 +169,14 @@ class OffsetBuffer:
             )
 
     def _pass_on(self, downstream: Downstream) -> list[StreamEvent]:
-        """What waits with no gap before it."""
+        """Pass on the waiting pieces that have no gap before them."""
         events: list[StreamEvent] = []
         passed = 0
         for piece in self._waiting:
             if piece.start > self.next_offset:
                 break
             chunk = piece.to_chunk()
-            downstream.release_waiting(len(chunk.payload))  # counted again, or not, where it goes now
+            downstream.release_waiting(len(chunk.payload))  # pass_on accounts for it anew
             events += downstream.pass_on(chunk)
             self.next_offset = piece.end
             passed += 1
@@ -174,11 +184,12 @@ class OffsetBuffer:
         return events
 
     def discard(self) -> None:
-        """Give up on what waits; nothing before its end is missing any more."""
+        """Discard the waiting pieces; reassembly resumes after the highest position received."""
         self.next_offset = self.highest
         self._waiting = []
 
     def _uncovered(self, piece: Piece) -> Iterator[Piece]:
+        """Yield the ranges of ``piece`` between those already received; some may be empty."""
         position = max(piece.start, self.next_offset)
         for other in self._waiting[bisect_right(self._waiting, position, key=_end) :]:
             if other.start >= piece.end:
@@ -189,7 +200,7 @@ class OffsetBuffer:
 
 
 def offset_end(chunk: InputChunk) -> int:
-    """Where a chunk that has an offset ends."""
+    """Return the position after the last byte, or character, of a chunk that has an offset."""
     assert chunk.offset is not None
     return chunk.offset.start + len(_content(chunk))
 

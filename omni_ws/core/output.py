@@ -1,4 +1,4 @@
-"""OutputSequencer: numbers what goes out, one final a request, nothing after it."""
+"""Output chunks, and OutputSequencer, which numbers them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from omni_ws.core.chunks import FinishReason, OutputModality, TokenLogprob, Tool
 
 
 class OutputChunk(Struct, frozen=True, kw_only=True):
-    """One unit of output: ``text`` for text and transcripts, ``tool_call``, or ``payload`` in ``format`` for audio.
+    """One unit of output.
 
-    ``start_ms`` is the place on the response's audio time line (for transcripts: on the input's).
+    The modality selects the field with the content: ``text`` for text and transcripts, ``tool_call``, or ``payload``
+    (in ``format``) for audio. ``start_ms`` is the position on the time line of the answer's audio or, for transcripts,
+    of the input's. An ``interim`` transcript is replaced by the next one; the others are settled.
     """
 
     request_id: str
@@ -27,9 +29,9 @@ class OutputChunk(Struct, frozen=True, kw_only=True):
     interim: bool = False
     words: tuple[Word, ...] = ()
     tool_call: ToolCallFragment | None = None
-    #: Of the tokens in ``text``, where they were asked for.
+    #: Log-probabilities of the tokens of ``text``, when the request asks for them.
     logprobs: tuple[TokenLogprob, ...] = ()
-    #: Which of several answers to the same request this belongs to.
+    #: The index of the answer, for requests that ask for several (OpenAI's ``n``).
     choice: int = 0
 
 
@@ -41,7 +43,7 @@ class FinalChunk:
     sequence_id: int
     finish_reason: FinishReason
     usage: Usage
-    #: Of each choice, where several answers were asked for.
+    #: The finish reason of each choice, for requests that ask for several answers.
     finish_reasons: tuple[FinishReason, ...] = ()
 
 
@@ -49,16 +51,22 @@ AnyOutput: TypeAlias = OutputChunk | FinalChunk
 
 
 class OutputSequencer:
-    """``sequence_id`` counts from 0 over the whole session. A number after a request's final is a caller's bug."""
+    """Numbers the output of a session, across its requests, from 0.
+
+    Each request is opened, numbered and finished once; numbering output of a request that is not open is a bug of the
+    caller and raises RuntimeError.
+    """
 
     def __init__(self) -> None:
         self.next_sequence_id = 0
         self._open: set[str] = set()
 
     def open(self, request_id: str) -> None:
+        """Allow output of ``request_id``."""
         self._open.add(request_id)
 
     def take_number(self, request_id: str) -> int:
+        """Return the next number, for an output of ``request_id``."""
         if request_id not in self._open:
             raise RuntimeError(f"{request_id} is not open for output")
         number = self.next_sequence_id
@@ -66,7 +74,7 @@ class OutputSequencer:
         return number
 
     def take_back(self, count: int) -> None:
-        """The last ``count`` numbers were not used after all."""
+        """Return the last ``count`` numbers, whose outputs were not sent."""
         self.next_sequence_id -= count
 
     def finish(
@@ -77,6 +85,7 @@ class OutputSequencer:
         *,
         finish_reasons: tuple[FinishReason, ...] = (),
     ) -> FinalChunk:
+        """Number and return the final of a request; it takes no output after it."""
         number = self.take_number(request_id)
         self._open.discard(request_id)
         return FinalChunk(

@@ -1,4 +1,4 @@
-"""Limits that are shared by all sessions of a server."""
+"""Byte budgets shared by all sessions of a server."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from omni_ws.errors import EngineOverloaded
 
 
 class ByteBudget:
-    """Bytes that all sessions of the server may hold together. ``decoded`` is what decoded media have of them: that
-    one is counted by whatever thread decodes, and ``used`` by the event loop alone."""
+    """The bytes of input that all sessions together may hold.
+
+    ``used`` changes on the event loop only. ``decoded``, the bytes of decoded media, changes on the decoding threads,
+    under the lock of ``MediaRoom``: separate counters, so the event loop needs no lock.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -20,27 +23,30 @@ class ByteBudget:
 
     @property
     def held(self) -> int:
-        """By everything together."""
+        """The bytes that count against the capacity."""
         return self.used + self.decoded
 
     def take(self, size: int) -> None:
-        """Raises EngineOverloaded, and takes nothing, when the budget is used up."""
+        """Reserve ``size`` bytes. Raises EngineOverloaded, reserving nothing, when they exceed the capacity."""
         if self.held + size > self.capacity:
             raise EngineOverloaded("the server holds as much unprocessed input as it may", retry_after_ms=1000)
         self.used += size
 
     def give(self, size: int) -> None:
+        """Return ``size`` reserved bytes."""
         self.used -= size
 
 
 class Room(Protocol):
-    """Where decoders count their bytes, before these exist."""
+    """A budget in which decoders reserve memory before they allocate it."""
 
     def take(self, size: int) -> None:
-        """Raises an OmniError, and takes nothing, where there is no room."""
+        """Reserve ``size`` bytes. Raises an OmniError, reserving nothing, when they exceed the budget."""
         ...
 
-    def give(self, size: int) -> None: ...
+    def give(self, size: int) -> None:
+        """Return ``size`` reserved bytes."""
+        ...
 
 
 class _Uncounted:
@@ -51,13 +57,13 @@ class _Uncounted:
         pass
 
 
-#: Room without bounds, for media that no client sent.
+#: A room without limit, for media that do not come from a client.
 UNCOUNTED: Final[Room] = _Uncounted()
 
 
 @contextmanager
 def counted(room: Room, size: int, *, keep: bool = False) -> Iterator[None]:
-    """So many bytes, for as long as the block runs; with ``keep`` they stay counted unless it fails."""
+    """Reserve ``size`` bytes while the block runs; with ``keep``, also after it, unless it raises."""
     room.take(size)
     try:
         yield
@@ -69,13 +75,14 @@ def counted(room: Room, size: int, *, keep: bool = False) -> Iterator[None]:
 
 
 class Holding:
-    """The largest size that was said so far, counted in ``room`` until the block is left."""
+    """Reserves the largest size requested so far, until the ``with`` block ends."""
 
     def __init__(self, room: Room) -> None:
         self._room = room
         self._size = 0
 
     def hold(self, size: int) -> None:
+        """Raise the reservation to ``size`` bytes if it is smaller. Raises what the room raises."""
         if size > self._size:
             self._room.take(size - self._size)
             self._size = size
@@ -89,7 +96,7 @@ class Holding:
 
 
 class Share:
-    """What one holder has of a budget, said anew each time that it changes."""
+    """One holder's reservation in a budget, which it resizes as its data grows and shrinks."""
 
     __slots__ = ("_budget", "size")
 
@@ -98,7 +105,10 @@ class Share:
         self.size = 0
 
     def resize(self, size: int) -> None:
-        """Raises EngineOverloaded, and changes nothing, when there is no room for so much more."""
+        """Set the reservation to ``size`` bytes.
+
+        Raises EngineOverloaded, changing nothing, when the budget is exceeded.
+        """
         if size > self.size:
             self._budget.take(size - self.size)
         else:

@@ -1,4 +1,4 @@
-"""Puts numbered items back in order: the reassembly of RFC 9000 streams, for whole chunks."""
+"""ReorderBuffer: restores the order of numbered items, as RFC 9000 (2.2) does for the bytes of a stream."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ MAX_SEQUENCE_ID = 2**32 - 1
 
 
 class Arrival(Enum):
-    """Where a sequence number stands relative to what has been released."""
+    """The place of a sequence number relative to what has been released.
+
+    - NEXT: the number that follows the last one released.
+    - AHEAD: beyond a gap, inside the window.
+    - DUPLICATE: released before, or waiting already.
+    - BEYOND_WINDOW: too far ahead to be kept.
+    """
 
     NEXT = "next"
     AHEAD = "ahead"
@@ -22,8 +28,11 @@ class Arrival(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReorderStatistics:
-    """Since the beginning: how many items came ahead of their turn, how long those waited together, and for how long
-    there was a gap; in seconds."""
+    """Totals since the buffer was created; times in seconds.
+
+    ``items`` is the number of items that arrived ahead of their turn and were released, ``waited`` the sum of their
+    waiting times, ``gaps`` the time during which there was a gap that was filled.
+    """
 
     items: int = 0
     waited: float = 0
@@ -34,41 +43,48 @@ NONE_REORDERED: Final = ReorderStatistics()
 
 
 class ReorderBuffer(Generic[T]):
-    """Numbers start at 0 and are contiguous; of copies of one number the first counts.
+    """Holds items that arrive ahead of their turn until the gap before them is filled.
 
-    A number is inside the window when it is lower than ``next_sequence_id + window``. ``now`` is for the statistics.
+    Sequence numbers start at 0 and are contiguous. A number is inside the window when it is lower than
+    ``next_sequence_id + window``, so the buffer holds fewer than ``window`` items. It is the caller who classifies an
+    item and then holds it, releases it or drops it: the buffer stays unchanged until the caller knows that the item can
+    be accepted.
+
+    ``now``, in seconds of any monotonic clock, serves the statistics alone; the time-out of a gap is the caller's.
     """
 
     def __init__(self, window: int) -> None:
         self.window = window
-        #: Everything below it has been released, in order.
+        #: The lowest number that has not been released. The owner may advance it while nothing waits, in place of a
+        #: call of ``release``.
         self.next_sequence_id = 0
         self.statistics = NONE_REORDERED
-        #: With the time at which each came.
+        #: The items that wait, with their times of arrival.
         self._ahead: dict[int, tuple[T, float]] = {}
         self._gap_since = 0.0
 
     def __len__(self) -> int:
-        """How many items wait behind a gap."""
+        """The number of items that wait behind a gap."""
         return len(self._ahead)
 
     @property
     def missing(self) -> range | None:
-        """The first gap: the numbers that the items waiting here wait for."""
+        """The first gap: the numbers that have to arrive before any waiting item is released."""
         if not self._ahead:
             return None
         return range(self.next_sequence_id, min(self._ahead))
 
     @property
     def highest(self) -> int | None:
-        """The highest number that waits behind a gap."""
+        """The highest number that waits, or None when none does."""
         return max(self._ahead, default=None)
 
     def behind(self, sequence_id: int) -> list[tuple[int, T]]:
-        """What waits behind a gap with a higher number."""
+        """Return the waiting items with a number above ``sequence_id``, unordered."""
         return [(number, item) for number, (item, _) in self._ahead.items() if number > sequence_id]
 
     def classify(self, sequence_id: int) -> Arrival:
+        """Return the place of a number. Changes nothing."""
         if sequence_id == self.next_sequence_id:
             return Arrival.NEXT
         if sequence_id < self.next_sequence_id or sequence_id in self._ahead:
@@ -78,13 +94,13 @@ class ReorderBuffer(Generic[T]):
         return Arrival.BEYOND_WINDOW
 
     def hold(self, sequence_id: int, item: T, *, now: float) -> None:
-        """Keep an item that is AHEAD until its gap is filled."""
+        """Keep an item that is AHEAD until the gap before it is filled."""
         if not self._ahead:
             self._gap_since = now
         self._ahead[sequence_id] = (item, now)
 
     def release(self, item: T, *, now: float) -> list[T]:
-        """Pass on the item that is NEXT, and what waited behind it."""
+        """Return the item that is NEXT and the waiting items that follow it without a gap."""
         self.next_sequence_id += 1
         if not self._ahead:
             return [item]
@@ -103,7 +119,7 @@ class ReorderBuffer(Generic[T]):
         return run
 
     def discard(self) -> list[T]:
-        """Give up on what waits behind a gap, gap included: numbering goes on after the highest number held."""
+        """Remove and return the waiting items, in order; the next number is the one after the highest of them."""
         if not self._ahead:
             return []
         dropped = [self._ahead[sequence_id][0] for sequence_id in sorted(self._ahead)]

@@ -1,4 +1,4 @@
-"""StreamingInputSession: the input of one logical request, from its first chunk to its end."""
+"""StreamingInputSession: the input of one request, from its first chunk to its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,18 @@ from omni_ws.errors import EmptyInput, SessionConflict
 
 
 class SessionState(Enum):
-    """OPEN and STARTED take input; the others are final."""
+    """The states of a request's input.
+
+    OPEN and STARTED take input, the others are final::
+
+        OPEN ─────▶ STARTED ─────▶ FINISHED     the input is complete
+         │             │
+         └─────────────┴─────────▶ EXPIRED      the client fell silent
+                                   CANCELLED    the client cancelled the request
+                                   FAILED       the request ended before its input, or has no input
+
+    OPEN buffers input until the start policy fires or the input ends; in STARTED the engine works on it.
+    """
 
     OPEN = "open"
     STARTED = "started"
@@ -24,7 +35,7 @@ class SessionState(Enum):
     FAILED = "failed"
 
 
-#: Looked at for each chunk: a name of the module is found faster than a member of an enum.
+#: Compared for every chunk; a module global is faster to look up than an enum member.
 _OPEN: Final = SessionState.OPEN
 
 _TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
@@ -35,7 +46,7 @@ _TRANSITIONS: dict[SessionState, frozenset[SessionState]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSettings:
-    """How the input of a request is taken; fixed when the request opens."""
+    """How the input of a request is processed; fixed when the request opens."""
 
     start_policy: StartPolicy
     mode: InputMode
@@ -45,7 +56,11 @@ class InputSettings:
 
 @dataclass(frozen=True, slots=True)
 class GenerationStarted:
-    """Work on the request starts with ``chunks``; ``sequence_id`` is the chunk that fired, None for a bare end."""
+    """The work on the request starts, with the input buffered so far.
+
+    ``sequence_id`` is the number of the chunk that triggered the start; None for a bare end of input and unnumbered
+    input.
+    """
 
     trigger: StartTrigger
     sequence_id: int | None
@@ -54,14 +69,14 @@ class GenerationStarted:
 
 @dataclass(frozen=True, slots=True)
 class InputAppended:
-    """A chunk joins the request that is being worked on."""
+    """A chunk extends the input of a request that has started."""
 
     chunk: InputChunk
 
 
 @dataclass(frozen=True, slots=True)
 class InputEnded:
-    """No more input for this request. ``error`` is set when there was nothing to work on."""
+    """The input is complete. ``error`` is set when it was empty, so that the request never starts."""
 
     error: EmptyInput | None = None
 
@@ -70,28 +85,31 @@ SessionEvent: TypeAlias = GenerationStarted | InputAppended | InputEnded
 
 
 class StreamingInputSession:
-    """Takes chunks in order; says when work starts, what joins it, and when the input is complete.
+    """The state machine of one request's input.
 
-    Under InputMode.SNAPSHOT the prompt is frozen at the start: later chunks are counted in ``bytes_after_start``
-    and go nowhere.
+    It takes chunks in order and returns events: GenerationStarted once, InputAppended for each later chunk, InputEnded
+    at the end. The transitions are those of ``SessionState``.
+
+    Under ``InputMode.SNAPSHOT`` the input is fixed at the start: chunks after it are counted in ``bytes_after_start``
+    and cause no event.
     """
 
     def __init__(self, settings: InputSettings) -> None:
         self.settings = settings
         self.state = SessionState.OPEN
-        #: Whether the state takes input.
+        #: Whether the state is OPEN or STARTED.
         self.input_open = True
-        #: Whether a chunk that comes now will be held for the engine, rather than only counted.
+        #: Whether the next chunk will be kept for the engine, not just counted.
         self.keeps_input = True
         self.bytes_after_start = 0
-        #: Bytes of this request that no engine has taken over; kept by the InputStream that it belongs to.
+        #: Bytes of this request that the engine has not consumed; updated by the InputStream that it belongs to.
         self.held_bytes = 0
         self._accumulator = InputAccumulator(audio=settings.audio, alignment=settings.alignment)
-        #: What has been received; the lengths of compressed audio in it are nominal.
+        #: Totals of the input received so far; the duration of compressed audio is nominal.
         self.received = self._accumulator.summary
 
     def receive_chunk(self, chunk: InputChunk) -> list[SessionEvent]:
-        """The next chunk in order. Raises SessionConflict after the end."""
+        """Take the next chunk in order. Raises SessionConflict when the input has ended."""
         if not self.input_open:
             raise SessionConflict("the input of this request has ended", sequence_id=chunk.sequence_id)
         events: list[SessionEvent] = []
@@ -114,7 +132,10 @@ class StreamingInputSession:
     def finish(
         self, sequence_id: int | None = None, *, trigger: StartTrigger = StartTrigger.END_OF_INPUT
     ) -> list[SessionEvent]:
-        """The end of input, which ``trigger`` names where it starts the work. Idempotent."""
+        """End the input; idempotent.
+
+        A request that has not started starts now, with ``trigger`` as its reason.
+        """
         if not self.input_open:
             return []
         events: list[SessionEvent] = []
@@ -128,12 +149,19 @@ class StreamingInputSession:
         return events
 
     def cancel(self) -> None:
+        """End the input because the client cancelled the request.
+
+        Like ``expire`` and ``fail``, it discards buffered input, returns no events and does nothing when the input has
+        ended.
+        """
         self._close(SessionState.CANCELLED)
 
     def expire(self) -> None:
+        """End the input because the client sent nothing for too long."""
         self._close(SessionState.EXPIRED)
 
     def fail(self) -> None:
+        """End the input because the request is over before its input is."""
         self._close(SessionState.FAILED)
 
     def _start(self, trigger: StartTrigger, sequence_id: int | None) -> GenerationStarted:

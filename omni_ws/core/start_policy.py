@@ -1,4 +1,4 @@
-"""When the work on a request starts while its input still arrives."""
+"""Start policies: when the work on a request starts while its input is still arriving."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from omni_ws.core.chunks import Modality, StartTrigger
 
 @dataclass(slots=True)
 class InputSummary:
-    """What has been received of one request so far; the only thing that a policy sees."""
+    """Totals of the input of a request so far, and all that a start policy can base its decision on.
+
+    ``audio_ms`` is nominal for compressed audio. A *part* is a run of consecutive chunks of one modality.
+    """
 
     chunks: int = 0
     bytes: int = 0
@@ -18,23 +21,31 @@ class InputSummary:
     text_chars: int = 0
     images: int = 0
     video_chunks: int = 0
-    #: Modality of the part that is being received, and its length if it is audio.
+    #: The modality of the current part, and its length in milliseconds if it is audio.
     open_part: Modality | None = None
     open_part_audio_ms: float = 0
-    #: Modalities of which a part was closed, by a part of another modality.
+    #: The modalities that have a complete part: one followed by a part of another modality.
     closed_parts: set[Modality] = field(default_factory=set)
 
 
 class StartPolicy(Protocol):
-    """Asked after each accepted chunk until it says yes. The end of input starts whatever has not started."""
+    """Decides when a request starts.
+
+    It is asked after each accepted chunk until it fires. A request whose policy never fires starts at the end of its
+    input. ``trigger`` is the reason that clients see for a start by this policy.
+    """
 
     trigger: ClassVar[StartTrigger]
 
-    def should_start(self, received: InputSummary) -> bool: ...
+    def should_start(self, received: InputSummary) -> bool:
+        """Whether to start now."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class OnFirstChunk:
+    """Starts at the first chunk with content."""
+
     trigger: ClassVar[StartTrigger] = StartTrigger.FIRST_CHUNK
 
     def should_start(self, received: InputSummary) -> bool:
@@ -43,6 +54,8 @@ class OnFirstChunk:
 
 @dataclass(frozen=True, slots=True)
 class OnEndOnly:
+    """Never fires: the request starts at the end of its input."""
+
     trigger: ClassVar[StartTrigger] = StartTrigger.END_OF_INPUT
 
     def should_start(self, received: InputSummary) -> bool:
@@ -51,7 +64,7 @@ class OnEndOnly:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnMinLength:
-    """Fires when any of the minimums that are not None is met.
+    """Starts as soon as any of the minimums that are set is reached.
 
     ``min_video_frames`` counts images and video chunks alike.
     """
@@ -74,15 +87,15 @@ class OnMinLength:
         )
 
 
-#: What ``on_min_length`` means when no minimum is given.
+#: The policy for ``on_min_length`` without minimums: 400 ms of audio, or any text, image or video chunk.
 DEFAULT_MIN_LENGTH = OnMinLength(min_audio_ms=400, min_text_chars=1, min_video_frames=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnModality:
-    """Fires at the first complete part of ``modality``: one that a part of another modality, or the end, closed.
+    """Starts at the first complete part of ``modality``: one followed by a part of another modality.
 
-    For input of one modality alone nothing would ever close a part, so ``min_audio_ms`` closes an audio segment.
+    Input of a single modality never completes a part, so ``min_audio_ms`` completes a part of audio by its length.
     """
 
     trigger: ClassVar[StartTrigger] = StartTrigger.MODALITY

@@ -1,23 +1,23 @@
-"""TokenBucket: a rate, with some room for what comes at once. No clock."""
+"""TokenBucket: a rate limiter that allows bursts."""
 
 from __future__ import annotations
 
 
 class TokenBucket:
-    """Fills at ``rate`` tokens a second up to ``capacity``, with which it begins.
+    """A token bucket, full at first, that refills at ``rate`` tokens a second up to ``capacity``.
 
-    ``now`` is any monotonic clock in seconds.
+    ``now`` is in seconds of any monotonic clock and must not decrease.
     """
 
     def __init__(self, *, rate: float, capacity: float, now: float) -> None:
         self.rate = rate
         self.capacity = capacity
-        #: What is there, as of ``_filled_at``; below zero where more was spent than there was.
+        #: The tokens as of ``_filled_at``; negative after an overdraft by ``spend``.
         self._tokens = capacity
         self._filled_at = now
 
     def try_take(self, amount: float = 1, *, now: float) -> float:
-        """Take ``amount`` if it is there: 0. Otherwise take nothing: the seconds until it will be."""
+        """Take ``amount`` tokens and return 0, or take none and return the seconds until there are enough."""
         self._fill(now)
         if self._tokens < amount:
             return self._until(amount)
@@ -25,7 +25,7 @@ class TokenBucket:
         return 0
 
     def spend(self, amount: float, *, now: float) -> float:
-        """Take ``amount`` whether it is there or not: the seconds until the debt, if there is one, is paid."""
+        """Take ``amount`` tokens even if there are fewer; returns the seconds until the overdraft is made up, or 0."""
         self._fill(now)
         self._tokens -= amount
         return self._until(0)

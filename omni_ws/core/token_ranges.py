@@ -1,4 +1,4 @@
-"""TokenRanges: positions of a token list, as a union of half-open ranges."""
+"""TokenRanges: a set of token positions, as half-open ranges."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from omni_ws.errors import InvalidValue
 
 
 class TokenRanges:
-    """Ranges may overlap and may be empty. Raises InvalidValue, naming ``param``, where one ends before it starts."""
+    """The union of ranges [start, end), which may overlap, touch or be empty.
+
+    Raises InvalidValue, naming ``param`` and the index of the range, for a range that ends before its start.
+    """
 
     __slots__ = ("_ends", "_starts")
 
@@ -38,19 +41,20 @@ class TokenRanges:
 
     @property
     def first(self) -> int | None:
+        """The lowest position, or None for an empty set."""
         return self._starts[0] if self._starts else None
 
     def pairs(self) -> list[tuple[int, int]]:
-        """The union as ranges that neither touch nor overlap."""
+        """Return the union as sorted ranges that neither touch nor overlap."""
         return list(zip(self._starts, self._ends, strict=True))
 
     def below(self, limit: int) -> Iterator[int]:
-        """The positions before ``limit``, each once, in order."""
+        """Yield the positions below ``limit`` in ascending order."""
         for start, end in zip(self._starts, self._ends, strict=True):
             if start >= limit:
                 return
             yield from range(start, min(end, limit))
 
     def reaches(self, limit: int) -> bool:
-        """Whether any position at or after ``limit`` is covered."""
+        """Whether the set contains a position at or after ``limit``."""
         return bool(self._ends) and self._ends[-1] > limit

@@ -1,6 +1,6 @@
-"""TokenSession: a list of token ids with images in it, changed only where the client knows what it changes.
+"""TokenSession: a list of token IDs with images, which the client edits by explicit offsets.
 
-No clock, no lock and no engine: whoever owns a session makes sure that one append is under way at a time.
+Pure data without lock, clock or engine; its owner serialises the appends.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from omni_ws.errors import ContextLengthExceeded, InvalidValue, OffsetMismatch
 
-#: Of unsigned 32-bit integers: what a token id is on the wire.
+#: Bytes per token: an ID is an unsigned 32-bit integer, on the wire and in the list.
 TOKEN_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class VisionTokens:
-    """The tokens of a vision block: one start, a pad for each feature of the image, one end."""
+    """The token IDs that make up a vision block: one ``start``, one ``pad`` for each image feature, one ``end``."""
 
     start: int
     pad: int
@@ -26,7 +26,7 @@ class VisionTokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenImage:
-    """An image and the place [start, end) of its vision block. Shared by a session and its forks."""
+    """An image and the range [start, end) of its vision block. Sessions share it with their forks."""
 
     data: bytes
     mime: str
@@ -35,14 +35,18 @@ class TokenImage:
 
     @property
     def features(self) -> int:
-        """How many pads the block has."""
+        """The number of pads in the block."""
         return self.end - self.start - 2
 
 
 class TokenSession:
-    """``max_length`` is the longest list in tokens, ``vocabulary`` the number of token ids.
+    """The token list of a session.
 
-    ``vision`` is None where the model sees nothing.
+    An append takes effect at once, but stays pending until it is committed: the engine may still refuse it, and
+    ``rollback`` then restores the list, including what a truncating append cut off.
+
+    ``max_length`` is the longest list in tokens, ``vocabulary`` the number of token IDs, ``vision`` None for models
+    without images.
     """
 
     def __init__(self, *, max_length: int, vocabulary: int, vision: VisionTokens | None = None) -> None:
@@ -50,7 +54,7 @@ class TokenSession:
         self.vocabulary = vocabulary
         self.vision = vision
         self.tokens = array("I")
-        #: In the order of their places.
+        #: Sorted by position.
         self.images: tuple[TokenImage, ...] = ()
         self._append: TokenAppend | None = None
 
@@ -58,22 +62,26 @@ class TokenSession:
         return len(self.tokens)
 
     def committed(self) -> array[int]:
-        """A copy of the list, without an append that may still be taken back."""
+        """Return a copy of the list as it is without a pending append."""
         append = self._append
         return self.tokens[:] if append is None else self.tokens[: append.offset] + append.cut
 
     def begin(
         self, tokens: Sequence[int], *, offset: int, truncating: bool = False, images: Iterable[TokenImage] = ()
     ) -> TokenAppend:
-        """Put ``tokens`` at ``offset``, to be confirmed by ``commit`` or taken back by ``rollback``.
+        """Append ``tokens`` at ``offset``; returns the pending append.
 
-        Raises OffsetMismatch for a wrong offset or one inside an image, ContextLengthExceeded, and InvalidValue for
-        tokens and images that cannot be; nothing is changed then.
+        ``offset`` has to be the length of the list or, with ``truncating``, at most that: the list is cut off there
+        first.
+
+        Raises OffsetMismatch for a wrong offset or one inside an image, ContextLengthExceeded for a list that becomes
+        too long, and InvalidValue for unknown token IDs and for images that do not match the vision blocks. The list is
+        unchanged then.
         """
         if self._append is not None:
             raise RuntimeError("an append is under way")
         kept = self._check_offset(offset, truncating)
-        # Before they are looked at: there may be millions.
+        # The cheap check first: there may be millions of tokens.
         if offset + len(tokens) > self.max_length:
             raise ContextLengthExceeded(
                 f"{offset + len(tokens)} tokens are more than the {self.max_length} that the model reads"
@@ -91,13 +99,13 @@ class TokenSession:
         return append
 
     def decoded(self, token: int) -> None:
-        """A token that the model wrote."""
+        """Append a token that the model generated."""
         self.tokens.append(token)
 
     def fork(self, at: int) -> TokenSession:
-        """A session with the first ``at`` tokens and the images within them.
+        """Return a new session with the first ``at`` tokens and the images among them.
 
-        Raises InvalidValue beyond the end and OffsetMismatch inside an image.
+        Raises InvalidValue when ``at`` exceeds the length, and OffsetMismatch when it is inside an image.
         """
         if at > len(self.tokens):
             raise InvalidValue(f"position {at} is beyond the end, {len(self.tokens)}", param="at_position")
@@ -107,12 +115,14 @@ class TokenSession:
         return child
 
     def _check_offset(self, offset: int, truncating: bool) -> tuple[TokenImage, ...]:
+        """Check ``offset`` and return the images before it."""
         length = len(self.tokens)
         if offset > length or (offset < length and not truncating):
             raise OffsetMismatch(f"the session has {length} tokens, not {offset}", param="offset")
         return self._images_before(offset)
 
     def _images_before(self, position: int) -> tuple[TokenImage, ...]:
+        """Return the images that end at or before ``position``. Raises OffsetMismatch when it is inside one."""
         for image in self.images:
             if image.start < position < image.end:
                 raise OffsetMismatch(
@@ -121,7 +131,7 @@ class TokenSession:
         return tuple(image for image in self.images if image.end <= position)
 
     def _check_images(self, new: array[int], offset: int, images: tuple[TokenImage, ...]) -> None:
-        """Every vision block of ``new`` has its image, every image its block."""
+        """Check that the vision blocks in ``new`` and the images correspond one to one."""
         vision = self.vision
         if vision is None:
             if images:
@@ -145,23 +155,26 @@ class TokenSession:
 
 @dataclass(slots=True, eq=False)
 class TokenAppend:
-    """An append that was made and not confirmed. ``commit`` and ``rollback`` are idempotent, the first one counts."""
+    """A pending append. Both ``commit`` and ``rollback`` settle it; further calls do nothing."""
 
     session: TokenSession
     offset: int
-    #: What a truncation cut away.
+    #: The tokens that the append cut off.
     cut: array[int]
     images_before: tuple[TokenImage, ...]
 
     @property
     def pending(self) -> bool:
+        """Whether the append is neither committed nor rolled back."""
         return self.session._append is self
 
     def commit(self) -> None:
+        """Make the append final."""
         if self.pending:
             self.session._append = None
 
     def rollback(self) -> None:
+        """Undo the append."""
         if self.pending:
             session = self.session
             del session.tokens[self.offset :]

@@ -1,4 +1,4 @@
-"""WholeCharacters: text that comes in chunks, cut between its characters, wherever its sender cut it."""
+"""WholeCharacters: moves the boundaries of text chunks to the boundaries of characters."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from omni_ws.errors import InvalidValue
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
-    """The first bytes of a character, at the end of a chunk of this number."""
+    """The leading bytes of a character that the next chunk completes.
+
+    ``sequence_id`` is that of the chunk in which the character begins.
+    """
 
     data: bytes = b""
     sequence_id: int | None = None
-    #: Of the text that they are part of.
+    #: That of the chunk: results of different tools are different texts.
     tool_call_id: str | None = None
 
 
@@ -27,8 +30,11 @@ _NOTHING = Unfinished()
 
 
 class WholeCharacters:
-    """Takes the chunks of a stream in order. The bytes of a character may be spread over neighbouring chunks of one
-    text; anything else that is not UTF-8 is told by a TextRefused.
+    """An incremental UTF-8 check for a stream of chunks in order.
+
+    A character may be spread over consecutive chunks of the same text; the chunks passed on hold whole characters.
+    Anything else that is not UTF-8 becomes a TextRefused event: of such a chunk nothing is used, and of a text that
+    breaks off within a character everything but that character.
     """
 
     def __init__(self) -> None:
@@ -36,15 +42,15 @@ class WholeCharacters:
 
     @property
     def pending(self) -> bool:
-        """Whether the text breaks off within a character, as far as it has come."""
+        """Whether the text so far ends within a character."""
         return self._unfinished is not _NOTHING
 
     def deliver(
         self, chunk: InputChunk, take_in: Callable[[InputChunk], Sequence[StreamEvent]]
     ) -> Sequence[StreamEvent]:
-        """What ``take_in`` makes of the chunk, with the characters that it makes whole, behind what is wrong with it.
+        """Pass the chunk, with whole characters, to ``take_in`` and return its events behind those for invalid text.
 
-        Where ``take_in`` raises, the chunk may come again.
+        When ``take_in`` raises, the state is unchanged and the client may send the chunk again.
         """
         try:
             chunk, unfinished, problem = self._check(chunk)
@@ -56,14 +62,14 @@ class WholeCharacters:
         return [*problems, *(self.end() if chunk.end_of_input else ()), *events]
 
     def end(self) -> list[TextRefused]:
-        """No more of the text comes."""
+        """End the text; returns a TextRefused if it breaks off within a character."""
         problem, self._unfinished = _broken(self._unfinished), _NOTHING
         return [] if problem is None else [TextRefused(problem)]
 
     def _check(self, chunk: InputChunk) -> tuple[InputChunk, Unfinished, InvalidValue | None]:
-        """The chunk with whole characters, what is left of it, and what is wrong with the text before it.
+        """Return the chunk with whole characters, the bytes left over, and the error of the text before it, if any.
 
-        Raises InvalidValue for a chunk that is not UTF-8 by its own fault, of which nothing is taken.
+        Raises InvalidValue when the chunk's own bytes are not UTF-8; none of it is used then.
         """
         before = self._unfinished
         if not chunk.has_content:
