@@ -16,10 +16,7 @@ _CONTINUATION_BYTES: Final = bytes(range(0x80, 0xC0))
 
 
 class Alignment(StrEnum):
-    """The order in which the engine receives buffered chunks of different modalities.
-
-    ``arrival`` is the order of their sequence numbers; ``timestamp`` is that of ``timestamp_ms``, see ``by_timestamp``.
-    """
+    """How buffered chunks of different modalities are ordered: by sequence number or by ``timestamp_ms``."""
 
     ARRIVAL = "arrival"
     TIMESTAMP = "timestamp"

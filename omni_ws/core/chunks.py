@@ -43,7 +43,7 @@ class FinishReason(StrEnum):
 
 
 class Task(StrEnum):
-    """What the engine does with the input: answer it, read text aloud, or write audio down."""
+    """``chat`` answers the input, ``speech`` reads its text aloud, ``transcribe`` writes its audio down."""
 
     CHAT = "chat"
     SPEECH = "speech"
@@ -61,9 +61,7 @@ class StartTrigger(StrEnum):
 
 
 class InputMode(StrEnum):
-    """What happens to chunks that arrive after the start: ``extend`` passes them to the engine, ``snapshot`` only
-    counts them.
-    """
+    """Whether input that arrives after the start extends the request or is only counted."""
 
     EXTEND = "extend"
     SNAPSHOT = "snapshot"
