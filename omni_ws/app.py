@@ -24,12 +24,13 @@ from omni_ws.transport.http.router import Router, shown_path
 from omni_ws.transport.native.attached import AttachedConnection, Attachments
 from omni_ws.transport.native.endpoint import NATIVE_PATH, StreamingInput
 from omni_ws.transport.recording.recordings import Recordings
-from omni_ws.transport.routes.chat import OpenAIRoutes
+from omni_ws.transport.routes.chat import ChatRoutes
 from omni_ws.transport.routes.completions import CompletionRoutes
 from omni_ws.transport.routes.demo import DemoRoutes
 from omni_ws.transport.routes.mode_b import ModeBRoutes
 from omni_ws.transport.routes.ops import OperationsRoutes
 from omni_ws.transport.routes.profiling import ProfilingRoutes
+from omni_ws.transport.routes.speech import SpeechRoutes
 from omni_ws.transport.routes.transcriptions import TranscriptionRoutes
 
 SESSIONS_PATH: Final = f"{NATIVE_PATH}/sessions"
@@ -55,7 +56,8 @@ class App:
 
     def _routes(self) -> Router:
         router = Router()
-        openai = OpenAIRoutes(self.sessions, self.authenticator)
+        chat = ChatRoutes(self.sessions, self.authenticator)
+        speech = SpeechRoutes(self.sessions, self.authenticator)
         operations = OperationsRoutes(self.sessions, self.authenticator)
         demo = DemoRoutes()
         router.add("GET", "/", demo.page)
@@ -65,8 +67,8 @@ class App:
         router.add("GET", "/openapi.json", operations.openapi)
         router.add("GET", "/v1/models", operations.models)
         router.add("GET", "/v1/models/{id:path}", operations.model)
-        router.add("POST", "/v1/chat/completions", openai.chat_completions)
-        router.add("POST", "/v1/audio/speech", openai.audio_speech)
+        router.add("POST", "/v1/chat/completions", chat.chat_completions)
+        router.add("POST", "/v1/audio/speech", speech.audio_speech)
         completions = CompletionRoutes(self.sessions, self.authenticator)
         router.add("POST", "/v1/completions", completions.completions)
         transcriptions = TranscriptionRoutes(self.sessions, self.authenticator)

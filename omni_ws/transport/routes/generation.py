@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from omni_ws.audio.encoder import encode_file
+from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality
 from omni_ws.core.quota import Share
@@ -157,3 +160,12 @@ class GenerationRoutes:
             done=done,
             heartbeat_sec=self.config.sse_heartbeat_sec,
         )
+
+
+async def encode_audio_file(pcm: bytes, target: AudioFormat) -> bytes:
+    """Encode pcm16 as a whole file of ``target``, in a worker thread; both have the sample rate of ``target``."""
+
+    def encode() -> bytes:
+        return encode_file(samples_from_bytes(pcm, SampleLayout.S16), source_rate=target.sample_rate, target=target)
+
+    return await asyncio.to_thread(encode)
