@@ -22,6 +22,7 @@ from omni_ws.service.conversation.kept_speech import KeptSpeech
 from omni_ws.service.conversation.limits import MAX_WAITING_CHUNKS, ConversationLimits
 from omni_ws.service.conversation.loudspeaker import Loudspeaker
 from omni_ws.service.conversation.outbox import Outbox
+from omni_ws.service.conversation.owner import NOBODY, ConversationOwner
 from omni_ws.service.conversation.playback import Playback
 from omni_ws.service.conversation.request import FieldNames, Request, as_they_are
 from omni_ws.service.conversation.request_queue import RequestQueue
@@ -76,24 +77,22 @@ class Conversation:
         self.loudspeaker = Loudspeaker(self.history)
         #: Where turns can be detected: finds out which request the audio belongs to.
         self._listener = None if speech_workers is None else self._listen(speech_workers)
-        self._room = InputFlow(self.stream, self.observed, listener=self._listener, offer=lambda: self.on_input_room())
+        self._room = InputFlow(
+            self.stream, self.observed, listener=self._listener, offer=lambda: self._attached.input_may_continue()
+        )
         #: For the requests that open from now on; what may be asked is checked by ``configuration.check_options``.
         self.options = AnswerOptions()
         #: From the names that fields have here to those that the client wrote.
         self.field_names: FieldNames = as_they_are
         self._owner = owner
         self._media_room = media_room or MediaRoom(budget)
-        #: Called when input that had to wait may come again (see ``input_full``).
-        self.on_input_room: Callable[[], None] = lambda: None
-        #: Called when ``get_timer`` has become sooner, except from within a method that takes input.
-        self.on_timer: Callable[[], None] = lambda: None
         #: What requests finish with that end because the session does.
         self.finish_reason_at_end = FinishReason.CANCELLED
+        self._attached: ConversationOwner = NOBODY
         self._now = now
         self._admit = admit or (lambda: None)
         self._counted_priority = counted_priority
-        outbox.on_full = lambda: self.on_timer()
-        outbox.on_stalled = lambda seconds: self.observed.tell(observer.OutputStalled(self._queue.current, seconds))
+        outbox.writer = self
         self._queue = self._request_queue()
         #: The request whose input is open.
         self._receiving: Request | None = None
@@ -121,6 +120,24 @@ class Conversation:
             listened=lambda: self._room.offer(),
             server_speaks=lambda: self.loudspeaker.playing,
         )
+
+    # the owner
+
+    def attach(self, owner: ConversationOwner) -> None:
+        """From now on ``owner`` is notified, in place of the one before."""
+        self._attached = self.outbox.reader = owner
+
+    def detach(self) -> None:
+        """Nobody is notified until the next ``attach``."""
+        self._attached = self.outbox.reader = NOBODY
+
+    def output_full(self) -> None:
+        """For the outbox: see OutboxWriter."""
+        self._attached.timer_changed()
+
+    def output_stalled(self, seconds: float) -> None:
+        """For the outbox: see OutboxWriter."""
+        self.observed.tell(observer.OutputStalled(self._queue.current, seconds))
 
     # input
 
@@ -198,7 +215,7 @@ class Conversation:
         return any(request.error is not None and request.answer is None for request in self._queue.requests)
 
     def input_full(self) -> bool:
-        """Whether the socket should rest until ``on_input_room``: there is more than is worked on."""
+        """Whether the socket should rest until the owner's ``input_may_continue``: there is more than is worked on."""
         request = self._receiving
         can_be = self.stream.diverting or (request is not None and request.answer is not None)  # asked for each chunk
         return can_be and self._room.is_full(request)
@@ -390,4 +407,4 @@ class Conversation:
         self.stream.answering = answering
         if silence_begins:
             self.stream.touch(now=self._now())
-            self.on_timer()
+            self._attached.timer_changed()

@@ -16,6 +16,7 @@ from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import OmniError, SlowConsumer
 from omni_ws.service.conversation.journal import Journal
 from omni_ws.service.conversation.messages import OF_THE_MOMENT, OUTPUTS, ServerMessage, message_cost
+from omni_ws.service.conversation.owner import NOBODY, OutboxReader, OutboxWriter
 
 #: What a session may hold even when the server as a whole holds too much.
 FAIR_SHARE_BYTES: Final = 64 * 1024
@@ -25,9 +26,7 @@ class Outbox:
     """One reader (the transport), many writers on the same loop.
 
     Output waits for ``room`` first; control messages go in with ``put_nowait`` and make the outbox full without
-    waiting, upon which the transport stops reading its client, who asked for them. ``on_ready`` is called when the
-    first message comes in, ``on_full`` when there is no more room, ``on_room`` when there is some again, and
-    ``on_stalled`` with the seconds that this took.
+    waiting, upon which the transport stops reading its client, who asked for them.
 
     It is full at its own ``capacity``, or, with more than its fair share, while all sessions of the server together
     hold more than half of ``budget``: the other half is for input.
@@ -47,10 +46,9 @@ class Outbox:
     ) -> None:
         self.capacity = capacity
         self.queued = 0
-        self.on_ready: Callable[[], None] = _nothing
-        self.on_full: Callable[[], None] = _nothing
-        self.on_room: Callable[[], None] = _nothing
-        self.on_stalled: Callable[[float], None] = _no_matter
+        #: Set by ``Conversation.attach``.
+        self.reader: OutboxReader = NOBODY
+        self.writer: OutboxWriter = NOBODY
         self._write_timeout = write_timeout
         self._now = now
         self._budget = budget
@@ -81,9 +79,9 @@ class Outbox:
             self._budget.used += cost
         if self.full_since is None and self._over_limit:
             self.full_since = self._now()
-            self.on_full()
+            self.writer.output_full()
         if len(self._messages) == 1:
-            self.on_ready()
+            self.reader.output_ready()
 
     async def room(self) -> None:
         """Waits while the outbox is full."""
@@ -197,13 +195,13 @@ class Outbox:
     def _make_room(self) -> None:
         if self.full_since is None or self._over_limit:
             return
-        self.on_stalled(self._now() - self.full_since)
+        self.writer.output_stalled(self._now() - self.full_since)
         self.full_since = None
         while self._waiting:
             room = self._waiting.popleft()
             if not room.done():
                 room.set_result(None)
-        self.on_room()
+        self.reader.output_has_room()
 
     @property
     def _over_limit(self) -> bool:
@@ -219,11 +217,3 @@ def _renumbered(message: ServerMessage, by: int) -> ServerMessage:
     if by and isinstance(message, FinalChunk):
         return dataclasses.replace(message, sequence_id=message.sequence_id - by)
     return message
-
-
-def _nothing() -> None:
-    pass
-
-
-def _no_matter(seconds: float) -> None:
-    pass

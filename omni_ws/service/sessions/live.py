@@ -12,24 +12,13 @@ from omni_ws.core.chunks import FinishReason
 from omni_ws.errors import ORDERLY_ENDS, OmniError, ShuttingDown
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.outbox import Outbox
+from omni_ws.service.conversation.owner import ConversationOwner
 from omni_ws.service.recording.recorder import SessionRecording
 from omni_ws.wire.server_frames import InputAckFrame, SessionClosingFrame, SessionResumedFrame
 
 
-class Attachment(Protocol):
+class Attachment(ConversationOwner, Protocol):
     """The connection that a session speaks through."""
-
-    def output_ready(self) -> None:
-        """The outbox is not empty any more."""
-
-    def room_made(self) -> None:
-        """The outbox has room again."""
-
-    def input_room(self) -> None:
-        """Input that had to wait may come again."""
-
-    def timer_changed(self) -> None:
-        """A timer of the conversation has become sooner."""
 
     def replaced(self) -> None:
         """Another connection has taken over."""
@@ -104,10 +93,7 @@ class LiveSession:
         """From here on the session speaks through this connection."""
         self._attachment = attachment
         self._detached.clear()
-        self.outbox.on_ready = attachment.output_ready
-        self.outbox.on_room = attachment.room_made
-        self.conversation.on_input_room = attachment.input_room
-        self.conversation.on_timer = attachment.timer_changed
+        self.conversation.attach(attachment)
         if self._grace_timer is not None:
             self._grace_timer.cancel()
             self._grace_timer = None
@@ -151,8 +137,7 @@ class LiveSession:
         self._attachment = None
         self._announced_closing = False
         self._detached.set()
-        self.outbox.on_ready = self.outbox.on_room = _nothing
-        self.conversation.on_input_room = self.conversation.on_timer = _nothing
+        self.conversation.detach()
 
     def detach(self, attachment: Attachment) -> None:
         """A connection is gone. Where it is the session's, the client has its grace to come back."""
@@ -248,10 +233,6 @@ class LiveSession:
         """All is answered, and nothing is left to say to a client that is away."""
         if self._answered_all and not self.outbox:
             self.end(None)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _digest(token: str) -> bytes:

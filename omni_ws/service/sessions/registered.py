@@ -98,9 +98,7 @@ class RegisteredSession:
         conversation = self._conversation
         assert conversation is not None
         self._place, self._on_end = place, on_end
-        conversation.outbox.on_ready = partial(self._collect, conversation)
-        conversation.on_input_room = self._room.set
-        conversation.on_timer = self._arm
+        conversation.attach(self)
         self._task = asyncio.create_task(conversation.run(), name=f"session {self.id}")
         self._task.add_done_callback(partial(self._wind_up, conversation))
         self._arm()
@@ -296,8 +294,12 @@ class RegisteredSession:
         self.answer.close()
         self._place.close()
 
-    def _collect(self, conversation: Conversation) -> None:
-        """Takes over what the conversation says, as it says it."""
+    # the conversation's owner
+
+    def output_ready(self) -> None:
+        """Moves the conversation's messages to the output log as they are made."""
+        conversation = self._conversation
+        assert conversation is not None
         while (message := conversation.outbox.take()) is not None:
             if isinstance(message, AnyOutput):
                 conversation.observed.tell(OutputWritten(message))  # from here on whoever asks may read it
@@ -330,7 +332,16 @@ class RegisteredSession:
         self.error = self.error or EngineFailed("the request was ended before its answer was complete")
         self._set_state(SessionState.FAILED)
 
+    def output_has_room(self) -> None:
+        pass  # no output ever waits here
+
+    def input_may_continue(self) -> None:
+        self._room.set()
+
     # time
+
+    def timer_changed(self) -> None:
+        self._arm()
 
     def _arm(self) -> None:
         if not self.live:

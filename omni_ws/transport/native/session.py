@@ -227,7 +227,7 @@ class WebSocketSession:
             self._reading_paused = True
             self._connection.pause_reading(Pause.SESSION)
 
-    def room_made(self) -> None:
+    def output_has_room(self) -> None:
         if self._reading_paused and not self._outbox.full and not self._conversation.input_full():
             self._reading_paused = False
             self._silence_was_ours()
@@ -240,8 +240,8 @@ class WebSocketSession:
         now = self._connection.heard_at = self._loop.time()
         self._stream.unheard(now=now)
 
-    def input_room(self) -> None:
-        self.room_made()
+    def input_may_continue(self) -> None:
+        self.output_has_room()
         if self._listening:
             self._outbox.put_nowait(self._conversation.take_ack())  # tells the new credit
 

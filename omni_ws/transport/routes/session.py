@@ -41,9 +41,7 @@ class HttpSession:
         self._held_up = False
         #: Whether what the client sends is not being read; for the source of the input to say.
         self.is_unread: Callable[[], bool] = lambda: False
-        outbox.on_ready = self._output_ready
-        conversation.on_input_room = self._input_room.set
-        conversation.on_timer = self._timer_changed.set
+        conversation.attach(self)
 
     async def feed(self, chunk: InputChunk) -> None:
         """Waits while the engine is behind. Raises what the chunk is refused for."""
@@ -126,7 +124,18 @@ class HttpSession:
         finally:
             self._waiting = None
 
-    def _output_ready(self) -> None:
+    # the conversation's owner
+
+    def output_has_room(self) -> None:
+        pass  # the writers of answers wait for it themselves
+
+    def input_may_continue(self) -> None:
+        self._input_room.set()
+
+    def timer_changed(self) -> None:
+        self._timer_changed.set()
+
+    def output_ready(self) -> None:
         if self._waiting is not None:
             self._loop.call_soon(self._output_came)  # by then there may be more, which is written together with it
 

@@ -14,7 +14,28 @@ from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidValue, SlowConsumer
 from omni_ws.service.conversation.messages import MESSAGE_OVERHEAD_BYTES
 from omni_ws.service.conversation.outbox import FAIR_SHARE_BYTES, Outbox
+from omni_ws.service.conversation.owner import Nobody
 from omni_ws.wire.server_frames import PongFrame, SessionUpdatedFrame
+
+
+class Noting(Nobody):
+    """Notes what an outbox reports to its reader and its writer."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        outbox.reader = outbox.writer = self
+        #: How many messages the outbox held each time that it was reported to be ready.
+        self.ready: list[int] = []
+        self.changes: list[str] = []
+
+    def output_ready(self) -> None:
+        self.ready.append(len(self._outbox))
+
+    def output_has_room(self) -> None:
+        self.changes.append("room")
+
+    def output_full(self) -> None:
+        self.changes.append("full")
 
 
 class Clock:
@@ -49,20 +70,17 @@ def test_messages_come_in_order() -> None:
 
 def test_reader_is_told_of_the_first_message_only() -> None:
     outbox, _ = make()
-    told: list[int] = []
-    outbox.on_ready = lambda: told.append(len(outbox))
+    noting = Noting(outbox)
     for _ in range(3):
         outbox.put_nowait(output(200))
     outbox.clear()
     outbox.put_nowait(output(200))
-    assert told == [1, 1]
+    assert noting.ready == [1, 1]
 
 
 def test_full_at_its_capacity_and_not_one_byte_earlier() -> None:
     outbox, _ = make(1000)
-    changes: list[str] = []
-    outbox.on_full = lambda: changes.append("full")
-    outbox.on_room = lambda: changes.append("room")
+    changes = Noting(outbox).changes
     outbox.put_nowait(output(500))
     outbox.put_nowait(output(499))
     assert changes == []
@@ -198,8 +216,7 @@ def piece(number: int, request_id: str, modality: OutputModality = OutputModalit
 def test_what_is_withdrawn_leaves_no_gap_and_gives_back_its_bytes() -> None:
     budget = ByteBudget(10_000)
     outbox, _ = make(1000, budget=budget)
-    rooms: list[str] = []
-    outbox.on_room = lambda: rooms.append("room")
+    changes = Noting(outbox).changes
     outbox.put_nowait(piece(5, "a", OutputModality.TRANSCRIPT))
     for number in (6, 7, 8, 9, 10):
         outbox.put_nowait(piece(number, "a"))
@@ -208,7 +225,7 @@ def test_what_is_withdrawn_leaves_no_gap_and_gives_back_its_bytes() -> None:
     outbox.put_nowait(PongFrame(t=1, server_time_ms=1))
     assert outbox.full
     assert [chunk.sequence_id for chunk in outbox.withdraw("a")] == [6, 7, 8, 9, 10]
-    assert rooms == ["room"]
+    assert changes == ["full", "room"]
     assert outbox.withdraw("a") == []
     left = []
     while (message := outbox.take()) is not None:
