@@ -1,4 +1,8 @@
-"""Client of the native WebSocket: ``async with connect(url) as session``."""
+"""Asynchronous client of the native WebSocket.
+
+``async with connect(url) as session`` opens a :class:`ClientSession`. It numbers input, respects the server's credit,
+acknowledges output, and can resume a session whose connection is lost.
+"""
 
 from omni_ws.client.connection import DEFAULT_URL, Endpoint
 from omni_ws.client.events import (

@@ -1,50 +1,46 @@
-"""Opening a session: the handshake, its refusals, and the configuration that comes first."""
+"""Opening handshake: connects, authenticates, and configures or resumes a session."""
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ssl import SSLContext
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
-import msgspec
 from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as open_websocket
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus, InvalidURI, WebSocketException
 from websockets.typing import Subprotocol
 
 from omni_ws.client.failures import ConnectionFailed, error_from_fields, error_from_response
+from omni_ws.client.frames import encode_config, read_frame
 from omni_ws.errors import InvalidFrame, InvalidValue, ResyncRequired
-from omni_ws.wire.frames import loads_object
 from omni_ws.wire.server_frames import (
-    SERVER_FRAMES,
     ErrorFrame,
-    ServerFrame,
     SessionCreatedFrame,
     SessionResumedFrame,
     SessionUpdatedFrame,
-    decode_server_frame,
 )
 
 DEFAULT_URL: Final = "ws://127.0.0.1:8080/v1/streaming_input"
 BINARY: Final = Subprotocol("omni.v1+binary")
 JSON: Final = Subprotocol("omni.v1+json")
-#: The largest frame that a server may send: a second of the largest audio there is, in base64, fits several times.
+#: Largest frame accepted from a server; many times a second of the highest audio rate in base64.
 MAX_FRAME_BYTES: Final = 64 << 20
 
 _SCHEMES: Final = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
-_SERVER_TYPES: Final = frozenset(str(frame.__struct_config__.tag) for frame in SERVER_FRAMES)
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """Where a server is, and how to talk to it. ``ssl`` None means the system's certificates for wss."""
+    """Address of a server, and the options of a connection to it.
+
+    ``binary`` offers binary audio frames. ``ssl`` is for ``wss`` only; None means the system's certificates.
+    ``open_timeout`` is in seconds and covers the handshake and the first frames.
+    """
 
     url: str = DEFAULT_URL
     api_key: str | None = field(default=None, repr=False)
@@ -55,7 +51,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class OpenedConnection:
-    """A fresh session. ``updated`` is None where no configuration was asked for."""
+    """A connection with a fresh session. ``updated`` is None if no configuration was sent."""
 
     websocket: ClientConnection
     created: SessionCreatedFrame
@@ -64,14 +60,17 @@ class OpenedConnection:
 
 @dataclass(frozen=True, slots=True)
 class ResumedConnection:
-    """A session that goes on."""
+    """A connection that continues an existing session."""
 
     websocket: ClientConnection
     resumed: SessionResumedFrame
 
 
 def websocket_url(url: str) -> str:
-    """``http`` becomes ``ws``, and a missing path the native one. Raises InvalidValue for what is no such URL."""
+    """Completes a URL: ``http`` becomes ``ws``, and an empty path becomes ``/v1/streaming_input``.
+
+    Raises InvalidValue if it is not a WebSocket URL.
+    """
     parts = urlsplit(url if "://" in url else f"ws://{url}")
     scheme = _SCHEMES.get(parts.scheme)
     if scheme is None or not parts.hostname:
@@ -80,29 +79,18 @@ def websocket_url(url: str) -> str:
     return urlunsplit((scheme, parts.netloc, path, parts.query, ""))
 
 
-def read_frame(message: str) -> ServerFrame | None:
-    """None for a type that this version does not know. Raises InvalidFrame for anything else that is no frame."""
-    try:
-        return decode_server_frame(message)
-    except InvalidFrame:
-        kind = loads_object(message.encode()).get("type")
-        if isinstance(kind, str) and kind not in _SERVER_TYPES:
-            logger.debug("ignoring a frame of the unknown type %s", kind)
-            return None
-        raise
-
-
 async def open_session(endpoint: Endpoint, config: Mapping[str, Any]) -> OpenedConnection:
-    """Connect, and apply ``config`` if it says anything.
+    """Connects, waits for ``session_created``, and applies ``config`` unless it is empty.
 
-    Raises ConnectionFailed, or the server's error: Unauthenticated, EngineOverloaded, InvalidValue for ``config``, …
+    Raises ConnectionFailed if no server of this protocol answers in time, or the error with which the server refuses
+    the session or ``config``, such as Unauthenticated or InvalidValue.
     """
     url = websocket_url(endpoint.url)
     try:
         async with asyncio.timeout(endpoint.open_timeout):
             websocket = await _handshake(endpoint, url)
             try:
-                return await _introduce(websocket, config)
+                return await _finish_opening(websocket, config)
             except BaseException:
                 websocket.transport.abort()
                 raise
@@ -113,9 +101,10 @@ async def open_session(endpoint: Endpoint, config: Mapping[str, Any]) -> OpenedC
 async def resume_session(
     endpoint: Endpoint, session_id: str, resume_token: str, last_output: int, config: Mapping[str, Any]
 ) -> ResumedConnection | OpenedConnection:
-    """Go on with a session; where the server cannot tell all that was missed, a fresh one, configured by ``config``.
+    """Resumes a session after the output ``last_output``.
 
-    Raises what ``open_session`` raises, and SessionNotFound where there is nothing to go on with.
+    If the server can no longer replay what was missed, it opens a fresh session instead, which gets ``config``.
+    Raises what ``open_session`` raises, and SessionNotFound if the session has ended.
     """
     wanted = urlencode({"session_id": session_id, "resume_token": resume_token, "last_output": last_output})
     parts = urlsplit(websocket_url(endpoint.url))
@@ -124,7 +113,7 @@ async def resume_session(
         async with asyncio.timeout(endpoint.open_timeout):
             websocket = await _handshake(endpoint, url)
             try:
-                return await _come_back(websocket, config)
+                return await _finish_resume(websocket, config)
             except BaseException:
                 websocket.transport.abort()
                 raise
@@ -132,22 +121,25 @@ async def resume_session(
         raise ConnectionFailed(f"the server did not answer within {endpoint.open_timeout:g} seconds") from None
 
 
-async def _come_back(websocket: ClientConnection, config: Mapping[str, Any]) -> ResumedConnection | OpenedConnection:
+async def _finish_resume(
+    websocket: ClientConnection, config: Mapping[str, Any]
+) -> ResumedConnection | OpenedConnection:
+    """Reads the first frames after a resume."""
     try:
         message = await websocket.recv()
         frame = None if isinstance(message, bytes) else read_frame(message)
     except ConnectionClosed as closed:
-        raise ConnectionFailed(f"the server closed the connection at once: {closed}") from None
+        raise ConnectionFailed(f"the server closed the connection during the handshake: {closed}") from None
     except InvalidFrame as error:
         raise ConnectionFailed(f"the server does not speak this protocol: {error}") from None
     match frame:
         case SessionResumedFrame():
             return ResumedConnection(websocket, frame)
         case ErrorFrame(error=fields) if fields.code == ResyncRequired.wire.code:
-            return await _introduce(websocket, config)
+            return await _finish_opening(websocket, config)
         case ErrorFrame(error=fields):
             raise error_from_fields(fields)
-    raise ConnectionFailed("the server did not say what became of the session")
+    raise ConnectionFailed("the server neither resumed nor refused the session")
 
 
 async def _handshake(endpoint: Endpoint, url: str) -> ClientConnection:
@@ -177,8 +169,8 @@ async def _handshake(endpoint: Endpoint, url: str) -> ClientConnection:
         raise ConnectionFailed(f"cannot reach {url}: {error}") from error
 
 
-async def _introduce(websocket: ClientConnection, config: Mapping[str, Any]) -> OpenedConnection:
-    """The first frames: session_created, then what becomes of ``config``."""
+async def _finish_opening(websocket: ClientConnection, config: Mapping[str, Any]) -> OpenedConnection:
+    """Reads the first frames of a fresh session: ``session_created``, then the reply to ``config``."""
     created: SessionCreatedFrame | None = None
     try:
         while True:
@@ -195,21 +187,13 @@ async def _introduce(websocket: ClientConnection, config: Mapping[str, Any]) -> 
                 case ErrorFrame(error=fields):
                     raise error_from_fields(fields)
     except ConnectionClosed as closed:
-        raise ConnectionFailed(f"the server closed the connection at once: {closed}") from None
+        raise ConnectionFailed(f"the server closed the connection during the handshake: {closed}") from None
     except InvalidFrame as error:
         raise ConnectionFailed(f"the server does not speak this protocol: {error}") from None
 
 
-def encode_config(fields: Mapping[str, Any]) -> bytes:
-    """Raises InvalidValue for values that JSON does not have."""
-    try:
-        return msgspec.json.encode({**fields, "type": "session_config"})
-    except (TypeError, ValueError) as error:
-        raise InvalidValue(f"the configuration is not JSON: {error}") from None
-
-
 def _is_loopback(host: str | None) -> bool:
-    """A proxy of the environment is never meant for these."""
+    """Returns whether the host is this machine, to which no proxy leads."""
     if host is None or host == "localhost":
         return True
     try:

@@ -1,4 +1,4 @@
-"""A queue between the reader of a connection and the user of its events, bounded in bytes."""
+"""Queue between the reader of a connection and the consumer of its events, bounded in bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from omni_ws.client.events import Event, event_bytes
 
 
 class EventQueue:
-    """``put`` waits while it is full; ``get`` gives what is left after ``close`` and then None."""
+    """FIFO of events that holds about ``capacity`` bytes.
+
+    ``put`` waits while it is full. After ``close``, ``get`` returns the events that remain and then None.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -27,13 +30,14 @@ class EventQueue:
         self.put_nowait(event)
 
     def put_nowait(self, event: Event) -> None:
-        """Past the bound, too. What comes after the end is dropped: nobody is there to take it."""
+        """Appends an event even if the queue is full. Drops it if the queue is closed."""
         if not self.closed:
             self._events.append(event)
             self.queued += event_bytes(event)
             self._readable.set()
 
     async def get(self) -> Event | None:
+        """Removes and returns the next event; None once the queue is closed and empty."""
         while not self._events:
             if self.closed:
                 return None
@@ -44,6 +48,7 @@ class EventQueue:
         return event
 
     def discard(self, unwanted: Callable[[Event], bool]) -> None:
+        """Drops the queued events for which ``unwanted`` is true."""
         kept: deque[Event] = deque()
         for event in self._events:
             if unwanted(event):
@@ -53,6 +58,7 @@ class EventQueue:
         self._events = kept
 
     def close(self) -> None:
+        """Ends the queue, and wakes up its reader and its writers."""
         self.closed = True
         self._readable.set()
         self._writable.set()

@@ -1,4 +1,4 @@
-"""What a session tells its user, typed."""
+"""Events that a session delivers, and the answers built from them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ResponseStarted:
-    """Work on a request has begun. ``sequence_id`` is the input chunk that fired it, None for a bare end."""
+    """The engine has started on a request.
+
+    ``sequence_id`` is the input chunk that triggered it; None if the end of the input did so without a chunk.
+    """
 
     request_id: str
     trigger: str
@@ -26,6 +29,8 @@ class ResponseStarted:
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
+    """A piece of the text of an answer."""
+
     request_id: str
     sequence_id: int
     text: str
@@ -33,7 +38,11 @@ class TextChunk:
 
 @dataclass(frozen=True, slots=True)
 class AudioChunk:
-    """``audio`` is in ``format`` at ``sample_rate`` Hz; ``start_ms`` is its place on the response's time line."""
+    """A piece of the speech of an answer.
+
+    ``audio`` is in ``format`` at ``sample_rate`` Hz. ``start_ms`` is its position in the answer's audio; ``words``
+    have positions of the same kind.
+    """
 
     request_id: str
     sequence_id: int
@@ -46,7 +55,10 @@ class AudioChunk:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptChunk:
-    """What was heard. An interim replaces the interim before it; see TranscriptView."""
+    """A piece of the transcript of the user's speech.
+
+    An interim piece replaces the interim piece before it; :class:`TranscriptView` keeps track of that.
+    """
 
     request_id: str
     sequence_id: int
@@ -58,7 +70,11 @@ class TranscriptChunk:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallChunk:
-    """A piece of the ``index``-th tool call of an answer: id and name come once, the arguments' JSON in pieces."""
+    """A fragment of a tool call.
+
+    Its id and name arrive once; its arguments are JSON text, in pieces. ``call.index`` tells calls of one answer
+    apart.
+    """
 
     request_id: str
     sequence_id: int
@@ -69,8 +85,7 @@ class ToolCallChunk:
 class Final:
     """The last event of a request.
 
-    ``sequence_id`` and ``usage`` are None where the connection was lost after the request had been cancelled: it is
-    over, and nobody can say what it used.
+    ``sequence_id`` and ``usage`` are None if the connection was lost after the request had been cancelled.
     """
 
     request_id: str
@@ -81,21 +96,27 @@ class Final:
 
 @dataclass(frozen=True, slots=True)
 class SpeechStarted:
-    """With turn detection: the user speaks. Where speech may interrupt, whoever plays an answer stops now."""
+    """Turn detection: the user started to speak, ``audio_ms`` into the input audio.
+
+    If barge-in is configured, stop the playback of the current answer.
+    """
 
     audio_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechStopped:
-    """With turn detection: the turn of the user is over."""
+    """Turn detection: the user's turn ended, ``audio_ms`` into the input audio."""
 
     audio_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class InputAck:
-    """Everything below ``next_sequence_id`` was accepted in order; ``credit_bytes`` more may be sent now."""
+    """All input below ``next_sequence_id`` was accepted.
+
+    ``credit_bytes`` more may be sent; ``buffered_chunks`` wait behind a gap.
+    """
 
     next_sequence_id: int
     buffered_chunks: int
@@ -105,10 +126,10 @@ class InputAck:
 
 @dataclass(frozen=True, slots=True)
 class ErrorEvent:
-    """An error after which the session goes on, or the one that a failing close is about to follow.
+    """An error that leaves the session open, or the one that precedes a closure with an error.
 
-    ``blocks_request``: the end of a request's input was refused, so that no Final comes unless the input is ended
-    again, or everything of it was refused, so that there is no request.
+    ``blocks_request`` means that a request gets no Final as things stand: the chunk with its ``end_of_input`` was
+    refused and it has to be ended again, or all of its chunks were refused and there is no request.
     """
 
     error: OmniError
@@ -117,12 +138,13 @@ class ErrorEvent:
 
     @property
     def request_id(self) -> str | None:
+        """The request that the error belongs to, if it belongs to one."""
         return self.error.request_id
 
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """The server is about to close the session in good order."""
+    """The server is about to close the session for ``reason``, without an error."""
 
     reason: str
     retryable: bool
@@ -131,10 +153,10 @@ class Closing:
 
 @dataclass(frozen=True, slots=True)
 class Reconnected:
-    """The connection was lost, and a fresh session took over.
+    """The connection was lost, and a fresh session replaces the old one.
 
-    Requests that had no Final were sent again as a whole, ``resent_chunks`` in all: what came of their answers before
-    is void, and they are answered from the beginning.
+    Requests without a Final were sent again, ``resent_chunks`` chunks in all. Discard the partial answers: these
+    requests are answered from the beginning.
     """
 
     session_id: str
@@ -143,9 +165,9 @@ class Reconnected:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The connection was lost, and the session goes on over another one, as if nothing had happened.
+    """The connection was lost, and the same session continues over another one.
 
-    ``resent_frames`` were sent again; ``replayed`` outputs come now that would have come earlier.
+    ``resent_frames`` frames were sent again, and ``replayed`` missed outputs follow. Nothing is lost or repeated.
     """
 
     session_id: str
@@ -169,11 +191,12 @@ Event: TypeAlias = (
     | Resumed
 )
 
-#: What an event costs in memory besides its content, about.
+#: Approximate memory of an event besides its content.
 EVENT_OVERHEAD_BYTES = 128
 
 
 def event_bytes(event: Event) -> int:
+    """Estimates the memory that an event takes."""
     match event:
         case AudioChunk(audio=audio):
             return EVENT_OVERHEAD_BYTES + len(audio)
@@ -185,49 +208,55 @@ def event_bytes(event: Event) -> int:
 
 
 def output_event(frame: OutputChunkFrame) -> Event | None:
-    """None for a modality that this version does not know. Raises InvalidFrame where a needed field is missing."""
+    """Converts an ``output_chunk``; returns None if its modality is unknown to this version.
+
+    Raises InvalidFrame if a required field is missing.
+    """
     number = frame.sequence_id
     if frame.final is True:
-        reason = _known(frame.finish_reason, "finish_reason")
+        reason = _required(frame.finish_reason, "finish_reason")
         usage = None if isinstance(frame.usage, UnsetType) else _usage(frame.usage)
         try:
             return Final(frame.request_id, number, FinishReason(reason), usage)
         except ValueError:
             raise InvalidFrame(f"unknown finish_reason {reason!r}", param="finish_reason") from None
     start_ms = None if isinstance(frame.start_ms, UnsetType) else frame.start_ms
-    told = () if isinstance(frame.words, UnsetType) else frame.words
-    words = tuple(Word(word.text, word.start_ms, word.end_ms) for word in told)
+    timed = () if isinstance(frame.words, UnsetType) else frame.words
+    words = tuple(Word(word.text, word.start_ms, word.end_ms) for word in timed)
     match frame.modality:
         case OutputModality.TEXT:
-            return TextChunk(frame.request_id, number, _known(frame.text, "text"))
+            return TextChunk(frame.request_id, number, _required(frame.text, "text"))
         case OutputModality.TOOL_CALL:
             call = ToolCallFragment(
-                _known(frame.index, "index"), _told(frame.id), _told(frame.name), _told(frame.arguments) or ""
+                _required(frame.index, "index"),
+                _optional(frame.id),
+                _optional(frame.name),
+                _optional(frame.arguments) or "",
             )
             return ToolCallChunk(frame.request_id, number, call)
         case OutputModality.TRANSCRIPT:
-            text, interim = _known(frame.text, "text"), frame.interim is True
+            text, interim = _required(frame.text, "text"), frame.interim is True
             return TranscriptChunk(frame.request_id, number, text, interim, start_ms, words)
         case OutputModality.AUDIO:
             return AudioChunk(
                 frame.request_id,
                 number,
-                _known(frame.payload, "payload"),
-                _known(frame.format, "format"),
-                _known(frame.sample_rate, "sample_rate"),
+                _required(frame.payload, "payload"),
+                _required(frame.format, "format"),
+                _required(frame.sample_rate, "sample_rate"),
                 start_ms,
                 words,
             )
     return None
 
 
-def _known(value: T | UnsetType, name: str) -> T:
+def _required(value: T | UnsetType, name: str) -> T:
     if value is UNSET or isinstance(value, UnsetType):
         raise InvalidFrame(f"an output_chunk without {name}", param=name)
     return value
 
 
-def _told(value: str | UnsetType) -> str | None:
+def _optional(value: str | UnsetType) -> str | None:
     return None if isinstance(value, UnsetType) else value
 
 
@@ -242,7 +271,7 @@ def _usage(fields: UsageFields) -> Usage:
 
 
 class TranscriptView:
-    """A transcript as it stands: ``settled`` will not change any more, ``interim`` may."""
+    """The current transcript: ``settled`` text is definitive, ``interim`` text may still change."""
 
     def __init__(self) -> None:
         self.settled = ""
@@ -257,6 +286,7 @@ class TranscriptView:
 
     @property
     def text(self) -> str:
+        """Settled and interim text together."""
         return self.settled + self.interim
 
     def clear(self) -> None:
@@ -265,7 +295,10 @@ class TranscriptView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A whole answer. ``audio`` is in ``audio_format`` at ``sample_rate`` Hz; both are None where there is none."""
+    """A whole answer.
+
+    ``audio`` is in ``audio_format`` at ``sample_rate`` Hz; both are None if there is no audio.
+    """
 
     request_id: str = ""
     text: str = ""
@@ -274,16 +307,19 @@ class Answer:
     audio_format: str | None = None
     sample_rate: int | None = None
     words: tuple[Word, ...] = ()
-    #: To be answered by ``send_tool_result`` each.
+    #: Reply to each with ``send_tool_result``.
     tool_calls: tuple[ToolCall, ...] = ()
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
-    #: What the server complained about while it went on.
+    #: Errors reported before the Final.
     errors: tuple[OmniError, ...] = ()
 
 
 class AnswerBuilder:
-    """Puts the events of one request together."""
+    """Assembles the events of one request into an Answer.
+
+    A Reconnected discards what has been assembled.
+    """
 
     def __init__(self) -> None:
         self._restart()

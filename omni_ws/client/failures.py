@@ -1,4 +1,4 @@
-"""What goes wrong for a client: the server's own errors by their codes, and the ways a connection fails."""
+"""Errors of a client: those of the server, by their codes, and those of the connection."""
 
 from __future__ import annotations
 
@@ -11,15 +11,21 @@ from omni_ws.wire.server_frames import ErrorFields
 
 
 class ConnectionFailed(ConnectionError):
-    """No session could be opened: nothing listens there, or what listens does not speak this protocol."""
+    """No session could be opened.
+
+    Nothing listens at the address, it did not answer in time, or it does not speak this protocol.
+    """
 
 
 class ConnectionLost(ConnectionError):
-    """A session ended before it was finished, and the server did not say why, or said that it is going away."""
+    """The session ended early, without an error from the server.
+
+    The connection broke and was not re-established, the server is going away, or the session was closed by its owner.
+    """
 
 
 class ServerError(OmniError):
-    """An error code that this version does not know."""
+    """An error from the server whose code is unknown to this version; ``code`` is as received."""
 
     def __init__(self, message: str, *, code: str, retryable: bool = False) -> None:
         super().__init__(message)
@@ -32,7 +38,7 @@ class ServerError(OmniError):
 
 
 _BY_CODE: Final = {error.wire.code: error for error in leaves()}
-#: For answers to the handshake that carry no code, as proxies give them.
+#: For responses without an error code, such as those of proxies.
 _BY_STATUS: Final = {
     error.wire.http_status: error
     for error in (_BY_CODE[code] for code in ("unauthenticated", "origin_not_allowed", "not_found", "upgrade_required"))
@@ -40,12 +46,12 @@ _BY_STATUS: Final = {
 
 
 def is_retryable(error: OmniError) -> bool:
-    """Whether the same thing may go well later."""
+    """Returns whether a later attempt may succeed."""
     return error.retryable if isinstance(error, ServerError) else error.wire.retryable
 
 
 def error_from_fields(fields: ErrorFields) -> OmniError:
-    """The exception for what an ``error`` frame says."""
+    """Converts the content of an ``error`` frame to an exception."""
     error = _build(_BY_CODE.get(fields.code), fields.code, fields.message, retryable=fields.retryable)
     error.param = fields.param
     error.sequence_id = fields.sequence_id
@@ -55,10 +61,10 @@ def error_from_fields(fields: ErrorFields) -> OmniError:
 
 
 def error_from_response(status: int, body: bytes) -> OmniError:
-    """The exception for an HTTP answer that refuses the handshake."""
+    """Converts an HTTP response that refuses the handshake to an exception."""
     try:
-        told = orjson.loads(body)["error"]
-        code, message = str(told["code"]), str(told["message"])
+        fields = orjson.loads(body)["error"]
+        code, message = str(fields["code"]), str(fields["message"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
         code, message = f"http_{status}", f"the server refused the connection with status {status}"
     kind = _BY_CODE.get(code) or _BY_STATUS.get(status)

@@ -1,11 +1,10 @@
-"""IncomingFrames: what one connection brings, turned into events and into the answers that calls wait for."""
+"""Converts the frames of a session to events, and resolves the calls that wait for a reply."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 
-from omni_ws.client.connection import read_frame
 from omni_ws.client.events import (
     AudioChunk,
     Closing,
@@ -19,6 +18,7 @@ from omni_ws.client.events import (
     output_event,
 )
 from omni_ws.client.failures import error_from_fields
+from omni_ws.client.frames import read_frame
 from omni_ws.client.outgoing import OutgoingInput
 from omni_ws.errors import EmptyInput, InvalidRequest
 from omni_ws.wire import server_frames
@@ -31,8 +31,8 @@ from omni_ws.wire.server_frames import (
 )
 from omni_ws.wire.session_config import OutputAudioConfig
 
-#: What the server keeps in line with the outputs, and tells again after a resume.
-_IN_LINE = (
+#: Frames without a number that the server keeps in order with the outputs, and repeats after a resume.
+_REPEATED_FRAMES = (
     server_frames.ResponseStartedFrame,
     server_frames.ErrorFrame,
     server_frames.SessionUpdatedFrame,
@@ -42,41 +42,48 @@ _IN_LINE = (
 
 
 class IncomingFrames:
-    """``outgoing`` is told what the server says about it."""
+    """Receiving side of a session.
+
+    Passes on to ``outgoing`` what the server reports about its input.
+    """
 
     def __init__(
         self, created: SessionCreatedFrame, updated: SessionUpdatedFrame | None, outgoing: OutgoingInput
     ) -> None:
         self.config = updated
         self.last_output_sequence_id = -1
-        #: Whether anything has come since the session was created.
-        self.heard_anything = False
+        #: Whether this connection has delivered a frame.
+        self.received_any = False
         self.closing: Closing | None = None
-        #: The error that came last, with nothing after it: the reason, if a failing close follows.
+        #: The last message, if it was an error: it explains a closure that follows.
         self.last_error: ErrorEvent | None = None
-        #: Frames without a number that stand in line with the outputs: heard since the last output, and of those how
-        #: many still come a second time after a resume.
-        self._in_line = 0
-        self._heard_before = 0
+        #: Repeatable frames since the last output; and how many of them the server still repeats after a resume.
+        self._since_output = 0
+        self._repeated = 0
         self._created = created
         self._outgoing = outgoing
         self._configurations: deque[asyncio.Future[SessionUpdatedFrame]] = deque()
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._next_ping = 0
-        #: The request whose answer came last, for binary frames of requests that nobody here began.
+        #: Request of the last output, for binary frames of requests that the server opened.
         self._answering = ""
 
     @property
     def output_audio(self) -> OutputAudioConfig:
+        """Output format in effect."""
         return self.config.output_audio if self.config else self._created.output_audio
 
     def expect_configuration(self) -> asyncio.Future[SessionUpdatedFrame]:
-        """Answers to configurations come in their order, also to those that nobody waits for any more."""
+        """Returns a future for the reply to a ``session_config``.
+
+        Replies arrive in the order of the requests, so a future stays queued even if its caller is cancelled.
+        """
         reply = asyncio.get_running_loop().create_future()
         self._configurations.append(reply)
         return reply
 
     def expect_pong(self) -> tuple[int, asyncio.Future[None]]:
+        """Returns a number for a ping, and a future for its pong."""
         number = self._next_ping
         self._next_ping += 1
         pong = self._pings[number] = asyncio.get_running_loop().create_future()
@@ -84,10 +91,11 @@ class IncomingFrames:
 
     @property
     def awaits_configuration(self) -> bool:
+        """Whether a ``session_config`` has no reply yet."""
         return bool(self._configurations)
 
     def fail(self, error: Exception) -> None:
-        """The session is gone: nobody is answered any more."""
+        """Fails every pending call: the session is over."""
         self.fail_pings(error)
         waiting = [*self._configurations]
         self._configurations.clear()
@@ -96,7 +104,7 @@ class IncomingFrames:
                 reply.set_exception(error)
 
     def fail_pings(self, error: Exception) -> None:
-        """The connection is gone, and what belonged to it alone."""
+        """Fails the pending pings: their connection is gone."""
         waiting = [*self._pings.values()]
         self._pings.clear()
         for pong in waiting:
@@ -104,26 +112,29 @@ class IncomingFrames:
                 pong.set_exception(error)
 
     def resumed(self) -> None:
-        """What came after the last output is told once more."""
-        self._heard_before = self._in_line
-        self.heard_anything = False
+        """Prepares for a resumed connection, on which the server repeats what followed the last output."""
+        self._repeated = self._since_output
+        self.received_any = False
         self.closing = self.last_error = None
 
     def receive(self, message: str | bytes) -> Event | None:
-        """The event that a message is, if it is one for the user. Raises InvalidFrame."""
-        self.heard_anything = True
+        """Handles one message; returns its event, or None if it has none.
+
+        Raises InvalidFrame if it is not a frame of this protocol.
+        """
+        self.received_any = True
         self.last_error = None
         if isinstance(message, bytes):
-            self._in_line = self._heard_before = 0
+            self._since_output = self._repeated = 0
             return self._audio(message)
         frame = read_frame(message)
         if isinstance(frame, server_frames.OutputChunkFrame):
-            self._in_line = self._heard_before = 0
-        elif isinstance(frame, _IN_LINE):
-            if self._heard_before:
-                self._heard_before -= 1
+            self._since_output = self._repeated = 0
+        elif isinstance(frame, _REPEATED_FRAMES):
+            if self._repeated:
+                self._repeated -= 1
                 return None
-            self._in_line += 1
+            self._since_output += 1
         return self._event(frame)
 
     def _event(self, frame: ServerFrame | None) -> Event | None:
@@ -158,7 +169,11 @@ class IncomingFrames:
         return None
 
     def _audio(self, message: bytes) -> Event | None:
-        """Answers come in the order of their requests: binary frames need not say whose they are."""
+        """Decodes binary audio.
+
+        Its header has no request id. Answers arrive in the order of their requests, so it belongs to the first
+        unfinished one.
+        """
         frame = decode_output_audio(message)
         self.last_output_sequence_id = max(self.last_output_sequence_id, frame.sequence_id)
         requests = self._outgoing.requests
@@ -171,7 +186,7 @@ class IncomingFrames:
         return None if request is not None and request.muted else event
 
     def _output(self, event: Event | None) -> Event | None:
-        """The event, unless it belongs to a request whose user has gone."""
+        """Returns the event, unless its request is abandoned."""
         match event:
             case None:
                 return None
@@ -190,6 +205,11 @@ class IncomingFrames:
             reply.set_result(updated)
 
     def _error(self, fields: ErrorFields) -> Event | None:
+        """Routes an error to the ``session_config`` that it refuses, or returns it as an event.
+
+        An error names no ``session_config``, so one that belongs to nothing else is taken for the refusal of the
+        oldest.
+        """
         error = error_from_fields(fields)
         belongs_to_nothing = error.sequence_id is None and error.request_id is None
         may_refuse = isinstance(error, InvalidRequest) and not isinstance(error, EmptyInput)

@@ -1,4 +1,4 @@
-"""Link: the connection under a session, and the next one where the first is lost. One reader, one writer, one owner."""
+"""Connection of a session, and its replacement when it is lost."""
 
 from __future__ import annotations
 
@@ -13,48 +13,70 @@ from typing import Any
 import msgspec
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
 
-from omni_ws.client.connection import Endpoint, OpenedConnection, open_session, resume_session
-from omni_ws.client.connection import ResumedConnection as ResumedConnection
-from omni_ws.client.ending import Ending, ending_of
+from omni_ws.client.connection import Endpoint, OpenedConnection, ResumedConnection, open_session, resume_session
 from omni_ws.client.event_queue import EventQueue
-from omni_ws.client.events import Final, Reconnected, Resumed
+from omni_ws.client.events import Closing, ErrorEvent, Final, Reconnected, Resumed
 from omni_ws.client.failures import ConnectionLost, is_retryable
 from omni_ws.client.incoming import IncomingFrames
 from omni_ws.client.outgoing import OutgoingInput, OutgoingRequest
 from omni_ws.client.sent_frames import SentFrame, SentFrames, SentKind
 from omni_ws.core.chunks import FinishReason, InputChunk
-from omni_ws.errors import InvalidFrame, OmniError, SessionNotFound
+from omni_ws.errors import InvalidFrame, OmniError, PayloadTooLarge, SessionNotFound, SessionTimeout, ShuttingDown
 from omni_ws.wire.frames import OutputAckFrame
 
-#: The server keeps what it said until it is told that it arrived: every so many outputs.
+_REASONS: dict[str, type[OmniError]] = {"shutting_down": ShuttingDown, "session_timeout": SessionTimeout}
+#: Close codes after which reconnecting may help: the fault is not the client's.
+_RETRYABLE_CODES = frozenset(
+    {CloseCode.ABNORMAL_CLOSURE, CloseCode.GOING_AWAY, CloseCode.SERVICE_RESTART, CloseCode.TRY_AGAIN_LATER}
+)
+#: Close codes that follow no error frame; an earlier error did not cause the close.
+_UNEXPLAINED = frozenset(
+    {CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY, CloseCode.NO_STATUS_RCVD, CloseCode.ABNORMAL_CLOSURE}
+)
+#: Outputs between two acknowledgements; until then the server keeps them for a resume.
 OUTPUTS_PER_ACK = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
-    """Bounds in bytes and seconds."""
+    """Bounds of a client session, in bytes and seconds."""
 
-    #: What waits to be written to the socket.
+    #: Frames queued for the socket.
     send_buffer_bytes: int = 256 << 10
-    #: What may be under way without an acknowledgement, whatever the server's credit says.
+    #: Input sent and not acknowledged, however much credit the server grants.
     window_bytes: int = 4 << 20
-    #: What is kept of unfinished requests to send it again; only with ``reconnect``.
+    #: Input of unfinished requests, kept to be sent again; used only with ``reconnect``.
     keep_bytes: int = 16 << 20
-    #: What waits for the user of the events; beyond it the socket is not read.
+    #: Events queued for the caller; while the queue is full, the socket is not read.
     event_bytes: int = 32 << 20
-    #: While there is no credit: how often to ask for it, and how long until it is taken for what it is, advice.
+    #: Without credit: the interval of probes for it, and the time after which input is sent without.
     credit_probe_sec: float = 0.25
     credit_patience_sec: float = 5
-    #: Waits before each attempt to reconnect; begun anew once a session was good for anything.
+    #: Delay before each attempt to reconnect; starts over once a connection has delivered a frame.
     reconnect_delays: tuple[float, ...] = (0, 0.25, 0.5, 1, 2, 4, 8, 8)
     close_timeout: float = 5
 
 
-class Link:
-    """Frames go in by ``write_soon`` and come out as events.
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Outcome of a connection, or of the whole session.
 
-    ``encode`` makes a frame of a chunk, and says if it is text. A fresh session is first configured as ``wanted``.
+    ``error`` is raised by calls from then on. ``orderly`` means that nothing failed; ``retryable`` that reconnecting
+    may help.
+    """
+
+    error: Exception
+    orderly: bool
+    retryable: bool
+
+
+class Link:
+    """Sends frames and receives events over one connection at a time.
+
+    One task owns the connection and reads from it, and has a child that writes. ``encode`` turns a chunk into a frame
+    and tells whether it is a text frame. ``wanted`` is the configuration that a fresh session is given.
     """
 
     def __init__(
@@ -73,21 +95,21 @@ class Link:
             window_bytes=limits.window_bytes, keep_bytes=limits.keep_bytes if reconnect else 0
         )
         self.events = EventQueue(limits.event_bytes)
-        #: Why nothing more can be sent, once that is so.
+        #: Set once the session is over.
         self.ending: Ending | None = None
         self._endpoint = endpoint
         self._encode = encode
         self._reconnect = reconnect
         self._sent = SentFrames()
-        #: What the session can be resumed with, and the output that was last acknowledged.
+        #: Token for the next resume; None if the session cannot be resumed.
         self._resume_token: str | None = None
         self._acknowledged_output = -1
         self._outbox: deque[tuple[bytes, bool]] = deque()
         self._outbox_bytes = 0
         self._outbox_changed = asyncio.Event()
-        self._room = asyncio.Event()
+        self._progress = asyncio.Event()
         self._attach(opened)
-        self._life = asyncio.create_task(self._live(), name=f"client of {opened.created.session_id}")
+        self._task = asyncio.create_task(self._run(), name=f"client of {opened.created.session_id}")
 
     def _attach(self, opened: OpenedConnection) -> None:
         self.websocket: ClientConnection = opened.websocket
@@ -101,18 +123,18 @@ class Link:
     # sending
 
     def check_open(self) -> None:
-        """Raises what ended the session."""
+        """Raises the error that ended the session, if it has ended."""
         if self.ending is not None:
             raise self.ending.error
 
     def write_soon(self, frame: bytes, is_text: bool) -> None:
-        """Frames leave in the order of these calls."""
+        """Queues a frame. Frames are written in the order of these calls."""
         self._outbox.append((frame, is_text))
         self._outbox_bytes += len(frame)
         self._outbox_changed.set()
 
-    def say(self, kind: SentKind, frame: bytes) -> None:
-        """Write soon what has no number, and again where it may not have arrived."""
+    def send_control(self, kind: SentKind, frame: bytes) -> None:
+        """Queues a frame that has no sequence number; a resume sends it again if it may have been lost."""
         self._remember(SentFrame(self.outgoing.next_sequence_id, kind, frame, is_text=True))
         self.write_soon(frame, True)
 
@@ -121,7 +143,7 @@ class Link:
             self._sent.add(frame)
 
     def send(self, chunk: InputChunk) -> int:
-        """Number a chunk and write it soon; -1 where its request is over and will not be worked on any more."""
+        """Numbers and queues a chunk; returns its number, or -1 if its request has already ended and it is dropped."""
         numbered = self.outgoing.add(chunk, output_audio=self.incoming.output_audio)
         if numbered is None or numbered.sequence_id is None:
             return -1
@@ -131,10 +153,10 @@ class Link:
         return numbered.sequence_id
 
     async def wait_for_room(self, size: int) -> None:
-        """Until this much may be sent: the socket takes it, and acknowledgements have come for enough of the rest.
+        """Waits until ``size`` bytes may be sent: the send buffer, the window and the server's credit allow it.
 
-        Credit is advice: without any, and without an acknowledgement under way that could bring some, it is asked
-        for now and then, and in the end done without.
+        Credit is advisory. Without credit, and without an acknowledgement due that could grant some, this probes for
+        it, and after ``credit_patience_sec`` goes ahead without.
         """
         patience = self.limits.credit_patience_sec
         while True:
@@ -142,39 +164,39 @@ class Link:
             buffered = self._outbox_bytes >= self.limits.send_buffer_bytes
             if not buffered and (self.outgoing.has_room(size) or (self.outgoing.starved and patience <= 0)):
                 return
-            self._room.clear()
+            self._progress.clear()
             if buffered or not self.outgoing.starved:
-                await self._room.wait()
+                await self._progress.wait()
                 continue
             try:
                 async with asyncio.timeout(self.limits.credit_probe_sec):
-                    await self._room.wait()
+                    await self._progress.wait()
             except TimeoutError:
                 patience -= self.limits.credit_probe_sec
                 self._probe_credit()
 
     def _probe_credit(self) -> None:
-        """A chunk that was accepted long ago is dropped and acknowledged at once, with the credit of the moment."""
+        """Repeats an accepted chunk without payload: the server drops and acknowledges it, with its current credit."""
         known = self.outgoing.acknowledged_sequence_id - 1
         if known >= 0 and not self._outbox:
             self.write_soon(b'{"type":"input_chunk","sequence_id":%d}' % known, True)
 
     def abandon(self, request: OutgoingRequest) -> None:
-        """Nobody wants a request any more: cancel it, and let nothing of it be seen."""
+        """Drops the events of a request, those queued and those still to arrive. Does not cancel it."""
         request.muted = True
         request_id = request.request_id
         if request_id is not None:
             self.events.discard(lambda event: getattr(event, "request_id", None) == request_id)
 
-    # the life of the connection
+    # connection
 
     async def close(self, *, flush: bool) -> None:
-        """Write what waits, say goodbye, end the tasks. Idempotent."""
+        """Flushes, closes the connection and ends the tasks. Idempotent."""
         if flush and self.ending is None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.limits.close_timeout):
                     await self._flushed()
-        # From here on nobody takes events; a reader that waits for room goes on, up to the goodbye of the server.
+        # Unblocks the reader, which waits while the queue is full, so that it sees the closing handshake.
         self.events.close()
         self._end(Ending(ConnectionLost("the session was closed"), orderly=True, retryable=False))
         try:
@@ -184,33 +206,34 @@ class Link:
             pass
         finally:
             self.websocket.transport.abort()
-            self._life.cancel()
-            await asyncio.wait([self._life])
-        if not self._life.cancelled():
-            self._life.result()
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if not self._task.cancelled():
+            self._task.result()
 
     async def _flushed(self) -> None:
         while self._outbox and self.ending is None and self.websocket.close_code is None:
-            self._room.clear()
-            await self._room.wait()
+            self._progress.clear()
+            await self._progress.wait()
 
-    async def _live(self) -> None:
+    async def _run(self) -> None:
+        """Owns the connection, and replaces it while that is possible."""
         ending = Ending(ConnectionLost("the client failed"), orderly=False, retryable=False)
         delays = iter(self.limits.reconnect_delays)
         try:
             while True:
-                ending = await self._converse()
-                self._room.set()
+                ending = await self._run_connection()
+                self._progress.set()
                 if self.ending is not None or not (self._reconnect and ending.retryable):
                     return
-                if self.incoming.heard_anything:
+                if self.incoming.received_any:
                     delays = iter(self.limits.reconnect_delays)
                 self.incoming.fail_pings(ending.error)
                 match await self._reopen(delays, ending):
                     case OpenedConnection() as opened:
-                        self._replay(opened)
-                    case again:
-                        self._go_on(again)
+                        self._start_over(opened)
+                    case ResumedConnection() as resumed:
+                        self._continue_session(resumed)
         except (OmniError, ConnectionError) as error:
             ending = Ending(error, orderly=False, retryable=False)
         finally:
@@ -221,11 +244,11 @@ class Link:
             self.ending = ending
         self.events.close()
         self.incoming.fail(self.ending.error)
-        self._room.set()
+        self._progress.set()
 
-    async def _converse(self) -> Ending:
-        """One connection, until it is closed."""
-        writer = asyncio.create_task(self._write(), name=f"{self._life.get_name()}, writing")
+    async def _run_connection(self) -> Ending:
+        """Reads and writes until the connection is closed."""
+        writer = asyncio.create_task(self._write(), name=f"{self._task.get_name()}, writing")
         try:
             return await self._read()
         finally:
@@ -233,14 +256,14 @@ class Link:
             await asyncio.wait([writer])
 
     async def _write(self) -> None:
-        with suppress(ConnectionClosed):  # the reader sees it, too
+        with suppress(ConnectionClosed):  # the reader handles it
             while True:
                 while self._outbox:
                     frame, is_text = self._outbox[0]
                     await self.websocket.send(frame, text=is_text)
                     self._outbox.popleft()
                     self._outbox_bytes -= len(frame)
-                    self._room.set()
+                    self._progress.set()
                 self._outbox_changed.clear()
                 await self._outbox_changed.wait()
 
@@ -251,7 +274,7 @@ class Link:
                 event = incoming.receive(message)
                 self._sent.accepted(self.outgoing.acknowledged_sequence_id)
                 self._acknowledge_output()
-                self._room.set()
+                self._progress.set()
                 if event is not None:
                     await self.events.put(event)
         except ConnectionClosed:
@@ -259,7 +282,7 @@ class Link:
         except InvalidFrame as error:
             await self.websocket.close(1002, "not a frame of this protocol")
             return Ending(error, orderly=False, retryable=False)
-        return ending_of(self.websocket, incoming.closing, incoming.last_error)
+        return _ending_of(self.websocket, incoming.closing, incoming.last_error)
 
     def _acknowledge_output(self) -> None:
         last = self.incoming.last_output_sequence_id
@@ -268,13 +291,16 @@ class Link:
             self.write_soon(msgspec.json.encode(OutputAckFrame(last)), True)
 
     async def _reopen(self, delays: Iterator[float], ending: Ending) -> OpenedConnection | ResumedConnection:
-        """The session, or a fresh one where that is over. Raises what stands in the way for good."""
-        # Unless the server, which has ended it, said so.
+        """Resumes the session, or opens a fresh one if it has ended.
+
+        Raises the error that rules out another attempt, or ConnectionLost after the last one.
+        """
+        # Only a lost connection leaves a session to resume; an error or a Closing ends it.
         resume_token = self._resume_token if isinstance(ending.error, ConnectionLost) and not ending.orderly else None
         last: Exception = ending.error
         for delay in delays:
-            if resume_token is None and self.outgoing.lost:
-                raise _too_long_to_be_kept() from ending.error
+            if resume_token is None and self.outgoing.not_kept:
+                raise _input_not_kept() from ending.error
             asked_for = getattr(last, "retry_after_ms", None) or 0
             await asyncio.sleep(max(delay * random.uniform(0.5, 1), asked_for / 1000))
             try:
@@ -295,13 +321,16 @@ class Link:
                 if not is_retryable(error):
                     raise
                 last = error
-        raise ConnectionLost(f"the connection was lost and could not be made again: {last}") from last
+        raise ConnectionLost(f"the connection was lost and could not be re-established: {last}") from last
 
-    def _replay(self, opened: OpenedConnection) -> None:
-        """Everything that was unfinished, from its beginning; without a pause, so that nothing gets between."""
-        if self.outgoing.lost:
+    def _start_over(self, opened: OpenedConnection) -> None:
+        """Moves every unfinished request to a fresh session.
+
+        Never awaits, so that no other frame is queued in between.
+        """
+        if self.outgoing.not_kept:
             opened.websocket.transport.abort()
-            raise _too_long_to_be_kept()
+            raise _input_not_kept()
         self.incoming.fail(ConnectionLost("the connection was lost"))
         self._attach(opened)
         self._outbox.clear()
@@ -313,32 +342,51 @@ class Link:
         self.events.put_nowait(Reconnected(opened.created.session_id, len(chunks)))
         for chunk in chunks:
             self.write_soon(*self._encode(chunk))
-        self._room.set()
+        self._progress.set()
 
-    def _go_on(self, again: ResumedConnection) -> None:
-        """What did not arrive is sent again, in its order; without a pause, so that nothing gets between."""
-        resumed = again.resumed
-        self.websocket = again.websocket
+    def _continue_session(self, connection: ResumedConnection) -> None:
+        """Sends again what did not arrive, in its order.
+
+        Never awaits, so that no other frame is queued in between.
+        """
+        resumed = connection.resumed
+        self.websocket = connection.websocket
         self._resume_token = resumed.resume_token
         self.incoming.resumed()
-        frames = self._sent.again(resumed.next_sequence_id, self._may_be_sent_again)
+        frames = self._sent.to_resend(resumed.next_sequence_id, self._may_resend)
         self.events.put_nowait(Resumed(resumed.session_id, len(frames), resumed.replayed))
         self._outbox.clear()
         self._outbox_bytes = 0
         for frame in frames:
             self.write_soon(frame.frame, frame.is_text)
-        self._room.set()
+        self._progress.set()
 
-    def _may_be_sent_again(self, kind: SentKind) -> bool:
-        """What may have arrived and would do no harm a second time."""
+    def _may_resend(self, kind: SentKind) -> bool:
+        """Returns whether a frame that may have arrived does no harm the second time."""
         match kind:
             case SentKind.CONFIG:
                 return self.incoming.awaits_configuration
             case SentKind.CANCEL:
-                return len(self.outgoing.requests) == 1  # it could meet another request otherwise
+                return len(self.outgoing.requests) == 1  # or it could cancel another request
             case _:
                 return True
 
 
-def _too_long_to_be_kept() -> ConnectionLost:
-    return ConnectionLost("the connection was lost, and the input was too long to be kept")
+def _input_not_kept() -> ConnectionLost:
+    return ConnectionLost("the connection was lost, and the unfinished input was too large to be kept")
+
+
+def _ending_of(websocket: ClientConnection, closing: Closing | None, last_error: ErrorEvent | None) -> Ending:
+    """Explains a closed connection by its close code, ``session_closing`` and the last error frame."""
+    code = websocket.close_code
+    if closing is not None:
+        kind = _REASONS.get(closing.reason)
+        message = f"the server closed the session: {closing.reason}"
+        return Ending(kind(message) if kind else ConnectionLost(message), True, closing.retryable)
+    if last_error is not None and code not in _UNEXPLAINED:
+        return Ending(last_error.error, False, last_error.retryable)
+    if code == CloseCode.MESSAGE_TOO_BIG:
+        return Ending(PayloadTooLarge("a frame was larger than the server takes"), False, False)
+    reason = f" ({websocket.close_reason})" if websocket.close_reason else ""
+    error = ConnectionLost(f"the connection was lost with code {code}{reason}")
+    return Ending(error, code == CloseCode.NORMAL_CLOSURE, code in _RETRYABLE_CODES)

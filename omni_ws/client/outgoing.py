@@ -1,4 +1,4 @@
-"""OutgoingInput: the numbers of what is sent, what the server said about it, what would be sent again. No I/O."""
+"""Bookkeeping of input: numbers, acknowledgements, credit, and what a fresh session would need again. No I/O."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from omni_ws.wire.session_config import OutputAudioConfig
 
 @dataclass(slots=True, eq=False)
 class OutgoingRequest:
-    """A request that the server has not finished."""
+    """A request without a Final."""
 
     first_sequence_id: int
-    #: What was in effect when it began: binary frames of its answer say neither format nor rate.
+    #: Output format when it began; binary frames of its answer name neither format nor rate.
     output_audio: OutputAudioConfig
     request_id: str | None = None
     input_open: bool = True
     cancelled: bool = False
-    #: Its user has gone: nobody wants its events.
+    #: Its caller was cancelled; its events are dropped.
     muted: bool = False
-    #: The server has finished it; where its input is open, the rest is swallowed there.
+    #: Its Final has arrived; if its input is still open, the server discards the rest of it.
     finished: bool = False
-    #: Its connection is gone, and it will not be sent again: what comes of its input goes nowhere.
+    #: It ended on an earlier connection; the rest of its input is not sent.
     orphaned: bool = False
-    #: Chunks sent that the server has not refused.
+    #: Chunks sent and not refused.
     live_chunks: int = 0
     last_sequence_id: int = -1
-    #: The chunk that carried the end of its input, if one did.
+    #: Number of the chunk with ``end_of_input``, if one had it.
     end_sequence_id: int | None = None
-    #: Its input so far, or None where that became too much to keep.
+    #: Its input so far; None if that is too large to keep.
     kept: dict[int, InputChunk] | None = field(default_factory=dict)
     kept_bytes: int = 0
 
 
 class OutgoingInput:
-    """Numbers chunks, groups them into requests, counts what is unacknowledged against window and credit.
+    """Numbers chunks, groups them into requests, and counts unacknowledged bytes against window and credit.
 
-    With ``keep_bytes`` above 0 the input of unfinished requests is kept, acknowledged or not: a fresh session knows
-    nothing of what an earlier one had accepted, so half a request would be answered as if it were whole.
+    With ``keep_bytes`` above 0 the input of unfinished requests is kept even once it is acknowledged: a fresh session
+    has none of what the old one accepted, and would answer half a request as if it were whole.
     """
 
     def __init__(self, *, window_bytes: int, keep_bytes: int) -> None:
@@ -51,33 +51,34 @@ class OutgoingInput:
         self.next_sequence_id = 0
         self.acknowledged_sequence_id = 0
         self.unacknowledged_bytes = 0
-        #: How much more than what is acknowledged may be sent; None until the server has said so.
+        #: Bytes beyond the acknowledged ones that the server takes; None before its first ``input_ack``.
         self.credit_bytes: int | None = None
-        #: In the order of their opening, which is that of their answers.
+        #: In the order in which they were opened, which is that of their answers.
         self.requests: deque[OutgoingRequest] = deque()
         self.receiving: OutgoingRequest | None = None
-        #: With turn detection audio opens no request here: the server finds out which it belongs to.
+        #: With turn detection the server assigns audio to requests; here it opens none.
         self.open_microphone = False
         #: Requests that the server opened.
-        self._opened_there: set[str] = set()
+        self._opened_by_server: set[str] = set()
         self._unacknowledged: deque[tuple[int, int]] = deque()
 
-    # room
+    # flow control
 
     def has_room(self, size: int) -> bool:
+        """Returns whether window and credit allow another ``size`` bytes."""
         if self.credit_bytes is not None and self.unacknowledged_bytes + size > self.credit_bytes:
             return False
         return not self._unacknowledged or self.unacknowledged_bytes + size <= self.window_bytes
 
     @property
     def starved(self) -> bool:
-        """Whether no acknowledgement is under way that could bring new credit."""
+        """Whether no acknowledgement is due that could bring new credit."""
         return not self._unacknowledged
 
-    # what is sent
+    # sending
 
     def add(self, chunk: InputChunk, *, output_audio: OutputAudioConfig) -> InputChunk | None:
-        """The chunk with its number; None where it belongs to a request that no server works on any more."""
+        """Returns the chunk with its number; None if its request has ended and the chunk must not be sent."""
         request = self.receiving
         if request is None and self.open_microphone and chunk.modality is Modality.AUDIO:
             numbered = replace(chunk, sequence_id=self.next_sequence_id)
@@ -104,26 +105,26 @@ class OutgoingInput:
         if not request.finished and request.kept is not None:
             request.kept[number] = chunk
             request.kept_bytes += size
-            self._stay_within_bounds()
+            self._limit_kept()
 
     def _count(self, size: int) -> int:
-        """The number of the next chunk, which is on its way from here on."""
+        """Allocates the number of a chunk, and counts its bytes as unacknowledged."""
         number = self.next_sequence_id
         self.next_sequence_id += 1
         self._unacknowledged.append((number, size))
         self.unacknowledged_bytes += size
         return number
 
-    def _stay_within_bounds(self) -> None:
-        """The longest request is the one that is given up."""
+    def _limit_kept(self) -> None:
+        """Forgets the input of the largest requests until the rest fits ``keep_bytes``."""
         while sum(request.kept_bytes for request in self.requests) > self.keep_bytes:
             longest = max(self.requests, key=lambda request: request.kept_bytes)
             longest.kept, longest.kept_bytes = None, 0
 
     def finish(self) -> bool:
-        """The input ends without another chunk. False where none is open that the server can know of.
+        """Ends the open input without another chunk; returns whether the server has to be notified.
 
-        Raises EmptyInput where the server refused all there was: it will not answer.
+        Raises EmptyInput if the server refused every chunk of it, so that no answer follows.
         """
         request, self.receiving = self.receiving, None
         if request is None:
@@ -131,15 +132,15 @@ class OutgoingInput:
         request.input_open = False
         if request in self.requests and request.live_chunks == 0:
             self.requests.remove(request)
-            raise EmptyInput("everything of this input was refused")
+            raise EmptyInput("every chunk of this input was refused")
         if request.kept:
-            # A fresh session is told by the last chunk.
+            # A fresh session learns of the end from the last chunk.
             last = max(request.kept)
             request.kept[last] = replace(request.kept[last], end_of_input=True)
         return not request.orphaned
 
     def cancel(self, request_id: str | None) -> None:
-        """As the server does it: the named request, or the one that is being answered, or the one that is open."""
+        """Applies the rule of the server: cancels the named request, else the one being answered, else the open one."""
         target: OutgoingRequest | None
         if request_id is not None:
             target = self.find(request_id)
@@ -151,37 +152,45 @@ class OutgoingInput:
         target.cancelled = True
         target.input_open = False
         if target.live_chunks == 0 and target in self.requests:
-            self.requests.remove(target)  # the server never saw it, and will not end it
+            self.requests.remove(target)  # the server knows no such request, and sends no Final
         if target is self.receiving:
             self.receiving = None
 
-    # what the server says
+    # replies of the server
 
     def acknowledge(self, next_sequence_id: int, credit_bytes: int) -> None:
+        """Applies an ``input_ack``. ``credit_bytes`` counts from ``next_sequence_id``."""
         while self._unacknowledged and self._unacknowledged[0][0] < next_sequence_id:
             self.unacknowledged_bytes -= self._unacknowledged.popleft()[1]
         self.acknowledged_sequence_id = max(self.acknowledged_sequence_id, next_sequence_id)
         self.credit_bytes = credit_bytes
 
     def started(self, request_id: str, sequence_id: int | None) -> OutgoingRequest | None:
-        """Which of the requests it is that the server now has a name for."""
+        """Assigns the id of a request that the server has started; returns the request.
+
+        Returns None for a request that the server opened itself.
+        """
         unnamed = [request for request in self.requests if request.request_id is None]
         if sequence_id is not None:
             unnamed = [request for request in unnamed if request.first_sequence_id <= sequence_id][-1:]
         if not unnamed:
-            self._opened_there.add(request_id)
+            self._opened_by_server.add(request_id)
             return None
         unnamed[0].request_id = request_id
         return unnamed[0]
 
     def find(self, request_id: str) -> OutgoingRequest | None:
+        """Returns the unfinished request with this id."""
         return next((request for request in self.requests if request.request_id == request_id), None)
 
     def final(self, request_id: str) -> OutgoingRequest | None:
-        """A request is over. One that never started has no name: answers come in order."""
+        """Removes and returns the request that has ended.
+
+        A request that never started has no id here; answers arrive in order, so it is the first without one.
+        """
         request = self.find(request_id)
-        if request_id in self._opened_there:
-            self._opened_there.discard(request_id)
+        if request_id in self._opened_by_server:
+            self._opened_by_server.discard(request_id)
         elif request is None:
             request = next((request for request in self.requests if request.request_id is None), None)
         if request is not None:
@@ -191,7 +200,9 @@ class OutgoingInput:
         return request
 
     def refused(self, sequence_id: int) -> bool:
-        """A chunk was refused and its number used up. True if no Final will come of its request as things stand."""
+        """Handles a refused chunk, whose number is used up; returns whether its request gets no Final as things
+        stand.
+        """
         request = next((r for r in reversed(self.requests) if r.first_sequence_id <= sequence_id), None)
         if request is None or sequence_id > request.last_sequence_id:
             return False
@@ -201,29 +212,32 @@ class OutgoingInput:
         if request.input_open:
             return False
         if request.live_chunks == 0:
-            self.requests.remove(request)  # the server never saw it, and will not end it
+            self.requests.remove(request)  # the server knows no such request, and sends no Final
             return not request.cancelled
         if sequence_id != request.end_sequence_id or request.cancelled:
             return False
         if self.receiving is None:
-            # The end was on the chunk that was refused: for the server this input is still open.
+            # The refused chunk carried the end: the server still has this input open.
             request.input_open = True
             self.receiving = request
         return True
 
-    # a fresh session
+    # reconnecting
 
     @property
-    def lost(self) -> list[OutgoingRequest]:
-        """Requests that could not be sent again as a whole."""
+    def not_kept(self) -> list[OutgoingRequest]:
+        """Requests that a fresh session cannot be given again, since their input was too large to keep."""
         return [request for request in self.requests if request.kept is None and not request.cancelled]
 
     def restart(self) -> tuple[list[InputChunk], list[OutgoingRequest]]:
-        """Numbering from 0: the chunks to send again, and the requests that are over because they were cancelled."""
+        """Renumbers the input of unfinished requests from 0, for a fresh session.
+
+        Returns the chunks to send, and the requests that end here because they were cancelled.
+        """
         self.next_sequence_id = self.acknowledged_sequence_id = self.unacknowledged_bytes = 0
         self.credit_bytes = None
         self._unacknowledged.clear()
-        self._opened_there.clear()
+        self._opened_by_server.clear()
         if self.receiving is not None and self.receiving.finished:
             self.receiving.orphaned = True
         cancelled = [request for request in self.requests if request.cancelled]

@@ -1,4 +1,4 @@
-"""Audio as a microphone gives it: small pieces, each at its time."""
+"""Recorded audio in real time, as a microphone delivers it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from omni_ws.client.wav import Pcm16
 
 
 def pieces(audio: Pcm16, *, piece_ms: int = 20) -> Iterator[bytes]:
-    """Whole frames of all channels; the last piece may be shorter."""
+    """Splits audio into pieces of ``piece_ms``, on frame boundaries. The last one may be shorter."""
     size = max(1, audio.sample_rate * piece_ms // 1000) * 2 * audio.channels
     for start in range(0, len(audio.samples), size):
         yield audio.samples[start : start + size]
 
 
 async def paced(items: Iterable[bytes], *, interval: float) -> AsyncGenerator[bytes, None]:
-    """One item every ``interval`` seconds, the first after one interval: a microphone first has to hear it.
+    """Yields one item every ``interval`` seconds, the first after one interval, as a microphone records before it
+    delivers.
 
-    Times are counted from the start, so that delays do not add up: after a hold-up, the late ones follow at once.
+    Due times count from the start, so delays do not accumulate: after a hold-up, the late items follow at once.
     """
     loop = asyncio.get_running_loop()
     start = loop.time()

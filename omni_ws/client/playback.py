@@ -1,4 +1,4 @@
-"""PlaybackBuffer: audio between the event loop, which gets it in bursts, and a sound card, which wants it evenly."""
+"""Buffer between the event loop, where audio arrives in bursts, and a sound device, which reads it evenly."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections import deque
 
 
 class PlaybackBuffer:
-    """Bytes of bare samples. ``write`` and the rest are called on the loop, ``read`` from the sound card's thread.
+    """Bytes of raw samples. Call ``read`` from the thread of the sound device, everything else on the loop.
 
-    Playing starts when ``prefill_bytes`` are there, or the end is, so that the gaps between the first chunks are not
-    heard; once the buffer has run dry it fills up again before it goes on.
+    Playback starts once ``prefill_bytes`` are buffered or the answer has ended, which hides gaps between the first
+    chunks. After an underrun the buffer fills up again first.
     """
 
     def __init__(self, *, prefill_bytes: int, silence: bytes = b"\0") -> None:
         self.prefill_bytes = prefill_bytes
-        #: Bytes that were played since ``clear``.
+        #: Bytes of audio read since ``clear``.
         self.played_bytes = 0
-        #: How often the sound card wanted more than there was, in the middle of an answer.
+        #: Underruns within answers.
         self.underruns = 0
         self._silence = silence
         self._chunks: deque[memoryview] = deque()
@@ -32,7 +32,7 @@ class PlaybackBuffer:
 
     @property
     def idle(self) -> bool:
-        """Whether everything there was has been handed over, and no more is expected."""
+        """Whether all audio has been read, and no more is expected."""
         return self._buffered == 0 and self._ended
 
     def write(self, audio: bytes) -> None:
@@ -43,19 +43,19 @@ class PlaybackBuffer:
                 self._ended = False
 
     def end(self) -> None:
-        """No more comes of this answer: what is there is played, however little it is."""
+        """Marks the end of an answer: what is buffered is played without waiting for more."""
         with self._lock:
             self._ended = True
 
     def clear(self) -> None:
-        """Silence, now: the listener has begun to speak."""
+        """Drops everything that is buffered, for a barge-in."""
         with self._lock:
             self._chunks.clear()
             self._buffered = self.played_bytes = 0
             self._filling = self._ended = True
 
     def read(self, size: int) -> bytes:
-        """Exactly this much, silence where there is nothing. Does not block for longer than a copy takes."""
+        """Returns exactly ``size`` bytes, padded with silence. Blocks no longer than a copy takes."""
         with self._lock:
             if self._filling and self._buffered and (self._ended or self._buffered >= self.prefill_bytes):
                 self._filling = False

@@ -1,4 +1,4 @@
-"""SentFrames: what was sent and may not have arrived, to be sent again where the session is resumed. No I/O."""
+"""Frames that may not have arrived, kept to be sent again after a resume. No I/O."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from typing import NamedTuple
 
 
 class SentKind(Enum):
+    """What a frame is, which decides whether it may be sent twice."""
+
     CHUNK = "input_chunk"
     CONFIG = "session_config"
     FINISH = "finish"
     CANCEL_BY_ID = "cancel with a request_id"
-    CANCEL = "cancel of whatever runs"
+    CANCEL = "cancel of the running request"
 
 
 class SentFrame(NamedTuple):
-    #: The number of the chunk; for any other frame, that of the chunk that comes next.
+    """A frame that was sent."""
+
+    #: Number of the chunk; for any other frame, that of the next chunk.
     place: int
     kind: SentKind
     frame: bytes
@@ -25,7 +29,7 @@ class SentFrame(NamedTuple):
 
 
 class SentFrames:
-    """In their order. What is accepted is forgotten, and with it all that was sent before."""
+    """Holds the frames after the last acknowledged chunk, in their order."""
 
     def __init__(self) -> None:
         self._frames: deque[SentFrame] = deque()
@@ -34,11 +38,15 @@ class SentFrames:
         self._frames.append(frame)
 
     def accepted(self, next_sequence_id: int) -> None:
+        """Forgets what was sent before the chunk ``next_sequence_id``."""
         while self._frames and self._frames[0].place < next_sequence_id:
             self._frames.popleft()
 
-    def again(self, next_sequence_id: int, wanted: Callable[[SentKind], bool]) -> list[SentFrame]:
-        """From the first chunk on that did not arrive. What has no number may have arrived; ``wanted`` decides."""
+    def to_resend(self, next_sequence_id: int, wanted: Callable[[SentKind], bool]) -> list[SentFrame]:
+        """Returns the frames from the first chunk on that did not arrive.
+
+        A frame without a number may have arrived: ``wanted`` decides about its kind.
+        """
         self.accepted(next_sequence_id)
         self._frames = deque(frame for frame in self._frames if frame.kind is SentKind.CHUNK or wanted(frame.kind))
         return list(self._frames)

@@ -1,4 +1,4 @@
-"""ClientSession: one conversation with a server, as its user sees it."""
+"""Client session: what an application uses."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from omni_ws.client.connection import DEFAULT_URL, Endpoint, encode_config, open_session
+from omni_ws.client.connection import DEFAULT_URL, Endpoint, open_session
 from omni_ws.client.events import Answer, AnswerBuilder, ErrorEvent, Event, Final
 from omni_ws.client.failures import ServerError
-from omni_ws.client.frames import chunk_encoder
+from omni_ws.client.frames import chunk_encoder, encode_config
 from omni_ws.client.link import ClientLimits, Link
 from omni_ws.client.sent_frames import SentKind
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality
@@ -42,12 +42,13 @@ async def connect(
     open_timeout: float = 10,
     limits: ClientLimits = ClientLimits(),  # noqa: B008  # frozen
 ) -> AsyncIterator[ClientSession]:
-    """A session, closed at the end of the block.
+    """Opens a session, which is closed at the end of the block.
 
-    Raises ConnectionFailed where no server answers, and the server's error where it refuses the session or ``config``.
-    With ``reconnect`` a session whose connection was lost is resumed over another: see Resumed. Where the server has
-    ended it, or does not resume sessions, a fresh one gets the configuration and every unfinished request again, whole
-    and numbered from 0: see Reconnected.
+    Raises ConnectionFailed if no server answers, and the error of the server if it refuses the session or ``config``.
+
+    With ``reconnect`` a session whose connection is lost is resumed over another one (:class:`Resumed`). If the
+    server has ended the session, or does not resume sessions, a fresh one gets the configuration and all unfinished
+    requests, whole and numbered from 0 (:class:`Reconnected`).
     """
     endpoint = Endpoint(url=url, api_key=api_key, binary=binary, ssl=ssl, open_timeout=open_timeout)
     wanted = merge({}, config or {})
@@ -65,130 +66,150 @@ async def connect(
 
 
 class ClientSession:
-    """Made by ``connect``. For one event loop.
+    """A session with a server, made by :func:`connect`. Belongs to one event loop.
 
-    Sending returns when a chunk is on its way to the socket, and waits while too much is. Whoever sends much reads
-    events at the same time: beyond ``ClientLimits.event_bytes`` nothing is read any more, acknowledgements included.
-    Use ``events`` or ``response``, not both at once.
+    Send methods return once the frame is queued for the socket, and wait while the send buffer, the window or the
+    server's credit is exhausted. Read events concurrently: while more than ``ClientLimits.event_bytes`` of them wait,
+    the socket is not read, so acknowledgements do not arrive either.
+
+    Consume events by ``events``, ``response`` or ``answer``, one at a time.
     """
 
     def __init__(self, link: Link) -> None:
         self._link = link
         self._sending = asyncio.Lock()
 
-    # what is known
+    # state
 
     @property
     def session_id(self) -> str:
+        """Id of the current session; a Reconnected changes it."""
         return self._link.created.session_id
 
     @property
     def created(self) -> SessionCreatedFrame:
-        """What the server said when the session was created."""
+        """The ``session_created`` frame: limits, defaults and the model."""
         return self._link.created
 
     @property
     def config(self) -> SessionUpdatedFrame | None:
-        """The effective configuration; None until something was configured."""
+        """Configuration in effect, as the server reported it; None before the first one."""
         return self._link.incoming.config
 
     @property
     def input_audio(self) -> InputAudioConfig:
+        """Format in which ``send_audio`` takes audio."""
         config = self.config
         return config.input_audio if config else self.created.input_audio
 
     @property
     def output_audio(self) -> OutputAudioConfig:
+        """Format of the audio of answers."""
         return self._link.incoming.output_audio
 
     @property
     def last_output_sequence_id(self) -> int:
-        """The highest number of an output received, or -1."""
+        """Highest number of an output received, or -1."""
         return self._link.incoming.last_output_sequence_id
 
     @property
     def queued_event_bytes(self) -> int:
-        """What has arrived and was not taken yet."""
+        """Size of the events that were received and not consumed."""
         return self._link.events.queued
 
     # sending
 
     async def configure(self, **fields: Any) -> SessionUpdatedFrame:
-        """From the next request on; None restores a default. Raises the server's error; nothing has changed then."""
+        """Changes configuration fields, from the next request on; None restores a default.
+
+        Returns the configuration in effect. Raises the error of the server if it refuses; then nothing has changed.
+        """
         frame = encode_config(fields)
         self._link.check_open()
         reply = self._link.incoming.expect_configuration()
-        self._link.say(SentKind.CONFIG, frame)
+        self._link.send_control(SentKind.CONFIG, frame)
         updated = await reply
         self._link.wanted = merge(self._link.wanted, fields)
         return updated
 
     async def send_audio(self, audio: bytes, *, end: bool = False, timestamp_ms: int | None = None) -> int:
-        """Audio in the session's input format; borders between chunks mean nothing. Returns its sequence_id.
+        """Sends audio in the format of ``input_audio``; returns its sequence number.
 
-        With ``turn_detection`` configured it opens no request: the server does, when it hears speech. Such audio is not
-        sent again after a Reconnected.
+        Chunks may be cut anywhere. ``end`` ends the input of the request.
+
+        With ``turn_detection`` configured it opens no request: the server opens one when it detects speech. Such
+        audio is not sent again after a Reconnected.
         """
         return await self.send_chunk(InputChunk(Modality.AUDIO, audio, timestamp_ms=timestamp_ms, end_of_input=end))
 
     async def send_text(self, text: str, *, end: bool = False) -> int:
+        """Sends text; returns its sequence number. ``end`` ends the input of the request."""
         return await self.send_chunk(InputChunk(Modality.TEXT, text.encode(), end_of_input=end))
 
     async def send_tool_result(self, call_id: str, result: str, *, end: bool = False) -> int:
-        """What came of a tool call of an earlier answer; it may be empty. With ``end`` the model goes on at once."""
+        """Sends the result of a tool call of an earlier answer; it may be empty.
+
+        ``end`` ends the input, which starts the next request to the model.
+        """
         return await self.send_chunk(InputChunk(Modality.TEXT, result.encode(), end_of_input=end, tool_call_id=call_id))
 
     async def send_image(
         self, image: bytes, *, format: str | None = None, end: bool = False, timestamp_ms: int | None = None
     ) -> int:
-        """One image a chunk. ``format`` is its MIME type; None lets the server look."""
+        """Sends one image. ``format`` is its MIME type; None lets the server detect it."""
         return await self.send_chunk(
             InputChunk(Modality.IMAGE, image, format=format, timestamp_ms=timestamp_ms, end_of_input=end)
         )
 
     async def send_chunk(self, chunk: InputChunk) -> int:
-        """Any chunk; its number is given here and returned (numbers start anew on a fresh session).
+        """Numbers and sends a chunk of any modality; returns its sequence number.
 
-        Waits for room in the send buffer, for acknowledgements and, for a while, for credit. Raises PayloadTooLarge
-        for more than a chunk may hold, and what ended the session where it has ended. A call that is cancelled while
-        it waits has sent nothing.
+        Numbers start over in a fresh session. -1 means that the request had already ended and the chunk was dropped.
+
+        Waits for the send buffer, the window and, for a limited time, credit. If it is cancelled while it waits,
+        nothing was sent. Raises PayloadTooLarge if the payload exceeds the server's limit, and the error that ended
+        the session if it has ended.
         """
         size = len(chunk.payload)
         limit = self.created.limits.max_chunk_bytes
         if size > limit:
             raise PayloadTooLarge(f"a chunk may hold {limit} bytes, this one has {size}", param="payload")
         if chunk.timestamp_ms is not None and chunk.timestamp_ms < 0:
-            raise ValueError("timestamp_ms is 0 or more")
+            raise ValueError("timestamp_ms must not be negative")
         async with self._sending:
             await self._link.wait_for_room(size)
             return self._link.send(chunk)
 
     async def finish(self) -> None:
-        """The input of the open request ends here. Nothing happens where none is open.
+        """Ends the input of the open request. Does nothing if none is open.
 
-        Raises EmptyInput where the server has refused all of it.
+        Raises EmptyInput if the server refused every chunk of it.
         """
         async with self._sending:
             self._link.check_open()
             if self._link.outgoing.finish():
-                self._link.say(SentKind.FINISH, _encode(FinishFrame()))
+                self._link.send_control(SentKind.FINISH, _encode(FinishFrame()))
 
     async def cancel(self, request_id: str | None = None) -> None:
-        """Stop the named request, or the running one, and close its input. Its Final still comes."""
+        """Cancels the named request, or the running one, and ends its input. Its Final still arrives."""
         self._link.check_open()
         self._link.outgoing.cancel(request_id)
         kind = SentKind.CANCEL if request_id is None else SentKind.CANCEL_BY_ID
-        self._link.say(kind, _encode(CancelFrame(request_id)))
+        self._link.send_control(kind, _encode(CancelFrame(request_id)))
 
     async def acknowledge_output(self, *, played_ms: float | None = None) -> None:
-        """Tell the server that all output so far has arrived, and how much of the running answer was heard."""
+        """Acknowledges all output received so far.
+
+        ``played_ms`` reports how much of the current answer has been played, by which the server paces audio and
+        knows where a barge-in cut it.
+        """
         self._link.check_open()
         if self.last_output_sequence_id >= 0:
             frame = OutputAckFrame(self.last_output_sequence_id, played_ms)
             self._link.write_soon(_encode(frame), True)
 
     async def ping(self) -> float:
-        """The time to the server and back, in seconds, behind everything that waits to be sent."""
+        """Returns the round-trip time in seconds, including the wait behind queued frames."""
         self._link.check_open()
         number, pong = self._link.incoming.expect_pong()
         loop = asyncio.get_running_loop()
@@ -200,9 +221,9 @@ class ClientSession:
     # receiving
 
     async def events(self) -> AsyncIterator[Event]:
-        """Everything, until the session ends.
+        """Yields all events until the session ends.
 
-        Raises what ended it, unless it was closed in good order: by ``close``, or by the server after a Closing.
+        Raises the error that ended it, unless it ended in order: by ``close``, or by the server after a Closing.
         """
         while (event := await self._link.events.get()) is not None:
             yield event
@@ -211,9 +232,9 @@ class ClientSession:
             raise ending.error
 
     async def response(self) -> AsyncIterator[Event]:
-        """The events up to the Final of the next request that ends.
+        """Yields events up to and including the next Final.
 
-        Raises what ended the session before that, and the error of an ErrorEvent that ``blocks_request``.
+        Raises the error that ended the session before it, and that of an ErrorEvent with ``blocks_request``.
         """
         while (event := await self._link.events.get()) is not None:
             yield event
@@ -224,9 +245,9 @@ class ClientSession:
         self._link.check_open()
 
     async def answer(self) -> Answer:
-        """The whole answer to the next request. Raises the error that it ended with.
+        """Collects the next answer. Raises the error with which its request ended.
 
-        Where the caller gives up (is cancelled), the request is cancelled, and nothing of it is seen again.
+        If it is cancelled, it cancels the request and drops the events that still arrive for it.
         """
         builder = AnswerBuilder()
         request = self._link.outgoing.requests[0] if self._link.outgoing.requests else None
@@ -238,7 +259,7 @@ class ClientSession:
                 self._link.abandon(request)
                 self._link.outgoing.cancel(request.request_id)
                 kind = SentKind.CANCEL if request.request_id is None else SentKind.CANCEL_BY_ID
-                self._link.say(kind, _encode(CancelFrame(request.request_id)))
+                self._link.send_control(kind, _encode(CancelFrame(request.request_id)))
             raise
         answer = builder.build()
         if answer.finish_reason is FinishReason.ERROR:
@@ -246,12 +267,12 @@ class ClientSession:
         return answer
 
     async def ask_text(self, text: str) -> Answer:
-        """Send a text as a whole request and return the whole answer."""
+        """Sends a text as a whole request; returns the answer."""
         await self.send_text(text, end=True)
         return await self.answer()
 
-    # the end
+    # closing
 
     async def close(self, *, flush: bool = True) -> None:
-        """What was sent so far is written first, unless ``flush`` is False. Idempotent."""
+        """Ends the session. Writes queued frames first unless ``flush`` is False. Idempotent."""
         await self._link.close(flush=flush)

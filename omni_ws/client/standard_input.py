@@ -1,4 +1,4 @@
-"""Standard input without holding up the event loop, whatever it is: a pipe, a file, a terminal."""
+"""Reads standard input without blocking the event loop, be it a pipe, a file or a terminal."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from typing import Final
 
-#: Pieces that may wait for the loop before reading pauses.
+#: Pieces read ahead of the consumer.
 _QUEUED: Final = 8
 
 
 def read_standard_input() -> bytes:
-    """Past Python's own buffer, whose lock a read that never returns would hold for ever."""
+    """Reads up to 64 KiB. Bypasses Python's buffer, whose lock a read that never returns would hold forever."""
     return os.read(0, 1 << 16)
 
 
 async def read_ahead(read: Callable[[], bytes] = read_standard_input) -> AsyncGenerator[bytes, None]:
-    """What ``read`` returns, until it returns nothing.
+    """Yields what ``read`` returns until that is empty. Raises the OSError of ``read``.
 
-    A daemon thread calls it: a read that never returns must not keep the program from ending.
+    ``read`` runs in a daemon thread, so that a read that never returns does not keep the process from exiting.
     """
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[bytes | OSError] = asyncio.Queue()
@@ -29,7 +29,7 @@ async def read_ahead(read: Callable[[], bytes] = read_standard_input) -> AsyncGe
     gone = threading.Event()
 
     def hand_over(item: bytes | OSError) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody listens any more
+        with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(queue.put_nowait, item)
 
     def pump() -> None:

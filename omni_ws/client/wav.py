@@ -1,4 +1,4 @@
-"""WAV files as bare 16-bit samples, which every server takes."""
+"""WAV files as 16-bit PCM, which every engine takes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from os import PathLike
 
 
 class UnreadableAudio(ValueError):
-    """A file that is no WAV file, or one of a kind that is not read here."""
+    """The file is not a WAV file of integer samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pcm16:
-    """Little-endian 16-bit samples, channels interleaved."""
+    """Signed 16-bit little-endian samples, channels interleaved."""
 
     samples: bytes
     sample_rate: int
@@ -25,7 +25,10 @@ class Pcm16:
 
 
 def read_wav(path: str | PathLike[str]) -> Pcm16:
-    """8, 16, 24 or 32 bits of integer samples. Raises UnreadableAudio, and OSError where there is no such file."""
+    """Reads a WAV file with integer samples of 8, 16, 24 or 32 bits.
+
+    Raises UnreadableAudio for any other, and OSError if the file cannot be opened.
+    """
     try:
         with open(path, "rb") as file, wave.open(file) as reader:
             data, width = reader.readframes(reader.getnframes()), reader.getsampwidth()
@@ -38,6 +41,7 @@ def read_wav(path: str | PathLike[str]) -> Pcm16:
 
 
 def write_wav(path: str | PathLike[str], audio: Pcm16) -> None:
+    """Writes a WAV file with 16-bit samples."""
     with open(path, "wb") as file, wave.open(file, "wb") as writer:
         writer.setnchannels(audio.channels)
         writer.setsampwidth(2)
@@ -46,7 +50,7 @@ def write_wav(path: str | PathLike[str], audio: Pcm16) -> None:
 
 
 def _to_16_bit(data: bytes, width: int) -> bytes:
-    """The two most significant bytes of each sample."""
+    """Keeps the two most significant bytes of each sample."""
     data = data[: len(data) // width * width]
     if width == 2:
         return data

@@ -74,11 +74,11 @@ def test_a_final_without_a_start_ends_the_oldest_request(outgoing: Outgoing) -> 
 def test_the_longest_request_is_given_up_past_the_bound(outgoing: Outgoing) -> None:
     outgoing.put(audio(100, end=True))
     outgoing.put(audio(900))
-    assert outgoing.lost == []
+    assert outgoing.not_kept == []
     outgoing.put(audio(1))
-    assert outgoing.lost == [outgoing.requests[1]]
+    assert outgoing.not_kept == [outgoing.requests[1]]
     outgoing.cancel(None)
-    assert outgoing.lost == []
+    assert outgoing.not_kept == []
 
 
 def test_a_fresh_session_numbers_from_zero_without_refused_chunks(outgoing: Outgoing) -> None:
