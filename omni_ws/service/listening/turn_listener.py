@@ -1,390 +1,454 @@
-"""TurnListener: says which request the audio of an open microphone belongs to."""
+"""TurnListener: turn detection, which assigns the audio of an open microphone to requests.
+
+While turn detection is on, ``InputStream`` diverts input: it puts chunks in order and charges their bytes, and the
+conversation hands them to ``TurnListener.put`` instead of to a request. The listener finds the speech in the audio,
+admits each spoken turn to a request (``InputStream.admit``) and discards the audio between turns.
+
+*Order.* One queue holds audio, text, images, ends of input, new settings and cancels. Each item takes effect once all
+audio before it has been judged: text sent after audio cannot overtake it, and settings apply where they were sent.
+
+*Threads.* Decoding and detection run in the worker threads of ``SpeechWorkers``, one piece of audio of a session at a
+time; the loop leaves ``_watch`` alone while a piece is in a thread. Everything else runs on the event loop.
+
+*Pieces.* Waking a thread costs as much as judging several windows of 32 ms, so audio collects until a piece is worth
+it: ``PIECE_MS`` in silence, ``TURN_PIECE_MS`` in speech, one window (``URGENT_PIECE_MS``) when a turn may be about to
+end or an answer to be interrupted, and any amount when another item waits behind it or the queue is full. Audio that
+stays below that is processed in a round, within 1.5 ``ROUND_SEC``, together with that of other sessions.
+
+*Latency.* From the first silent window every window is judged as it completes. ``speech_stopped`` is therefore sent
+with the chunk that completes the last window of ``silence_duration_ms`` (less ``DETECTOR_LAG_MS``).
+
+*Beginning of a turn.* Judged audio waits in an ``AudioRing``. In silence the ring keeps ``prefix_padding_ms``, plus
+``LOOK_BACK_MS`` because several windows must show speech before a turn begins. At the onset the ring discards what is
+older than the padding, and the rest joins the open request or opens one. While an answer is playing, an onset takes
+more windows and a clearer voice (``BARGE_IN_BAR``), so that an echo of that answer does not interrupt it.
+
+*During a turn.* Audio is admitted only once it has been judged, cut at the windows: a turn holds the same samples
+whatever the chunks or pieces were. Text and images that arrive within a turn join the same request.
+
+*End of a turn.* At the offset, the audio judged so far is admitted and the request's input ends with the trigger
+``vad``; what was recorded after that belongs to the next turn. The client may end the input itself (``end_of_input``,
+``finish``); the rest of the speech in progress then belongs to no request.
+
+*Cancel.* Text, images and ends of input that wait are withdrawn. Audio that waits is still judged, since the speech in
+it may go on afterwards, but an onset in it opens no request. The ring is emptied where the cancel was sent.
+
+*New settings.* They wait for the open request to end, besides for the audio before them. Then detection starts afresh
+with a reset detector and an empty ring; a turn still in progress is reported as stopped. Times go on: all
+``audio_ms`` are milliseconds of judged audio since turn detection was first switched on.
+
+*Failures.* Audio that cannot be decoded, or a detector that fails, is reported once and ends the open turn. The
+listener is then deaf: it discards audio until the format or the settings change.
+
+*Memory and backpressure.* Diverted bytes count against the session and the server until ``admit`` moves them to a
+request or ``reweigh`` releases them. Compressed audio cannot be cut, so it continues as decoded PCM and is charged as
+such. With ``MAX_WAITING_BYTES`` in the queue the listener is ``full`` and the socket is not read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final
+import enum
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 import numpy as np
 from msgspec.structs import replace
 
 from omni_ws.audio import vad
-from omni_ws.audio.mime import media_type, parse_audio_format
+from omni_ws.audio.mime import media_type
 from omni_ws.audio.samples import Samples
 from omni_ws.audio.speech_watch import SpeechWatch, Watched
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.audio_ring import AudioRing
-from omni_ws.core.chunks import InputChunk, Modality, StartTrigger
+from omni_ws.core.chunks import InputChunk, StartTrigger
 from omni_ws.core.input_stream import InputStream
 from omni_ws.core.session import StreamingInputSession
 from omni_ws.core.stream_events import StreamEvent
 from omni_ws.errors import OmniError
 from omni_ws.service.failure import unexpected
-from omni_ws.service.listening.queue import Item, Listening, ListeningQueue, Mark
+from omni_ws.service.listening.queue import Item, ListeningQueue, ListeningSettings, Mark, Piece
 from omni_ws.service.listening.workers import SpeechWorkers
 from omni_ws.wire.server_frames import SpeechStartedFrame, SpeechStoppedFrame
+from omni_ws.wire.session_config import TurnDetectionConfig
 
-#: Audio goes to a thread in pieces, since each costs a thread's waking up and a model that is no longer in any cache:
-#: while nobody speaks with that of others, or alone where more of it waits than a round brings; in a turn when there is
-#: this much; but window by window where it matters at once: when a turn may be about to end, or an answer to be
-#: interrupted.
+#: How much audio is worth a thread: in silence, in a turn, and where a turn may end or an answer be interrupted.
 PIECE_MS: Final = 10 * vad.WINDOW_MS
 TURN_PIECE_MS: Final = 3 * vad.WINDOW_MS
 URGENT_PIECE_MS: Final = vad.WINDOW_MS
-#: And in pieces of at most about this many bytes: a long chunk is cut, so that no session keeps a thread for long.
-MAX_PIECE_BYTES: Final = 64 * 1024
-#: Beyond this much that was not listened to the socket is not read.
+#: With this much in the queue the listener is full.
 MAX_WAITING_BYTES: Final = 1 << 20
-#: Compressed audio, which cannot be cut anywhere, goes on as it was decoded for the detector.
+#: The format in which compressed audio joins a request.
 DECODED: Final = AudioFormat(sample_rate=vad.SAMPLE_RATE)
-#: Beyond these everything would be speech, or nothing.
+#: Beyond these, the detector would take all audio for speech, or none.
 LOWEST_THRESHOLD, HIGHEST_THRESHOLD = 0.01, 0.99
-#: From before the windows that show the speech; no start is looked for further back.
+#: How far before its detection speech may have begun.
 LOOK_BACK_MS: Final = vad.MAX_START_SPAN * vad.WINDOW_MS
 
 
-class TurnListener:
-    """Input comes in order by ``put``, as long as ``stream.diverting``; what belongs to a request is admitted there.
+class ListeningState(enum.Enum):
+    OFF = "turn detection is off, or not configured yet"
+    SILENCE = "no speech"
+    SPEECH = "speech is in progress"
+    PAUSE = "speech is in progress, but the last window was silent"
+    DEAF = "the audio cannot be judged"
 
-    Everything waits for the audio before it, which is looked at in a worker thread, a piece at a time. Audio in a turn
-    is handed on once it was judged, so that a turn is the same audio however that was cut on its way here.
-    ``take_events`` hears what the audio means for the requests, ``tell`` what the client is told; ``listened`` is
-    called when input that had to wait may come again.
+
+# Compared for every chunk: a global is faster to look up than a member of an enum.
+_OFF: Final = ListeningState.OFF
+_SPEECH: Final = ListeningState.SPEECH
+_PAUSE: Final = ListeningState.PAUSE
+
+_TRANSITIONS: Final = {
+    ListeningState.OFF: frozenset({ListeningState.SILENCE}),
+    ListeningState.SILENCE: frozenset({ListeningState.OFF, ListeningState.SPEECH, ListeningState.DEAF}),
+    ListeningState.SPEECH: frozenset({ListeningState.SILENCE, ListeningState.PAUSE}),
+    ListeningState.PAUSE: frozenset({ListeningState.SILENCE, ListeningState.SPEECH}),
+    ListeningState.DEAF: frozenset({ListeningState.OFF, ListeningState.SILENCE}),
+}
+
+
+class TurnOwner(Protocol):
+    """What a turn listener asks of its conversation, always from the event loop."""
+
+    @property
+    def is_playing(self) -> bool:
+        """Whether an answer is being played, so that speech would interrupt it."""
+        ...
+
+    def take_turn_events(self, events: Sequence[StreamEvent]) -> None:
+        """Handle what the input means for requests, in order."""
+        ...
+
+    def report_turn(self, message: SpeechStartedFrame | SpeechStoppedFrame | OmniError) -> None:
+        """Send a message about the speech itself to the client."""
+        ...
+
+    def turn_listener_progressed(self) -> None:
+        """A piece of audio was processed: a listener that was full may have room."""
+        ...
+
+
+class TurnListener:
+    """Takes diverted input in order and assigns it to requests of ``stream``. The module docstring explains how.
+
+    The states of the speech::
+
+        OFF      -> SILENCE    settings with turn detection apply
+        SILENCE  -> SPEECH     an onset was detected
+        SPEECH   -> PAUSE      the last window of a piece was silent
+        PAUSE    -> SPEECH     it was not
+        SPEECH, PAUSE -> SILENCE   an offset was detected, or detection is reset
+        SILENCE  -> DEAF       detection failed and was reset
+        DEAF     -> SILENCE    audio in another format arrives, or settings apply
+        SILENCE, DEAF -> OFF   settings without turn detection apply
+
+    Whether the speech has a request is another matter: the client may have ended or cancelled it (``_in_turn``).
     """
 
-    def __init__(
-        self,
-        stream: InputStream,
-        workers: SpeechWorkers,
-        *,
-        take_events: Callable[[Sequence[StreamEvent]], None],
-        tell: Callable[[SpeechStartedFrame | SpeechStoppedFrame | OmniError], None],
-        listened: Callable[[], None],
-        server_speaks: Callable[[], bool],
-    ) -> None:
+    def __init__(self, stream: InputStream, workers: SpeechWorkers, owner: TurnOwner) -> None:
         self._stream = stream
         self._workers = workers
-        self._take_events = take_events
-        self._tell = tell
-        self._listened = listened
-        self._server_speaks = server_speaks
-        self._items = ListeningQueue(workers, lambda: None if self._piece else self._pump())
-        self._listening: Listening | None = None
-        self._next: Listening | None = None
-        self._configured: Listening | None = None
+        self._owner = owner
+        self._queue = ListeningQueue(workers, self._on_overdue)
+        self._state = ListeningState.OFF
+        #: The settings in force, those that wait for the open request to end, and the last that were configured.
+        self._settings: ListeningSettings | None = None
+        self._next: ListeningSettings | None = None
+        self._configured: ListeningSettings | None = None
+        #: Made and used by worker threads.
         self._watch: SpeechWatch | None = None
-        #: The audio that a thread is looking at.
-        self._piece: list[InputChunk] = []
+        #: The audio that a worker thread is judging.
+        self._piece: Piece | None = None
+        #: Judged audio that belongs to no request, or not yet.
         self._ring: AudioRing | None = None
+        #: The format of the last piece.
         self._source: AudioFormat | None = None
-        #: Whether the audio of this source could not be decoded.
-        self._deaf = False
-        #: The request that the speech under way belongs to, if it still takes input.
+        #: The request that the speech in progress was admitted to. It may have ended since.
         self._turn: StreamingInputSession | None = None
-        self._speaking = False
-        self._pausing = False
+        #: Length of the complete windows since detection began, and of the audio behind the last of them.
         self._judged_ms = 0
-        #: Audio behind that which a thread has seen already.
         self._rest_ms = 0.0
-        #: How many cancels are waiting for the audio before them: speech in that opens no request.
-        self._cancels = 0
-        #: Where the time line of the watch begins on that of the session.
+        #: When detection began, on the session's time line of audio.
         self._offset_ms = 0
+        #: Cancels in the queue.
+        self._cancels = 0
         self._closed = False
 
     @property
     def audio(self) -> AudioFormat | None:
-        """The format in which audio goes on into a request; None while nobody listens."""
-        if self._listening is None or self._listening.turns is None:
+        """The format in which audio joins a request; None while turn detection is off."""
+        if self._settings is None or self._settings.turns is None:
             return None
-        return self._listening.audio if self._listening.audio.is_raw else DECODED
+        return self._settings.audio if self._settings.audio.is_raw else DECODED
 
     @property
     def full(self) -> bool:
-        return self._items.waiting_bytes >= MAX_WAITING_BYTES
+        """Whether the socket should not be read."""
+        return self._queue.waiting_bytes >= MAX_WAITING_BYTES
 
-    def configure(self, listening: Listening) -> None:
-        """Applies behind everything that has come, and not before the open request ends."""
-        idle = self._configured is None or self._configured.turns is None
-        if listening == self._configured or (idle and listening.turns is None):
+    # input
+
+    def configure(self, settings: ListeningSettings) -> None:
+        """Apply ``settings`` to the input after all that has been received, once the open request has ended."""
+        off = self._configured is None or self._configured.turns is None
+        if settings == self._configured or (off and settings.turns is None):
             return
-        self._configured = listening
+        self._configured = settings
         self._stream.diverting = True
-        self._put(listening)
+        self._put(settings)
 
     def put(self, chunk: InputChunk | None) -> None:
-        """The next chunk in order, or with None a bare end of input."""
-        while chunk is not None and chunk.modality is Modality.AUDIO and len(chunk.payload) > MAX_PIECE_BYTES:
-            self._put(replace(chunk, payload=chunk.payload[:MAX_PIECE_BYTES], end_of_input=False), pump=False)
-            chunk = replace(chunk, payload=chunk.payload[MAX_PIECE_BYTES:])
+        """Take the next chunk in order; None is an end of input without a chunk. Only while ``stream.diverting``."""
         self._put(chunk)
 
     def cancel(self) -> None:
-        """Nothing that waits is to be answered; the audio of it is listened to, since speech may go on behind it."""
-        if self._items or self._piece:
-            self._stream.reweigh(-self._items.withdraw())
+        """Drop the input that waits: it belongs to no request."""
+        if self._queue or self._piece:
+            self._stream.reweigh(-self._queue.withdraw())
             self._cancels += 1
             self._put(Mark.CANCEL)
 
     def close(self) -> None:
-        """The session is over. Idempotent."""
+        """Drop the queue and return the detector; if it is in use, once the thread is done. Idempotent."""
         self._closed = True
-        self._items.clear()
+        self._queue.clear()
         if not self._piece:
-            self._give_back_detector()
+            self._release_detector()
 
     # the queue
 
-    def _put(self, item: Item, *, pump: bool = True) -> None:
-        self._items.put(item)
-        if pump and not self._piece and self._ready:
+    def _put(self, item: Item) -> None:
+        self._queue.put(item)
+        if not self._piece and self._ready:
+            self._pump()
+
+    def _on_overdue(self) -> None:
+        if not self._piece:
             self._pump()
 
     def _pump(self) -> None:
-        """Do what can be done without a thread, up to the audio that needs one."""
+        """Process the queue up to the first audio that a thread must judge."""
         while not self._piece and not self._closed:
-            self._apply_next()
-            if not self._items or not self._ready:
+            self._apply_settings()
+            if not self._queue or not self._ready:
                 break
-            item = self._items.first
-            if self._listens and isinstance(item, InputChunk) and item.modality is Modality.AUDIO:
-                self._look_at_next_piece()
+            if self._state is not _OFF and self._queue.audio_is_next:
+                self._judge_next_piece()
             else:
-                self._items.take()
-                self._pass_on(item)
-        if not self._items and not self._piece and not self._listens and self._next is None:
+                self._process(self._queue.take())
+        if not self._queue and not self._piece and self._state is _OFF and self._next is None:
             self._stream.diverting = False
 
-    def _pass_on(self, item: Item) -> None:
+    def _process(self, item: Item) -> None:
         match item:
             case None:
                 self._end_input(None)
-            case Listening():
+            case ListeningSettings():
                 self._next = item
             case Mark.CANCEL:
                 self._cancels -= 1
                 if self._ring is not None and not self._in_turn:
-                    self._forget(None)
+                    self._discard(None)
             case InputChunk():
-                self._take_events(self._stream.admit(item))
+                self._owner.take_turn_events(self._stream.admit(item))
 
     @property
     def _ready(self) -> bool:
-        """Whether it is worth while to wake a thread, or something else waits behind the audio."""
-        wanted_ms = TURN_PIECE_MS if self._speaking else PIECE_MS
-        waiting_ms = self._rest_ms + self._items.waiting_ms
-        if self._items.urgent or waiting_ms >= wanted_ms or not self._listens:
+        """Whether the audio in the queue is worth a thread, or the next item needs none."""
+        if self._queue.urgent or self._state is _OFF:
             return True
-        if self.full or self._items.overdue:
-            return True  # nothing more is read, or comes, until this is looked at, however short it is
-        return waiting_ms >= URGENT_PIECE_MS and (self._pausing or self._server_speaks())
+        waiting_ms = self._rest_ms + self._queue.waiting_ms
+        if waiting_ms >= (TURN_PIECE_MS if self._speaking else PIECE_MS):
+            return True
+        if self.full or self._queue.overdue:
+            return True  # no more audio may arrive before this is processed
+        return waiting_ms >= URGENT_PIECE_MS and (self._state is _PAUSE or self._owner.is_playing)
 
-    @property
-    def _listens(self) -> bool:
-        return self._listening is not None and self._listening.turns is not None
-
-    def _apply_next(self) -> None:
+    def _apply_settings(self) -> None:
         if self._next is None or self._stream.current is not None:
             return
-        self._stop_watching()
-        self._listening, self._next = self._next, None
-        self._items.audio = self._listening.audio
+        self._reset()
+        self._settings, self._next = self._next, None
+        self._queue.audio = self._settings.audio
+        self._set_state(ListeningState.OFF if self._settings.turns is None else ListeningState.SILENCE)
 
-    # the thread
+    # detection in a thread
 
-    def _look_at_next_piece(self) -> None:
-        assert self._listening is not None
-        first = self._items.first
-        assert isinstance(first, InputChunk)
-        source = self._source_of(first)
-        size = 0
-        while self._items and size < MAX_PIECE_BYTES:
-            chunk = self._items.first
-            if not isinstance(chunk, InputChunk) or chunk.modality is not Modality.AUDIO:
-                break
-            if chunk.format != first.format and self._source_of(chunk) != source:
-                break
-            self._items.take()
-            self._piece.append(chunk)
-            size += len(chunk.payload)
-            if chunk.end_of_input:
-                break
-        if source != self._source:
-            self._source, self._deaf = source, False
-        if self._deaf or not size:
-            self._skip_piece()
+    def _judge_next_piece(self) -> None:
+        piece = self._piece = self._queue.take_piece()
+        if piece.source != self._source:
+            self._source = piece.source
+            if self._state is ListeningState.DEAF:
+                self._set_state(ListeningState.SILENCE)
+        if self._state is ListeningState.DEAF or not piece.payload:
+            self._discard_piece(piece)
             return
-        data = b"".join(chunk.payload for chunk in self._piece)
-        bar = vad.BARGE_IN_BAR if self._server_speaks() else vad.ORDINARY_BAR
-        self._workers.submit(lambda: self._look_at(data, source, bar), self._looked_at)
+        bar = vad.BARGE_IN_BAR if self._owner.is_playing else vad.ORDINARY_BAR
+        self._workers.submit(lambda: self._judge(piece, bar), self._on_judged)
 
-    def _source_of(self, chunk: InputChunk) -> AudioFormat:
-        assert self._listening is not None
-        audio = self._listening.audio
-        return audio if chunk.format is None else parse_audio_format(chunk.format, audio)
-
-    def _look_at(self, data: bytes, source: AudioFormat, bar: vad.StartBar) -> Watched:
-        """In a thread."""
+    def _judge(self, piece: Piece, bar: vad.StartBar) -> Watched:
+        """Runs in a worker thread."""
         if self._watch is None:
-            assert self._listening is not None
-            turns = self._listening.turns
-            assert turns is not None
+            turns = self._turns
             self._watch = SpeechWatch(
                 self._workers.detectors.borrow(),
                 threshold=min(max(turns.threshold, LOWEST_THRESHOLD), HIGHEST_THRESHOLD),
                 silence_duration_ms=turns.silence_duration_ms,
             )
-        return self._watch.hear(data, source, bar)
+        return self._watch.hear(piece.payload, piece.source, bar)
 
-    def _looked_at(self, outcome: Watched | Exception) -> None:
-        """On the loop again. Nothing may escape: there is nobody to catch it."""
+    def _on_judged(self, outcome: Watched | Exception) -> None:
+        """Continue on the event loop. Must not raise (see ``SpeechWorkers.submit``)."""
         if self._closed:
-            self._give_back_detector()
+            self._release_detector()
             return
         try:
             if isinstance(outcome, Exception):
                 raise outcome
-            self._take_piece(outcome)
+            self._apply_piece(outcome)
         except Exception as error:
-            failure = error if isinstance(error, OmniError) else unexpected(error, where="listening for turns")
-            self._fail(failure)
+            self._fail(error if isinstance(error, OmniError) else unexpected(error, where="listening for turns"))
         self._pump()
-        self._listened()
+        self._owner.turn_listener_progressed()
 
-    # what was heard
+    # the outcome
 
-    def _take_piece(self, watched: Watched) -> None:
-        piece, self._piece = self._piece, []
-        assert self._source is not None
-        self._hold(_joined(piece), self._source, watched)
+    def _apply_piece(self, watched: Watched) -> None:
+        piece, self._piece = self._piece, None
+        assert piece is not None
+        self._add_to_ring(piece, watched)
         for event in watched.events:
             match event:
                 case vad.SpeechOnset():
-                    self._start(event)
+                    self._start_turn(event)
                 case vad.SpeechOffset():
-                    self._stop(event)
-        self._judged_ms, self._rest_ms, self._pausing = watched.judged_ms, watched.rest_ms, watched.pausing
-        self._sort_out(watched.judged_ms)
-        if piece[-1].end_of_input:
-            self._end_input(piece[-1].sequence_id)
+                    self._stop_turn(event)
+        self._judged_ms, self._rest_ms = watched.judged_ms, watched.rest_ms
+        if self._speaking:
+            self._set_state(_PAUSE if watched.pausing else _SPEECH)
+        self._assign(watched.judged_ms)
+        if piece.last.end_of_input:
+            self._end_input(piece.last.sequence_id)
 
-    def _hold(self, chunk: InputChunk, source: AudioFormat, watched: Watched) -> None:
-        audio = source
-        if not source.is_raw:
+    def _add_to_ring(self, piece: Piece, watched: Watched) -> None:
+        audio, chunk = piece.source, piece.as_chunk()
+        if not audio.is_raw:
             audio, payload = DECODED, _pcm16(watched.samples)
             self._stream.reweigh(len(payload) - len(chunk.payload))
             chunk = replace(chunk, payload=payload, format=media_type(DECODED))
         if self._ring is None or self._ring.audio != audio:
-            self._sort_out(None)
+            self._assign(None)
             self._ring = AudioRing(audio, start_ms=watched.start_ms)
         self._ring.append(chunk)
 
-    def _start(self, event: vad.SpeechOnset) -> None:
+    def _start_turn(self, onset: vad.SpeechOnset) -> None:
         assert self._ring is not None
-        assert self._listening is not None
-        assert self._listening.turns is not None
-        self._forget(event.audio_ms - self._listening.turns.prefix_padding_ms)
-        self._speaking = True
-        self._tell(SpeechStartedFrame(audio_ms=self._offset_ms + event.audio_ms))
-        if self._cancels:
-            return
-        self._admit(self._ring.take(event.detected_ms))
-        self._turn = self._stream.current
+        self._discard(onset.audio_ms - self._turns.prefix_padding_ms)
+        self._set_state(_SPEECH)
+        self._owner.report_turn(SpeechStartedFrame(audio_ms=self._offset_ms + onset.audio_ms))
+        if not self._cancels:
+            self._admit(self._ring.take(onset.detected_ms))
+            self._turn = self._stream.current
 
-    def _stop(self, event: vad.SpeechOffset) -> None:
-        assert self._ring is not None
-        last = self._sort_out(event.detected_ms)
-        self._tell_stopped(event.audio_ms)
+    def _stop_turn(self, offset: vad.SpeechOffset) -> None:
+        last = self._assign(offset.detected_ms)
+        self._report_stopped(offset.audio_ms)
         if self._in_turn:
-            self._take_events(self._stream.end_input(StartTrigger.VAD, last))
+            self._owner.take_turn_events(self._stream.end_input(StartTrigger.VAD, last))
         self._turn = None
 
-    def _tell_stopped(self, audio_ms: int) -> None:
-        self._speaking = False
-        self._tell(SpeechStoppedFrame(audio_ms=self._offset_ms + audio_ms))
+    def _report_stopped(self, audio_ms: int) -> None:
+        self._set_state(ListeningState.SILENCE)
+        self._owner.report_turn(SpeechStoppedFrame(audio_ms=self._offset_ms + audio_ms))
 
-    @property
-    def _in_turn(self) -> bool:
-        return self._turn is not None and self._turn is self._stream.current
+    def _assign(self, until_ms: float | None) -> int | None:
+        """Admit the audio before ``until_ms`` (None: all) to the turn; without one, discard it.
 
-    def _sort_out(self, until_ms: float | None) -> int | None:
-        """Audio up to here goes on into the turn, or is forgotten but for what a turn may begin with.
-
-        None for all there is. Returns the number of the last chunk that went on.
+        In silence the audio that the next turn may begin with stays in the ring. Returns the number of the last chunk
+        admitted, None where there is none.
         """
         if self._ring is None:
             return None
         if self._in_turn:
             return self._admit(self._ring.take(until_ms))
-        assert self._listening is not None
-        turns = self._listening.turns
-        if until_ms is not None and not self._speaking and turns is not None:
-            until_ms -= turns.prefix_padding_ms + LOOK_BACK_MS
-        self._forget(until_ms)
+        if until_ms is not None and not self._speaking:
+            until_ms -= self._turns.prefix_padding_ms + LOOK_BACK_MS
+        self._discard(until_ms)
         return None
-
-    def _forget(self, until_ms: float | None) -> None:
-        assert self._ring is not None
-        self._stream.reweigh(-self._ring.forget(until_ms))
 
     def _admit(self, chunks: list[InputChunk]) -> int | None:
         for chunk in chunks:
-            self._take_events(self._stream.admit(chunk, by_speech=True))
+            self._owner.take_turn_events(self._stream.admit(chunk, by_speech=True))
         return chunks[-1].sequence_id if chunks else None
 
+    def _discard(self, until_ms: float | None) -> None:
+        assert self._ring is not None
+        self._stream.reweigh(-self._ring.forget(until_ms))
+
     def _end_input(self, sequence_id: int | None) -> None:
-        """The client says where a turn ends. The rest of the speech under way belongs to nobody."""
-        self._sort_out(None if self._in_turn else self._judged_ms)
+        """End the input where the client ends it."""
+        self._assign(None if self._in_turn else self._judged_ms)
         self._turn = None
-        self._take_events(self._stream.end_input(StartTrigger.END_OF_INPUT, sequence_id))
+        self._owner.take_turn_events(self._stream.end_input(StartTrigger.END_OF_INPUT, sequence_id))
 
-    # ends
-
-    def _skip_piece(self) -> None:
-        piece, self._piece = self._piece, []
-        self._stream.reweigh(-sum(len(chunk.payload) for chunk in piece))
-        if piece[-1].end_of_input:
-            self._end_input(piece[-1].sequence_id)
+    def _discard_piece(self, piece: Piece) -> None:
+        self._piece = None
+        self._stream.reweigh(-len(piece.payload))
+        if piece.last.end_of_input:
+            self._end_input(piece.last.sequence_id)
 
     def _fail(self, error: OmniError) -> None:
-        """What cannot be decoded is told once; nothing is heard until audio of another kind comes."""
         piece = self._piece
-        if error.sequence_id is None and piece:
-            error.sequence_id = piece[-1].sequence_id
-        self._tell(error)
+        if error.sequence_id is None and piece is not None:
+            error.sequence_id = piece.last.sequence_id
+        self._owner.report_turn(error)
         if self._in_turn:
-            self._take_events(self._stream.end_input(StartTrigger.VAD, error.sequence_id))
+            self._owner.take_turn_events(self._stream.end_input(StartTrigger.VAD, error.sequence_id))
         source = self._source
-        self._stop_watching()
-        self._source, self._deaf = source, True
-        if piece:
-            self._skip_piece()
+        self._reset()
+        self._source = source
+        self._set_state(ListeningState.DEAF)
+        if piece is not None:
+            self._discard_piece(piece)
 
-    def _stop_watching(self) -> None:
-        """The stream that was listened to ends here."""
+    def _reset(self) -> None:
+        """Forget the audio judged so far, and return the detector."""
         self._turn = None
         if self._ring is not None:
-            self._forget(None)
+            self._discard(None)
         if self._speaking:
-            self._tell_stopped(self._judged_ms)
+            self._report_stopped(self._judged_ms)
         self._offset_ms += self._judged_ms
         self._judged_ms, self._rest_ms = 0, 0.0
         self._ring = self._source = None
-        self._deaf = self._pausing = False
-        self._give_back_detector()
+        self._release_detector()
 
-    def _give_back_detector(self) -> None:
+    def _release_detector(self) -> None:
         watch, self._watch = self._watch, None
         if watch is not None:
             self._workers.detectors.give_back(watch.close())
 
+    # state
 
-def _joined(piece: list[InputChunk]) -> InputChunk:
-    """One chunk with the number of the last, which is when all of it was there, and the time of the first."""
-    payload = piece[0].payload if len(piece) == 1 else b"".join(chunk.payload for chunk in piece)
-    return replace(
-        piece[-1], payload=payload, timestamp_ms=piece[0].timestamp_ms, format=piece[0].format, end_of_input=False
-    )
+    @property
+    def _speaking(self) -> bool:
+        return self._state is _SPEECH or self._state is _PAUSE
+
+    @property
+    def _in_turn(self) -> bool:
+        """Whether the speech in progress has a request that still takes input."""
+        return self._turn is not None and self._turn is self._stream.current
+
+    @property
+    def _turns(self) -> TurnDetectionConfig:
+        assert self._settings is not None
+        assert self._settings.turns is not None
+        return self._settings.turns
+
+    def _set_state(self, state: ListeningState) -> None:
+        if state is not self._state and state not in _TRANSITIONS[self._state]:
+            raise RuntimeError(f"illegal transition from {self._state.name} to {state.name}")
+        self._state = state
 
 
 def _pcm16(samples: Samples) -> bytes:
