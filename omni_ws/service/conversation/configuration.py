@@ -13,7 +13,7 @@ from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality,
 from omni_ws.core.session import InputSettings
 from omni_ws.engine.base import AnswerOptions, EngineCapabilities
 from omni_ws.errors import InvalidValue, ModelNotFound, UnsupportedFormat, UnsupportedModality, UnsupportedParameter
-from omni_ws.service.listening.queue import Listening
+from omni_ws.service.listening.queue import ListeningSettings
 from omni_ws.wire.session_config import (
     DEFAULT_MAX_LEAD_MS,
     FIELDS,
@@ -111,9 +111,11 @@ class Configuration:
         )
 
     @property
-    def listening(self) -> Listening:
+    def listening(self) -> ListeningSettings:
         audio = self.effective.input_audio
-        return Listening(self.effective.turn_detection, AudioFormat(audio.format, audio.sample_rate, audio.channels))
+        return ListeningSettings(
+            self.effective.turn_detection, AudioFormat(audio.format, audio.sample_rate, audio.channels)
+        )
 
     def check_chunk(self, chunk: InputChunk) -> None:
         """Raises UnsupportedModality or UnsupportedFormat for what this engine cannot take."""

@@ -76,7 +76,7 @@ class Conversation:
         self._budget = budget
         self.loudspeaker = Loudspeaker(self.history)
         #: Where turns can be detected: finds out which request the audio belongs to.
-        self._listener = None if speech_workers is None else self._listen(speech_workers)
+        self._listener = None if speech_workers is None else TurnListener(self.stream, speech_workers, self)
         self._room = InputFlow(
             self.stream, self.observed, listener=self._listener, offer=lambda: self._attached.input_may_continue()
         )
@@ -109,16 +109,6 @@ class Conversation:
             observed=self.observed,
             progressed=self._update_answering,
             ended=self._ended,
-        )
-
-    def _listen(self, speech_workers: SpeechWorkers) -> TurnListener:
-        return TurnListener(
-            self.stream,
-            speech_workers,
-            take_events=self._handle,
-            tell=self._tell_heard,
-            listened=lambda: self._room.offer(),
-            server_speaks=lambda: self.loudspeaker.playing,
         )
 
     # the owner
@@ -280,6 +270,25 @@ class Conversation:
         self._update_answering()
         self._room.offer()
 
+    # TurnOwner: what the turn listener asks
+
+    @property
+    def is_playing(self) -> bool:
+        return self.loudspeaker.playing
+
+    def take_turn_events(self, events: Sequence[StreamEvent]) -> None:
+        self._handle(events)
+
+    def report_turn(self, message: SpeechStartedFrame | SpeechStoppedFrame | OmniError) -> None:
+        if isinstance(message, OmniError):
+            identified(message, where="listening for turns")
+        else:
+            self.observed.tell(observer.SpeechHeard(self._receiving, message))
+        self.outbox.put_nowait(message)
+
+    def turn_listener_progressed(self) -> None:
+        self._room.offer()
+
     # input events
 
     def _handle(self, events: Sequence[StreamEvent]) -> None:
@@ -381,13 +390,6 @@ class Conversation:
         settings = self.configuration.input_settings()
         audio = None if self._listener is None else self._listener.audio
         return settings if audio is None else dataclasses.replace(settings, audio=audio)
-
-    def _tell_heard(self, message: SpeechStartedFrame | SpeechStoppedFrame | OmniError) -> None:
-        if isinstance(message, OmniError):
-            identified(message, where="listening for turns")
-        else:
-            self.observed.tell(observer.SpeechHeard(self._receiving, message))
-        self.outbox.put_nowait(message)
 
     def _stop_receiving(self) -> None:
         self._receiving = None

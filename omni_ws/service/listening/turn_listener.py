@@ -15,7 +15,7 @@ it: ``PIECE_MS`` in silence, ``TURN_PIECE_MS`` in speech, one window (``URGENT_P
 end or an answer to be interrupted, and any amount when another item waits behind it or the queue is full. Audio that
 stays below that is processed in a round, within 1.5 ``ROUND_SEC``, together with that of other sessions.
 
-*Latency.* From the first silent window every window is judged as it completes. ``speech_stopped`` is therefore sent
+*Latency.* Once a piece ends in silence, every window is judged as it completes. ``speech_stopped`` is therefore sent
 with the chunk that completes the last window of ``silence_duration_ms`` (less ``DETECTOR_LAG_MS``).
 
 *Beginning of a turn.* Judged audio waits in an ``AudioRing``. In silence the ring keeps ``prefix_padding_ms``, plus
@@ -86,6 +86,8 @@ LOOK_BACK_MS: Final = vad.MAX_START_SPAN * vad.WINDOW_MS
 
 
 class ListeningState(enum.Enum):
+    """Where the speech of a session stands. ``TurnListener`` documents the transitions."""
+
     OFF = "turn detection is off, or not configured yet"
     SILENCE = "no speech"
     SPEECH = "speech is in progress"
@@ -113,19 +115,15 @@ class TurnOwner(Protocol):
     @property
     def is_playing(self) -> bool:
         """Whether an answer is being played, so that speech would interrupt it."""
-        ...
 
     def take_turn_events(self, events: Sequence[StreamEvent]) -> None:
         """Handle what the input means for requests, in order."""
-        ...
 
     def report_turn(self, message: SpeechStartedFrame | SpeechStoppedFrame | OmniError) -> None:
         """Send a message about the speech itself to the client."""
-        ...
 
     def turn_listener_progressed(self) -> None:
         """A piece of audio was processed: a listener that was full may have room."""
-        ...
 
 
 class TurnListener:
@@ -195,18 +193,20 @@ class TurnListener:
             return
         self._configured = settings
         self._stream.diverting = True
-        self._put(settings)
+        self.put(settings)
 
-    def put(self, chunk: InputChunk | None) -> None:
+    def put(self, item: Item) -> None:
         """Take the next chunk in order; None is an end of input without a chunk. Only while ``stream.diverting``."""
-        self._put(chunk)
+        self._queue.put(item)
+        if not self._piece and self._ready:
+            self._pump()
 
     def cancel(self) -> None:
         """Drop the input that waits: it belongs to no request."""
         if self._queue or self._piece:
             self._stream.reweigh(-self._queue.withdraw())
             self._cancels += 1
-            self._put(Mark.CANCEL)
+            self.put(Mark.CANCEL)
 
     def close(self) -> None:
         """Drop the queue and return the detector; if it is in use, once the thread is done. Idempotent."""
@@ -216,11 +216,6 @@ class TurnListener:
             self._release_detector()
 
     # the queue
-
-    def _put(self, item: Item) -> None:
-        self._queue.put(item)
-        if not self._piece and self._ready:
-            self._pump()
 
     def _on_overdue(self) -> None:
         if not self._piece:
@@ -427,8 +422,6 @@ class TurnListener:
         watch, self._watch = self._watch, None
         if watch is not None:
             self._workers.detectors.give_back(watch.close())
-
-    # state
 
     @property
     def _speaking(self) -> bool:
