@@ -1,1 +1,1 @@
-"""Bytes to typed frames and back. Sans-I/O."""
+"""Codecs: bytes of the wire to values and back, for every interface of the server. No I/O."""

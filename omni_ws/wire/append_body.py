@@ -1,4 +1,4 @@
-"""Bodies that bring chunks to a session over several requests: one chunk, or ``{"chunks": […]}``."""
+"""Bodies of Mode B's create and append requests: one input chunk, or ``{"chunks": […]}``."""
 
 from __future__ import annotations
 
@@ -14,27 +14,30 @@ from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue, UnknownTy
 from omni_ws.wire.frames import RefusedChunk, field_error, to_chunk
 from omni_ws.wire.streaming_body import CHUNK_MARKS, ChunkObject
 
-#: Chunks of one body; each costs more than its bytes.
+#: Limits the chunks of a body: an empty chunk has few bytes on the wire but costs a whole object in memory.
 MAX_CHUNKS: Final = 1 << 16
 
-#: A chunk; or why it is none, with its number where that could be read.
+#: A chunk, or the error that makes it invalid, with its sequence number where that is valid.
 ChunkOrRefusal: TypeAlias = InputChunk | RefusedChunk | InvalidRequest
 
 
 @dataclass(frozen=True, slots=True)
 class BodyChunk:
-    """``place`` leads to it in its body: ``chunks[2]``; "" where the body is the chunk."""
+    """A chunk of a body and its JSON path there: ``chunks[2]``, or "" where the body itself is the chunk."""
 
     place: str
     content: ChunkOrRefusal
 
     def name(self, param: str | None) -> str | None:
-        """What a field of the chunk is called in the body."""
+        """Return the JSON path of the chunk's field ``param`` within the body."""
         return ".".join(filter(None, [self.place, param])) or None
 
 
 def read_append(body: Mapping[str, Any]) -> list[BodyChunk]:
-    """Raises InvalidFrame or InvalidValue for a body that holds no chunks at all."""
+    """Return the chunks of an append request, invalid ones included: each is accepted or refused by itself.
+
+    Raises InvalidFrame or InvalidValue for a body without a chunk or a list of chunks.
+    """
     if "chunks" not in body:
         if not CHUNK_MARKS & body.keys() and body.get("type") != "input_chunk":
             raise InvalidFrame("the body is an input chunk, or has a list of them under chunks", param="chunks")
@@ -45,7 +48,10 @@ def read_append(body: Mapping[str, Any]) -> list[BodyChunk]:
 
 
 def read_create(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[BodyChunk]]:
-    """The parameters of a session that is opened, and its first chunks. Raises as ``read_append`` does."""
+    """Return a new session's parameters, and its first chunks from ``chunk`` or ``chunks``.
+
+    Raises as ``read_append`` does.
+    """
     parameters = {name: value for name, value in body.items() if name not in ("chunk", "chunks")}
     if misplaced := sorted((CHUNK_MARKS - {"modality"}) & body.keys()):
         raise InvalidValue("the first chunk stands under chunk", param=misplaced[0])

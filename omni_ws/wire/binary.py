@@ -1,7 +1,7 @@
-"""Binary frames: a 12-byte header, then the bare payload.
+"""Binary frames: a 12-byte header followed by the bare payload.
 
-Big-endian: u8 version = 1 · u8 kind (1 input_chunk, 2 output_chunk) · u8 modality (1 text, 2 audio, 3 video, 4 image) ·
-u8 flags (bit 0 end_of_input or final, bit 1 the timestamp is meaningful) · u32 sequence_id · u32 timestamp_ms.
+The header is big-endian: u8 version (1), u8 kind (1 input_chunk, 2 output_chunk), u8 modality (1 text, 2 audio, 3
+video, 4 image), u8 flags (bit 0: end_of_input, bit 1: timestamp present), u32 sequence_id, u32 timestamp_ms.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KNOWN_FLAGS: Final = FLAG_END | FLAG_TIMESTAMP
 
 MODALITY_BYTES: Final = {Modality.TEXT: 1, Modality.AUDIO: 2, Modality.VIDEO: 3, Modality.IMAGE: 4}
 _MODALITIES: Final = {byte: modality for modality, byte in MODALITY_BYTES.items()}
-#: The header of an input chunk, with the two bytes as one that are the same in all of them.
+#: The same header with version and kind read as one number, which takes one comparison to check.
 _INPUT_HEADER: Final = struct.Struct(">HBBII")
 _INPUT: Final = VERSION << 8 | KIND_INPUT
 _HEADER_BYTES: Final = HEADER.size
@@ -33,7 +33,11 @@ _MAX_U32: Final = 2**32 - 1
 
 
 def decode_input(data: bytes | bytearray | memoryview) -> InputChunk | RefusedChunk:
-    """Raises InvalidFrame for a short or unknown header; RefusedChunk where at least the number could be read."""
+    """Decode an input frame.
+
+    Returns a RefusedChunk when the frame is invalid but its sequence number is known. Raises InvalidFrame for a short
+    header, or an unknown version or kind.
+    """
     if len(data) < _HEADER_BYTES:
         raise InvalidFrame(f"a binary frame begins with a header of {_HEADER_BYTES} bytes, got {len(data)}")
     version_and_kind, modality_byte, flags, sequence_id, timestamp_ms = _INPUT_HEADER.unpack_from(data)
@@ -55,7 +59,7 @@ def decode_input(data: bytes | bytearray | memoryview) -> InputChunk | RefusedCh
 
 
 def encode_input(chunk: InputChunk) -> bytes:
-    """For clients; the chunk must be numbered and have no format of its own."""
+    """Encode a numbered chunk without a format of its own, for clients. Raises ValueError for any other."""
     if chunk.sequence_id is None or chunk.format is not None:
         raise ValueError("a binary frame carries a sequence_id and no format")
     flags = FLAG_END if chunk.end_of_input else 0
@@ -68,7 +72,7 @@ def encode_input(chunk: InputChunk) -> bytes:
 
 
 def encode_output_audio(chunk: OutputChunk) -> bytes:
-    """An audio chunk of the answer; its timestamp is ``start_ms``."""
+    """Encode audio of an answer; the frame's timestamp is ``start_ms``."""
     flags = 0 if chunk.start_ms is None else FLAG_TIMESTAMP
     start_ms = min(chunk.start_ms or 0, _MAX_U32)
     number = chunk.sequence_id & _MAX_U32
@@ -77,7 +81,7 @@ def encode_output_audio(chunk: OutputChunk) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class BinaryAudio:
-    """An output chunk of audio as a client reads it."""
+    """An output frame as clients decode it: audio in the session's output format. ``start_ms`` is None if absent."""
 
     sequence_id: int
     start_ms: int | None
@@ -85,7 +89,7 @@ class BinaryAudio:
 
 
 def decode_output_audio(data: bytes) -> BinaryAudio:
-    """For clients. Raises InvalidFrame."""
+    """Decode an output frame, for clients. Raises InvalidFrame."""
     if len(data) < HEADER.size:
         raise InvalidFrame("a binary frame is shorter than its header")
     version, kind, modality_byte, flags, sequence_id, start_ms = HEADER.unpack_from(data)

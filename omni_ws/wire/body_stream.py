@@ -1,4 +1,4 @@
-"""Incremental decoders for request bodies that are streams: lines of JSON, and frames behind a length."""
+"""Incremental decoders for the framings of streamed request bodies: NDJSON and length-prefixed frames."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from omni_ws.errors import InvalidFrame, PayloadTooLarge
 
 
 class NdjsonDecoder:
-    """Lines out of bytes; HTTP chunk borders mean nothing. Blank lines are skipped but counted.
+    """Splits a body into lines, regardless of how HTTP cut it into chunks.
 
-    ``line_number`` is that of the line given out last, from 1.
+    Blank lines are skipped but counted. ``line_number`` is that of the last line yielded, from 1. A line of more than
+    ``max_line_bytes``, white space included, raises PayloadTooLarge.
     """
 
     def __init__(self, *, max_line_bytes: int) -> None:
@@ -20,11 +21,11 @@ class NdjsonDecoder:
 
     @property
     def unfinished_bytes(self) -> int:
-        """Of a line whose end has not come."""
+        """The bytes held of a line that is not complete."""
         return len(self._pending)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Raises PayloadTooLarge when a line, white space and all, is longer than allowed."""
+        """Yield the lines that ``data`` completes, stripped. Raises PayloadTooLarge."""
         first, *rest = data.split(b"\n")
         self._pending += first
         for following in rest:
@@ -35,12 +36,12 @@ class NdjsonDecoder:
             raise self._too_long()
 
     def finish(self) -> Iterator[bytes]:
-        """The last line needs no newline."""
+        """Yield the last line if it has no newline. Raises PayloadTooLarge."""
         yield from self._end_line()
 
     def _end_line(self) -> Iterator[bytes]:
         self.line_number += 1
-        # The length with its white space, or it would depend on how the body was cut whether a line passes.
+        # The limit includes white space, so that the result does not depend on how the body is cut.
         if len(self._pending) > self.max_line_bytes:
             raise self._too_long()
         line = bytes(self._pending).strip(b" \t\r")
@@ -53,7 +54,10 @@ class NdjsonDecoder:
 
 
 class LengthPrefixedDecoder:
-    """Frames behind a big-endian length of ``prefix_bytes`` (4 or 8)."""
+    """Splits a body into frames, each preceded by its length: a big-endian integer of ``prefix_bytes`` (4 or 8).
+
+    Empty frames are skipped but counted. ``frame_number`` is that of the last frame yielded, from 1.
+    """
 
     def __init__(self, *, prefix_bytes: int, max_frame_bytes: int) -> None:
         self.prefix_bytes = prefix_bytes
@@ -63,11 +67,11 @@ class LengthPrefixedDecoder:
 
     @property
     def unfinished_bytes(self) -> int:
-        """Of a frame whose end has not come."""
+        """The bytes held of a frame that is not complete, its prefix included."""
         return len(self._pending)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Raises PayloadTooLarge as soon as a length is read that is over the cap; empty frames are skipped."""
+        """Yield the frames that ``data`` completes. Raises PayloadTooLarge as soon as a prefix exceeds the limit."""
         self._pending += data
         start = 0
         while len(self._pending) - start >= self.prefix_bytes:
@@ -88,7 +92,7 @@ class LengthPrefixedDecoder:
         del self._pending[:start]
 
     def finish(self) -> Iterator[bytes]:
-        """Raises InvalidFrame when the body ends inside a frame."""
+        """Yield nothing. Raises InvalidFrame when the body ends within a frame."""
         if self._pending:
             raise InvalidFrame(f"the body ends inside frame {self.frame_number + 1}")
         yield from ()

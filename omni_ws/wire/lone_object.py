@@ -1,4 +1,4 @@
-"""LoneObject: whether a body is one JSON object or lines of them, told from as little of it as can be."""
+"""LoneObject: tells a body that is one JSON object from NDJSON, reading as little of it as possible."""
 
 from __future__ import annotations
 
@@ -11,24 +11,31 @@ _BLANKS: Final = b" \t\r\n"
 
 
 class LoneObject:
-    """``marks``: the object has one of these fields, and nothing stands behind it. It may be spread over lines."""
+    """An incremental test for a body that consists of one JSON object, possibly over several lines.
+
+    The object has to contain a field of ``marks``, so that the parameters at the head of an NDJSON stream do not match,
+    and only white space may follow. ``max_line_bytes`` is the longest line that NDJSON allows.
+
+    Most bodies are decided by their first line: it is complete JSON, and what follows decides, or it is invalid JSON.
+    Only a first line that breaks off within a value, or exceeds the limit, leaves the decision to ``finish``.
+    """
 
     def __init__(self, marks: Set[str], *, max_line_bytes: int) -> None:
         self._marks = marks
         self._max_line_bytes = max_line_bytes
-        #: All that came.
+        #: The body so far.
         self.data = bytearray()
-        #: Up to here ``data`` has been searched: for what begins the body, for the end of its first line, for what
-        #: stands behind that line.
+        #: Where to go on searching ``data``: for the first character, then for the end of the first line, then for
+        #: anything but white space after it.
         self._searched = 0
         self._first_line_at: int | None = None
-        #: Whether the first line is such an object.
+        #: Whether the first line is a complete object with a mark.
         self._stands_alone = False
-        #: Whether the first line is none that a stream of lines could begin with: only the whole body can tell.
+        #: Whether the first line cannot be a line of NDJSON, so that the object, if it is one, spans several.
         self._spread = False
 
     def feed(self, data: bytes) -> bool | None:
-        """None while it depends on what comes."""
+        """Return False once the body cannot be a lone object, and None while it can."""
         self.data += data
         if self._first_line_at is None:
             self._searched = self._skip_blanks(self._searched)
@@ -50,7 +57,7 @@ class LoneObject:
         return None if self._searched == len(self.data) else False
 
     def finish(self) -> bool:
-        """The body has ended."""
+        """Return whether the body, now complete, is a lone object."""
         if self._stands_alone or self._first_line_at is None:
             return self._stands_alone
         try:
@@ -59,11 +66,11 @@ class LoneObject:
             return False
 
     def _read_first_line(self, line: bytes) -> bool:
-        """Whether it may still be a lone object."""
+        """Return whether the body may still be a lone object."""
         try:
             self._stands_alone = self._is_marked(orjson.loads(line))
         except orjson.JSONDecodeError as error:
-            self._spread = 0 < len(error.doc) <= error.pos  # it breaks off, instead of being wrong
+            self._spread = 0 < len(error.doc) <= error.pos  # an error at the end: the value is incomplete, not invalid
         return self._stands_alone or self._spread
 
     def _is_marked(self, value: Any) -> bool:

@@ -1,6 +1,6 @@
-"""Answers of the OpenAI-compatible routes: the exact order of stream chunks, and whole objects.
+"""Responses of ``/v1/chat/completions``: the chunks of a stream, and whole ``chat.completion`` objects.
 
-Pure: what goes in is what the session said, what comes out is JSON objects in the order in which they go out.
+Pure: session outputs in, JSON objects out, in the order in which they are sent.
 """
 
 from __future__ import annotations
@@ -15,14 +15,22 @@ import orjson
 from omni_ws.core.chunks import FinishReason, OutputModality, TokenLogprob, ToolCall, ToolCallFragment, Usage
 from omni_ws.core.output import FinalChunk, OutputChunk
 
-#: What OpenAI says for a token that is as good as impossible.
+#: OpenAI's value for the log-probability of a token with negligible probability.
 LEAST_LOGPROB: Final = -9999.0
-#: How long a client may refer to the audio of an answer; it is not kept here, so not for long.
+#: ``expires_at`` of audio is this many seconds after ``created``. OpenAI's schema requires the field; this server
+#: stores no audio of answers.
 AUDIO_EXPIRES_SEC: Final = 3600
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOptions:
+    """What the response to a chat request contains, besides the answer.
+
+    ``created`` is in seconds of Unix time. ``include_usage`` adds a chunk with the usage after the final ones,
+    ``usage_on_final_chunk`` puts it on the last of these. ``input_transcript`` includes the recognised text of the
+    input.
+    """
+
     completion_id: str
     created: int
     model: str
@@ -31,12 +39,13 @@ class ChatOptions:
     include_usage: bool = False
     usage_on_final_chunk: bool = False
     input_transcript: bool = True
-    #: How many answers there are to the one request.
+    #: The number of answers to the request (OpenAI's ``n``).
     choices: int = 1
     logprobs: bool = False
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
+    """Return ``usage`` as OpenAI's object, with the audio durations in milliseconds as additional fields."""
     told: dict[str, Any] = {
         "prompt_tokens": usage.input_tokens,
         "completion_tokens": usage.output_tokens,
@@ -51,16 +60,17 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def transcript_object(chunk: OutputChunk) -> dict[str, Any]:
+    """Return a transcript of the input as the ``input_transcript`` of a chunk."""
     return {"text": chunk.text, "interim": chunk.interim, "start_ms": chunk.start_ms}
 
 
 def finite_logprob(logprob: float | None) -> float | None:
-    """JSON has no word for minus infinity."""
+    """Return ``logprob`` with a lower bound, since JSON cannot express minus infinity."""
     return logprob if logprob is None else max(logprob, LEAST_LOGPROB)
 
 
 def logprobs_object(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """The ``logprobs`` of a choice of a chat."""
+    """Return the ``logprobs`` of a choice."""
     content = [{**_token(one), "top_logprobs": [_token(top) for top in one.top]} for one in tokens]
     return {"content": content, "refusal": None}
 
@@ -70,28 +80,30 @@ def _token(token: TokenLogprob) -> dict[str, Any]:
 
 
 def finish_reasons(final: FinalChunk, choices: int) -> tuple[str, ...]:
-    """The finish reason of each choice."""
+    """Return the finish reason of each choice; an answer that ended early has one for all."""
     reasons = final.finish_reasons if len(final.finish_reasons) == choices else (final.finish_reason,) * choices
     return tuple(reason.value for reason in reasons)
 
 
 class ChatStream:
-    """The chunks of one streamed chat completion: role, content, terminal, and usage where it is asked for.
+    """Encodes a streamed chat completion.
 
-    With several choices the frames of role and the terminal ones are in the order of their indexes.
+    The order: a chunk with the role, one for each output, a chunk with the finish reason, and a chunk with the usage if
+    requested. With several choices, the first and the last kind occur once for each, by ascending index.
     """
 
     def __init__(self, options: ChatOptions) -> None:
         self._options = options
         self._role_sent = False
         self._audio_sent = False
-        #: Text that was written and goes out as the transcript of the audio that says it.
+        #: Text of the answer that is sent as the transcript of the next audio.
         self._unspoken = ""
         self._audio = Base64Stream()
-        #: The JSON of a delta of text, which is nearly all there is, before its text and behind it.
+        #: The JSON of a text delta before and after the text. Most chunks are text, and only the text differs.
         self._before_text, _, self._behind_text = orjson.dumps(self._delta({"content": ""})).rpartition(b'""')
 
     def output(self, chunk: OutputChunk) -> Iterable[dict[str, Any] | bytes]:
+        """Return the chunks for an output: objects, or their JSON."""
         if self._role_sent and chunk.modality is OutputModality.TEXT and not self._options.wants_audio:
             return (self._content(chunk),) if self._options.wants_text else ()
         return self._outputs(chunk)
@@ -116,6 +128,7 @@ class ChatStream:
                     yield self._audio_delta({"data": data})
 
     def final(self, chunk: FinalChunk) -> Iterator[dict[str, Any]]:
+        """Yield the chunks that end the stream."""
         yield from self._role()
         if (data := self._audio.finish()) or self._unspoken:
             yield self._audio_delta({"data": data} if data else {})
@@ -144,7 +157,7 @@ class ChatStream:
         return self._chunk([choice])
 
     def _audio_delta(self, fields: dict[str, Any]) -> dict[str, Any]:
-        # SDKs join the ids and the pieces of all deltas: the id once, pieces that need no padding before the last.
+        # SDKs concatenate the strings of all deltas: the ID may occur once only, and padding only at the very end.
         head = {} if self._audio_sent else {"id": _audio_id(self._options)}
         self._audio_sent = True
         spoken, self._unspoken = self._unspoken, ""
@@ -167,7 +180,10 @@ class ChatStream:
 
 
 def _tool_call_deltas(call: ToolCallFragment) -> Iterator[dict[str, Any]]:
-    """The head once, with empty arguments, and then these in pieces: SDKs join all that they get."""
+    """Yield the ID and name first, with empty arguments, and the arguments after them.
+
+    SDKs concatenate what all deltas contain, so ID and name occur once.
+    """
     if call.id is not None or call.name is not None:
         head: dict[str, Any] = {"index": call.index}
         if call.id is not None:
@@ -179,7 +195,7 @@ def _tool_call_deltas(call: ToolCallFragment) -> Iterator[dict[str, Any]]:
 
 
 class _Choice:
-    """One answer, gathered."""
+    """One answer, accumulated."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
@@ -220,7 +236,7 @@ class _Choice:
 
 
 class ChatCompletion:
-    """A whole chat completion, gathered from the same outputs that a stream would have carried."""
+    """Accumulates a whole ``chat.completion`` from the outputs that a stream would encode."""
 
     def __init__(self, options: ChatOptions) -> None:
         self._options = options
@@ -229,6 +245,7 @@ class ChatCompletion:
         self._audio = bytearray()
 
     def output(self, chunk: OutputChunk) -> None:
+        """Add an output."""
         match chunk.modality:
             case OutputModality.TEXT:
                 self._choices[chunk.choice].say(chunk)
@@ -240,7 +257,7 @@ class ChatCompletion:
                 self._heard.append(chunk.text)
 
     def final(self, chunk: FinalChunk, *, audio: bytes | None = None) -> dict[str, Any]:
-        """``audio`` replaces what was gathered: a file with its true length in the header."""
+        """Return the response. ``audio`` replaces the accumulated audio, as a file whose header has the true length."""
         options = self._options
         reasons = finish_reasons(chunk, options.choices)
         choices = [self._choice(index, reason) for index, reason in enumerate(reasons)]
@@ -275,22 +292,28 @@ class ChatCompletion:
 
     @property
     def audio(self) -> bytes:
+        """The accumulated audio."""
         return bytes(self._audio)
 
 
 class Base64Stream:
-    """Base64 of a stream in pieces whose concatenation is the base64 of the whole: cut at multiples of 3 bytes."""
+    """Encodes a byte stream as base64 in pieces that concatenate to the base64 of the whole.
+
+    All pieces but the last encode a multiple of 3 bytes and have no padding.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> str:
+        """Return the base64 of all complete groups of 3 bytes."""
         data = self._rest + data
         whole = len(data) - len(data) % 3
         self._rest = data[whole:]
         return base64.b64encode(data[:whole]).decode()
 
     def finish(self) -> str:
+        """Return the base64 of the rest, padded."""
         rest, self._rest = self._rest, b""
         return base64.b64encode(rest).decode()
 
@@ -300,4 +323,5 @@ def _audio_id(options: ChatOptions) -> str:
 
 
 def finished_well(chunk: FinalChunk) -> bool:
+    """Whether the answer ended normally, neither cancelled nor failed."""
     return chunk.finish_reason not in (FinishReason.CANCELLED, FinishReason.ERROR)

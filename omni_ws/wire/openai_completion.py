@@ -1,4 +1,4 @@
-"""Bodies of ``/v1/completions``: prompts as they stand, texts or token ids, without a chat around them."""
+"""Request bodies of ``/v1/completions``: bare prompts, as text or token IDs, without a chat template."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ from omni_ws.wire.openai_fields import (
 )
 from omni_ws.wire.openai_options import MAX_CHOICES, AnswerFields, Choices, Priority, completion_logprobs
 
-#: What OpenAI's interface says for a body that does not.
+#: OpenAI's default.
 DEFAULT_MAX_TOKENS: Final = 16
-#: More than any model reads.
+#: Longer than the context of any model; the engine checks the limit of its own.
 MAX_PROMPT_TOKENS: Final = 1 << 20
-#: Of any vocabulary; each model's own is smaller, and checked by its engine.
+#: Beyond any vocabulary; the engine checks that of its own model.
 MAX_TOKEN_ID: Final = 1 << 31
 
 _NOT_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {**NEVER_AVAILABLE, "suffix": ("",)}
-#: The fields of ``session_config`` that mean something to a prompt.
+#: The fields of ``session_config`` that apply to completions.
 _CONFIGURED: Final = frozenset({"model", "sampling", "stage_sampling", "stage_params"})
 
 
-#: A text, or token ids.
+#: Text, or token IDs.
 CompletionPrompt: TypeAlias = str | tuple[int, ...]
 
 
 class CompletionBody(CommonBody, frozen=True, kw_only=True):
+    """The fields of a completion body that are validated one by one."""
+
     prompt: str | list[Any] | None = None
     n: Choices | None = None
     best_of: int | None = None
@@ -48,11 +50,14 @@ class CompletionBody(CommonBody, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionRequest:
-    """``answer`` is asked of each prompt. ``only_echo``: nothing is to be written, the prompt is only given back."""
+    """A completion request: each of ``prompts`` gets ``answer.choices`` answers.
+
+    ``only_echo`` asks for the prompt and its log-probabilities without generation (``echo`` with ``max_tokens`` 0).
+    """
 
     patch: ConfigurationPatch
     prompts: tuple[CompletionPrompt, ...]
-    #: Where each stands in the body.
+    #: The JSON path of each prompt.
     places: tuple[str, ...]
     answer: AnswerFields
     echo: bool
@@ -64,7 +69,7 @@ class CompletionRequest:
 
 
 def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
-    """Raises InvalidValue, UnsupportedParameter or EmptyInput, naming the field."""
+    """Parse a body. Raises InvalidValue, UnsupportedParameter or EmptyInput, naming the field."""
     refuse_unavailable(body, _NOT_AVAILABLE)
     fields = convert_body(body, CompletionBody)
     choices = fields.n or 1
@@ -99,7 +104,7 @@ def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
 
 
 def _prompts(prompt: str | list[Any] | None) -> list[tuple[str, CompletionPrompt]]:
-    """One prompt, or a list of them, each with its place. A list of numbers is one prompt of token ids."""
+    """Return each prompt with its JSON path. A list of numbers is one prompt of token IDs."""
     if not prompt and prompt != "":
         raise InvalidValue("prompt is a text, a list of token ids, or a list of either", param="prompt")
     if isinstance(prompt, str) or _is_number(prompt[0]):

@@ -1,4 +1,4 @@
-"""Answers of ``/v1/completions``: objects ``text_completion``, whole and in chunks."""
+"""Responses of ``/v1/completions``: ``text_completion`` objects, whole and in chunks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from omni_ws.wire.openai_chat_response import finish_reasons, finite_logprob, us
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompletionOptions:
-    """``choices`` are all the answers that are given, to whichever prompt."""
+    """What the response to a completion request contains, besides the answers.
+
+    ``choices`` is the number of answers to all prompts together. ``created`` is in seconds of Unix time.
+    """
 
     completion_id: str
     created: int
@@ -31,25 +34,25 @@ def _no_logprobs() -> dict[str, list[Any]]:
 
 @dataclass(slots=True)
 class _Piece:
-    """Text that is under way, and the ``logprobs`` of the tokens that it is made of."""
+    """Text that has not been sent, with the ``logprobs`` of its tokens."""
 
     text: str = ""
     logprobs: dict[str, list[Any]] = field(default_factory=_no_logprobs)
 
 
 class _Logprobs:
-    """Places of tokens in the text of one choice, in characters: a character may be spread over several tokens."""
+    """Computes the text offsets of one choice's tokens, in characters; a character may span several tokens."""
 
     def __init__(self) -> None:
         self._offset = 0
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def place(self, tokens: Iterable[TokenLogprob], placed: dict[str, list[Any]]) -> None:
-        """Adds the tokens, which follow those before, to the ``logprobs`` of a choice."""
+        """Append ``tokens`` to ``placed``, the ``logprobs`` of a choice."""
         for token in tokens:
             placed["tokens"].append(token.token)
             placed["token_logprobs"].append(finite_logprob(token.logprob))
-            # The token itself is among them whether it is one of the likeliest or not.
+            # OpenAI includes the sampled token even when it is not among the most probable ones.
             top = {one.token: finite_logprob(one.logprob) for one in (*token.top, token)}
             placed["top_logprobs"].append(None if token.logprob is None else top)
             placed["text_offset"].append(self._offset)
@@ -57,7 +60,7 @@ class _Logprobs:
 
 
 class _Choices:
-    """What the two forms of an answer have in common."""
+    """The unsent text of all choices; the base of both forms of a response."""
 
     def __init__(self, options: CompletionOptions) -> None:
         self._options = options
@@ -65,7 +68,7 @@ class _Choices:
         self._logprobs = [_Logprobs() for _ in range(options.choices)]
 
     def _choice(self, index: int, finish_reason: str | None) -> dict[str, Any]:
-        """The piece that is under way, which ends here."""
+        """Return the pending piece of a choice, and start the next one."""
         piece, self._pieces[index] = self._pieces[index], _Piece()
         logprobs = piece.logprobs if self._options.logprobs else None
         return {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": finish_reason}
@@ -87,13 +90,14 @@ class _Choices:
 
 
 class CompletionStream(_Choices):
-    """The chunks of a streamed completion.
+    """Encodes a streamed completion.
 
-    Each piece of text waits for the one behind it, since the last of a choice has its finish reason, and no chunk is
-    empty only to bring that.
+    Text is sent one output late, because the last text of a choice carries its finish reason: no chunk is sent empty
+    for the sake of that.
     """
 
     def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any]]:
+        """Yield the chunk that the output completes, if any."""
         if chunk.modality is not OutputModality.TEXT:
             return
         if chunk.text and self._pieces[chunk.choice].text:
@@ -101,6 +105,7 @@ class CompletionStream(_Choices):
         self._keep(chunk)
 
     def final(self, chunk: FinalChunk) -> Iterator[dict[str, Any]]:
+        """Yield the last chunk of each choice, and the usage if requested."""
         options = self._options
         usage = usage_object(chunk.usage)
         for index, reason in enumerate(finish_reasons(chunk, options.choices)):
@@ -112,13 +117,15 @@ class CompletionStream(_Choices):
 
 
 class Completion(_Choices):
-    """A whole completion, gathered from the same outputs that a stream would have carried."""
+    """Accumulates a whole ``text_completion`` from the outputs that a stream would encode."""
 
     def output(self, chunk: OutputChunk) -> None:
+        """Add an output."""
         if chunk.modality is OutputModality.TEXT:
             self._keep(chunk)
 
     def final(self, chunk: FinalChunk) -> dict[str, Any]:
+        """Return the response."""
         reasons = finish_reasons(chunk, self._options.choices)
         choices = [self._choice(index, reason) for index, reason in enumerate(reasons)]
         return self._object(choices, usage=usage_object(chunk.usage))

@@ -1,4 +1,4 @@
-"""What the bodies of all OpenAI-compatible routes have in common: how their fields are read, refused and renamed."""
+"""Fields common to the bodies of all OpenAI-compatible routes: validation, refusal, conversion to ``session_config``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from omni_ws.wire.session_config import FIELDS, SamplingConfig, invalid_value
 
 Body = TypeVar("Body", bound=Struct)
 
-#: Fields of OpenAI's bodies that no engine of this version can honour, unless they say nothing.
+#: OpenAI fields that the server does not support, with the values that are accepted because they change nothing.
 NEVER_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -23,12 +23,12 @@ NEVER_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "web_search_options": (),
 }
 
-#: The fields of a body that are ``stage_sampling.talker``, and their names there.
+#: Top-level fields that set ``stage_sampling.talker``, and their names there.
 _TALKER_SAMPLING: Final = {
     f"talker_{name}": name for name in ("temperature", "top_p", "top_k", "repetition_penalty", "max_tokens", "seed")
 }
 
-#: Values that say nothing; clients send them to engines that do not know the parameter.
+#: Default values; clients send them even to engines that do not support the parameter, so they are dropped.
 _NEUTRAL_SAMPLING: Final[Mapping[str, Any]] = {
     "logit_bias": {},
     "presence_penalty": 0,
@@ -40,10 +40,14 @@ _NEUTRAL_SAMPLING: Final[Mapping[str, Any]] = {
 
 
 class StreamOptions(Struct, frozen=True, kw_only=True):
+    """OpenAI's ``stream_options``."""
+
     include_usage: bool | None = None
 
 
 class CommonBody(Struct, frozen=True, kw_only=True):
+    """The fields that all OpenAI-compatible routes share."""
+
     stream: bool | None = None
     model: str | None = None
     request_id: Annotated[str, Meta(max_length=128)] | None = None
@@ -60,9 +64,9 @@ _ROOT: Final = re.compile(r"[^.\[]*")
 
 
 def usage_places(options: StreamOptions | None, *, on_final_chunk: bool | None) -> tuple[bool, bool]:
-    """Whether a stream tells its usage in a chunk of its own, and whether on its final chunk.
+    """Return whether a stream reports usage in a chunk of its own, and whether on its final chunk.
 
-    The former is OpenAI's, for clients that ask for it; the latter is for those that say nothing.
+    The first is OpenAI's way, for clients that set ``include_usage``; the second is the default for the others.
     """
     wanted = None if options is None else options.include_usage
     if wanted is False:
@@ -74,9 +78,11 @@ def usage_places(options: StreamOptions | None, *, on_final_chunk: bool | None) 
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationPatch:
-    """``fields`` are those of ``session_config``; ``names`` says what the body calls those that it calls otherwise.
+    """The ``session_config`` of one request, as its body sets it.
 
-    ``sent`` are the fields that the body has. ``input`` is the one that brings the input; None where chunks do.
+    ``fields`` are in the form of ``session_config``; ``names`` maps their paths to the names in the body where these
+    differ. ``sent`` are the names of all fields of the body. ``input`` is the field that contains the input, None where
+    chunks do.
     """
 
     fields: dict[str, Any]
@@ -85,9 +91,9 @@ class ConfigurationPatch:
     input: str | None = None
 
     def name_in_body(self, param: str | None) -> str | None:
-        """What an error's ``param`` is called in the body: ``sampling.stop[0]`` is ``stop[0]`` there.
+        """Translate an error's ``param`` to the body's name: ``sampling.stop[0]`` to ``stop[0]``.
 
-        None for what the client did not write: no error names a field that only the server knows.
+        Returns None for a field that the client did not send, which an error must not name.
         """
         if param is None:
             return None
@@ -101,6 +107,7 @@ class ConfigurationPatch:
 
 
 def convert_body(body: Mapping[str, Any], kind: type[Body]) -> Body:
+    """Convert ``body`` to the struct ``kind``. Raises InvalidValue, naming the field."""
     try:
         return msgspec.convert(body, kind)
     except msgspec.ValidationError as error:
@@ -108,6 +115,7 @@ def convert_body(body: Mapping[str, Any], kind: type[Body]) -> Body:
 
 
 def refuse_unavailable(body: Mapping[str, Any], unavailable: Mapping[str, tuple[Any, ...]]) -> None:
+    """Raise UnsupportedParameter for the first of the fields that has another than a harmless value."""
     for name, harmless in unavailable.items():
         value = body.get(name)
         if value is not None and not any(value == one and type(value) is type(one) for one in harmless):
@@ -117,15 +125,15 @@ def refuse_unavailable(body: Mapping[str, Any], unavailable: Mapping[str, tuple[
 def configuration_patch(
     body: Mapping[str, Any], fields: CommonBody, *, input_field: str | None = None
 ) -> ConfigurationPatch:
-    """The ``session_config`` fields of a body, those that OpenAI keeps at the top level among them.
+    """Return the ``session_config`` of a body, collected from both its own fields and OpenAI's top-level ones.
 
-    ``input_field`` is the field of the body that brings the input; None where chunks do.
+    ``input_field`` is the field that contains the input; None where chunks do.
     """
     patch = {name: body[name] for name in FIELDS if name in body}
-    patch.pop("max_lead_ms", None)  # answers over HTTP are never paced
+    patch.pop("max_lead_ms", None)  # only applies to sessions: HTTP responses are not paced
     names = {name: name for name in SamplingConfig.__struct_fields__ if body.get(name) is not None}
     sampling = {name: body[name] for name in names}
-    # 0 means "not given" to the clients that send it.
+    # Clients that send 0 mean "no limit".
     limit = fields.max_completion_tokens or fields.max_tokens
     sampling.pop("max_tokens", None)
     if limit:
@@ -146,6 +154,7 @@ def configuration_patch(
 
 
 def object_field(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the object under ``name``, or an empty one. Raises InvalidValue for any other type."""
     value = body.get(name)
     if value is not None and not isinstance(value, Mapping):
         raise InvalidValue(f"{name} is an object", param=name)

@@ -1,4 +1,4 @@
-"""Audio, images and video in a JSON body: base64, ``data:`` URLs, and names of files that the server may read."""
+"""Media in JSON bodies: base64, ``data:`` URLs, and references to files and URLs that the server fetches."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.image_type import sniff_image
 from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
 
-#: The fields of a chat body that bring media beside the messages, in the order in which they stand before the text.
+#: The fields of a chat body that contain media outside the messages, in the order in which they precede the text.
 MEDIA_FIELDS: Final = {"images": Modality.IMAGE, "audios": Modality.AUDIO, "videos": Modality.VIDEO}
 
-#: What OpenAI calls an audio format, and what it is here.
+#: OpenAI's names of audio formats that differ from the server's.
 _AUDIO_FORMATS: Final = {
     "pcm": AudioEncoding.PCM16,
     "g711_ulaw": AudioEncoding.PCMU,
     "g711_alaw": AudioEncoding.PCMA,
 }
-#: Two letters at least: one would be a drive.
+#: A URL by its scheme, which has at least two letters: one letter is a drive of Windows.
 _URL: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:")
 
 
 @dataclass(frozen=True, slots=True)
 class MediaFile:
-    """A file that the body names instead of sending it; ``place`` is the field that does."""
+    """A reference to a file in the server's media folder. ``place`` is the JSON path of the reference."""
 
     path: str
     modality: Modality
     place: str
 
     def chunk(self, data: bytes) -> InputChunk:
-        """Its content as input. Raises UnsupportedFormat."""
+        """Return the input chunk for the file's content. Raises UnsupportedFormat."""
         if self.modality is Modality.AUDIO:
             suffix = PurePath(self.path).suffix.removeprefix(".").lower()
             return InputChunk(Modality.AUDIO, data, format=audio_encoding(suffix, self.place).value)
@@ -47,14 +47,18 @@ class MediaFile:
 
 @dataclass(frozen=True, slots=True)
 class MediaUrl:
-    """A URL that the body names instead of sending its content; ``place`` is the field that does."""
+    """A reference to an ``http:`` or ``https:`` URL. ``place`` is the JSON path of the reference."""
 
     url: str
     modality: Modality
     place: str
 
     def chunk(self, data: bytes, media_type: str) -> InputChunk:
-        """What it led to, as input; ``media_type`` is "" where that is not known. Raises UnsupportedFormat."""
+        """Return the input chunk for the content of the URL.
+
+        ``media_type`` is that of the response, or "" when unknown; the suffix of the URL's path decides then. Raises
+        UnsupportedFormat.
+        """
         kind = media_type.strip().lower()
         if kind.startswith(f"{self.modality}/"):
             return _checked_image(InputChunk(self.modality, data, format=kind), self.place)
@@ -65,7 +69,7 @@ NamedMedia: TypeAlias = MediaFile | MediaUrl
 
 
 def read_media(body: Mapping[str, Any]) -> Iterator[InputChunk | NamedMedia]:
-    """What ``images``, ``audios`` and ``videos`` bring. Raises an InvalidRequest that names the place."""
+    """Yield the media in ``images``, ``audios`` and ``videos``. Raises an InvalidRequest that names the JSON path."""
     for name, modality in MEDIA_FIELDS.items():
         value = body.get(name)
         if value is None:
@@ -81,7 +85,7 @@ def read_media(body: Mapping[str, Any]) -> Iterator[InputChunk | NamedMedia]:
 
 
 def audio_encoding(name: str, param: str) -> AudioEncoding:
-    """An audio format by OpenAI's name or ours. Raises UnsupportedFormat."""
+    """Return the encoding for OpenAI's name of an audio format, or the server's. Raises UnsupportedFormat."""
     try:
         return _AUDIO_FORMATS.get(name) or AudioEncoding(name)
     except ValueError:
@@ -90,7 +94,10 @@ def audio_encoding(name: str, param: str) -> AudioEncoding:
 
 
 def audio_chunk(audio: Any, where: str) -> InputChunk:
-    """An ``input_audio`` part."""
+    """Return the chunk for an ``input_audio`` part at the JSON path ``where``.
+
+    Raises InvalidValue or UnsupportedFormat.
+    """
     if not isinstance(audio, Mapping):
         raise InvalidValue("input_audio is an object", param=where)
     kind, data = audio.get("format", "wav"), audio.get("data")
@@ -102,7 +109,10 @@ def audio_chunk(audio: Any, where: str) -> InputChunk:
 
 
 def media_by_url(url: Any, modality: Modality, where: str) -> InputChunk | MediaUrl:
-    """Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming ``where``."""
+    """Return the content of a ``data:`` URL, or a reference to any other.
+
+    Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming ``where``.
+    """
     if not isinstance(url, str):
         raise InvalidValue("url is a string", param=where)
     scheme = url[:8].partition(":")[0].lower()
@@ -116,7 +126,7 @@ def media_by_url(url: Any, modality: Modality, where: str) -> InputChunk | Media
         raise InvalidValue("a data: URL in base64 is needed", param=where)
     if not mime.startswith(f"{modality}/"):
         raise UnsupportedFormat(f"{mime[:64]!r} is no {modality}", param=where)
-    if modality is Modality.AUDIO:  # its parameters tell the rate of bare samples
+    if modality is Modality.AUDIO:  # raw formats have their sample rate in the parameters
         mime = ";".join([mime, *(one for one in attributes if one != "base64")])
     return _checked_image(InputChunk(modality, _base64(data, where), format=mime), where)
 

@@ -1,4 +1,4 @@
-"""The fields of a chat body that say how large, and how dense in time, images and videos are to be."""
+"""Limits of a chat body on the size of images and the size and frame rate of videos."""
 
 from __future__ import annotations
 
@@ -15,6 +15,11 @@ Frames = Annotated[int, Meta(ge=1, le=MAX_FRAMES)]
 
 
 class MediaLimitFields(Struct, frozen=True, kw_only=True):
+    """Fields that override how the engine scales images and samples videos.
+
+    Pixel counts are of a whole image or frame; ``video_total_pixels`` is the sum over all frames of a video.
+    """
+
     image_min_pixels: ImagePixels | None = None
     image_max_pixels: ImagePixels | None = None
     video_min_pixels: FramePixels | None = None
@@ -26,7 +31,7 @@ class MediaLimitFields(Struct, frozen=True, kw_only=True):
 
     @property
     def given(self) -> dict[str, float]:
-        """The limits that are set, by name. Raises InvalidValue for a minimum above its maximum."""
+        """The limits that are set, by field name. Raises InvalidValue for a minimum above its maximum."""
         for kind, unit in (("image", "pixels"), ("video", "pixels"), ("video", "frames")):
             least, most = getattr(self, f"{kind}_min_{unit}"), getattr(self, f"{kind}_max_{unit}")
             if least is not None and most is not None and least > most:

@@ -1,4 +1,4 @@
-"""The messages of a chat body: instructions, earlier turns, and the last of them, which are the input."""
+"""The messages of a chat body: instructions, history, and the last message, which is the input."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from omni_ws.core.chunks import InputChunk, Modality, ToolCall
 from omni_ws.errors import InvalidValue, UnsupportedParameter
 from omni_ws.wire.openai_media import MediaUrl, audio_chunk, media_by_url
 
-#: Of an earlier assistant message: what would be lost without a word.
+#: Fields of earlier assistant messages that no engine uses: refused rather than ignored.
 _LOST = ("function_call", "audio")
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryMessage:
-    """An assistant's message may hold the calls that it made, a tool's says which call it answers."""
+    """A message before the input.
+
+    ``tool_calls`` are those of an assistant message, ``tool_call_id`` the call that a tool message answers.
+    """
 
     role: str
     text: str
@@ -26,11 +29,11 @@ class HistoryMessage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Messages:
-    """``input`` holds the parts of the last message, or the results of tools that stand at the end, in order.
+    """The parsed messages.
 
-    ``role`` is that of the last message: ``user`` (also for results of tools), ``system`` or ``assistant``; ``role_at``
-    is its place where it is one of the latter. ``tools_at`` is the first place that only makes sense to an engine that
-    has tools.
+    ``input`` holds the parts of the last message or, if the messages end with tool results, all of these. ``role`` is
+    the role of the last message: ``user`` (also for tool results), ``system`` or ``assistant``. ``role_at`` is the JSON
+    path of that role where it is not ``user``, ``tools_at`` that of the first field that requires an engine with tools.
     """
 
     system: tuple[str, ...]
@@ -42,8 +45,10 @@ class Messages:
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]], *, input_follows: bool) -> Messages:
-    """With ``input_follows`` all messages are earlier ones. Raises InvalidValue, UnsupportedParameter or
-    UnsupportedFormat, naming the place."""
+    """Parse ``messages``; with ``input_follows`` all of them are history, and chunks bring the input.
+
+    Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming the JSON path.
+    """
     if not messages and not input_follows:
         raise InvalidValue("messages must hold at least one message", param="messages")
     reader = _Reader()
@@ -61,7 +66,7 @@ def read_messages(messages: Sequence[Mapping[str, Any]], *, input_follows: bool)
 
 
 def _input_from(messages: Sequence[Mapping[str, Any]]) -> int:
-    """Where the input begins: at the last message, or at the first of the tool results that all stand at the end."""
+    """Return the index of the first input message: the last one, or the first of the tool results at the end."""
     start = len(messages) - 1
     while start > 0 and messages[start].get("role") == messages[start - 1].get("role") == "tool":
         start -= 1
@@ -69,6 +74,8 @@ def _input_from(messages: Sequence[Mapping[str, Any]]) -> int:
 
 
 class _Reader:
+    """Collects the fields of ``Messages``, message by message."""
+
     def __init__(self) -> None:
         self.system: list[str] = []
         self.history: list[HistoryMessage] = []
@@ -99,7 +106,7 @@ class _Reader:
                 raise InvalidValue("role is one of system, developer, user, assistant and tool", param=f"{place}.role")
 
     def _last_of_another(self, message: Mapping[str, Any], place: str) -> None:
-        """Text that the assistant goes on with, or instructions that nobody says anything to."""
+        """Read a last message that is not the user's: text for the assistant to continue, or instructions alone."""
         if message.get("tool_calls"):
             raise InvalidValue("the last message must be the user's, or a tool's", param=f"{place}.role")
         self.role = "assistant" if message.get("role") == "assistant" else "system"
@@ -150,7 +157,7 @@ def _tool_calls(calls: Any, place: str) -> Iterator[ToolCall]:
 
 
 def _parts(content: Any, place: str) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """The parts of a message, and where each stands. A text is one part."""
+    """Yield the parts of a message with their JSON paths. Plain text is one part."""
     if isinstance(content, str):
         yield {"type": "text", "text": content}, f"{place}.content"
         return
@@ -164,7 +171,10 @@ def _parts(content: Any, place: str) -> Iterator[tuple[Mapping[str, Any], str]]:
 
 
 def _text(content: Any, place: str) -> str:
-    """The text of a message that is not the input: anything else in it would be lost without a word."""
+    """Return the text of a message that is not the input.
+
+    Raises UnsupportedParameter for other content, which would be lost.
+    """
     texts: list[str] = []
     for part, where in _parts(content, place):
         if part.get("type") not in ("text", "input_text", "output_text"):

@@ -1,4 +1,4 @@
-"""What a body asks of the answer beside its text: several choices, log-probabilities, a form, an order of work."""
+"""Options of an answer besides its sampling: choices, log-probabilities, JSON schemas, priority."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from omni_ws.errors import InvalidValue, UnsupportedParameter
 from omni_ws.wire.session_config import MAX_DEPTH
 
-#: As in OpenAI's interface.
+#: OpenAI's limits.
 MAX_CHOICES: Final = 128
 MAX_TOP_LOGPROBS: Final = 20
 MAX_COMPLETION_LOGPROBS: Final = 5
@@ -26,45 +26,53 @@ Priority = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 
 
 class JsonSchemaBody(Struct, frozen=True, kw_only=True):
+    """OpenAI's ``response_format.json_schema``."""
+
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     schema: dict[str, Any] | None = None
     strict: bool | None = None
 
 
 class ResponseFormatBody(Struct, frozen=True, kw_only=True):
+    """OpenAI's ``response_format``."""
+
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaBody | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerForm:
-    """JSON of this JSON Schema; any JSON object where ``schema`` is None."""
+    """A constraint on the answer: JSON that matches ``schema``, or any JSON object when that is None."""
 
     schema: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFields:
-    """``logprobs``: how many of the likeliest tokens to name beside each sampled one; None = none at all."""
+    """Options of the answer that OpenAI bodies set outside ``session_config``.
+
+    ``logprobs`` is the number of most probable tokens to report besides each sampled one; None reports none at all. A
+    request with a lower ``priority`` runs first.
+    """
 
     choices: int = 1
     logprobs: int | None = None
     form: AnswerForm | None = None
     priority: int = 0
     parallel_tool_calls: bool = True
-    #: By the names of ``MediaLimitFields``.
+    #: Keyed by the field names of ``MediaLimitFields``.
     media_limits: Mapping[str, float] = field(default_factory=dict)
 
 
 def chat_logprobs(wanted: bool | None, top: int | None) -> int | None:
-    """``logprobs`` and ``top_logprobs`` of a chat body. Raises InvalidValue."""
+    """Return ``AnswerFields.logprobs`` for ``logprobs`` and ``top_logprobs`` of a chat body. Raises InvalidValue."""
     if top and not wanted:
         raise InvalidValue("top_logprobs needs logprobs: true", param="top_logprobs")
     return (top or 0) if wanted else None
 
 
 def completion_logprobs(wanted: bool | int | None) -> int | None:
-    """``logprobs`` of a completion body: true means 1, and 0 the sampled token alone. Raises InvalidValue."""
+    """Return ``AnswerFields.logprobs`` for ``logprobs`` of a completion body; true means 1. Raises InvalidValue."""
     if wanted is None or wanted is False:
         return None
     if wanted is True:
@@ -75,14 +83,14 @@ def completion_logprobs(wanted: bool | int | None) -> int | None:
 
 
 def explained(error: InvalidValue) -> InvalidValue:
-    """The error of a body; where it is that of the form of the answer, with what may be said of that."""
+    """Append the valid forms to an error that is about ``response_format``."""
     if error.param is not None and error.param.partition(".")[0] == "response_format":
         error.message = f"{error.message}; {_FORMS}"
     return error
 
 
 def answer_form(wanted: ResponseFormatBody | None) -> AnswerForm | None:
-    """Raises InvalidValue, naming the place."""
+    """Return the constraint that ``response_format`` sets. Raises InvalidValue, naming the field."""
     if wanted is None or wanted.type == "text":
         return None
     if wanted.type == "json_object":
@@ -96,7 +104,7 @@ def answer_form(wanted: ResponseFormatBody | None) -> AnswerForm | None:
 
 
 def check_depth(value: Any, param: str) -> None:
-    """Raises InvalidValue for what is nested too deep: whoever walks through it later does so on a stack."""
+    """Raise InvalidValue for a value so deeply nested that recursion over it might exhaust the stack."""
     level = [value]
     for _ in range(2 * MAX_DEPTH):
         level = [inner for outer in level for inner in _inside(outer)]
@@ -106,7 +114,7 @@ def check_depth(value: Any, param: str) -> None:
 
 
 def _check_references(schema: Any, param: str) -> None:
-    """Raises UnsupportedParameter for a schema that stands elsewhere: engines would leave it out without a word."""
+    """Raise UnsupportedParameter for a ``$ref`` to another document, which engines would silently ignore."""
     if isinstance(schema, Mapping):
         reference = schema.get("$ref")
         if isinstance(reference, str) and not reference.startswith("#"):

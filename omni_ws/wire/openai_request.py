@@ -1,6 +1,6 @@
-"""Bodies of the OpenAI-compatible routes, read into what the rest of the server speaks of.
+"""Request bodies of ``/v1/chat/completions`` and ``/v1/audio/speech``.
 
-Unknown fields are ignored; a known field that cannot be honoured here is refused by its name.
+Unknown fields are ignored. A known field with a value that the server cannot honour is refused by name.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from omni_ws.wire.openai_options import (
     explained,
 )
 
-#: Fields of chat that no engine of this version can honour, unless they say nothing.
+#: Chat fields that the server does not support, with the values that are accepted because they change nothing.
 _NOT_AVAILABLE_IN_CHAT: Final[Mapping[str, tuple[Any, ...]]] = {
     **NEVER_AVAILABLE,
 }
-#: And those of chat that make no sense where text is read aloud.
+#: The same for speech, with the chat fields that do not apply to reading text aloud.
 _NOT_AVAILABLE_IN_SPEECH: Final[Mapping[str, tuple[Any, ...]]] = {
     **_NOT_AVAILABLE_IN_CHAT,
     "logit_bias": ({},),
@@ -56,12 +56,14 @@ _NOT_AVAILABLE_IN_SPEECH: Final[Mapping[str, tuple[Any, ...]]] = {
 
 
 class AudioOptions(Struct, frozen=True, kw_only=True):
+    """OpenAI's ``audio``."""
+
     voice: str | None = None
     format: str | None = None
 
 
 class ChatBody(CommonBody, frozen=True, kw_only=True):
-    """The fields of a chat body that are looked at one by one; the rest is that of ``session_config``."""
+    """The fields of a chat body that are validated one by one; the others are those of ``session_config``."""
 
     messages: list[dict[str, Any]] | None = None
     modalities: list[Literal["text", "audio"]] | None = None
@@ -78,6 +80,8 @@ class ChatBody(CommonBody, frozen=True, kw_only=True):
 
 
 class SpeechBody(CommonBody, frozen=True, kw_only=True):
+    """The fields of a speech body that are validated one by one."""
+
     input: str | None = None
     voice: str | dict[str, Any] | None = None
     response_format: str | None = None
@@ -87,10 +91,10 @@ class SpeechBody(CommonBody, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest:
-    """``input`` holds what the last messages say, in order. ``stream`` is None where the body does not say.
+    """A parsed chat body.
 
-    ``role`` and ``role_at`` are those of ``Messages``; ``tools_at`` is the first place in the messages that only makes
-    sense to an engine that has tools.
+    ``input`` holds the media and the content of the last message, in order. ``stream`` is None where the body does not
+    set it. For ``role``, ``role_at`` and ``tools_at`` see ``Messages``.
     """
 
     patch: ConfigurationPatch
@@ -110,7 +114,13 @@ class ChatRequest:
 
 
 class SpeechDialect(Enum):
-    """How ``/v1/audio/speech`` gives its answer: as one file, as bare bytes, or as one of two kinds of events."""
+    """The form of a ``/v1/audio/speech`` response.
+
+    - WHOLE: one audio file.
+    - RAW: audio bytes as they are produced.
+    - EVENTS: OpenAI's typed server-sent events.
+    - CHUNKS: ``audio.speech.chunk`` objects as server-sent events.
+    """
 
     WHOLE = "whole"
     RAW = "raw"
@@ -120,6 +130,8 @@ class SpeechDialect(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeechRequest:
+    """A parsed speech body. ``text`` is None where chunks bring it; ``response_format`` is as the client named it."""
+
     patch: ConfigurationPatch
     text: str | None
     dialect: SpeechDialect
@@ -128,18 +140,18 @@ class SpeechRequest:
 
 
 def chat_wants_events(body: Mapping[str, Any]) -> bool:
-    """Whether an ordinary body, right or wrong otherwise, asks for an answer in events."""
+    """Whether a chat body, valid or not, asks for server-sent events: errors take the same form."""
     return body.get("stream") is True
 
 
 def speech_wants_events(body: Mapping[str, Any]) -> bool:
-    """As ``chat_wants_events``."""
+    """Whether a speech body, valid or not, asks for server-sent events."""
     wanted = body.get("stream_format")
     return wanted == "sse" or (wanted is None and body.get("stream") is True)
 
 
 def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
-    """A chat body. With ``input_follows`` (streaming input) the messages are history and chunks bring the input.
+    """Parse a chat body; with ``input_follows`` (streaming input) the messages are history and chunks bring the input.
 
     Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming the field.
     """
@@ -154,7 +166,7 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
     wants_audio = fields.modalities is not None and "audio" in fields.modalities
     if fields.modalities == []:
         raise InvalidValue("name at least one of text and audio", param="modalities")
-    # The text of a spoken answer goes out as its transcript, so it is always made.
+    # Text is always generated: a spoken answer has it as its transcript.
     patch.fields["modalities"] = ["text", "audio"] if wants_audio else ["text"]
     if audio.voice is not None:
         patch.fields["voice"] = audio.voice
@@ -204,6 +216,7 @@ def _answer_fields(fields: ChatBody, limits: MediaLimitFields, *, wants_audio: b
 
 
 def _check_media_place(media: tuple[InputChunk | NamedMedia, ...], messages: Messages, *, input_follows: bool) -> None:
+    """Check that media belong to a message of the user that this body contains."""
     if not media:
         return
     first = media[0]
@@ -217,7 +230,7 @@ def _check_media_place(media: tuple[InputChunk | NamedMedia, ...], messages: Mes
 
 
 def read_speech(body: Mapping[str, Any], *, input_follows: bool) -> SpeechRequest:
-    """A speech body; raises as ``read_chat`` does, and EmptyInput where there is nothing to say."""
+    """Parse a speech body. Raises as ``read_chat`` does, and EmptyInput for blank text."""
     refuse_unavailable(body, _NOT_AVAILABLE_IN_SPEECH)
     fields = convert_body(body, SpeechBody)
     if fields.speed not in (None, 1):
@@ -259,7 +272,10 @@ def _dialect(fields: SpeechBody, *, input_follows: bool) -> SpeechDialect:
 def _set_output_format(
     patch: ConfigurationPatch, body: Mapping[str, Any], wanted: str | None, *, param: str, default: str
 ) -> str:
-    """The format that the body names as OpenAI does, else that of its ``output_audio``, else ``default``."""
+    """Set and return the format of the audio: ``wanted``, else that of ``output_audio``, else the default.
+
+    ``param`` is the name of the field that ``wanted`` is from.
+    """
     group = object_field(body, "output_audio")
     if wanted is not None:
         group = {**group, "format": audio_encoding(wanted, param).value}

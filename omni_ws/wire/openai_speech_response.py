@@ -1,4 +1,4 @@
-"""Answers of ``/v1/audio/speech`` in events: two dialects."""
+"""Event streams of ``/v1/audio/speech``, in two dialects."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from omni_ws.wire.openai_chat_response import usage_object
 
 
 class SpeechEvents:
-    """``stream_format: sse``: OpenAI's typed events, which end without [DONE]."""
+    """OpenAI's typed events (``stream_format: sse``); the stream ends without [DONE]."""
 
     def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any]]:
+        """Yield the event for an output."""
         if chunk.modality is OutputModality.AUDIO:
             yield {"type": "speech.audio.delta", "audio": base64.b64encode(chunk.payload).decode()}
 
     def final(self, chunk: FinalChunk) -> Iterator[dict[str, Any]]:
+        """Yield the last event."""
         usage = chunk.usage
         yield {
             "type": "speech.audio.done",
@@ -31,9 +33,9 @@ class SpeechEvents:
 
 
 class SpeechChunks:
-    """``stream: true``: the ``audio.speech.chunk`` dialect, which ends in [DONE].
+    """``audio.speech.chunk`` objects (``stream: true``); the stream ends with [DONE].
 
-    ``piece`` makes what an event carries of the audio of a chunk.
+    ``piece`` converts the audio of an output to what its event contains, such as bytes of a file format.
     """
 
     def __init__(
@@ -51,11 +53,13 @@ class SpeechChunks:
         self._audio = {"format": response_format, "mime_type": media_type, "sample_rate": sample_rate}
 
     def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any]]:
+        """Yield the object for an output."""
         if chunk.modality is OutputModality.AUDIO:
             data = base64.b64encode(self._piece(chunk.payload)).decode()
             yield self._chunk(audio={"data": data, **self._audio}, finish_reason=None)
 
     def final(self, chunk: FinalChunk) -> Iterator[dict[str, Any]]:
+        """Yield the last object."""
         yield self._chunk(audio=None, finish_reason=chunk.finish_reason.value, usage=usage_object(chunk.usage))
 
     def _chunk(self, **fields: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is asked of ``/v1/audio/transcriptions``: the fields of a form, or the parameters of a streamed body."""
+"""Requests of ``/v1/audio/transcriptions``: forms, and the parameters of a streamed body."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from omni_ws.wire.session_config import invalid_value
 ResponseFormat = Literal["json", "text", "verbose_json", "srt", "vtt"]
 Granularity = Literal["word", "segment"]
 
-#: Fields of OpenAI's interface that no engine of this version can honour, unless they say nothing.
+#: OpenAI fields that the server does not support, with the values that are accepted because they change nothing.
 _NOT_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "prompt": ("",),
     "include": ([],),
@@ -27,7 +27,7 @@ _NOT_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "known_speaker_names": ([],),
     "known_speaker_references": ([],),
 }
-#: How files begin that are no bare samples.
+#: The signatures of audio files.
 _BEGINNINGS: Final = (
     (b"RIFF", AudioEncoding.WAV),
     (b"fLaC", AudioEncoding.FLAC),
@@ -38,11 +38,13 @@ _BEGINNINGS: Final = (
     (b"\xff\xf3", AudioEncoding.MP3),
     (b"\xff\xf2", AudioEncoding.MP3),
 )
-#: Formats whose place is told by the times of words.
+#: Formats that need the times of words.
 TIMED_FORMATS: Final = frozenset({"verbose_json", "srt", "vtt"})
 
 
 class TranscriptionBody(Struct, frozen=True, kw_only=True):
+    """The fields of a transcription request."""
+
     model: str | None = None
     language: str | None = None
     response_format: ResponseFormat = "json"
@@ -53,7 +55,10 @@ class TranscriptionBody(Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranscriptionRequest:
-    """``language`` is the primary subtag (RFC 5646) of what was asked for; ``stream`` is None where nothing is said."""
+    """A parsed request.
+
+    ``language`` is the primary subtag (RFC 5646) of the requested language; ``stream`` is None where it is not set.
+    """
 
     patch: ConfigurationPatch
     language: str | None
@@ -63,8 +68,11 @@ class TranscriptionRequest:
 
 
 def form_fields(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """The fields of a form as a body: names that end with ``[]`` are lists, and win over those without; of the others
-    the last one counts."""
+    """Convert form fields to a body.
+
+    Names with ``[]`` at the end are lists and take precedence over the same name without it; of other repeated fields
+    the last one counts.
+    """
     fields: dict[str, Any] = {}
     lists: dict[str, list[str]] = {}
     for name, value in pairs:
@@ -76,13 +84,13 @@ def form_fields(pairs: Iterable[tuple[str, str]]) -> dict[str, Any]:
 
 
 def read_transcription(body: Mapping[str, Any], *, input_field: str | None = None) -> TranscriptionRequest:
-    """``input_field`` is the one that brings the audio; None where chunks do.
+    """Parse a request. ``input_field`` is the field that contains the audio; None where chunks do.
 
     Raises InvalidValue or UnsupportedParameter, naming the field.
     """
     refuse_unavailable(body, _NOT_AVAILABLE)
     try:
-        # Forms have texts only.
+        # Not strict, because every value of a form is a string.
         fields = msgspec.convert(body, TranscriptionBody, strict=False)
     except msgspec.ValidationError as error:
         raise invalid_value(error) from None
@@ -106,9 +114,9 @@ def read_transcription(body: Mapping[str, Any], *, input_field: str | None = Non
 
 
 def audio_file(data: bytes, *, filename: str, content_type: str) -> InputChunk:
-    """A file that was sent: what it is, is told by how it begins, else by its type or its name.
+    """Return the chunk for an uploaded file. Its signature decides the format, then its type, then its name.
 
-    Raises InvalidValue for an empty one, UnsupportedFormat.
+    Raises InvalidValue for an empty file, UnsupportedFormat for an unknown format.
     """
     if not data:
         raise InvalidValue("the file is empty", param="file")

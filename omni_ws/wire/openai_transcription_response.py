@@ -1,4 +1,4 @@
-"""Answers of ``/v1/audio/transcriptions``: text, objects, subtitles, events."""
+"""Responses of ``/v1/audio/transcriptions``: text, JSON, subtitles, events."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from omni_ws.wire.openai_transcription import TranscriptionRequest
 
 @dataclass(frozen=True, slots=True)
 class _Segment:
+    """A settled transcript with its time in the input."""
+
     text: str
     start_ms: int
     end_ms: int
 
 
 class Transcription:
-    """Gathers what was heard. The text is the engine's answer; times are those of its words."""
+    """Accumulates a transcription. Its text is the engine's answer; times are those of the transcript's words.
+
+    ``language`` is the one reported in ``verbose_json``, or None when unknown.
+    """
 
     def __init__(self, request: TranscriptionRequest, *, language: str | None) -> None:
         self._request = request
@@ -29,6 +34,7 @@ class Transcription:
         self._segments: list[_Segment] = []
 
     def output(self, chunk: OutputChunk) -> None:
+        """Add an output."""
         if chunk.modality is OutputModality.TEXT:
             self._text.append(chunk.text)
         elif chunk.modality is OutputModality.TRANSCRIPT and not chunk.interim and chunk.words:
@@ -36,9 +42,11 @@ class Transcription:
             self._segments.append(_Segment(chunk.text.strip(), chunk.words[0].start_ms, chunk.words[-1].end_ms))
 
     def text(self) -> str:
+        """Return the text so far, stripped."""
         return "".join(self._text).strip()
 
     def json(self, final: FinalChunk) -> dict[str, Any]:
+        """Return the response for ``json`` and ``verbose_json``."""
         if self._request.response_format == "json":
             return {"text": self.text(), "usage": duration_usage(final.usage)}
         answer: dict[str, Any] = {"task": "transcribe"}
@@ -57,7 +65,7 @@ class Transcription:
         return {**answer, "usage": duration_usage(final.usage)}
 
     def subtitles(self) -> str:
-        """SubRip or WebVTT, one cue a segment."""
+        """Return the segments as SubRip or WebVTT, one cue for each."""
         vtt = self._request.response_format == "vtt"
         lines = ["WEBVTT", ""] if vtt else []
         for number, one in enumerate(self._segments, 1):
@@ -67,20 +75,22 @@ class Transcription:
 
 
 class TranscriptionEvents:
-    """``stream: true``: OpenAI's typed events, which end without [DONE]."""
+    """OpenAI's typed events (``stream: true``); the stream ends without [DONE]."""
 
     def __init__(self) -> None:
         self._text: list[str] = []
 
     def output(self, chunk: OutputChunk) -> Iterator[dict[str, Any]]:
+        """Yield the event for an output."""
         if chunk.modality is OutputModality.TEXT:
-            # The first piece begins where the whole text does.
+            # Leading white space is stripped from the whole text, thus from the first delta.
             text = chunk.text if self._text else chunk.text.lstrip()
             if text:
                 self._text.append(text)
                 yield {"type": "transcript.text.delta", "delta": text}
 
     def final(self, chunk: FinalChunk) -> Iterator[dict[str, Any]]:
+        """Yield the last event, with the whole text."""
         yield {
             "type": "transcript.text.done",
             "text": "".join(self._text),
@@ -89,10 +99,12 @@ class TranscriptionEvents:
 
 
 def duration_usage(usage: Usage) -> dict[str, Any]:
+    """Return OpenAI's usage object for the duration of the input audio."""
     return {"type": "duration", "seconds": usage.input_audio_ms / 1000}
 
 
 def _clock(milliseconds: int, vtt: bool) -> str:
+    """Format a time as subtitles do: ``hh:mm:ss,mmm``, in WebVTT with a full stop."""
     seconds, rest = divmod(milliseconds, 1000)
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)

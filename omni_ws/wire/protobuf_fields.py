@@ -1,13 +1,13 @@
-"""How many fields a protobuf message has, found without parsing what is in them."""
+"""Counts the fields of a protobuf message without parsing them, a defence against messages that explode in memory."""
 
 from __future__ import annotations
 
 
 def has_more_fields(message: bytes, limit: int) -> bool:
-    """Whether ``message`` has more than ``limit`` fields; those within messages that it holds do not count.
+    """Whether ``message`` has more than ``limit`` fields; those of nested messages do not count.
 
-    A field of two bytes becomes an object of dozens when it is parsed. Where the message breaks off or is none, what
-    comes before that is counted: a parser will not get further either.
+    Parsing turns a field of two bytes into an object of dozens, so the count is checked first. Counting stops where the
+    message is truncated or malformed, as a parser does.
     """
     position = 0
     try:
@@ -23,7 +23,7 @@ def has_more_fields(message: bytes, limit: int) -> bool:
                 case 2:
                     size, position = _varint(message, position)
                     position += size
-                case 3 | 4:  # a group begins or ends; its fields are counted as they come
+                case 3 | 4:  # start or end of a group, whose fields count like the others
                     pass
                 case 5:
                     position += 4
@@ -35,7 +35,7 @@ def has_more_fields(message: bytes, limit: int) -> bool:
 
 
 def _varint(message: bytes, position: int) -> tuple[int, int]:
-    """The number at ``position``, and where the next thing begins. Raises IndexError where there is none."""
+    """Return the integer at ``position`` and the position after it. Raises IndexError when there is none."""
     value = 0
     for shift in range(0, 70, 7):
         byte = message[position]

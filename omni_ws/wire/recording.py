@@ -1,4 +1,4 @@
-"""The lines of a recording: what a client sent, what the server answered, and when. See docs/recording.md."""
+"""The lines of a recording of a session's traffic, as JSON structs. The format is described in docs/recording.md."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ class HeaderLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     recording: str
     version: int
-    #: A native WebSocket session; one HTTP request; a session over several HTTP requests.
+    #: A native WebSocket session, one HTTP request, or a session that spans several HTTP requests.
     kind: RecordingKind
-    #: Of the session, or of this recording where there is none.
+    #: The ID of the session, or of the recording when there is no session.
     id: str
     server: str
     engine: str
     model: str
-    #: Wall time of offset 0, RFC 3339.
+    #: Wall-clock time (RFC 3339) that corresponds to ``at`` = 0.
     started: str
-    #: Name of the key, never the key.
+    #: The name of the API key, never the key itself.
     key: str | None = None
-    #: Whether what was said is here, and not only how much it was.
+    #: Whether messages are recorded with their content, or only with size and hash.
     payloads: bool
 
 
 class _Line(Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):
-    #: Milliseconds since the beginning, by a clock that never jumps.
+    #: Milliseconds since the start of the recording, by a monotonic clock.
     at: float
 
 
 class _OnConnection(_Line, frozen=True, kw_only=True):
-    #: Counted from 0. Each HTTP request counts as one.
+    #: The index of the connection, from 0; each HTTP request counts as one.
     connection: int
 
 
 class OpenedLine(_OnConnection, frozen=True, kw_only=True, tag="open", omit_defaults=True):
-    """A WebSocket was opened. With ``last_output`` it came back to the session, having heard up to there."""
+    """A WebSocket was opened. ``last_output`` is set when it resumed the session, after that output."""
 
     target: str
     subprotocol: str | None = None
@@ -53,16 +53,21 @@ class OpenedLine(_OnConnection, frozen=True, kw_only=True, tag="open", omit_defa
 
 
 class RequestedLine(_OnConnection, frozen=True, kw_only=True, tag="request", omit_defaults=True):
+    """The head of an HTTP request."""
+
     method: str
     target: str
     headers: dict[str, str] = {}
 
 
 class _Content(_OnConnection, frozen=True, kw_only=True, omit_defaults=True):
-    """A message or a piece of a body: in one of the first three, or, where payloads are left out, its size and hash."""
+    """A message, or a piece of a body, in one of ``text``, ``binary`` and ``bad_text``.
+
+    A recording without payloads has metadata there, if anything, and the ``size`` and ``sha256`` of the content.
+    """
 
     text: str | None = None
-    #: base64, as in every line.
+    #: Base64 in the file.
     binary: bytes | None = None
     #: A text message that is not UTF-8.
     bad_text: bytes | None = None
@@ -71,11 +76,11 @@ class _Content(_OnConnection, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class ReceivedLine(_Content, frozen=True, kw_only=True, tag="in", omit_defaults=True):
-    pass
+    """Content from the client."""
 
 
 class SentLine(_Content, frozen=True, kw_only=True, tag="out", omit_defaults=True):
-    pass
+    """Content from the server."""
 
 
 class InputEndedLine(_OnConnection, frozen=True, kw_only=True, tag="in_end"):
@@ -83,31 +88,31 @@ class InputEndedLine(_OnConnection, frozen=True, kw_only=True, tag="in_end"):
 
 
 class AnsweredLine(_OnConnection, frozen=True, kw_only=True, tag="response", omit_defaults=True):
-    """The head of an answer."""
+    """The head of an HTTP response."""
 
     status: int
     headers: dict[str, str] = {}
 
 
 class OutputEndedLine(_OnConnection, frozen=True, kw_only=True, tag="out_end"):
-    """The end of an answer's body."""
+    """The end of a response's body."""
 
 
 class ClosedLine(_OnConnection, frozen=True, kw_only=True, tag="close", omit_defaults=True):
-    """``by`` is who closed first; ``code`` is that of a WebSocket."""
+    """A connection was closed by ``by`` first; ``code`` is the close code of a WebSocket."""
 
     by: Side
     code: int | None = None
 
 
 class CutLine(_Line, frozen=True, kw_only=True, tag="cut"):
-    """The session went on, the recording does not."""
+    """The recording stops while the session continues."""
 
     reason: str
 
 
 class EndedLine(_Line, frozen=True, kw_only=True, tag="end"):
-    """The last line of a whole recording."""
+    """The last line of a complete recording."""
 
 
 RecordedLine: TypeAlias = (
@@ -129,11 +134,12 @@ _header_decoder: Final[msgspec.json.Decoder[HeaderLine]] = msgspec.json.Decoder(
 
 
 def encode_line(line: HeaderLine | RecordedLine) -> bytes:
+    """Return the line as JSON with a newline."""
     return _encoder.encode(line) + b"\n"
 
 
 def decode_header(line: bytes) -> HeaderLine:
-    """Raises ValueError, which says what is wrong."""
+    """Parse the first line. Raises ValueError with the reason for anything but a supported recording."""
     try:
         first: Any = msgspec.json.decode(line)
     except msgspec.DecodeError as error:
@@ -149,7 +155,7 @@ def decode_header(line: bytes) -> HeaderLine:
 
 
 def decode_event(line: bytes) -> RecordedLine:
-    """Raises ValueError, which says what is wrong."""
+    """Parse any further line. Raises ValueError with the reason."""
     try:
         event = _event_decoder.decode(line)
     except msgspec.DecodeError as error:

@@ -1,4 +1,4 @@
-"""What of a message may stand in a recording: never a credential, and, where payloads are left out, no content."""
+"""Removes from messages what a recording must not contain: credentials always, content unless it is recorded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omni_ws.wire.binary import HEADER
 _SECRET: Final = b'"resume_token"'
 REDACTED: Final = "redacted"
 
-#: Fields of frames that say how, when and how much, and nothing of what. All others are content.
+#: Fields of frames that hold metadata. All others, unknown ones included, are treated as content.
 _HARMLESS: Final = frozenset(
     {
         *("type", "sequence_id", "modality", "format", "timestamp_ms", "end_of_input", "request_id", "session_id"),
@@ -28,7 +28,7 @@ _OBJECTS: Final = frozenset({"error", "usage", "input_audio", "output_audio"})
 
 
 def without_secrets(data: bytes) -> bytes:
-    """The same, but for the token that would let its reader take the session over."""
+    """Return a JSON frame with its resume token redacted, which would let a reader take over the session."""
     if _SECRET not in data:
         return data
     try:
@@ -41,21 +41,21 @@ def without_secrets(data: bytes) -> bytes:
 
 
 def digest(data: bytes) -> tuple[int, str]:
-    """Size and SHA-256."""
+    """Return the size of ``data`` and its SHA-256 in hexadecimal."""
     return len(data), hashlib.sha256(data).hexdigest()
 
 
 def without_content(data: bytes) -> bytes | None:
-    """A JSON frame with a size and a hash in the place of all that was said; None for what is no such frame."""
+    """Return a JSON frame with all content replaced by its size and hash; None for anything but a JSON object."""
     try:
         frame = orjson.loads(data)
         return orjson.dumps(_emptied(frame, is_inner=False)) if isinstance(frame, dict) else None
-    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # the latter for what is nested too deeply
+    except (orjson.JSONDecodeError, orjson.JSONEncodeError):  # encoding fails where objects are nested too deeply
         return None
 
 
 def without_payload(data: bytes) -> tuple[bytes, int, str]:
-    """The header of a binary frame, and what else there was."""
+    """Return the header of a binary frame, and the size and hash of its payload."""
     return data[: HEADER.size], *digest(data[HEADER.size :])
 
 

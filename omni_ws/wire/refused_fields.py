@@ -1,4 +1,7 @@
-"""What other interfaces call the content of a chunk: refused by name, since it would be lost without a word."""
+"""Names that other APIs use for the content of a chunk.
+
+They are refused, so that a mistaken client does not silently lose its input.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ from msgspec import Struct
 
 
 class ContentElsewhere(Struct, frozen=True, kw_only=True):
-    """Each may be absent or null. The type says that: it costs chunks without them nothing."""
+    """Fields that have to be absent or null.
+
+    Their type alone enforces that, at no cost to chunks that do not have them.
+    """
 
     url: None = None
     data: None = None
@@ -20,7 +26,7 @@ class ContentElsewhere(Struct, frozen=True, kw_only=True):
     image_url: None = None
     audio_url: None = None
     video_url: None = None
-    # Those that are also the names of parameters.
+    # Names that request parameters have, too.
     audio: None = None
     input_audio: None = None
     images: None = None
@@ -32,7 +38,7 @@ class ContentElsewhere(Struct, frozen=True, kw_only=True):
 
 
 CONTENT_ELSEWHERE: Final = frozenset(ContentElsewhere.__struct_fields__)
-#: The names that mean nothing in the parameters of a request: an object that has one is meant as a chunk.
+#: The names that no request parameter has: an object that contains one is a chunk, not the parameters.
 MARKS_OF_CHUNKS: Final = CONTENT_ELSEWHERE - {
     *("audio", "input_audio", "images", "audios", "videos", "messages", "input", "prompt")
 }

@@ -1,4 +1,7 @@
-"""What the body of a Mode A request says, in each of its four forms: parameters, then chunks."""
+"""Streamed bodies of Mode A requests in their four forms: NDJSON, two length-prefixed framings, raw audio.
+
+Each holds the parameters of the request, if any, followed by chunks.
+"""
 
 from __future__ import annotations
 
@@ -27,31 +30,31 @@ from omni_ws.wire.refused_fields import MARKS_OF_CHUNKS
 
 CONTENT_TYPE: Final = "application/x-multipart-streaming"
 NDJSON_TYPE: Final = "application/x-ndjson"
-#: What curl says of a body when it is told nothing.
+#: curl's default type for a body, accepted as NDJSON.
 FORM_TYPE: Final = "application/x-www-form-urlencoded"
 _NDJSON_TYPES: Final = frozenset({"", NDJSON_TYPE, "application/json", FORM_TYPE, CONTENT_TYPE})
-#: Any of these makes the first object of a body a chunk instead of the request's parameters.
+#: Fields that identify the first object of a body as a chunk, rather than the parameters of the request.
 CHUNK_MARKS: Final = MARKS_OF_CHUNKS | {"modality", "payload", "text", "end_of_input", "sequence_id", "offset"}
-#: The largest number that every JSON parser keeps exact.
+#: The largest integer that all JSON parsers represent exactly.
 MAX_OFFSET: Final = 2**53 - 1
-#: Query parameters that are texts, whatever they look like.
+#: Query parameters that are strings, even when they look like JSON.
 _TEXTS: Final = frozenset({"model", "voice", "instructions", "request_id"})
-#: Base64 and the JSON around it, for a chunk of the largest size.
+#: Allowance for the JSON around the base64 of a chunk.
 _LINE_OVERHEAD_BYTES: Final = 64 * 1024
 
 
 class ChunkObject(ChunkFields, frozen=True, kw_only=True):
-    """An input chunk in a body, which says by itself what it is."""
+    """An input chunk as a JSON object in a body."""
 
     type: Literal["input_chunk"] | None = None
     sequence_id: SequenceId | None = None
-    #: Where it begins in the input, in place of a number.
+    #: The position of the chunk in the input, as an alternative to its number.
     offset: Annotated[int, Meta(ge=0, le=MAX_OFFSET)] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """The first object of a body, where it is no chunk."""
+    """The parameters of a request: the first object of a body, unless that is a chunk."""
 
     fields: dict[str, Any]
 
@@ -60,25 +63,29 @@ BodyItem: TypeAlias = Parameters | InputChunk
 
 
 class BodyReader(Protocol):
-    """Bytes in, items out. Raises errors that say where in the body they arose."""
+    """Decodes a body incrementally: bytes in, items out. Errors name the place in the body."""
 
     @property
     def place(self) -> str:
-        """Where the item stands that was given out last; "" where a body has no places."""
+        """The place of the last item yielded, such as ``line 3``; "" for forms without places."""
         ...
 
     @property
     def unfinished_bytes(self) -> int:
-        """What is kept of an item whose end has not come, once everything before it was given out."""
+        """The bytes held of an incomplete item."""
         ...
 
-    def feed(self, data: bytes) -> Iterator[BodyItem]: ...
+    def feed(self, data: bytes) -> Iterator[BodyItem]:
+        """Yield the items that ``data`` completes. Raises an OmniError for the first invalid one."""
+        ...
 
-    def finish(self) -> Iterator[BodyItem]: ...
+    def finish(self) -> Iterator[BodyItem]:
+        """Yield the items that the end of the body completes. Raises as ``feed`` does."""
+        ...
 
 
 class NdjsonBody:
-    """One JSON object a line."""
+    """One JSON object on each line."""
 
     def __init__(self, *, max_chunk_bytes: int) -> None:
         self._lines = NdjsonDecoder(max_line_bytes=max_line_bytes(max_chunk_bytes))
@@ -108,7 +115,7 @@ class NdjsonBody:
 
 
 class LengthPrefixedBody:
-    """Each frame a JSON object or, where it does not begin with ``{``, a binary frame."""
+    """Frames that are either JSON objects, recognised by their ``{``, or binary frames."""
 
     def __init__(self, *, prefix_bytes: int, max_chunk_bytes: int) -> None:
         self._frames = LengthPrefixedDecoder(prefix_bytes=prefix_bytes, max_frame_bytes=max_line_bytes(max_chunk_bytes))
@@ -138,7 +145,7 @@ class LengthPrefixedBody:
 
 
 class RawAudioBody:
-    """The bytes are the audio."""
+    """A body that is the audio itself. The items are chunks of at most ``max_chunk_bytes``."""
 
     place = ""
     unfinished_bytes = 0
@@ -156,7 +163,7 @@ class RawAudioBody:
 
 
 class _Objects:
-    """The first object may be the parameters; every other is a chunk."""
+    """Decodes objects. The first one may be the parameters, all others are chunks."""
 
     def __init__(self) -> None:
         self._first = True
@@ -168,7 +175,7 @@ class _Objects:
                 fields = loads_object(data)
                 if not CHUNK_MARKS & fields.keys() and fields.get("type") != "input_chunk":
                     return Parameters(fields)
-            str(data, "utf-8")  # the parser skips fields that it does not know without looking at their bytes
+            str(data, "utf-8")  # the decoder does not validate the values of unknown fields
             line = _line_decoder.decode(data)
         except msgspec.DecodeError as error:
             kind = loads_object(data).get("type", "input_chunk")
@@ -193,7 +200,7 @@ _line_decoder: Final[msgspec.json.Decoder[ChunkObject]] = msgspec.json.Decoder(C
 
 
 def body_reader(content_type: str, *, max_chunk_bytes: int) -> BodyReader:
-    """The reader for a content type. Raises UnsupportedFormat or InvalidValue for what is no streaming body."""
+    """Return the reader for a content type. Raises UnsupportedFormat or InvalidValue for an unsupported one."""
     media_type, _, attributes = content_type.partition(";")
     media_type = media_type.strip().lower()
     if media_type.startswith("audio/"):
@@ -217,9 +224,10 @@ def body_reader(content_type: str, *, max_chunk_bytes: int) -> BodyReader:
 
 
 def query_parameters(query: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Parameters from a query string: JSON where a value reads as such, otherwise a string.
+    """Return the parameters in a query string. Values that parse as JSON are JSON, all others strings.
 
-    A comma-separated ``modalities`` is a list; dots reach into objects (``sampling.max_tokens=5``).
+    ``modalities`` may be a comma-separated list; a dotted name sets a field of an object (``sampling.max_tokens=5``).
+    Raises InvalidValue for a name that is both a value and an object.
     """
     fields: dict[str, Any] = {}
     for name, text in query:
@@ -241,12 +249,12 @@ def query_parameters(query: Iterable[tuple[str, str]]) -> dict[str, Any]:
 
 
 def max_line_bytes(max_chunk_bytes: int) -> int:
-    """The longest line or frame that can hold a chunk of the largest size."""
+    """Return the size of the longest line or frame needed for a chunk of ``max_chunk_bytes``."""
     return max_chunk_bytes * 4 // 3 + _LINE_OVERHEAD_BYTES
 
 
 def placed(error: OmniError, place: str) -> OmniError:
-    """The error of the item at ``place``, which its message is made to name."""
+    """Prefix an error's message with the place of the item that caused it."""
     if place:
         error.message = f"{place}: {error.message}"
     return error

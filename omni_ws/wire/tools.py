@@ -1,4 +1,4 @@
-"""Tools as OpenAI's chat bodies describe them, and the choice among them."""
+"""Tool definitions in the form of OpenAI's chat API, and the tool choice."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ MAX_TOOLS = 128
 
 
 class FunctionBody(Struct, frozen=True, kw_only=True):
+    """OpenAI's ``function`` of a tool; ``parameters`` is a JSON Schema."""
+
     name: Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
@@ -23,6 +25,8 @@ class FunctionBody(Struct, frozen=True, kw_only=True):
 
 
 class ToolBody(Struct, frozen=True, kw_only=True):
+    """A tool of OpenAI's ``tools``."""
+
     type: Literal["function"]
     function: FunctionBody
 
@@ -37,7 +41,7 @@ class _NamedTool(Struct, frozen=True, kw_only=True):
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any] | None) -> None:
-    """Raises InvalidValue or UnsupportedParameter, naming the place."""
+    """Validate ``tools`` and ``tool_choice``. Raises InvalidValue or UnsupportedParameter, naming the JSON path."""
     if len(tools) > MAX_TOOLS:
         raise InvalidValue(f"there are at most {MAX_TOOLS} tools", param="tools")
     names: set[str] = set()
