@@ -1,4 +1,4 @@
-"""Fields common to the bodies of all OpenAI-compatible routes: validation, refusal, conversion to ``session_config``."""
+"""Fields that the bodies of all OpenAI-compatible routes share, and their conversion to ``session_config``."""
 
 from __future__ import annotations
 
