@@ -19,6 +19,7 @@ from websockets.protocol import State
 
 from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.engine.fake import EchoEngine
+from omni_ws.service.observing.observer import Origin
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.live_sessions import LiveSessions
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
@@ -85,7 +86,7 @@ async def main() -> None:
     engine = EchoEngine()
     await engine.start()
     factory = SessionFactory(engine, ServerConfig(engine=EngineName.FAKE))
-    live = LiveSessions(factory)
+    live = LiveSessions(factory, origin=Origin.WEBSOCKET, grace=0)
     frames = messages()
     with tempfile.TemporaryDirectory() as folder:
         if options.record:

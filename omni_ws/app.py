@@ -1,9 +1,12 @@
-"""App: what answers at which path, over an engine that runs already."""
+"""App: the front ends of a server, behind one port and over one engine."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Final
+from dataclasses import replace
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from websockets.asyncio.server import ServerConnection
 
@@ -11,33 +14,35 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.core.hosts import Hosts
 from omni_ws.engine.base import Engine
-from omni_ws.errors import NotFound, Unauthenticated, UpgradeRequired
+from omni_ws.errors import OmniError, Unauthenticated
 from omni_ws.service.observing.profiling import Profiling
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.gauges import connect_gauges
 from omni_ws.service.sessions.registry import SessionRegistry
 from omni_ws.transport.http import cors
-from omni_ws.transport.http.application import UpgradeDecision
+from omni_ws.transport.http.application import ServeConnection, UpgradeDecision
 from omni_ws.transport.http.authentication import Authenticator
 from omni_ws.transport.http.exchange import HttpExchange, HttpRequest
-from omni_ws.transport.http.router import Router, shown_path
-from omni_ws.transport.native.attached import AttachedConnection, Attachments
-from omni_ws.transport.native.endpoint import NATIVE_PATH, StreamingInput
+from omni_ws.transport.http.front_end import FrontEnd
+from omni_ws.transport.http.router import Router
+from omni_ws.transport.native.attached import Attachments
+from omni_ws.transport.native.endpoint import StreamingInput
 from omni_ws.transport.recording.recordings import Recordings
 from omni_ws.transport.routes.chat import ChatRoutes
 from omni_ws.transport.routes.completions import CompletionRoutes
 from omni_ws.transport.routes.demo import DemoRoutes
-from omni_ws.transport.routes.mode_b import ModeBRoutes
+from omni_ws.transport.routes.mode_b import SESSIONS_PATH, ModeBRoutes
 from omni_ws.transport.routes.ops import OperationsRoutes
 from omni_ws.transport.routes.profiling import ProfilingRoutes
 from omni_ws.transport.routes.speech import SpeechRoutes
 from omni_ws.transport.routes.transcriptions import TranscriptionRoutes
 
-SESSIONS_PATH: Final = f"{NATIVE_PATH}/sessions"
-
 
 class App:
-    """Everything that is said on the port, over an engine that runs already."""
+    """The application behind the front door. It knows the front ends by the interface ``FrontEnd`` alone.
+
+    The engine is started and stopped by the caller; routes answer while it starts.
+    """
 
     def __init__(self, engine: Engine, config: ServerConfig, keys: tuple[ApiKey, ...] = ()) -> None:
         self.config = config
@@ -46,94 +51,98 @@ class App:
         self._hosts = Hosts((*config.allow_host, config.host))
         self.sessions.admission.known_keys = len(keys) or None
         self.recordings = Recordings.configured(config, self.sessions, sessions_path=SESSIONS_PATH)
-        recorder, by_http = (self.recordings.recorder, self.recordings.http) if self.recordings else (None, None)
-        self.native = StreamingInput(self.sessions, self.authenticator, recorder)
         self.registry = SessionRegistry(self.sessions)
         self.profiling = Profiling(engine, self.sessions.observers, config.profiler.root)
-        self._attachments = Attachments(config, self.authenticator, self.registry, by_http)
-        self._router = self._routes()
-        connect_gauges(self.sessions, sessions_away=lambda: self.native.sessions_away)
+        self._router = Router()
+        #: Of each open WebSocket, the coroutine function of its endpoint.
+        self._serving: WeakKeyDictionary[ServerConnection, ServeConnection] = WeakKeyDictionary()
+        connect_gauges(self.sessions)
+        self.front_ends = tuple(self._front_ends())
+        for front_end in self.front_ends:
+            front_end.register(self._router)
+            front_end.connect_gauges(self.sessions.metrics)
 
-    def _routes(self) -> Router:
-        router = Router()
-        chat = ChatRoutes(self.sessions, self.authenticator)
-        speech = SpeechRoutes(self.sessions, self.authenticator)
-        operations = OperationsRoutes(self.sessions, self.authenticator)
-        demo = DemoRoutes()
-        router.add("GET", "/", demo.page)
-        router.add("GET", "/browser/{name}", demo.file)
-        router.add("GET", "/health", operations.health)
-        router.add("GET", "/metrics", operations.metrics)
-        router.add("GET", "/openapi.json", operations.openapi)
-        router.add("GET", "/v1/models", operations.models)
-        router.add("GET", "/v1/models/{id:path}", operations.model)
-        router.add("POST", "/v1/chat/completions", chat.chat_completions)
-        router.add("POST", "/v1/audio/speech", speech.audio_speech)
-        completions = CompletionRoutes(self.sessions, self.authenticator)
-        router.add("POST", "/v1/completions", completions.completions)
-        transcriptions = TranscriptionRoutes(self.sessions, self.authenticator)
-        router.add("POST", "/v1/audio/transcriptions", transcriptions.transcriptions)
-        router.add("GET", NATIVE_PATH, self._needs_upgrade)
-        profiling = ProfilingRoutes(self.profiling, self.authenticator)
-        router.add("POST", "/start_profile", profiling.start_profile)
-        router.add("POST", "/start_request_profile", profiling.start_request_profile)
-        router.add("POST", "/stop_profile", profiling.stop)
-        router.add("POST", "/stop_request_profile", profiling.stop)
-        self._add_mode_b(router)
-        return router
-
-    def _add_mode_b(self, router: Router) -> None:
-        mode_b = ModeBRoutes(self.sessions, self.authenticator, self.registry)
-        one = f"{SESSIONS_PATH}/{{id}}"
-        router.add("POST", SESSIONS_PATH, mode_b.create)
-        router.add("GET", one, mode_b.status)
-        router.add("PATCH", one, mode_b.append)
-        router.add("DELETE", one, mode_b.delete)
-        router.add("POST", f"{one}/chunks", mode_b.append)
-        router.add("POST", f"{one}/append", mode_b.append)
-        router.add("POST", f"{one}/finish", mode_b.finish)
-        router.add("GET", f"{one}/result", mode_b.result)
+    def _front_ends(self) -> Iterator[FrontEnd]:
+        """The registry: every way into the server, in the order in which they drain and end."""
+        sessions, authenticator = self.sessions, self.authenticator
+        recorder, recorded_http = (self.recordings.recorder, self.recordings.http) if self.recordings else (None, None)
+        yield Attachments(self.config, authenticator, self.registry, recorded_http)
+        yield StreamingInput(sessions, authenticator, recorder)
+        yield ModeBRoutes(sessions, authenticator, self.registry)
+        yield ChatRoutes(sessions, authenticator)
+        yield SpeechRoutes(sessions, authenticator)
+        yield CompletionRoutes(sessions, authenticator)
+        yield TranscriptionRoutes(sessions, authenticator)
+        yield OperationsRoutes(sessions, authenticator)
+        yield ProfilingRoutes(self.profiling, authenticator)
+        yield DemoRoutes()
 
     @property
     def routes(self) -> tuple[tuple[str, frozenset[str]], ...]:
-        """The template of every path that is answered, with its methods."""
+        """The template of every route, with its methods."""
         return self._router.templates
+
+    # what the front door calls
 
     async def handle(self, exchange: HttpExchange) -> None:
         if self.recordings is not None:
-            with suppress(Unauthenticated):  # who is sent away is not recorded
+            with suppress(Unauthenticated):  # refused requests are not recorded
                 self.recordings.http.begin(exchange, self.authenticator.authenticate(exchange.request))
         await self._router.dispatch(exchange)
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
-        if request.path != NATIVE_PATH:
-            # Raises NotFound for a path that is nothing, and says so for one that is something else.
-            self._router.match("GET", request.segments)
-            raise NotFound(f"there is no WebSocket at {shown_path(request.segments)}")
-        if self._attachments.is_meant(request):
-            return self._attachments.upgrade(request)
-        return self.native.upgrade(request)
+        decision = self._router.upgrade(request)
+
+        def connect(*arguments: Any, **options: Any) -> ServerConnection:
+            connection = decision.connection(*arguments, **options)
+            self._serving[connection] = decision.serve
+            return connection
+
+        return replace(decision, connection=connect)
 
     async def serve_websocket(self, connection: ServerConnection) -> None:
-        """A connection whose upgrade was accepted."""
-        if isinstance(connection, AttachedConnection):
-            await self._attachments.serve(connection)
-        else:
-            await self.native.serve(connection)
+        """The handler of websockets' ``serve``: runs the endpoint that accepted the handshake."""
+        await self._serving.pop(connection)(connection)
 
     def allows_origin(self, request: HttpRequest) -> bool:
-        """Pages of the server's own host, and of the origins that the operator allows."""
+        """Allows pages of the server's own host and of the configured origins."""
         origin = request.headers.get("origin")
         if origin is None or "*" in self.config.allow_origin or origin in self.config.allow_origin:
             return True
         return cors.is_own_origin(request)
 
     def allows_host(self, request: HttpRequest) -> bool:
-        """With keys any: who has none gets nothing. HTTP/1.0, which no browser speaks, may have none."""
+        """Allows any host where keys protect the server: DNS rebinding gains nothing without one.
+
+        A request of HTTP/1.0, which no browser speaks, may have no ``Host``.
+        """
         host = request.headers.get("host")
         return self.authenticator.has_keys or host is None or self._hosts.answers_to(host)
 
-    async def _needs_upgrade(self, exchange: HttpExchange) -> None:
-        if not self.config.streaming_input.enabled:
-            raise NotFound("streaming input is turned off on this server")
-        raise UpgradeRequired("this is a WebSocket")
+    # life cycle
+
+    def drain(self, time_left: float) -> None:
+        """Admits no new session, and lets open requests finish within ``time_left`` seconds."""
+        self.sessions.admission.draining = True
+        for front_end in self.front_ends:
+            front_end.drain(time_left)
+
+    def end_all(self, error: OmniError) -> None:
+        """Ends every session now, for this reason."""
+        self.sessions.admission.draining = True
+        for front_end in self.front_ends:
+            front_end.end_all(error)
+
+    async def wait_ended(self) -> None:
+        """Waits until the engine has released what ``end_all`` ended."""
+        for front_end in self.front_ends:
+            await front_end.wait_ended()
+
+    async def close(self) -> None:
+        """Waits until no session is left, then releases what they shared. All connections must be closed."""
+        for front_end in self.front_ends:
+            await front_end.wait_closed()
+        if self.recordings is not None:
+            await self.recordings.close()
+        self.sessions.speech_workers.close()
+        await self.profiling.stop()

@@ -92,14 +92,11 @@ class RunningServer:
 
         The port stays open meanwhile, so that whoever asks hears that the server is draining.
         """
-        admission = self.app.sessions.admission
-        admission.draining = True
-        self.app.native.drain(timeout)
-        self.app.registry.drain(ShuttingDown("the server is shutting down"))
+        self.app.drain(timeout)
         self._connections.close_idle()
         try:
             async with asyncio.timeout(timeout):
-                await admission.wait_empty()
+                await self.app.sessions.admission.wait_empty()
                 self._server.close(close_connections=False)
                 self._connections.close_idle()
                 await asyncio.gather(self._connections.wait_idle(None), self._server.wait_closed())
@@ -108,11 +105,9 @@ class RunningServer:
 
     async def close(self) -> None:
         """End what is left, whatever it is doing."""
-        self.app.sessions.admission.draining = True
         self._server.close(close_connections=False)
         going = ShuttingDown("the server is shutting down")
-        self.app.native.end_all(going)
-        self.app.registry.end_all(going)
+        self.app.end_all(going)
         self._connections.interrupt_all(going)
         self._connections.close_idle()
         await self._connections.wait_idle(self._last_words_timeout)
@@ -120,17 +115,13 @@ class RunningServer:
         await self._connections.wait_idle(self._close_timeout)
         try:
             async with asyncio.timeout(self._close_timeout):
-                await self.app.registry.wait_over()
+                await self.app.wait_ended()
                 await self._server.wait_closed()
         except TimeoutError:
             for connection in self._server.all_connections:
                 connection.transport.abort()
             await self._server.wait_closed()
-        await self.app.native.wait_closed()
-        if self.app.recordings is not None:
-            await self.app.recordings.close()
-        self.app.sessions.speech_workers.close()
-        await self.app.profiling.stop()
+        await self.app.close()
 
 
 @asynccontextmanager

@@ -28,7 +28,7 @@ def break_connection(session: ClientSession) -> None:
 
 def end_orphans(server: LiveServer) -> None:
     """Sessions whose clients never heard of them wait for nobody."""
-    server.app.native.end_all(ShuttingDown("the test is over"))
+    server.native.end_all(ShuttingDown("the test is over"))
 
 
 async def converse(url: str) -> list[Any]:

@@ -33,7 +33,7 @@ async def server() -> AsyncIterator[LiveServer]:
         EmbeddedEngine(EmbeddedConfig()), streaming_input={"resume_grace_sec": 30, **PINGS}
     ) as running:
         yield running
-        running.app.native.end_all(ShuttingDown("the test is over"))
+        running.native.end_all(ShuttingDown("the test is over"))
 
 
 async def ask(url: str, *, reconnect: bool) -> Answer:

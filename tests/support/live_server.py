@@ -18,6 +18,7 @@ from omni_ws.engine.base import Engine
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.server import RunningServer, create_app, listen
 from omni_ws.transport.native.connection import StreamConnection
+from omni_ws.transport.native.endpoint import StreamingInput
 
 #: Real seconds in which what was let go must be gone.
 SETTLE_SEC = 5.0
@@ -36,6 +37,12 @@ class LiveServer:
     @property
     def port(self) -> int:
         return self.running.port
+
+    @property
+    def native(self) -> StreamingInput:
+        """The front end of the native WebSocket."""
+        (found,) = (one for one in self.app.front_ends if isinstance(one, StreamingInput))
+        return found
 
     @property
     def websocket_url(self) -> str:

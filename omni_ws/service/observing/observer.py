@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Origin(StrEnum):
-    """The way that a session came."""
+    """The label of a session in metrics and logs, by its front end. Other front ends have labels of their own."""
 
     WEBSOCKET = "websocket"
     HTTP = "http"
@@ -39,7 +39,7 @@ class SessionIdentity:
     """``owner`` is the name of the API key that opened it."""
 
     session_id: str
-    origin: Origin
+    origin: str
     owner: str | None = None
 
 

@@ -119,7 +119,7 @@ class ProfileEvents:
             "request_admission",
             request_id=request_id,
             session_id=session.session_id,
-            origin=session.origin.value,
+            origin=str(session.origin),
             task=request.config.task.value,
             by_speech=by_speech,
         )

@@ -104,7 +104,7 @@ class RequestSpans:
         attributes = {
             "omni_ws.request_id": request.request_id,
             "omni_ws.session_id": session.session_id,
-            "omni_ws.origin": session.origin.value,
+            "omni_ws.origin": str(session.origin),
             "omni_ws.task": request.config.task.value,
         }
         if session.owner is not None:

@@ -128,10 +128,12 @@ class SessionFactory:
         streamed_body: bool = False,
         owner: str | None = None,
         admit: Callable[[], None] | None = None,
-        origin: Origin = Origin.HTTP,
+        origin: str = Origin.HTTP,
+        resumable: bool = False,
         session_id: str | None = None,
     ) -> NewSession:
         """``owner`` is the name of the API key that the session belongs to; ``admit`` is asked for each request.
+        A ``resumable`` session keeps a journal of what it has sent.
 
         With ``any_model`` a client may call the model what it likes, where the operator does not forbid it;
         ``streamed_body`` is the input of Mode A or Mode B, all of which may have a limit.
@@ -146,7 +148,7 @@ class SessionFactory:
             write_timeout=streaming.write_timeout_sec,
             now=now,
             budget=self.budget,
-            journal_capacity=0 if single_request or not streaming.resume_grace_sec else streaming.max_output_bytes,
+            journal_capacity=streaming.max_output_bytes if resumable else 0,
         )
         rules = ConfigurationRules(
             capabilities=self.engine.capabilities,

@@ -1,4 +1,4 @@
-"""What is under way in a server, for the metrics: read when they are asked for, and free otherwise."""
+"""The gauges of a server: read at each scrape, and free otherwise."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.sessions.factory import SessionFactory
 
 
-def connect_gauges(sessions: SessionFactory, *, sessions_away: Callable[[], int]) -> None:
+def connect_gauges(sessions: SessionFactory) -> None:
     metrics, engine, admission, budget = sessions.metrics, sessions.engine, sessions.admission, sessions.budget
     metrics.sessions_active.set_function(lambda: admission.sessions)
     metrics.sessions_limit.set(admission.max_sessions)
-    metrics.sessions_away.set_function(sessions_away)
     metrics.draining.set_function(lambda: admission.draining)
     metrics.held_bytes.set_function(lambda: budget.held)
     metrics.held_bytes_limit.set(budget.capacity)

@@ -1,4 +1,4 @@
-"""LiveSessions: the sessions of the native WebSocket, by their ids, with a connection or waiting for one."""
+"""LiveSessions: the sessions of one front end, by their ids, connected or waiting for their client to return."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from functools import partial
 from omni_ws.config.keys import ApiKey
 from omni_ws.errors import OmniError, SessionNotFound
 from omni_ws.service.identifiers import new_id
-from omni_ws.service.observing.observer import Origin
 from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
 from omni_ws.service.sessions.live import LiveSession
 
@@ -26,9 +25,11 @@ class _Living:
 class LiveSessions:
     """Owns the task of each session; whoever serves a connection comes and goes."""
 
-    def __init__(self, factory: SessionFactory) -> None:
+    def __init__(self, factory: SessionFactory, *, origin: str, grace: float) -> None:
+        """``origin`` labels the sessions in metrics and logs; ``grace`` is in seconds, see LiveSession."""
         self._factory = factory
-        self._grace = factory.config.streaming_input.resume_grace_sec
+        self._origin = origin
+        self._grace = grace
         self._living: dict[str, _Living] = {}
 
     def open(self, key: ApiKey | None, *, client: str = "") -> LiveSession:
@@ -42,7 +43,8 @@ class LiveSessions:
             session_id = new_id("sess_")
             new = self._factory.open(
                 output_formats=STREAM_FORMATS,
-                origin=Origin.WEBSOCKET,
+                origin=self._origin,
+                resumable=self._grace > 0,
                 session_id=session_id,
                 owner=None if key is None else key.name,
                 admit=partial(self._factory.admission.request, key),

@@ -1,4 +1,4 @@
-"""Which handler answers which path: pure matching of method and decoded path segments."""
+"""Router: finds what answers a request, by its method and its decoded path segments."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from omni_ws.errors import MethodNotAllowed, NotFound
+from omni_ws.errors import MethodNotAllowed, NotFound, UpgradeRequired
+from omni_ws.transport.http.application import UpgradeDecision
 from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.request import HttpRequest
 
 _SHOWN_CHARACTERS: Final = 128
 
 Handler = Callable[[HttpExchange], Awaitable[None]]
+#: Accepts a WebSocket handshake, or refuses it by raising an OmniError.
+Upgrade = Callable[[HttpRequest], UpgradeDecision]
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The handler of a request, its template (a label of bounded variety, for metrics) and the path's parameters."""
+    """The handler of a request, the template of its route (bounded in number, hence a metrics label) and the path's
+    parameters."""
 
     handler: Handler
     template: str
@@ -34,7 +39,7 @@ class _Route:
         return bool(self.parts) and self.parts[-1].endswith(":path}")
 
     def parameters(self, segments: tuple[str, ...]) -> dict[str, str] | None:
-        """The parameters where ``segments`` fit this template, else None."""
+        """The path's parameters, or None for segments that do not match."""
         if self.catches_rest:
             head = len(self.parts) - 1
             if len(segments) <= head:
@@ -57,19 +62,20 @@ class _Route:
 
 
 class Router:
-    """A table of routes.
+    """A table of routes, and of WebSocket endpoints by their paths.
 
-    Templates look like ``/v1/models/{id}``; a last part ``{name:path}`` takes all that is left, slashes included. A
-    literal part wins over a parameter, whatever was added first.
+    Templates look like ``/v1/models/{id}``; a final part ``{name:path}`` matches the rest of the path, slashes
+    included. A literal part takes precedence over a parameter, in whatever order the two were added.
     """
 
     def __init__(self) -> None:
         self._routes: dict[tuple[str, ...], _Route] = {}
-        #: Most literal first, so that the first fit is the right one.
+        #: Most literal first: the first match is the right one.
         self._ordered: list[_Route] = []
+        self._websockets: dict[str, list[tuple[Callable[[HttpRequest], bool], Upgrade]]] = {}
 
     def add(self, method: str, template: str, handler: Handler) -> None:
-        """Raises ValueError where the route stands already."""
+        """Raises ValueError for a route that has a handler already."""
         parts = tuple(part for part in template.split("/") if part)
         route = self._routes.setdefault(parts, _Route(template, parts))
         if method in route.methods:
@@ -79,13 +85,31 @@ class Router:
             self._routes.values(), key=lambda one: (one.catches_rest, [part.startswith("{") for part in one.parts])
         )
 
+    def add_websocket(
+        self, path: str, upgrade: Upgrade, *, takes: Callable[[HttpRequest], bool] = lambda request: True
+    ) -> None:
+        """``upgrade`` answers the handshakes at ``path`` that ``takes`` accepts; endpoints are asked in the order in
+        which they were added.
+
+        A GET without an upgrade needs a route of its own; see ``needs_upgrade``.
+        """
+        self._websockets.setdefault(path, []).append((takes, upgrade))
+
+    def upgrade(self, request: HttpRequest) -> UpgradeDecision:
+        """The answer to a WebSocket handshake. Raises what refuses it: NotFound where no endpoint takes it."""
+        for takes, upgrade in self._websockets.get(request.path, ()):
+            if takes(request):
+                return upgrade(request)
+        self.match("GET", request.segments)  # raises its own NotFound where there is no route either
+        raise NotFound(f"there is no WebSocket at {shown_path(request.segments)}")
+
     @property
     def templates(self) -> tuple[tuple[str, frozenset[str]], ...]:
         """Every template with its methods."""
         return tuple((route.template, frozenset(route.methods)) for route in self._ordered)
 
     def match(self, method: str, segments: tuple[str, ...]) -> Match:
-        """Raises NotFound, or MethodNotAllowed with what the path allows."""
+        """Raises NotFound, or MethodNotAllowed with the methods of the path."""
         route, parameters = self._find(segments)
         handler = route.methods.get(method)
         if handler is None and method == "HEAD":
@@ -95,13 +119,13 @@ class Router:
         return Match(handler, route.template, parameters)
 
     def allow(self, segments: tuple[str, ...]) -> tuple[str, ...]:
-        """The methods of a path; of all paths for ``*``. Raises NotFound."""
+        """The methods of a path, or of all paths together for ``*``. Raises NotFound."""
         if segments == ("*",):
             return tuple(sorted({method for route in self._ordered for method in route.allow}))
         return self._find(segments)[0].allow
 
     async def dispatch(self, exchange: HttpExchange) -> None:
-        """Run the handler of the exchange's request. OPTIONS is answered here, before any handler asks for a key."""
+        """Runs the handler of the exchange's request. OPTIONS is answered here, without authentication."""
         request = exchange.request
         if request.method == "OPTIONS":
             await exchange.respond_options(self.allow(request.segments))
@@ -119,7 +143,12 @@ class Router:
         raise NotFound(f"there is nothing at {shown_path(segments)}")
 
 
+async def needs_upgrade(exchange: HttpExchange) -> None:
+    """The handler of a GET at the path of a WebSocket. Raises UpgradeRequired."""
+    raise UpgradeRequired("this is a WebSocket")
+
+
 def shown_path(segments: tuple[str, ...]) -> str:
-    """The path for a message, as a client wrote it but for its escapes, and cut where it is long."""
+    """The decoded path, truncated, for an error message."""
     path = "/" + "/".join(segments)
     return path if len(path) <= _SHOWN_CHARACTERS else path[:_SHOWN_CHARACTERS] + "…"

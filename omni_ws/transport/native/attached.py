@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
@@ -28,7 +29,9 @@ from omni_ws.service.sessions.registered import RegisteredSession
 from omni_ws.service.sessions.registry import SessionRegistry
 from omni_ws.transport.http.application import UpgradeDecision
 from omni_ws.transport.http.authentication import Authenticator
+from omni_ws.transport.http.front_end import FrontEnd
 from omni_ws.transport.http.request import HttpRequest
+from omni_ws.transport.http.router import Router
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.endpoint import NATIVE_PATH, SUBPROTOCOL_BINARY, chosen_subprotocol, refuse
 from omni_ws.transport.native.frames import encode_message
@@ -43,27 +46,17 @@ _MAX_MESSAGE_BYTES: Final = 1 << 16
 _INPUT_REFUSED: Final = "this connection reads the answer of a session and takes no input"
 
 
-class AttachedConnection(StreamConnection):
-    """A connection that knows which session it reads, and for whom."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Handshake:
+    """What a handshake settled for the connection that it opens: the session that it reads, and for whom."""
 
-    def __init__(
-        self, *arguments: Any, session_id: str, key: ApiKey | None, binary_audio: bool, **options: Any
-    ) -> None:
-        super().__init__(*arguments, **options)
-        self.session_id = session_id
-        self.key = key
-        self.binary_audio = binary_audio
+    session_id: str
+    key: ApiKey | None
+    binary_audio: bool
 
 
-class RecordedAttachedConnection(RecordedConnection, AttachedConnection):
-    async def send(self, message: Any, *, text: bool | None = None) -> None:
-        if self.recording is not None:
-            self.recording.sent(message, is_text=bool(text))
-        await super().send(message, text=text)
-
-
-class Attachments:
-    """Accepts the handshakes that name a session to read, and serves the connections."""
+class Attachments(FrontEnd):
+    """The WebSockets that read the answers of registered sessions."""
 
     def __init__(
         self,
@@ -77,6 +70,9 @@ class Attachments:
         self._authenticator = authenticator
         self._registry = registry
 
+    def register(self, router: Router) -> None:
+        router.add_websocket(NATIVE_PATH, self.upgrade, takes=self.is_meant)
+
     def is_meant(self, request: HttpRequest) -> bool:
         """With a ``resume_token`` a handshake means a session of its own kind."""
         return "session_id" in request.query and "resume_token" not in request.query
@@ -87,42 +83,40 @@ class Attachments:
             raise NotFound("streaming input is turned off on this server")
         key = self._authenticator.authenticate(request)
         subprotocol = chosen_subprotocol(request)
-        connection = partial(
-            AttachedConnection if self._recordings is None else RecordedAttachedConnection,
-            session_id=request.query.get("session_id") or "",
-            key=key,
-            binary_audio=subprotocol == SUBPROTOCOL_BINARY,
+        handshake = _Handshake(
+            session_id=request.query.get("session_id") or "", key=key, binary_audio=subprotocol == SUBPROTOCOL_BINARY
         )
         return UpgradeDecision(
-            connection=connection, subprotocol=subprotocol, max_size=_MAX_MESSAGE_BYTES, route=NATIVE_PATH
+            connection=StreamConnection if self._recordings is None else RecordedConnection,
+            serve=partial(self._serve, handshake),
+            subprotocol=subprotocol,
+            max_size=_MAX_MESSAGE_BYTES,
+            route=NATIVE_PATH,
         )
 
-    async def serve(self, connection: AttachedConnection) -> None:
+    async def _serve(self, handshake: _Handshake, connection: StreamConnection) -> None:
         """The life of one connection, from the end of its handshake."""
         streaming = self._streaming
         try:
-            session = self._find(connection)
-            self._record(connection)
+            session = self._find(handshake)
+            if self._recordings is not None and isinstance(connection, RecordedConnection):
+                connection.record(self._recordings.find(handshake.session_id, handshake.key))
             with session.reading():
                 await AttachedOutput(
                     connection,
                     session,
-                    binary_audio=connection.binary_audio,
+                    binary_audio=handshake.binary_audio,
                     ping_interval=streaming.ping_interval_sec or None,
                     write_timeout=streaming.write_timeout_sec,
                 ).run()
             if self._recordings is not None and not session.live:
-                self._recordings.answer_read(connection.session_id)
+                self._recordings.answer_read(handshake.session_id)
         except OmniError as error:
             await refuse(connection, error)
 
-    def _record(self, connection: AttachedConnection) -> None:
-        if self._recordings is not None and isinstance(connection, RecordedAttachedConnection):
-            connection.record(self._recordings.find(connection.session_id, connection.key))
-
-    def _find(self, connection: AttachedConnection) -> RegisteredSession:
+    def _find(self, handshake: _Handshake) -> RegisteredSession:
         try:
-            return self._registry.get(connection.session_id, connection.key)
+            return self._registry.get(handshake.session_id, handshake.key)
         except SessionExpired as error:
             # A WebSocket has one word for what is not there any more, and what never was.
             raise SessionNotFound(error.message, param="session_id") from None

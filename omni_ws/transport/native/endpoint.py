@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from websockets.asyncio.server import ServerConnection
 from websockets.frames import CloseCode
 
 from omni_ws.config.keys import ApiKey
@@ -20,6 +19,8 @@ from omni_ws.errors import (
     SessionNotFound,
     websocket_close_code,
 )
+from omni_ws.metrics import Metrics
+from omni_ws.service.observing.observer import Origin
 from omni_ws.service.observing.trace_context import take_trace
 from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
@@ -27,7 +28,10 @@ from omni_ws.service.sessions.live import LiveSession
 from omni_ws.service.sessions.live_sessions import LiveSessions
 from omni_ws.transport.http.application import UpgradeDecision
 from omni_ws.transport.http.authentication import Authenticator
+from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.front_end import FrontEnd
 from omni_ws.transport.http.request import HttpRequest
+from omni_ws.transport.http.router import Router, needs_upgrade
 from omni_ws.transport.native.acknowledgement_clock import AcknowledgementClock
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
@@ -70,36 +74,22 @@ class Return:
     last_output: int
 
 
-class NativeConnection(StreamConnection):
-    """A connection that knows what its handshake settled: the key, the form of the audio output, and what it is for."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Handshake:
+    """What a handshake settled for the connection that it opens."""
 
-    def __init__(
-        self,
-        *arguments: Any,
-        key: ApiKey | None,
-        client: str,
-        binary_audio: bool,
-        refusal: OmniError | None,
-        returning: Return | None,
-        **options: Any,
-    ) -> None:
-        super().__init__(*arguments, **options)
-        self.key = key
-        #: The address that it comes from.
-        self.client = client
-        self.binary_audio = binary_audio
-        #: Why there will be no session, told in a frame.
-        self.refusal = refusal
-        #: The session to go on with; None for a fresh one.
-        self.returning = returning
+    key: ApiKey | None
+    #: Address of the client.
+    client: str
+    binary_audio: bool
+    #: Why there is no session, which an error frame reports.
+    refusal: OmniError | None
+    #: The session to resume; None for a fresh one.
+    returning: Return | None
 
 
-class RecordedNativeConnection(RecordedConnection, NativeConnection):
-    pass
-
-
-class StreamingInput:
-    """Accepts the handshakes and brings connections and sessions together."""
+class StreamingInput(FrontEnd):
+    """The native WebSocket: accepts handshakes, and connects each connection with its session."""
 
     def __init__(
         self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
@@ -107,74 +97,96 @@ class StreamingInput:
         self._recorder = recorder
         self._sessions = sessions
         self._authenticator = authenticator
-        self._live = LiveSessions(sessions)
+        self._live = LiveSessions(
+            sessions, origin=Origin.WEBSOCKET, grace=sessions.config.streaming_input.resume_grace_sec
+        )
         self._ack_clock = AcknowledgementClock()
         streaming = sessions.config.streaming_input
         self._keep_alive = KeepAliveSettings(
             ping_interval=streaming.ping_interval_sec or None, ping_timeout=streaming.ping_timeout_sec or None
         )
 
-    def upgrade(self, request: HttpRequest) -> UpgradeDecision:
-        """Raises what is told by an HTTP status: 404, 401, 400. Everything else is told by an error frame."""
+    def register(self, router: Router) -> None:
+        router.add("GET", NATIVE_PATH, self._without_upgrade)
+        router.add_websocket(NATIVE_PATH, self.upgrade)
+
+    def connect_gauges(self, metrics: Metrics) -> None:
+        metrics.sessions_away.set_function(lambda: self.sessions_away)
+
+    async def _without_upgrade(self, exchange: HttpExchange) -> None:
+        self._check_enabled()
+        await needs_upgrade(exchange)
+
+    def _check_enabled(self) -> None:
         if not self._sessions.config.streaming_input.enabled:
             raise NotFound("streaming input is turned off on this server")
+
+    def upgrade(self, request: HttpRequest) -> UpgradeDecision:
+        """Raises what is told by an HTTP status: 404, 401, 400. Everything else is told by an error frame."""
+        self._check_enabled()
         key = self._authenticator.authenticate(request)
         returning = _returning(request)
         refusal: OmniError | None = None
         if returning is None and "resume_token" in request.query:
             refusal = SessionNotFound("a token without its session", param="session_id")
         subprotocol = chosen_subprotocol(request)
+        handshake = _Handshake(
+            key=key,
+            client=request.client,
+            binary_audio=subprotocol == SUBPROTOCOL_BINARY,
+            refusal=refusal,
+            returning=returning,
+        )
         return UpgradeDecision(
             connection=partial(
-                NativeConnection if self._recorder is None else RecordedNativeConnection,
-                key=key,
-                client=request.client,
-                binary_audio=subprotocol == SUBPROTOCOL_BINARY,
-                refusal=refusal,
+                StreamConnection if self._recorder is None else RecordedConnection,
                 input_pace=self._sessions.admission.input_pace(key),
                 budget=self._sessions.budget,
-                returning=returning,
             ),
+            serve=partial(self._serve, handshake),
             subprotocol=subprotocol,
             route=NATIVE_PATH,
             max_size=max_line_bytes(self._sessions.config.streaming_input.max_chunk_bytes),
         )
 
-    async def serve(self, connection: ServerConnection) -> None:
+    async def _serve(self, handshake: _Handshake, connection: StreamConnection) -> None:
         """One connection, from the end of its handshake to its close."""
-        assert isinstance(connection, NativeConnection)
         if connection.request is not None:  # which it has once it is open
             take_trace(connection.request.headers.get)
         try:
-            if connection.refusal is not None:
-                raise connection.refusal
-            attachment = await self._resume(connection, connection.returning) if connection.returning else None
-            await (attachment or self._begin(connection)).run()
+            if handshake.refusal is not None:
+                raise handshake.refusal
+            returning = handshake.returning
+            attachment = await self._resume(connection, handshake, returning) if returning else None
+            await (attachment or self._begin(connection, handshake)).run()
         except OmniError as error:
             # A browser cannot read the status of a handshake, so what is not its own fault is said in a frame.
             await refuse(connection, error)
 
-    def _begin(self, connection: NativeConnection) -> WebSocketSession:
+    def _begin(self, connection: StreamConnection, handshake: _Handshake) -> WebSocketSession:
         """Raises what stands in the way of a fresh session."""
-        session = self._live.open(connection.key, client=connection.client)
+        key = handshake.key
+        session = self._live.open(key, client=handshake.client)
         if self._recorder is not None:
             session.recording = self._recorder.begin(
-                "websocket", key=connection.key.name if connection.key else None, name=session.session_id
+                "websocket", key=key.name if key else None, name=session.session_id
             )
             _record(connection, session)
         session.outbox.put_nowait(self._created(session))
-        attachment = self._attachment(connection, session)
+        attachment = self._attachment(connection, session, binary_audio=handshake.binary_audio)
         session.attach(attachment)
         return attachment
 
-    async def _resume(self, connection: NativeConnection, returning: Return) -> WebSocketSession | None:
+    async def _resume(
+        self, connection: StreamConnection, handshake: _Handshake, returning: Return
+    ) -> WebSocketSession | None:
         """None where the session is here but cannot tell all that the client has missed, which the client was told.
 
         Raises SessionNotFound.
         """
         resumes = self._sessions.metrics.resumes
         try:
-            session = self._live.claim(returning.session_id, returning.resume_token, connection.key)
+            session = self._live.claim(returning.session_id, returning.resume_token, handshake.key)
         except SessionNotFound:
             resumes.labels("refused").inc()
             raise
@@ -185,16 +197,18 @@ class StreamingInput:
             await self._live.give_up(session)
             return None
         _record(connection, session, last_output=returning.last_output)
-        attachment = self._attachment(connection, session)
+        attachment = self._attachment(connection, session, binary_audio=handshake.binary_audio)
         resumes.labels("resumed").inc()
         attachment.output.greet_again(*session.resume(attachment, returning.last_output))
         return attachment
 
-    def _attachment(self, connection: NativeConnection, session: LiveSession) -> WebSocketSession:
+    def _attachment(
+        self, connection: StreamConnection, session: LiveSession, *, binary_audio: bool
+    ) -> WebSocketSession:
         return WebSocketSession(
             connection,
             session,
-            binary_audio=connection.binary_audio,
+            binary_audio=binary_audio,
             keep_alive=self._keep_alive,
             ack_clock=self._ack_clock,
         )
@@ -254,8 +268,8 @@ class StreamingInput:
         )
 
 
-def _record(connection: NativeConnection, session: LiveSession, *, last_output: int | None = None) -> None:
-    if isinstance(connection, RecordedNativeConnection):
+def _record(connection: StreamConnection, session: LiveSession, *, last_output: int | None = None) -> None:
+    if isinstance(connection, RecordedConnection):
         connection.record(session.recording, last_output=last_output)
 
 

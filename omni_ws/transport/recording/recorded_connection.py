@@ -34,6 +34,11 @@ class RecordedConnection(StreamConnection):
             self.recording.sent(data, is_text=is_text)
         super().write_message(data, is_text=is_text)
 
+    async def send(self, message: Any, *, text: bool | None = None) -> None:
+        if self.recording is not None:
+            self.recording.sent(message, is_text=bool(text))
+        await super().send(message, text=text)
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if self.recording is None:

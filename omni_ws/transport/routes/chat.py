@@ -7,6 +7,7 @@ from functools import partial
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.transport.http.authentication import Authenticator
 from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.router import Router
 from omni_ws.transport.routes.event_output import gather, held_answer
 from omni_ws.transport.routes.generation import GenerationRoutes, Source, encode_audio_file
 from omni_ws.transport.routes.generation_options import chat_options, prepare_answer
@@ -22,6 +23,9 @@ class ChatRoutes(GenerationRoutes):
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
         super().__init__(sessions, authenticator)
         self._media = MediaReader(sessions.config.http)
+
+    def register(self, router: Router) -> None:
+        router.add("POST", "/v1/chat/completions", self.chat_completions)
 
     async def chat_completions(self, exchange: HttpExchange) -> None:
         """Respond with a chat completion, or with its chunks as events.

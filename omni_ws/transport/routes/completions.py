@@ -15,6 +15,7 @@ from omni_ws.engine.base import AnswerOptions
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.identifiers import new_id
 from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.router import Router
 from omni_ws.transport.routes.event_output import Answering, gather, held_answer
 from omni_ws.transport.routes.generation import GenerationRoutes
 from omni_ws.transport.routes.generation_options import checked_options
@@ -26,6 +27,9 @@ from omni_ws.wire.openai_request import chat_wants_events
 
 
 class CompletionRoutes(GenerationRoutes):
+    def register(self, router: Router) -> None:
+        router.add("POST", "/v1/completions", self.completions)
+
     async def completions(self, exchange: HttpExchange) -> None:
         async with (
             self.admitted(exchange) as owner,

@@ -13,7 +13,8 @@ from typing import Final
 
 from omni_ws.errors import NotFound
 from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.router import shown_path
+from omni_ws.transport.http.front_end import FrontEnd
+from omni_ws.transport.http.router import Router, shown_path
 
 #: What the page consists of; other files are not served.
 MEDIA_TYPES: Final = {
@@ -54,8 +55,12 @@ class _File:
     entity_tag: str
 
 
-class DemoRoutes:
+class DemoRoutes(FrontEnd):
     """``/`` and ``/browser/{name}``; both need no key, since the page is where a person enters one."""
+
+    def register(self, router: Router) -> None:
+        router.add("GET", "/", self.page)
+        router.add("GET", "/browser/{name}", self.file)
 
     async def page(self, exchange: HttpExchange) -> None:
         await _send(exchange, "index.html")

@@ -22,6 +22,7 @@ from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
 from omni_ws.transport.http.authentication import Authenticator
 from omni_ws.transport.http.body_place import place_for_body
 from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.front_end import FrontEnd
 from omni_ws.transport.http.json_body import beside, read_json_object
 from omni_ws.transport.routes.event_output import Answering, EventEncoder, write_error_event, write_events
 from omni_ws.transport.routes.generation_options import configure, ended_where_refused
@@ -42,7 +43,7 @@ class OrdinaryBody:
         return await beside(self.size, partial(read, self.fields))
 
 
-class GenerationRoutes:
+class GenerationRoutes(FrontEnd):
     """The base of the objects whose methods are handlers; one of each a server."""
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:

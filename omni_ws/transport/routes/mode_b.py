@@ -11,7 +11,7 @@ from typing import Any, Final
 from omni_ws.config.keys import ApiKey
 from omni_ws.core.quota import Share
 from omni_ws.core.session import SessionState
-from omni_ws.errors import InvalidValue, NotFound, PayloadTooLarge
+from omni_ws.errors import InvalidValue, NotFound, OmniError, PayloadTooLarge, ShuttingDown
 from omni_ws.service.observing.observer import Origin
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
 from omni_ws.service.sessions.registered import RegisteredSession, ResultForm
@@ -20,19 +20,23 @@ from omni_ws.transport.http.authentication import Authenticator
 from omni_ws.transport.http.body_place import place_for_body
 from omni_ws.transport.http.error_response import error_object
 from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.front_end import FrontEnd
 from omni_ws.transport.http.json_body import beside, read_json_object
+from omni_ws.transport.http.router import Router
+from omni_ws.transport.native.endpoint import NATIVE_PATH
 from omni_ws.transport.routes.generation_options import chat_options, configure, ended_where_refused, prepare_answer
 from omni_ws.transport.routes.result_stream import write_answer_events, write_whole_answer
 from omni_ws.wire.append_body import BodyChunk, read_append, read_create
 from omni_ws.wire.openai_request import read_chat
 
+SESSIONS_PATH: Final = f"{NATIVE_PATH}/sessions"
 #: The longest that ``?wait=`` waits.
 MAX_WAIT_SEC: Final = 60
 #: When it is worth asking again for an answer that is not complete.
 _RETRY_AFTER: Final = ("Retry-After", "1")
 
 
-class ModeBRoutes:
+class ModeBRoutes(FrontEnd):
     """The handlers; one object a server."""
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator, registry: SessionRegistry) -> None:
@@ -40,6 +44,26 @@ class ModeBRoutes:
         self._authenticator = authenticator
         self._registry = registry
         self._config = sessions.config
+
+    def register(self, router: Router) -> None:
+        one = f"{SESSIONS_PATH}/{{id}}"
+        router.add("POST", SESSIONS_PATH, self.create)
+        router.add("GET", one, self.status)
+        router.add("PATCH", one, self.append)
+        router.add("DELETE", one, self.delete)
+        router.add("POST", f"{one}/chunks", self.append)
+        router.add("POST", f"{one}/append", self.append)
+        router.add("POST", f"{one}/finish", self.finish)
+        router.add("GET", f"{one}/result", self.result)
+
+    def drain(self, time_left: float) -> None:
+        self._registry.drain(ShuttingDown("the server is shutting down"))
+
+    def end_all(self, error: OmniError) -> None:
+        self._registry.end_all(error)
+
+    async def wait_ended(self) -> None:
+        await self._registry.wait_over()
 
     async def create(self, exchange: HttpExchange) -> None:
         key = self._enter(exchange)

@@ -14,15 +14,24 @@ from omni_ws.errors import ModelNotFound
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.transport.http.authentication import Authenticator
 from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.front_end import FrontEnd
+from omni_ws.transport.http.router import Router
 
 
-class OperationsRoutes:
+class OperationsRoutes(FrontEnd):
     """``/health`` and ``/openapi.json`` need no key; ``/metrics`` and ``/v1/models`` do where there are keys."""
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
         self._sessions = sessions
         self._authenticator = authenticator
         self._started = int(time.time())
+
+    def register(self, router: Router) -> None:
+        router.add("GET", "/health", self.health)
+        router.add("GET", "/metrics", self.metrics)
+        router.add("GET", "/openapi.json", self.openapi)
+        router.add("GET", "/v1/models", self.models)
+        router.add("GET", "/v1/models/{id:path}", self.model)
 
     async def health(self, exchange: HttpExchange) -> None:
         status = self._status()

@@ -11,7 +11,9 @@ from omni_ws.errors import InvalidValue, Unauthenticated
 from omni_ws.service.observing.profiling import ProfileRequest, Profiling
 from omni_ws.transport.http.authentication import Authenticator
 from omni_ws.transport.http.exchange import HttpExchange, HttpRequest
+from omni_ws.transport.http.front_end import FrontEnd
 from omni_ws.transport.http.json_body import read_json_object
+from omni_ws.transport.http.router import Router
 
 _MAX_BODY_BYTES: Final = 64 * 1024
 #: Part of the names of files and folders.
@@ -21,12 +23,18 @@ _RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _FORWARDING: Final = ("forwarded", "x-forwarded-for")
 
 
-class ProfilingRoutes:
+class ProfilingRoutes(FrontEnd):
     """The handlers; one object a server."""
 
     def __init__(self, profiling: Profiling, authenticator: Authenticator) -> None:
         self._profiling = profiling
         self._authenticator = authenticator
+
+    def register(self, router: Router) -> None:
+        router.add("POST", "/start_profile", self.start_profile)
+        router.add("POST", "/start_request_profile", self.start_request_profile)
+        router.add("POST", "/stop_profile", self.stop)
+        router.add("POST", "/stop_request_profile", self.stop)
 
     async def start_profile(self, exchange: HttpExchange) -> None:
         """Events, and a trace of the engine where it can make one, unless ``enable_torch`` is false."""

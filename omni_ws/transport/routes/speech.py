@@ -10,6 +10,7 @@ from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality, OutputModality
 from omni_ws.service.identifiers import new_id
 from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.router import Router
 from omni_ws.transport.routes.event_output import gather, held_answer, write_raw_audio
 from omni_ws.transport.routes.generation import GenerationRoutes, Source, encode_audio_file
 from omni_ws.transport.routes.mode_a import brings_streaming_input
@@ -19,6 +20,9 @@ from omni_ws.wire.openai_speech_response import SpeechChunks, SpeechEvents
 
 class SpeechRoutes(GenerationRoutes):
     """The handler of ``/v1/audio/speech``."""
+
+    def register(self, router: Router) -> None:
+        router.add("POST", "/v1/audio/speech", self.audio_speech)
 
     async def audio_speech(self, exchange: HttpExchange) -> None:
         """Respond with audio, whole or streamed, in the dialect that the request asks for."""

@@ -9,6 +9,7 @@ from typing import Final
 from omni_ws.errors import InvalidValue, UnsupportedParameter
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.multipart_form import FormPart, read_form
+from omni_ws.transport.http.router import Router
 from omni_ws.transport.routes.event_output import gather, held_answer
 from omni_ws.transport.routes.generation import GenerationRoutes, Source
 from omni_ws.transport.routes.mode_a import is_streaming_input
@@ -25,6 +26,9 @@ _SUBTITLE_TYPES: Final = {"srt": "application/x-subrip; charset=utf-8", "vtt": "
 
 
 class TranscriptionRoutes(GenerationRoutes):
+    def register(self, router: Router) -> None:
+        router.add("POST", "/v1/audio/transcriptions", self.transcriptions)
+
     async def transcriptions(self, exchange: HttpExchange) -> None:
         async with self.admitted(exchange) as owner:
             if is_streaming_input(exchange.request):

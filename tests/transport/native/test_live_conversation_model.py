@@ -78,7 +78,7 @@ async def converse(engine: Engine, seed: int, *, kept_bytes: int = 8 << 20, drai
                 return
             await client.settle()
             await server.until(lambda: engine.active_requests == 0, "an engine that is free")
-            (living,) = server.app.native._live._living.values()
+            (living,) = server.native._live._living.values()
             session = living.session
             assert session.conversation.stream.held_bytes == 0
             assert not session.conversation.busy
@@ -131,7 +131,7 @@ async def test_an_hour_of_any_conversation_grows_no_memory() -> None:
             engine.requests.clear()
             gc.collect()
             ours = sum(str(type(one).__module__).startswith("omni_ws") for one in gc.get_objects())
-            (living,) = server.app.native._live._living.values()
+            (living,) = server.native._live._living.values()
             speech = living.session.conversation.history.held_bytes
             assert speech <= 8 * 32_000 + 8 * 256  # 200 tokens
             return ours, server.held_bytes - speech

@@ -182,7 +182,7 @@ async def test_lost_connections_keep_their_session(end: str) -> None:
         await raw.send(last)
         raw.writer.write_eof()
         await server.until(lambda: detached(server))
-        server.app.native.end_all(ShuttingDown("the test is over"))
+        server.native.end_all(ShuttingDown("the test is over"))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ async def test_token_is_spent_by_the_first_sign_of_the_client(sign: str) -> None
         wanted = query(client.created["session_id"], client.created["resume_token"])
         async with raw_websocket(server, query=wanted) as raw:
             resumed = await raw.until("session_resumed")
-            (living,) = server.app.native._live._living.values()
+            (living,) = server.native._live._living.values()
             assert living.session.spent_soon is not None
             await raw.send(SIGNS[sign])  # and no pong to the server's ping
             await server.until(lambda: living.session.spent_soon is None, "the sign")

@@ -55,7 +55,7 @@ async def test_conversation_is_the_one_that_was_never_broken(pace_ms: int) -> No
         made = proxy.made
         # What is left are sessions whose clients never heard of them: the connection broke before their first frame.
         assert server.sessions < CUTS // 4
-        server.app.native.end_all(ShuttingDown("the test is over"))
+        server.native.end_all(ShuttingDown("the test is over"))
         await server.check_empty()
     assert resumed >= 50
     assert made >= CUTS // 2

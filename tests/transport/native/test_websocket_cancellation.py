@@ -72,7 +72,7 @@ async def test_session_ends_at_any_step(error: ShuttingDown | EngineOverloaded) 
             async with native_client(server) as client:
                 sending = asyncio.create_task(life(client))
                 await passes(step)
-                server.app.native.end_all(error)
+                server.native.end_all(error)
                 code = await client.closed()
                 await asyncio.gather(sending, return_exceptions=True)
                 assert code == error.wire.websocket_close

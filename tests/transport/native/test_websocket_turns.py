@@ -545,7 +545,7 @@ async def test_the_engine_is_free_within_a_pass_of_the_loop() -> None:
     async with live_server(engine) as server, native_client(server) as client:
         await client.say("go")
         await client.until("output_chunk")
-        (living,) = server.app.native._live._living.values()
+        (living,) = server.native._live._living.values()
         assert engine.active_requests == 1
         living.session.conversation.cancel()
         for _ in range(3):

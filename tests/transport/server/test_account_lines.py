@@ -181,7 +181,7 @@ async def test_no_secret_and_nothing_that_was_said_is_ever_logged(lines: Lines, 
                 await session.error()
                 await session.raw(json.dumps({"type": "input_chunk", "text": said})[:-1] + SECRET)
                 await session.error()
-        server.app.native.end_all(ShuttingDown("the test is over"))  # one waits for its client to come back
+        server.native.end_all(ShuttingDown("the test is over"))  # one waits for its client to come back
         await over(server)
     assert lines.of("http request"), "something was logged"
     for kept in (SECRET, said, base64.b64encode(said.encode()).decode(), SECRET.upper()):

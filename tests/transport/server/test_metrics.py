@@ -269,7 +269,7 @@ async def test_coming_back_and_failing_to() -> None:
             assert (await client.error())["code"] == "resync_required"
             found = await scrape(server)
             await client.connection.close()
-        server.app.native.end_all(ShuttingDown("the test is over"))
+        server.native.end_all(ShuttingDown("the test is over"))
     assert (away.value("sessions_away"), back.value("sessions_away")) == (1, 0)
     outcomes = {outcome: found.value("resumes_total", outcome=outcome) for outcome in ("resumed", "resync", "refused")}
     assert outcomes == {"resumed": 1, "resync": 1, "refused": 1}

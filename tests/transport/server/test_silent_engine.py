@@ -229,7 +229,7 @@ async def test_only_who_says_so_gives_up_the_session(how: str, paced: bool) -> N
         assert now() < gone + SOON_SEC
         await asyncio.sleep(SOON_SEC)
         assert server.engine.active_requests == (how == "end")
-        assert server.app.native.sessions_away == (how == "end")
+        assert server.native.sessions_away == (how == "end")
         await asyncio.sleep(30)
 
 
