@@ -64,6 +64,10 @@ class Input:
     def send(self, chunk: InputChunk | str) -> None:
         self.channel.put_nowait(text_chunk(chunk) if isinstance(chunk, str) else chunk)
 
+    async def taken(self) -> None:
+        """Waits until the engine has taken over all that was sent."""
+        await until(lambda: not self.channel.queued)
+
     def end(self) -> None:
         self.channel.close()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.vllm_engine import ENVIRONMENT
@@ -44,6 +44,22 @@ def quick_models(request: pytest.FixtureRequest) -> Iterator[None]:
 
     with models_in_forked_processes():
         yield
+
+
+@pytest.fixture
+def early_steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """How many pieces of prompts have been computed while their inputs were still open, over all requests."""
+    from omni_ws.engine.vllm.thinker import Thinker
+
+    thinkers: list[Thinker] = []
+    work_early = Thinker._work_early
+
+    async def working(self: Thinker, *arguments: Any) -> None:
+        thinkers.append(self)
+        await work_early(self, *arguments)
+
+    monkeypatch.setattr(Thinker, "_work_early", working)
+    return lambda: sum(thinker.early_steps for thinker in thinkers)
 
 
 @pytest.fixture(scope="session")

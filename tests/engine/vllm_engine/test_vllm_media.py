@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import fields, replace
 
 import numpy as np
@@ -105,7 +105,7 @@ async def test_speech_is_heard_while_it_lasts_and_answered_as_if_it_came_at_once
     answering = asyncio.create_task(answer(hearing, source, sampling=sampling))
     for chunk in chunks_of(speech):
         source.send(chunk)
-        await asyncio.sleep(0.002)
+        await source.taken()
     source.send(text_chunk("What?"))
     source.end()
     live, live_final = await answering
@@ -164,7 +164,7 @@ async def test_hears_earlier_turns(hearing: VllmEngine, live: bool) -> None:
         answering = asyncio.create_task(answer(hearing, source, history=history))
         for chunk in chunks_of(now):
             source.send(chunk)
-            await asyncio.sleep(0.002)
+            await source.taken()
         source.end()
         text, _ = await answering
     else:
@@ -186,7 +186,7 @@ async def test_earlier_turns_that_cannot_be_heard_any_more(hearing: VllmEngine) 
     assert text == await plain_answer(hearing, prompt)
 
 
-async def test_sees_pictures(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_sees_pictures(tmp_path_factory: pytest.TempPathFactory, early_steps: Callable[[], int]) -> None:
     pytest.importorskip("torchvision", reason="torchvision is not installed")
     from support.tiny_models import MULTIMODAL_ARGS, build_vision_model
 
@@ -194,13 +194,13 @@ async def test_sees_pictures(tmp_path_factory: pytest.TempPathFactory) -> None:
     args = {**MULTIMODAL_ARGS, "limit_mm_per_prompt": {"image": 2, "video": 1}}
     async with running_engine(folder, args) as engine:
         assert engine.capabilities.input_modalities == {Modality.TEXT, Modality.IMAGE, Modality.VIDEO}
-        await _pictures(engine)
+        await _pictures(engine, early_steps)
         await _smaller_pictures(engine)
         await _too_many_pictures(engine)
         await _frames_of_a_camera(engine)
 
 
-async def _pictures(engine: VllmEngine) -> None:
+async def _pictures(engine: VllmEngine, early_steps: Callable[[], int]) -> None:
     first, second = picture(1), picture(2)
     text, _ = await answer(engine, Input("Look", png(first), png(second), "well"), input_mode=InputMode.SNAPSHOT)
     prompt = {
@@ -213,10 +213,10 @@ async def _pictures(engine: VllmEngine) -> None:
 
     source = Input("Look", png(first), open_end=True)
     answering = asyncio.create_task(answer(engine, source))
-    await asyncio.sleep(0.3)
+    await until(lambda: early_steps() > 0)
     source.send(png(second))
     source.send("well")
-    await asyncio.sleep(0.1)
+    await source.taken()
     source.end()
     live, _ = await answering
     assert live == text

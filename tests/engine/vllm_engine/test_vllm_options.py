@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import pytest
@@ -146,12 +146,12 @@ async def test_a_held_back_end_comes_with_its_tokens(engine: VllmEngine) -> None
     assert len(logprobs_of(outputs)) == GREEDY["max_tokens"]
 
 
-async def test_logprobs_of_an_input_that_comes_in_pieces(engine: VllmEngine) -> None:
+async def test_logprobs_of_an_input_that_comes_in_pieces(engine: VllmEngine, early_steps: Callable[[], int]) -> None:
     source = Input(open_end=True)
     answering = asyncio.create_task(outputs_of(engine, source, options=AnswerOptions(logprobs=1)))
-    for _ in range(4):
+    for pieces in range(1, 5):
         source.send("one two three four five six seven eight " * 4)
-        await asyncio.sleep(0.06)
+        await until(lambda: early_steps() >= pieces)  # noqa: B023 - called before the next piece
     source.end()
     outputs = await answering
     prompt = "user: " + "one two three four five six seven eight " * 16 + "\nassistant:"
@@ -168,13 +168,13 @@ async def test_more_logprobs_than_the_model_tells_are_refused(engine: VllmEngine
     assert logprobs_of(await outputs_of(engine, Input("Hello"), options=AnswerOptions(logprobs=20)))
 
 
-async def test_several_answers_to_one_input(engine: VllmEngine) -> None:
+async def test_several_answers_to_one_input(engine: VllmEngine, early_steps: Callable[[], int]) -> None:
     sampling = {"temperature": 1.0, "seed": 5, "max_tokens": 12}
     options = AnswerOptions(choices=3, logprobs=0)
     source = Input(open_end=True)
     answering = asyncio.create_task(outputs_of(engine, source, sampling=sampling, options=options))
     source.send("Say something " * 20)
-    await asyncio.sleep(0.1)
+    await until(lambda: early_steps() > 0)
     source.end()
     outputs = await answering
     texts = [
@@ -213,13 +213,15 @@ async def test_cancelling_several_answers_frees_all_their_places(engine: VllmEng
 
 @pytest.mark.parametrize("early", [False, True], ids=["at once", "in pieces"])
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.5, "seed": 2}], ids=["greedy", "random"])
-async def test_an_answer_keeps_to_its_schema(engine: VllmEngine, sampling: dict[str, Any], early: bool) -> None:
+async def test_an_answer_keeps_to_its_schema(
+    engine: VllmEngine, sampling: dict[str, Any], early: bool, early_steps: Callable[[], int]
+) -> None:
     options = AnswerOptions(structure=StructuredOutput(schema=PLACE))
     source = Input(open_end=True)
     answering = asyncio.create_task(answer(engine, source, sampling={**sampling, "max_tokens": 200}, options=options))
     source.send("Where to? " * 20)
     if early:
-        await asyncio.sleep(0.1)
+        await until(lambda: early_steps() > 0)
     source.end()
     text, final = await answering
     place = json.loads(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -179,12 +179,12 @@ async def test_a_description_of_a_tool_holds_no_control_token(engine: VllmEngine
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["at once", "in pieces"])
-async def test_a_call_that_is_required_is_made(engine: VllmEngine, early: bool) -> None:
+async def test_a_call_that_is_required_is_made(engine: VllmEngine, early: bool, early_steps: Callable[[], int]) -> None:
     source = Input(open_end=True)
     answering = asyncio.create_task(outputs_of(engine, source, tool_choice="required", options=ONE_CALL))
     source.send("How is it? " * 20)
     if early:
-        await asyncio.sleep(0.1)
+        await until(lambda: early_steps() > 0)
     source.end()
     outputs = await answering
     ((name, arguments),) = calls_of(outputs)
