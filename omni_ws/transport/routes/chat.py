@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
+from omni_ws.service.conversation.openai_requests import chat_options, prepare_answer
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.transport.http.authentication import Authenticator
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.router import Router
 from omni_ws.transport.routes.event_output import gather, held_answer
 from omni_ws.transport.routes.generation import GenerationRoutes, Source, encode_audio_file
-from omni_ws.transport.routes.generation_options import chat_options, prepare_answer
 from omni_ws.transport.routes.mode_a import brings_streaming_input
 from omni_ws.transport.routes.named_media import MediaReader
 from omni_ws.wire.openai_chat_response import ChatCompletion, ChatStream

@@ -13,12 +13,12 @@ import orjson
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.engine.base import AnswerOptions
 from omni_ws.service.conversation.conversation import Conversation
+from omni_ws.service.conversation.openai_requests import checked_options
 from omni_ws.service.identifiers import new_id
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.router import Router
 from omni_ws.transport.routes.event_output import Answering, gather, held_answer
 from omni_ws.transport.routes.generation import GenerationRoutes
-from omni_ws.transport.routes.generation_options import checked_options
 from omni_ws.transport.routes.session import HttpSession
 from omni_ws.transport.routes.several_sessions import SeveralSessions
 from omni_ws.wire.openai_completion import CompletionRequest, read_completion

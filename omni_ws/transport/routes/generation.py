@@ -13,11 +13,12 @@ from msgspec.structs import replace
 
 from omni_ws.audio.encoder import encode_file
 from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
-from omni_ws.core.audio_format import AudioEncoding, AudioFormat
-from omni_ws.core.chunks import InputChunk, InputMode, Modality
+from omni_ws.core.audio_format import AudioFormat
+from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.quota import Share
 from omni_ws.errors import NotFound, OmniError
 from omni_ws.service.conversation.conversation import Conversation
+from omni_ws.service.conversation.openai_requests import configure, ended_on_error
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
 from omni_ws.transport.http.authentication import Authenticator
 from omni_ws.transport.http.body_place import place_for_body
@@ -25,7 +26,6 @@ from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.front_end import FrontEnd
 from omni_ws.transport.http.json_body import beside, read_json_object
 from omni_ws.transport.routes.event_output import Answering, EventEncoder, write_error_event, write_events
-from omni_ws.transport.routes.generation_options import configure, ended_where_refused
 from omni_ws.transport.routes.mode_a import StreamingBody, is_streaming_input
 from omni_ws.transport.routes.session import HttpSession, feed_all
 from omni_ws.wire.openai_fields import ConfigurationPatch
@@ -132,13 +132,8 @@ class GenerationRoutes(FrontEnd):
             owner=owner,
         )
         exchange.session_id = new.conversation.observed.identity.session_id
-        with ended_where_refused(new.conversation):
-            target = configure(new.conversation, patch)
-            if samples:
-                new.conversation.configure({"output_audio": {"format": AudioEncoding.PCM16.value}})
-            if new.conversation.configuration.effective.after_start is InputMode.SNAPSHOT and not streaming_input:
-                # A start halfway through what is all at hand would lose the other half.
-                new.conversation.configure({"start_policy": "on_end_only"})
+        with ended_on_error(new.conversation):
+            target = configure(new.conversation, patch, samples=samples, whole_input=not streaming_input)
             prepare(new.conversation)
         session = HttpSession(new.conversation, new.outbox)
         exchange.interrupts.append(session.interrupt)

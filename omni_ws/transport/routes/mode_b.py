@@ -12,6 +12,7 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.core.quota import Share
 from omni_ws.core.session import SessionState
 from omni_ws.errors import InvalidValue, NotFound, OmniError, PayloadTooLarge, ShuttingDown
+from omni_ws.service.conversation.openai_requests import chat_options, configure, ended_on_error, prepare_answer
 from omni_ws.service.observing.observer import Origin
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
 from omni_ws.service.sessions.registered import RegisteredSession, ResultForm
@@ -24,7 +25,6 @@ from omni_ws.transport.http.front_end import FrontEnd
 from omni_ws.transport.http.json_body import beside, read_json_object
 from omni_ws.transport.http.router import Router
 from omni_ws.transport.native.endpoint import NATIVE_PATH
-from omni_ws.transport.routes.generation_options import chat_options, configure, ended_where_refused, prepare_answer
 from omni_ws.transport.routes.result_stream import write_answer_events, write_whole_answer
 from omni_ws.wire.append_body import BodyChunk, read_append, read_create
 from omni_ws.wire.openai_request import read_chat
@@ -99,7 +99,7 @@ class ModeBRoutes(FrontEnd):
             origin=Origin.SESSIONS,
             session_id=self._registry.new_id(),
         ).conversation
-        with ended_where_refused(conversation):
+        with ended_on_error(conversation):
             audio = configure(conversation, request.patch)
             prepare_answer(conversation, request)
         options = chat_options(request, model=self._sessions.model.names[0])

@@ -1,4 +1,8 @@
-"""What every way to a chat answer has in common: its configuration, and the form that the client wants it in."""
+"""Configures a conversation as the body of an OpenAI request asks.
+
+A route reads the body, opens a conversation for it, and calls ``configure`` and ``prepare_answer`` before the
+conversation runs.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from functools import lru_cache
 
 from omni_ws.audio.encoder import AudioEncoder
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
+from omni_ws.core.chunks import InputMode
 from omni_ws.engine.base import AnswerOptions, Message, StructuredOutput
 from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
 from omni_ws.service.conversation.conversation import Conversation
@@ -20,22 +25,31 @@ from omni_ws.wire.openai_options import AnswerFields
 from omni_ws.wire.openai_request import ChatRequest
 
 
-def configure(conversation: Conversation, patch: ConfigurationPatch) -> AudioFormat:
-    """Returns the format that the client wants audio in. Raises an InvalidRequest that names the body's own field.
+def configure(
+    conversation: Conversation, patch: ConfigurationPatch, *, samples: bool = False, whole_input: bool = False
+) -> AudioFormat:
+    """Applies the body's fields, and returns the audio format of the response.
 
-    From here on every error of the conversation does.
+    ``samples``: the response encodes its audio as files, so the conversation produces pcm16. ``whole_input``: the
+    input arrives all at once. Raises an InvalidRequest that names the field of the body, as every later error of the
+    conversation does.
     """
     conversation.field_names = patch.name_in_body
     with conversation.names_of_client():
         config = conversation.configure(patch.fields)
         target = AudioFormat(config.output_audio.format, config.output_audio.sample_rate)
         _check_encodable(target)
+    if samples:
+        conversation.configure({"output_audio": {"format": AudioEncoding.PCM16.value}})
+    if whole_input and config.after_start is InputMode.SNAPSHOT:
+        # A start in the middle of input that is already here would lose the rest.
+        conversation.configure({"start_policy": "on_end_only"})
     return target
 
 
 @contextmanager
-def ended_where_refused(conversation: Conversation) -> Iterator[None]:
-    """Around what may refuse a conversation that was opened: nobody will run it then, and say that it is over."""
+def ended_on_error(conversation: Conversation) -> Iterator[None]:
+    """Reports a conversation to its observers as ended where the block raises: it will never run."""
     try:
         yield
     except BaseException:
@@ -44,7 +58,10 @@ def ended_where_refused(conversation: Conversation) -> Iterator[None]:
 
 
 def prepare_answer(conversation: Conversation, request: ChatRequest) -> None:
-    """The earlier messages, and what is asked of the answer. Raises an InvalidRequest for what cannot be done."""
+    """Adds the earlier messages to the history, and sets the options of the answer.
+
+    Raises an InvalidRequest for what the engine does not support.
+    """
     capabilities = conversation.engine.capabilities
     if request.tools_at is not None and not capabilities.tools:
         raise UnsupportedParameter("this engine has no tools", param=request.tools_at)
@@ -59,7 +76,7 @@ def prepare_answer(conversation: Conversation, request: ChatRequest) -> None:
 def checked_options(
     conversation: Conversation, answer: AnswerFields, asked: AnswerOptions | None = None
 ) -> AnswerOptions:
-    """``asked`` with what ``answer`` says. Raises UnsupportedParameter."""
+    """The fields of ``answer`` over ``asked``. Raises UnsupportedParameter."""
     options = replace(
         asked or AnswerOptions(),
         logprobs=answer.logprobs,
@@ -75,6 +92,7 @@ def checked_options(
 
 
 def chat_options(request: ChatRequest, *, model: str) -> ChatOptions:
+    """How the response is rendered: its id, its model, and the parts that the client asked for."""
     return ChatOptions(
         completion_id="chatcmpl-" + (request.request_id or new_id("")),
         created=int(time.time()),
@@ -91,7 +109,7 @@ def chat_options(request: ChatRequest, *, model: str) -> ChatOptions:
 
 @lru_cache(maxsize=64)
 def _check_encodable(target: AudioFormat) -> None:
-    """Raises UnsupportedFormat now instead of when the answer has been made."""
+    """Raises UnsupportedFormat before the request runs; the encoder itself would raise it at the first audio."""
     if target.is_raw or target.encoding is AudioEncoding.WAV:
         return
     try:
