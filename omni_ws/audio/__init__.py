@@ -1,1 +1,4 @@
-"""Audio between the wire and the engines. Synchronous; called from worker threads, never from the event loop."""
+"""Audio codecs, containers, resampling and voice activity detection.
+
+Synchronous and CPU-bound: called from worker threads. In memory, audio is always mono float32 (``samples.Samples``).
+"""

@@ -1,4 +1,4 @@
-"""Decoding compressed audio in its container: webm, ogg, opus, mp3, flac."""
+"""CompressedDecoder: decodes WebM, Ogg, Opus, MP3 and FLAC as the bytes arrive."""
 
 from __future__ import annotations
 
@@ -17,20 +17,24 @@ from omni_ws.audio.samples import SourceBlock
 from omni_ws.core.audio_format import AudioEncoding, checked_channels, checked_sample_rate
 from omni_ws.errors import InvalidValue, UnsupportedFormat
 
-#: Names that libav gives to the containers, by their first bytes. A sender's wrong name for a container that can be
-#: read does no harm.
+#: libav's names of the containers, by signature. The signature wins over the client's name for the format.
 _MAGIC = {b"OggS": "ogg", b"\x1a\x45\xdf\xa3": "matroska", b"fLaC": "flac"}
 _MAGIC_BYTES = 4
-#: Samples that the decoder may be ahead of the one who takes them.
+#: How many samples the decoder thread may decode in advance of its consumer.
 _BURST_SAMPLES = 1 << 20
-#: What that takes, and the block that goes beyond it.
+#: The memory of these samples (float32), doubled because the block that exceeds the limit may be as large again.
 BURST_BYTES = 8 * _BURST_SAMPLES
-#: 40 ms of Opus at 24 kbit/s.
+#: The demuxer's read size: 40 ms of Opus at 24 kbit/s, which bounds the latency that reading in blocks adds.
 _BLOCK_BYTES = 128
 
 
 class CompressedDecoder:
-    """A thread of its own from the fourth byte on; ``close`` (or dropping the object) ends it."""
+    """Decodes one stream of compressed audio in its container, in a thread of its own.
+
+    The thread starts with the fourth byte, which completes the signature, and ends at the end of the input, with an
+    error, or with ``close``; dropping the object closes it too. Every call raises UnsupportedFormat for input that
+    cannot be decoded.
+    """
 
     def __init__(self, encoding: AudioEncoding) -> None:
         self._encoding = encoding
@@ -38,6 +42,7 @@ class CompressedDecoder:
         self._reader: ContainerReader[SourceBlock] | None = None
 
     def decode(self, data: bytes) -> Iterator[SourceBlock]:
+        """Yield the audio that ``data`` completes. The iterator has to be exhausted before the next call."""
         if self._reader is None:
             self._head += data
             if len(self._head) < _MAGIC_BYTES:
@@ -48,6 +53,7 @@ class CompressedDecoder:
         yield from self._reader.pieces()
 
     def flush(self) -> Iterator[SourceBlock]:
+        """End the input and yield the rest of the audio."""
         if self._reader is None:
             if self._head:
                 raise UnsupportedFormat(f"{self._encoding}: the input ends before any audio")
@@ -56,6 +62,7 @@ class CompressedDecoder:
         yield from self._reader.pieces()
 
     def close(self) -> None:
+        """End the thread. Idempotent."""
         if self._reader is not None:
             self._reader.close()
 
@@ -70,10 +77,11 @@ class CompressedDecoder:
 
 
 def _container_name(head: bytes, encoding: AudioEncoding) -> str:
+    """Return libav's name of the container, by its signature or, for formats without one, by ``encoding``."""
     magic = head[:_MAGIC_BYTES]
     if magic in _MAGIC:
         return _MAGIC[magic]
-    # ID3 tags come before either; mp3 has no magic and may begin in the middle of a stream.
+    # ID3 tags may precede both FLAC and MP3. MP3 has no signature: a stream may begin at any of its frames.
     if encoding is AudioEncoding.FLAC and magic.startswith(b"ID3"):
         return "flac"
     if encoding is AudioEncoding.MP3 or magic.startswith(b"ID3"):
@@ -82,6 +90,7 @@ def _container_name(head: bytes, encoding: AudioEncoding) -> str:
 
 
 def _blocks(container_name: str, encoding: AudioEncoding, source: ByteSource) -> Iterator[SourceBlock]:
+    """Demux and decode ``source`` in the decoder thread."""
     tally = PacketTally(str(encoding))
     try:
         with av.open(
@@ -103,12 +112,13 @@ def _blocks(container_name: str, encoding: AudioEncoding, source: ByteSource) ->
                     tally.count_good()
                     yield _block(frame, encoding)
     except (av.error.FFmpegError, ValueError, LookupError) as error:
-        # PyAV itself stumbles over what damaged headers promise.
+        # PyAV raises ValueError and LookupError for some damaged headers.
         raise UnsupportedFormat(f"{encoding}: cannot be decoded") from error
     tally.check_at_end()
 
 
 def _block(frame: av.AudioFrame, encoding: AudioEncoding) -> SourceBlock:
+    """Convert a decoded frame to mono float32 at its own sample rate."""
     channels = frame.layout.nb_channels
     try:
         checked_sample_rate(frame.sample_rate)

@@ -1,4 +1,4 @@
-"""Encoding whole replies as mp3, flac, or Opus in ogg or webm."""
+"""CompressedEncoder: encodes MP3, FLAC, and Opus in Ogg or WebM."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ _OPUS_RATES = frozenset({8_000, 12_000, 16_000, 24_000, 48_000})
 
 @dataclass(frozen=True, slots=True)
 class _Codec:
-    """``container`` and ``name`` are libav's; ``sample_rates`` None means any."""
+    """A codec and its container by libav's names, with the rates and channels that it supports.
+
+    ``sample_rates`` is None where any rate is supported.
+    """
 
     container: str
     name: str
     sample_rates: frozenset[int] | None
     max_channels: int
-    #: Of the container: pages and clusters of a fifth of a second, so that bytes come while the audio is made.
+    #: Options of the container. Pages and clusters of 200 ms bound the delay that muxing adds to a stream.
     options: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -48,7 +51,10 @@ class _Sink(Protocol):
 
 
 class _Pieces:
-    """Collects what the muxer writes until it is taken. Cannot seek, so headers are written as for a stream."""
+    """Buffers what the muxer writes until it is taken.
+
+    It cannot seek, so the muxer writes headers of unknown length, as for a stream.
+    """
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -64,7 +70,11 @@ class _Pieces:
 
 
 class CompressedEncoder:
-    """Takes samples at the target's rate. With a ``sink`` that can seek, the header tells the true length."""
+    """Encodes one stream of samples at the target's rate and muxes it into its container.
+
+    Without ``sink``, ``encode`` and ``flush`` return the bytes; with it they return nothing, and a sink that can seek
+    gets a header with the true length. Raises UnsupportedFormat when the target is not supported.
+    """
 
     def __init__(self, target: AudioFormat, sink: _Sink | None = None) -> None:
         codec = _servable_codec(target)
@@ -84,6 +94,7 @@ class CompressedEncoder:
             self._stream.codec_context.bit_rate = _bit_rate(target)
 
     def encode(self, samples: Samples) -> bytes:
+        """Encode ``samples``; returns the bytes that are complete, which may be none."""
         if len(samples):
             frame = self._frame(samples)
             frame.sample_rate = self._target.sample_rate
@@ -94,15 +105,16 @@ class CompressedEncoder:
         return self._pieces.take()
 
     def flush(self) -> bytes:
-        """The end of the file. Audio of no length has nothing but a header."""
+        """Return the rest of the file. A file without audio consists of a header."""
         self._container.mux(self._stream.encode(None))
         self._container.close()
         return self._pieces.take()
 
     def _frame(self, samples: Samples) -> av.AudioFrame:
+        """Return the samples as libav's frame, the one channel repeated for each of the target's."""
         channels = self._target.channels
         if self._target.encoding is AudioEncoding.FLAC:
-            # Lossless from here on: the same 16 bits that pcm16 would have.
+            # FLAC is lossless, so the samples are quantised here, in the same way as for pcm16.
             return av.AudioFrame.from_ndarray(
                 np.repeat(pcm16_from_samples(samples), channels).reshape(1, -1), format="s16", layout=self._layout
             )
@@ -112,9 +124,10 @@ class CompressedEncoder:
 
 
 def encode_compressed_file(samples: Samples, target: AudioFormat) -> bytes:
+    """Return a whole file at the target's rate, with its true length in the header."""
     file = io.BytesIO()
     encoder = CompressedEncoder(target, file)
-    # A second at a time: libav's buffers are for frames, not for files.
+    # In frames of a second, because libav copies each frame into its buffers as a whole.
     for start in range(0, len(samples), target.sample_rate):
         encoder.encode(samples[start : start + target.sample_rate])
     encoder.flush()
@@ -122,6 +135,7 @@ def encode_compressed_file(samples: Samples, target: AudioFormat) -> bytes:
 
 
 def _servable_codec(target: AudioFormat) -> _Codec:
+    """Return the codec for ``target``. Raises UnsupportedFormat, naming the parameter, when it cannot encode that."""
     codec = _CODECS[target.encoding]
     if codec.sample_rates is not None and target.sample_rate not in codec.sample_rates:
         rates = ", ".join(map(str, sorted(codec.sample_rates)))
@@ -137,11 +151,12 @@ def _servable_codec(target: AudioFormat) -> _Codec:
 
 
 def _layout(channels: int) -> str:
+    """Return libav's name of the usual layout for this many channels."""
     return {1: "mono", 2: "stereo", 3: "3.0", 4: "quad", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}[channels]
 
 
 def _bit_rate(target: AudioFormat) -> int:
-    """Bits per second at which speech loses nothing that could be heard; mp3's low rates allow no more than this."""
+    """Return a bit rate, in bit/s, at which speech is transparent and which the format allows at this sample rate."""
     if target.encoding is not AudioEncoding.MP3:
         return 64_000 * target.channels
     if target.sample_rate >= 32_000:

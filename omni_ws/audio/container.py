@@ -1,8 +1,8 @@
-"""Containers of which only the beginning is here yet: a parser that pulls, fed by pushing.
+"""ContainerReader: feeds a pull parser, such as libav's demuxer, with input that arrives in pieces.
 
-libav asks a file for bytes and waits for them. Here it does so in a thread of its own, in strict alternation with the
-pusher: ``pieces`` returns when the parser has consumed everything pushed so far and waits for more, so the outcome
-depends on the bytes alone, never on timing.
+libav reads from a file and blocks until there is data. Here it does so in a thread of its own, in strict alternation
+with the caller: ``pieces`` returns when the parser has consumed all input so far and waits for more. The output
+therefore depends on the bytes alone, never on timing.
 """
 
 from __future__ import annotations
@@ -17,31 +17,35 @@ from omni_ws.errors import UnsupportedFormat
 
 T = TypeVar("T")
 
-#: Of libav: take the streams as the header tells them instead of collecting seconds of input to guess.
+#: Options of libav: use the stream parameters of the header, instead of probing seconds of input.
 STREAMING_OPTIONS = {"probesize": "32", "analyzeduration": "0"}
 
-#: A few broken packets are common (a recording cut out of a stream); more broken than good ones are garbage.
+#: A few packets that cannot be decoded are common, in recordings cut out of a stream; from this number on they must
+#: not outnumber the others.
 _BROKEN_PACKETS_ALLOWED = 8
 
 
-#: Of ``av.open``: tags in unknown character sets are nobody's concern here.
+#: An option of ``av.open``: metadata in unknown character sets is replaced instead of raising an error.
 LENIENT_METADATA = "replace"
 
 
 class ByteSource(Protocol):
-    """What a parser reads from; libav needs no more of a file."""
+    """The input of a parser: the part of a file's interface that libav needs."""
 
     def read(self, size: int, /) -> bytes:
-        """Waits until there is something; ``b""`` at the end of the input."""
+        """Return up to ``size`` bytes, blocking until there are any; ``b""`` at the end of the input."""
         ...
 
 
 class _Abandoned(Exception):
-    """Ends the parser when nobody wants its result any more."""
+    """Ends the parser thread when its output is no longer needed."""
 
 
 class _Exchange(Generic[T]):
-    """What the two threads share. Knows nothing of its owner, so that the owner can be dropped."""
+    """The state that the parser thread and the caller share.
+
+    It has no reference to its owner, so that the thread does not keep the owner alive.
+    """
 
     def __init__(self, cost: Callable[[T], int], burst: int, block_bytes: int) -> None:
         self._changed = threading.Condition()
@@ -52,17 +56,18 @@ class _Exchange(Generic[T]):
         self._output: deque[T] = deque()
         self._output_cost = 0
         self._input_ended = False
-        #: The parser waits for input, and there is none.
+        #: Whether the parser is blocked waiting for input.
         self._starving = False
         self._abandoned = False
         self._finished = False
         self._error: BaseException | None = None
 
-    # On the side of the parser:
+    # Called from the parser thread:
 
     def read(self, size: int, /) -> bytes:
-        # Always a full block, except at the end. libav must not see how the input was cut: a demuxer that goes back
-        # over its header loses its place after a very short read.
+        """Return a block of input to the parser, blocking until there is one."""
+        # Always a full block, except at the end, so that libav's behaviour does not depend on how the input is cut: a
+        # demuxer that seeks back over its header loses its position after a very short read.
         wanted = min(size, self._block_bytes)
         with self._changed:
             while not (len(self._input) >= wanted or self._input_ended or self._abandoned):
@@ -70,14 +75,14 @@ class _Exchange(Generic[T]):
                 self._changed.notify_all()
                 self._changed.wait()
             self._starving = False
-            # To an abandoned parser the input has ended; an exception through libav's callback would be printed.
+            # An abandoned parser gets the end of the input, because libav would print an exception raised here.
             block = bytes(self._input[:wanted])
-            # A bytearray forgets its head without moving the rest.
+            # Deleting the head of a bytearray does not move the rest.
             del self._input[:wanted]
             return block
 
     def run(self, parse: Callable[[ByteSource], Iterator[T]]) -> None:
-        """The life of the thread."""
+        """Run the parser; the target of the thread."""
         try:
             for item in parse(self):
                 self._emit(item)
@@ -91,6 +96,7 @@ class _Exchange(Generic[T]):
                 self._changed.notify_all()
 
     def _emit(self, item: T) -> None:
+        """Queue a result, blocking while the queue is full."""
         with self._changed:
             self._output.append(item)
             self._output_cost += self._cost(item)
@@ -100,9 +106,10 @@ class _Exchange(Generic[T]):
             if self._abandoned:
                 raise _Abandoned
 
-    # On the side of the pusher:
+    # Called by the owner:
 
     def push(self, data: bytes) -> None:
+        """Add input; ignored once the parser has finished."""
         with self._changed:
             if data and not self._finished:
                 self._input += data
@@ -110,19 +117,24 @@ class _Exchange(Generic[T]):
                 self._changed.notify_all()
 
     def end_input(self) -> None:
+        """Let the parser reach the end of the input."""
         with self._changed:
             self._input_ended = True
             self._starving = False
             self._changed.notify_all()
 
     def abandon(self) -> None:
+        """Let the parser end without further results."""
         with self._changed:
             self._abandoned = True
             self._input.clear()
             self._changed.notify_all()
 
     def next_batch(self) -> deque[T]:
-        """Waits for the parser; empty when it wants more input or is at its end."""
+        """Return the parser's next results; none when it needs more input or has finished.
+
+        Raises the parser's exception after its last results.
+        """
         with self._changed:
             while not (self._starving or self._finished or self._output_cost >= self._burst):
                 self._changed.wait()
@@ -135,11 +147,13 @@ class _Exchange(Generic[T]):
 
 
 class ContainerReader(Generic[T]):
-    """``parse`` runs in a thread from the first byte on until the end of the input, an error or ``close``.
+    """Runs ``parse`` in a thread and feeds it with pushed input.
 
-    ``parse`` must not refer to the owner of the reader: a reader that is dropped ends its thread. ``cost`` measures a
-    result; the parser is halted while results worth ``burst`` have not been taken. It reads ``block_bytes`` at a time:
-    what is short of a block waits for more.
+    The thread starts at the first call of ``pieces`` and ends with the parser, or with ``close``. It also ends when the
+    reader is dropped, so ``parse`` must not refer to the owner of the reader.
+
+    ``cost`` measures a result; the parser blocks while the results waiting cost ``burst`` or more. It reads
+    ``block_bytes`` at a time: an incomplete block waits for more input.
     """
 
     def __init__(
@@ -157,23 +171,27 @@ class ContainerReader(Generic[T]):
         self._started = False
 
     def push(self, data: bytes) -> None:
-        """What comes after the parser's end is ignored."""
+        """Add input. It is ignored once the parser has finished."""
         self._exchange.push(data)
 
     def end_input(self) -> None:
+        """End the input: the parser sees the end of the file."""
         self._exchange.end_input()
 
     def pieces(self) -> Iterator[T]:
-        """What the parser makes of the input so far; raises what it raised, once the good results are out."""
+        """Yield the results for the input so far. Raises the parser's exception after the last of them.
+
+        It has to be exhausted before the next ``push``.
+        """
         if not self._started and self._finalizer.alive:
             self._started = True
             self._thread.start()
         while self._started and (batch := self._exchange.next_batch()):
             while batch:
-                yield batch.popleft()  # not held any longer than its taker holds it
+                yield batch.popleft()  # drops the reference: results are large
 
     def close(self) -> None:
-        """Ends the thread. Idempotent."""
+        """End the thread and wait for it. Idempotent."""
         self._finalizer()
         if self._started:
             self._thread.join()
@@ -181,7 +199,10 @@ class ContainerReader(Generic[T]):
 
 
 class PacketTally:
-    """Whether a stream whose packets fail to decode now and then is still worth reading."""
+    """Decides whether a stream with undecodable packets is still worth reading.
+
+    A stream is refused when such packets outnumber the others, once there are several of them or at its end.
+    """
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -192,11 +213,12 @@ class PacketTally:
         self._good += 1
 
     def count_broken(self, error: Exception) -> None:
-        """Raises UnsupportedFormat when it has been too many."""
+        """Count a packet that cannot be decoded. Raises UnsupportedFormat when there are too many."""
         self._broken += 1
         if self._broken >= _BROKEN_PACKETS_ALLOWED and self._broken > self._good:
             raise UnsupportedFormat(f"{self._what}: the data is damaged") from error
 
     def check_at_end(self) -> None:
+        """Raise UnsupportedFormat for a stream that had too few good packets."""
         if self._good == 0 or self._broken > self._good:
             raise UnsupportedFormat(f"{self._what}: nothing in it could be decoded")

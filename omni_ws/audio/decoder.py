@@ -1,4 +1,4 @@
-"""Whatever audio a client sends, made into samples at the rate that an engine wants."""
+"""AudioDecoder: decodes a client's audio, in any supported format, to samples at an engine's rate."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _RAW_LAYOUTS = {
     AudioEncoding.PCMU: SampleLayout.MU_LAW,
     AudioEncoding.PCMA: SampleLayout.A_LAW,
 }
-#: Speech takes more than 500 bytes a second in every codec here; only silence takes fewer, and the allowance lets ten
-#: minutes of it through. What unfolds to more in one call is taken for a bomb.
+#: The limit against decompression bombs. Speech takes more than 500 bytes a second in every codec; silence takes
+#: fewer, so each call may return ten minutes on top.
 _BURST_ALLOWANCE_SECONDS = 600
 _MIN_BYTES_PER_SECOND = 500
 
 
 class _SourceDecoder(Protocol):
-    """Bytes to mono samples at the source's own rate."""
+    """Decodes bytes to mono samples at the source's own rate."""
 
     def decode(self, data: bytes) -> Iterator[SourceBlock]: ...
     def flush(self) -> Iterator[SourceBlock]: ...
@@ -36,11 +36,12 @@ class _SourceDecoder(Protocol):
 
 
 class AudioDecoder:
-    """One stream of ``source`` audio, decoded, mixed down and resampled to ``sample_rate`` as it comes.
+    """Decodes one audio stream incrementally, mixes it down to mono and resamples it to ``sample_rate`` (Hz).
 
-    Where the bytes are cut has no influence on the samples; part of a sample at the end of the input is dropped.
-    Compressed audio holds a thread: ``close`` it (or use it as a context manager; dropping it works too).
-    Every call raises UnsupportedFormat for input that is not what ``source`` says.
+    The samples do not depend on how the bytes are cut. An incomplete sample at the end of the input is dropped. Every
+    call raises UnsupportedFormat for input that is not in the format of ``source``, and so does every call after that.
+
+    Compressed audio occupies a thread until ``close``, which the context manager and the garbage collector call too.
     """
 
     def __init__(self, source: AudioFormat, *, sample_rate: int) -> None:
@@ -48,7 +49,7 @@ class AudioDecoder:
         checked_channels(source.channels)
         self.source = source
         self.sample_rate = checked_sample_rate(sample_rate)
-        #: Input decoded so far, in milliseconds of its own time line.
+        #: The duration of the input decoded so far, in milliseconds.
         self.consumed_ms = 0.0
         self._decoder = _source_decoder(source)
         self._resampler: StreamResampler | None = None
@@ -56,12 +57,15 @@ class AudioDecoder:
         self._ended = False
 
     def decode(self, data: bytes) -> Samples:
-        """Whole; refuses bytes that unfold to more than speech can. ``pieces`` is for inputs of any size."""
+        """Return the samples that ``data`` completes.
+
+        Raises UnsupportedFormat for more audio than as many bytes of speech can hold; ``pieces`` has no such limit.
+        """
         limit = int(self.sample_rate * (_BURST_ALLOWANCE_SECONDS + len(data) / _MIN_BYTES_PER_SECOND))
         return self._joined(self.pieces(data), limit)
 
     def pieces(self, data: bytes) -> Iterator[Samples]:
-        """The same in bounded memory, however much the bytes unfold to. To be exhausted before the next call."""
+        """Yield what ``decode`` returns, in bounded memory. The iterator has to be exhausted before the next call."""
         if self._failure is not None:
             raise self._failure
         if self._ended:
@@ -70,11 +74,11 @@ class AudioDecoder:
             yield from self._resampled(block)
 
     def flush(self) -> Samples:
-        """What was held back; the input ends here. A second call gives nothing."""
+        """End the input; returns the samples that the decoder still held. A second call returns none."""
         return self._joined(self.last_pieces(), int(self.sample_rate * _BURST_ALLOWANCE_SECONDS))
 
     def close(self) -> None:
-        """Idempotent."""
+        """Release the decoder's thread. Idempotent."""
         self._ended = True
         self._decoder.close()
 
@@ -87,7 +91,7 @@ class AudioDecoder:
         self.close()
 
     def last_pieces(self) -> Iterator[Samples]:
-        """``flush``, in bounded memory."""
+        """Yield what ``flush`` returns, in bounded memory."""
         if self._failure is not None:
             raise self._failure
         if self._ended:
@@ -102,7 +106,7 @@ class AudioDecoder:
             yield self._tidied(self._resampler.flush())
 
     def _guarded(self, blocks: Iterator[SourceBlock]) -> Iterator[SourceBlock]:
-        """A stream that failed stays failed, and holds no thread."""
+        """Record a failure, and release the thread, while passing ``blocks`` on."""
         try:
             yield from blocks
         except UnsupportedFormat as failure:
@@ -114,7 +118,7 @@ class AudioDecoder:
         samples, source_rate = block
         self.consumed_ms += len(samples) * 1000 / source_rate
         if self._resampler is not None and self._resampler.source_rate != source_rate:
-            # Chained files may change their rate.
+            # The parts of a chained Ogg file may differ in sample rate.
             yield self._tidied(self._resampler.flush())
             self._resampler = None
         if self._resampler is None:
@@ -122,12 +126,13 @@ class AudioDecoder:
         yield self._tidied(self._resampler.process(samples))
 
     def _tidied(self, samples: Samples) -> Samples:
-        """Resampling overshoots at full scale."""
+        """Clip resampled audio, since resampling overshoots near full scale."""
         if self._resampler is None or self._resampler.source_rate == self.sample_rate:
             return samples
         return np.clip(samples, -1.0, 1.0, out=samples) if len(samples) else NO_SAMPLES
 
     def _joined(self, pieces: Iterator[Samples], limit: int) -> Samples:
+        """Concatenate ``pieces``. Raises UnsupportedFormat when they exceed ``limit`` samples."""
         kept: list[Samples] = []
         count = 0
         for piece in pieces:
@@ -144,7 +149,7 @@ class AudioDecoder:
 
 
 class _RawDecoder:
-    """Bare samples; carries the part of a channel frame that a cut left over."""
+    """Decodes raw samples; buffers an incomplete frame (one sample of each channel) for the next call."""
 
     def __init__(self, layout: SampleLayout, sample_rate: int, channels: int) -> None:
         self._layout = layout
@@ -171,7 +176,7 @@ class _RawDecoder:
 
 
 class _WavDecoder:
-    """A header, then bare samples; what follows their announced end is ignored."""
+    """Decodes WAV: reads the header, then raw samples. Input after their announced end is ignored."""
 
     def __init__(self) -> None:
         self._reader = WavHeaderReader()
@@ -209,7 +214,7 @@ def _source_decoder(source: AudioFormat) -> _SourceDecoder:
         return _RawDecoder(_RAW_LAYOUTS[source.encoding], source.sample_rate, source.channels)
     if source.encoding is AudioEncoding.WAV:
         return _WavDecoder()
-    # libav is loaded by those who need it.
+    # Imported on use: libav takes long to load.
     from omni_ws.audio.compressed_decoder import CompressedDecoder
 
     return CompressedDecoder(source.encoding)

@@ -1,4 +1,4 @@
-"""Samples made into the audio that a client asked for."""
+"""AudioEncoder: encodes an engine's samples in the format that the client requested."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class AudioEncoder:
-    """One stream of samples at ``source_rate``, resampled, encoded, its one channel repeated for each of the target's.
+    """Resamples one stream of mono samples from ``source_rate`` (Hz) and encodes it as ``target``.
 
-    A wav stream begins with a header of unknown length. ``ogg`` holds Opus, as ``opus`` does. Raises
-    UnsupportedFormat at once where the target cannot be served.
+    Further channels of the target are copies of the one. A WAV stream begins with a header of unknown length; ``ogg``
+    contains Opus, as ``opus`` does. Raises UnsupportedFormat when the target is not supported.
     """
 
     def __init__(self, target: AudioFormat, *, source_rate: int) -> None:
@@ -37,13 +37,13 @@ class AudioEncoder:
         self._ended = False
 
     def encode(self, samples: Samples) -> bytes:
-        """What is ready; empty while the resampler or the codec holds everything back."""
+        """Encode ``samples``; returns the bytes that are complete, which may be none."""
         if self._ended:
             raise ValueError("the encoder's input has ended")
         return self._encoded(self._resampler.process(samples))
 
     def flush(self) -> bytes:
-        """What was held back, and the end of the file. A second call gives nothing."""
+        """End the stream; returns its last bytes. A second call returns none."""
         if self._ended:
             return b""
         self._ended = True
@@ -60,7 +60,7 @@ class AudioEncoder:
 
 
 def encode_file(samples: Samples, *, source_rate: int, target: AudioFormat) -> bytes:
-    """A whole reply. Where the format has room for it, the header tells the true length."""
+    """Return a whole file, with its true length in the header where the format has a field for it."""
     checked_sample_rate(target.sample_rate)
     checked_channels(target.channels)
     resampler = StreamResampler(checked_sample_rate(source_rate), target.sample_rate, "HQ")
@@ -79,14 +79,14 @@ def encode_file(samples: Samples, *, source_rate: int, target: AudioFormat) -> b
 def _compressed_encoder(target: AudioFormat) -> CompressedEncoder | None:
     if target.is_raw or target.encoding is AudioEncoding.WAV:
         return None
-    # libav is loaded by those who need it.
+    # Imported on use: libav takes long to load.
     from omni_ws.audio.compressed_encoder import CompressedEncoder
 
     return CompressedEncoder(target)
 
 
 def _raw_bytes(samples: Samples, target: AudioFormat) -> bytes:
-    """Of the encodings that are nothing but samples; wav holds pcm16."""
+    """Encode samples as a raw encoding; for WAV, as 16-bit samples."""
     if target.channels > 1:
         samples = np.repeat(samples, target.channels)
     match target.encoding:

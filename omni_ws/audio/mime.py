@@ -1,7 +1,7 @@
-"""Media types of audio: what ``Content-Type`` and a chunk's ``format`` say, and what answers carry.
+"""Media types of audio, as in ``Content-Type`` and the ``format`` of a chunk.
 
-Sources: RFC 9110 §8.3.1 (syntax), RFC 2586 (L16), RFC 4856 (PCMU, PCMA), RFC 7845 (Opus in ogg), RFC 3551 and
-RFC 2046 (``audio/basic``).
+Sources: RFC 9110 section 8.3.1 (syntax), RFC 2586 (L16), RFC 4856 (PCMU, PCMA), RFC 7845 (Opus in Ogg), RFC 2046 and
+RFC 3551 (``audio/basic``).
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ _MEDIA_TYPES = {
     AudioEncoding.MP3: "audio/mpeg",
     AudioEncoding.FLAC: "audio/flac",
 }
-#: The registered types mean 8,000 Hz mono unless they say otherwise.
+#: The registrations of the G.711 types default to 8,000 Hz mono.
 _TELEPHONE = frozenset({AudioEncoding.PCMU, AudioEncoding.PCMA})
 _TELEPHONE_RATE = 8_000
-#: Parameters that some senders add to say how wide a sample is.
+#: Parameters with which some clients give the sample width.
 _SAMPLE_BITS_PARAMETERS = ("bits", "bit", "bitdepth", "bit-depth", "bit_depth")
 _SAMPLE_BITS = {AudioEncoding.PCM16: 16, AudioEncoding.F32: 32, AudioEncoding.PCMU: 8, AudioEncoding.PCMA: 8}
 
 
 def parse_audio_mime(content_type: str, *, default: AudioFormat | None = None) -> AudioFormat:
-    """``audio/pcm;rate=16000;channels=2`` and its relatives; parameters that are not known are ignored.
+    """Parse a media type such as ``audio/pcm;rate=16000;channels=2``; unknown parameters are ignored.
 
-    ``default`` gives rate and channels where the type does not (16,000 Hz mono without it); G.711 types are 8,000 Hz
-    mono by their registration. Raises InvalidValue, naming the parameter, or UnsupportedFormat.
+    Rate and channels that it lacks are those of ``default`` (without it 16,000 Hz mono), or 8,000 Hz mono for G.711.
+    Raises InvalidValue or UnsupportedFormat, naming the parameter.
     """
     default = default or AudioFormat()
     media, parameters = _split(content_type)
@@ -74,7 +74,10 @@ def parse_audio_mime(content_type: str, *, default: AudioFormat | None = None) -
 
 
 def parse_audio_format(text: str, default: AudioFormat) -> AudioFormat:
-    """The ``format`` of a chunk: a wire name (``pcm16``), or a media type. What it leaves open is the default's."""
+    """Parse the ``format`` of a chunk: a wire name (``pcm16``) or a media type.
+
+    Rate and channels that it lacks are those of ``default``. Raises as ``parse_audio_mime`` does.
+    """
     if "/" in text:
         return parse_audio_mime(text, default=default)
     try:
@@ -85,7 +88,7 @@ def parse_audio_format(text: str, default: AudioFormat) -> AudioFormat:
 
 
 def media_type(format: AudioFormat) -> str:
-    """For ``Content-Type``; raw samples name their rate and channels, everything else has them inside."""
+    """Return the media type for ``Content-Type``; raw formats have their rate and channels as parameters."""
     name = _MEDIA_TYPES[format.encoding]
     if not format.is_raw:
         return name
@@ -112,7 +115,7 @@ def _encoding(media: str, parameters: dict[str, str]) -> AudioEncoding:
 
 
 def _check_sample_layout(encoding: AudioEncoding, parameters: dict[str, str]) -> None:
-    """A sender that says that its samples are of another kind must not be taken for noise."""
+    """Raise UnsupportedFormat for parameters that contradict the encoding, which would decode to noise."""
     expected = _SAMPLE_BITS.get(encoding)
     for name in _SAMPLE_BITS_PARAMETERS:
         if expected is not None and name in parameters and _integer(name, parameters[name]) != expected:

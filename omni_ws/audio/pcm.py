@@ -1,4 +1,4 @@
-"""Bare samples: bytes to float and back."""
+"""Raw samples: conversion between bytes and float32, mixing, clipping."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from numpy.typing import NDArray
 from omni_ws.audio import g711
 from omni_ws.audio.samples import Samples
 
+#: The 16-bit value that corresponds to 1.0.
 PCM16_SCALE = 32768.0
 
 
 class SampleLayout(Enum):
-    """How one sample lies in memory; little-endian. The first part of the value is its number of bytes."""
+    """The binary layouts of a sample; all are little-endian.
+
+    The first part of the value is the size in bytes, the second makes members of the same size distinct.
+    """
 
     U8 = (1, "unsigned, 128 is silence")
     S16 = (2, "signed")
@@ -28,11 +32,12 @@ class SampleLayout(Enum):
 
     @property
     def sample_bytes(self) -> int:
+        """The size of one sample of one channel, in bytes."""
         return self.value[0]
 
 
 def samples_from_bytes(data: bytes, layout: SampleLayout) -> Samples:
-    """All samples of all channels, interleaved as they come. ``data`` holds whole samples."""
+    """Return the samples in ``data``, channels interleaved, within ±1.0. ``data`` must hold whole samples."""
     match layout:
         case SampleLayout.S16:
             return np.frombuffer(data, dtype="<i2").astype(np.float32) * np.float32(1 / PCM16_SCALE)
@@ -47,7 +52,7 @@ def samples_from_bytes(data: bytes, layout: SampleLayout) -> Samples:
         case SampleLayout.U8:
             return (np.frombuffer(data, dtype=np.uint8).astype(np.float32) - 128.0) * np.float32(1 / 128)
         case SampleLayout.S24:
-            # Three bytes become the upper three of a 32-bit integer.
+            # Widen to 32 bits, with the three bytes as the upper ones.
             wide = np.zeros((len(data) // 3, 4), dtype=np.uint8)
             wide[:, 1:] = np.frombuffer(data, dtype=np.uint8).reshape(-1, 3)
             return _from_int32(wide.reshape(-1).view("<i4"))
@@ -60,7 +65,7 @@ def _from_int32(values: NDArray[Any]) -> Samples:
 
 
 def bounded(values: NDArray[Any]) -> Samples:
-    """A float32 copy inside ±1.0. What is no number or infinite carries no sound: it becomes 0."""
+    """Return a float32 copy clipped to ±1.0, with NaN and infinities replaced by silence."""
     if not np.isfinite(values).all():
         values = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
     within: Samples = np.clip(values, -1.0, 1.0).astype(np.float32)
@@ -68,10 +73,10 @@ def bounded(values: NDArray[Any]) -> Samples:
 
 
 def mixed_down(interleaved: Samples, channels: int) -> Samples:
-    """The mean of the channels."""
+    """Return the mean of the channels; for mono, ``interleaved`` itself."""
     if channels == 1:
         return interleaved
-    # Channel by channel: for two to six channels numpy's mean over the short axis takes three times as long.
+    # Adding up the channels takes a third of the time of numpy's mean over a short axis of two to six channels.
     mono: Samples = interleaved[::channels].copy()
     for channel in range(1, channels):
         mono += interleaved[channel::channels]
@@ -80,7 +85,7 @@ def mixed_down(interleaved: Samples, channels: int) -> Samples:
 
 
 def pcm16_from_samples(samples: Samples) -> NDArray[np.int16]:
-    """The nearest 16-bit values (ties to even), clipped. Undoes the reading of pcm16 exactly."""
+    """Return the nearest 16-bit values (ties to even), clipped. Decoded pcm16 is restored exactly."""
     if not np.isfinite(samples).all():
         samples = bounded(samples)
     scaled = np.multiply(samples, np.float32(PCM16_SCALE), dtype=np.float32)

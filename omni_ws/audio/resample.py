@@ -1,4 +1,4 @@
-"""Changing the sample rate of a stream, piece by piece, as if it had come in one."""
+"""StreamResampler: changes the sample rate of a stream piece by piece."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ import numpy as np
 
 from omni_ws.audio.samples import Samples
 
-#: Of soxr. LQ holds back less than 7 ms at speech rates and is enough for a voice; HQ (20 to 30 ms) is for files.
+#: Presets of soxr. LQ delays speech by less than 7 ms and suffices for it; HQ, for files, delays by 20 to 30 ms.
 ResampleQuality: TypeAlias = Literal["QQ", "LQ", "MQ", "HQ", "VHQ"]
 
-#: Shared, therefore read-only.
+#: An empty array, read-only because it is shared.
 NO_SAMPLES: Samples = np.zeros(0, dtype=np.float32)
 NO_SAMPLES.setflags(write=False)
 
 
 class StreamResampler:
-    """After ``flush`` exactly ``floor(n * target_rate / source_rate + 0.5)`` samples have come out for ``n`` in.
+    """A stateful resampler: the output does not depend on how the stream is cut into pieces.
 
-    Values may overshoot ±1.0 a little, as every band-limited resampling does. Equal rates are the identity.
+    After ``flush`` it has returned exactly ``floor(n * target_rate / source_rate + 0.5)`` samples for ``n`` samples. As
+    with any band-limited resampling, values may slightly overshoot ±1.0. With equal rates it passes samples through.
     """
 
     def __init__(self, source_rate: int, target_rate: int, quality: ResampleQuality = "LQ") -> None:
         self.source_rate = source_rate
         self.target_rate = target_rate
         self._flushed = False
-        #: None where there is nothing to do; soxr is not even imported then.
+        #: None when the rates are equal; soxr is not imported then.
         self._stream: Any = None
         if source_rate != target_rate:
             import soxr
@@ -34,6 +35,7 @@ class StreamResampler:
             self._stream = soxr.ResampleStream(source_rate, target_rate, 1, dtype="float32", quality=quality)
 
     def process(self, samples: Samples) -> Samples:
+        """Return the resampled audio that is complete, which may be empty. Raises ValueError after ``flush``."""
         if self._flushed:
             raise ValueError("the resampler has been flushed")
         if self._stream is None:
@@ -42,7 +44,7 @@ class StreamResampler:
         return resampled
 
     def flush(self) -> Samples:
-        """What was held back; the stream ends here. A second call gives nothing."""
+        """End the stream; returns the samples still held. A second call returns none."""
         if self._flushed or self._stream is None:
             self._flushed = True
             return NO_SAMPLES

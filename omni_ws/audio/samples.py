@@ -1,4 +1,4 @@
-"""The one in-memory form of audio."""
+"""The in-memory form of audio that decoders, engines and encoders share."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-#: One channel of audio, shape (samples,), float32, -1.0 … 1.0.
+#: Mono audio: float32 of shape (samples,), from -1.0 to 1.0. The sample rate is known from the context.
 Samples: TypeAlias = NDArray[np.float32]
 
 
 class SourceBlock(NamedTuple):
-    """Decoded audio at the rate of its source, in Hz."""
+    """Decoded mono audio with its sample rate in Hz."""
 
     samples: Samples
     sample_rate: int

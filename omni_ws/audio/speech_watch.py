@@ -1,4 +1,7 @@
-"""SpeechWatch: one stream of audio, in whatever format it comes, watched for speech. For worker threads."""
+"""SpeechWatch: detects speech in one audio stream of any format.
+
+Blocking; called from worker threads.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,18 @@ from omni_ws.audio.samples import Samples
 from omni_ws.audio.vad import SAMPLE_RATE, WINDOW_MS, SpeechDetector, StartBar, TurnDetector, TurnEvent
 from omni_ws.core.audio_format import AudioFormat
 
-#: The detector goes on hearing a voice for about two windows after it has ended: that much of the silence is over when
-#: it first says so. Measured on the recorded speech of the tests: 0 to 4 windows, by how a voice dies away.
+#: The delay with which the detector notices the end of speech. It is counted as silence, so that turns end after the
+#: configured silence. Measured on the recorded speech of the tests: 0 to 4 windows, about 2 on average.
 DETECTOR_LAG_MS: Final = 2 * WINDOW_MS
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What a piece of the stream brought: the piece begins at ``start_ms``, and all before ``judged_ms`` was judged.
+    """The result for one piece of the stream.
 
-    ``samples`` is the piece at 16 kHz. ``pausing`` says that a speaker was silent at its end, and perhaps is done.
+    ``samples`` is the piece at 16 kHz, which begins at ``start_ms``. The detector has judged the stream up to
+    ``judged_ms``; the rest is less than a window. ``pausing`` says that a turn is open but silent at the end of the
+    piece.
     """
 
     events: tuple[TurnEvent, ...]
@@ -30,25 +35,30 @@ class Watched:
 
     @property
     def rest_ms(self) -> float:
-        """How much of the stream up to here completes no window yet."""
+        """The length of the stream's end that does not fill a window yet, in milliseconds."""
         return self.start_ms + len(self.samples) * 1000 / SAMPLE_RATE - self.judged_ms
 
 
 class SpeechWatch:
-    """``detector`` is lent: whoever gave it takes it back from ``close``. One thread at a time."""
+    """Decodes a stream, runs voice activity detection on it and reports starts and ends of speech.
+
+    ``detector`` is borrowed until ``close``. A turn ends after ``silence_duration_ms`` of silence. For use by one
+    thread at a time.
+    """
 
     def __init__(self, detector: SpeechDetector, *, threshold: float, silence_duration_ms: float) -> None:
         self._detector = detector
         self._turns = TurnDetector(threshold, max(0, silence_duration_ms - DETECTOR_LAG_MS))
         self._source: AudioFormat | None = None
         self._decoder: AudioDecoder | None = None
-        #: Samples of the stream so far, at the detector's rate.
+        #: The length of the stream so far, in samples at 16 kHz.
         self._samples = 0
 
     def hear(self, data: bytes, source: AudioFormat, bar: StartBar) -> Watched:
-        """The next piece. A ``source`` that differs from the last begins a stream of its own right after it.
+        """Process the next piece of the stream. ``bar`` applies to it from its first window.
 
-        Raises UnsupportedFormat for what cannot be decoded.
+        A ``source`` different from the last one is decoded as a new file that continues the stream. Raises
+        UnsupportedFormat for input that cannot be decoded.
         """
         events: list[TurnEvent] = []
         if self._decoder is None or source != self._source:
@@ -61,7 +71,7 @@ class SpeechWatch:
         return Watched(tuple(events), start_ms, self._turns.audio_ms, samples, self._turns.silent_windows > 0)
 
     def close(self) -> SpeechDetector:
-        """The detector, fit for another stream."""
+        """End the stream; returns the detector, reset for another one."""
         if self._decoder is not None:
             self._decoder.close()
         self._detector.reset()

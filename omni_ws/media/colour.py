@@ -1,4 +1,4 @@
-"""Plain names for colours."""
+"""Names the dominant colour of an image."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-#: (name, upper border of the hue in degrees). Red closes the circle.
+#: The colours by hue: (name, upper limit of the hue in degrees). Red is at both ends of the circle.
 _HUES = (
     ("red", 15.0),
     ("orange", 45.0),
@@ -21,21 +21,23 @@ _HUES = (
 )
 COLOUR_NAMES = ("black", "white", "grey", "red", "orange", "yellow", "green", "cyan", "blue", "purple", "pink", "brown")
 
+#: In terms of HSV, from 0 to 1: below ``_DARK`` a pixel is black; below ``_PALE_SATURATION`` it is grey or, above
+#: ``_BRIGHT``, white.
 _DARK = 0.18
 _PALE_SATURATION = 0.15
 _BRIGHT = 0.85
-#: Below this, orange is called brown.
+#: Orange below this value is brown.
 _BROWN_BELOW = 0.65
 
 
 def dominant_colour(pixels: NDArray[Any]) -> str:
-    """The name that most pixels go by. ``pixels``: (…, 3), 0 … 255."""
+    """Return the colour name of the largest number of pixels. ``pixels`` has the shape (…, 3) and values from 0 to 255."""
     counts = np.bincount(_named(pixels.reshape(-1, 3)), minlength=len(COLOUR_NAMES))
     return COLOUR_NAMES[int(counts.argmax())]
 
 
 def _named(pixels: NDArray[Any]) -> NDArray[np.intp]:
-    """For each pixel the index of its colour in COLOUR_NAMES."""
+    """Return the index in COLOUR_NAMES of each pixel's colour."""
     rgb = pixels.astype(np.float32) * np.float32(1 / 255)
     value, low = rgb.max(axis=1), rgb.min(axis=1)
     chroma = value - low
@@ -53,7 +55,7 @@ def _named(pixels: NDArray[Any]) -> NDArray[np.intp]:
 
 
 def _hue(rgb: NDArray[np.float32], value: NDArray[np.float32], chroma: NDArray[np.float32]) -> NDArray[np.float32]:
-    """In degrees; 0 where there is none."""
+    """Return the hue in degrees, 0 for greys."""
     red, green, blue = rgb.T
     safe = np.maximum(chroma, 1e-6)
     sextant = np.select(

@@ -1,4 +1,4 @@
-"""Files that a request may name: those below one folder, and no others."""
+"""Opens media files that a request names, confined to one folder."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from omni_ws.errors import InvalidValue, UnsupportedParameter
 
 
 def open_below(root: Path | None, path: str) -> BinaryIO:
-    """The file ``path``, absolute or relative to ``root``, in which it must lie, links followed.
+    """Open the file at ``path``, absolute or relative to ``root``; after resolving links it must be inside ``root``.
 
-    Where it does not, the answer is the same whether there is such a file or not. Raises UnsupportedParameter without
-    a root, else InvalidValue.
+    Raises UnsupportedParameter when ``root`` is None. Otherwise raises InvalidValue; for a path outside ``root`` the
+    error does not depend on whether the file exists. The caller closes the file.
     """
     if root is None:
         raise UnsupportedParameter("this server reads no files; send a data: URL")
@@ -22,7 +22,7 @@ def open_below(root: Path | None, path: str) -> BinaryIO:
         place = (folder / path).resolve()
         if not place.is_relative_to(folder):
             raise InvalidValue("the path leads out of the folder that files may be read from")
-        if not place.is_file():  # a pipe would make everyone wait
+        if not place.is_file():  # reading a pipe might block forever
             raise InvalidValue("there is no such file")
         return open(place, "rb", opener=_open_without_links)  # the caller closes it
     except (OSError, ValueError, RuntimeError):
@@ -30,5 +30,5 @@ def open_below(root: Path | None, path: str) -> BinaryIO:
 
 
 def _open_without_links(path: str, flags: int) -> int:
-    """The path was followed to its end: a link there is newer than the check."""
+    """Open a resolved path. A link there was created after the check, and is refused."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""Which frames of a video a model sees, where their number, or the pixels of all of them together, have limits."""
+"""FrameSelection: selects the frames of a video that a model sees, under limits on their number and total size."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from omni_ws.errors import UnsupportedFormat
 from omni_ws.media.limits import MediaLimits
 from omni_ws.media.video import VideoFrame
 
-#: Decoded bytes that may be kept until the end of the video says which of them are wanted.
+#: The limit on decoded frames that are kept until the end of the video, in bytes.
 MAX_KEPT_BYTES = 512 * 1024 * 1024
 
 
 class FrameSelection:
-    """Evenly spread over the whole video, which only its end shows: frames are kept until then.
+    """Selects frames spread evenly over a video, whose length is known only at its end: frames are kept until then.
 
-    At most twice ``video_max_frames`` are: when there are more, every other one goes, of those kept and those to come.
-    The frames given to it are counted in ``room``; those that go are given back, and those that ``frames`` yields stay.
+    At most ``2 * video_max_frames`` are kept. Beyond that every other frame is dropped, from those kept and from those
+    that follow, so that the distance between them doubles.
+
+    The pixels of added frames are accounted for in ``room``; those of dropped frames are returned to it, those of
+    selected frames remain the caller's.
     """
 
     def __init__(self, limits: MediaLimits, room: Room = UNCOUNTED, *, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
@@ -29,11 +32,11 @@ class FrameSelection:
         self._seen = 0
         self._stride = 1
         self._due_ms = 0.0
-        #: How many frames there are at ``video_fps``.
+        #: The number of frames at ``video_fps``.
         self._paced = 0
 
     def add(self, frame: VideoFrame) -> None:
-        """One of fitting size. Raises UnsupportedFormat for more than is kept."""
+        """Add a frame, already scaled to its limits. Raises UnsupportedFormat when too many bytes are kept."""
         fps = self._limits.video_fps
         if fps is None or not self._seen or frame.timestamp_ms >= self._due_ms:
             self._paced += 1
@@ -53,11 +56,11 @@ class FrameSelection:
             raise UnsupportedFormat("the video unfolds to too many frames; ask for fewer, or smaller ones")
 
     def frames(self) -> Iterator[VideoFrame]:
-        """Those that are wanted, in order."""
+        """Yield the selected frames in order, at the end of the video."""
         limits, available = self._limits, len(self._kept)
         count = max(self._paced, limits.video_min_frames or 0)
         count = min(count, available, limits.video_max_frames or available)
-        # The first and the last that was kept, and those between at the same distance.
+        # Evenly spaced, from the first to the last frame kept.
         chosen = [round(index * (available - 1) / (count - 1)) if count > 1 else 0 for index in range(count)]
         wanted = set(chosen)
         self._drop([frame for index, frame in enumerate(self._kept) if index not in wanted])
@@ -68,6 +71,7 @@ class FrameSelection:
             yield frame
 
     def _shared(self, frame: VideoFrame, most: int) -> VideoFrame:
+        """Scale a frame down to its share of ``video_total_pixels``."""
         pixels = self._limits.fit_share(frame.pixels, most)
         if pixels is not frame.pixels:
             self._room.take(pixels.nbytes)

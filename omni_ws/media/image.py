@@ -1,4 +1,4 @@
-"""Still images: what they are, their pixels, and what can be said about them without a model."""
+"""Decodes still images, and describes their size, colour and brightness."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from omni_ws.core.image_type import sniff_image
 from omni_ws.errors import UnsupportedFormat
 from omni_ws.media.colour import dominant_colour
 
-#: Shape (height, width, 3), red, green, blue.
+#: uint8 of shape (height, width, 3): red, green, blue.
 Pixels: TypeAlias = NDArray[np.uint8]
 
-#: 96 MiB once decoded; more than a phone's ordinary photograph has.
+#: 96 MiB of RGB; above the size of an ordinary photograph of a phone.
 MAX_IMAGE_PIXELS = 32 * 1024 * 1024
 
 _FORMATS = {
@@ -30,17 +30,17 @@ _FORMATS = {
     "image/gif": "GIF",
     "image/bmp": "BMP",
 }
-#: Of a pixel in Pillow's own pictures of three or four bands.
+#: Bytes per pixel of Pillow's in-memory images with three or four bands.
 PILLOW_BYTES = 4
-#: Bytes for a pixel that the libraries may take besides the picture: canvases of animations, lines of run lengths.
-#: (The coefficients of a progressive JPEG are counted with its bands.)
+#: Bytes per pixel that decoders use besides the image, for canvases of animations and run-length lines. (The
+#: coefficients of a progressive JPEG depend on its bands and are counted in ``_source_bytes``.)
 _UNPACKING_BYTES = {"WEBP": 12, "GIF": 4, "BMP": 1}
-#: Pixels that are converted at a time, and what that takes for each.
+#: How many pixels are converted to RGB at a time, and the bytes that this takes for each.
 _STRIP_PIXELS = 256 * 1024
 _STRIP_BYTES = 24
 
-#: The EXIF tag that says how the camera was held, and for each of its values where the picture's rows and columns go:
-#: a view of the upright pixels as the file has them.
+#: The EXIF tag with the orientation of the camera. For each of its values, a function that returns a view of the
+#: upright image in the orientation of the file, into which the file's rows can be written.
 _ORIENTATION = 0x0112
 _UPRIGHT: dict[int, Callable[[Pixels], Pixels]] = {
     2: lambda whole: whole[:, ::-1],
@@ -51,13 +51,17 @@ _UPRIGHT: dict[int, Callable[[Pixels], Pixels]] = {
     7: lambda whole: whole.swapaxes(0, 1)[::-1, ::-1],
     8: lambda whole: whole.swapaxes(0, 1)[:, ::-1],
 }
+#: The orientations that swap width and height.
 _SWAPPING = (5, 6, 7, 8)
 _LUMA = np.array([0.2126, 0.7152, 0.0722], dtype=np.float32)  # ITU-R BT.709
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFacts:
-    """``brightness`` from 0.0 (black) to 1.0 (white); ``dominant_colour`` as people call it."""
+    """What can be said of an image without a model.
+
+    ``brightness`` is from 0.0 (black) to 1.0 (white); ``dominant_colour`` is one of ``colour.COLOUR_NAMES``.
+    """
 
     width: int
     height: int
@@ -66,17 +70,17 @@ class ImageFacts:
 
 
 def decoding_bytes(data: bytes, *, max_pixels: int = MAX_IMAGE_PIXELS) -> int:
-    """What ``decode_image`` takes, by the head of the image; raises what that raises for it."""
+    """Return the peak memory, in bytes, of decoding an image; reads only its header. Raises as ``decode_image`` does."""
     with _opened(data, max_pixels) as image:
         count = image.width * image.height
         return count * (_source_bytes(image) + 3) + min(count, _STRIP_PIXELS) * _STRIP_BYTES
 
 
 def decode_image(data: bytes, *, max_pixels: int = MAX_IMAGE_PIXELS) -> Pixels:
-    """Upright (EXIF), the first frame of an animation, transparent parts on white.
+    """Decode an image to upright RGB pixels.
 
-    Raises UnsupportedFormat for anything that is no image, is damaged, or has more than ``max_pixels``; the size is
-    read before anything is unpacked.
+    Of an animation it returns the first frame; transparent parts are white. Raises UnsupportedFormat for unknown or
+    damaged data, and for more than ``max_pixels`` according to the header, before any pixel is decoded.
     """
     with _opened(data, max_pixels) as image:
         return _rgb(image)
@@ -84,7 +88,7 @@ def decode_image(data: bytes, *, max_pixels: int = MAX_IMAGE_PIXELS) -> Pixels:
 
 @contextmanager
 def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
-    """What goes wrong in the block is the image's fault."""
+    """Open an image; any exception in the block becomes UnsupportedFormat."""
     kind = sniff_image(data)
     if kind is None:
         raise UnsupportedFormat(f"not an image that can be read; known are {', '.join(_FORMATS)}")
@@ -96,19 +100,19 @@ def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
     except UnsupportedFormat:
         raise
     except Exception as error:
-        # Pillow's readers raise whatever their parsing runs into, SyntaxError and struct.error among it.
+        # Pillow's parsers raise various exceptions, among them SyntaxError and struct.error.
         raise UnsupportedFormat(f"a damaged or oversized {kind}") from error
 
 
 def _source_bytes(image: Image.Image) -> int:
-    """What Pillow and the library behind it take for a pixel while they unpack one."""
+    """Return the bytes per pixel that Pillow and the library below it use while decoding."""
     stored = 1 if image.mode in ("1", "L", "P") else 2 if image.mode.startswith("I;16") else 4
     coefficients = 2 * len(image.getbands()) if image.format == "JPEG" else 0
     return stored + coefficients + _UNPACKING_BYTES.get(image.format or "", 0)
 
 
 def _rgb(image: Image.Image) -> Pixels:
-    """Strip by strip: as a whole, each step would take as much as the picture once more."""
+    """Convert to upright RGB, strip by strip: converting the whole image would take its size again for each step."""
     image.load()
     turned = image.getexif().get(_ORIENTATION, 1)
     size = (image.width, image.height) if turned in _SWAPPING else (image.height, image.width)
@@ -122,9 +126,9 @@ def _rgb(image: Image.Image) -> Pixels:
 
 
 def _rgb_strip(image: Image.Image) -> NDArray[np.uint8]:
-    """Shape (height, width, 3), or (height, width, 1) where all three are the same."""
+    """Return RGB pixels of shape (height, width, 3), or (height, width, 1) for grey."""
     if image.mode.startswith("I"):
-        # 16 bits of grey; Pillow would clip them instead of scaling.
+        # 16-bit grey, which Pillow would clip instead of scale.
         grey = (np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)
         return grey[:, :, np.newaxis]
     if image.has_transparency_data:
@@ -134,6 +138,7 @@ def _rgb_strip(image: Image.Image) -> NDArray[np.uint8]:
 
 
 def describe_image(pixels: Pixels) -> ImageFacts:
+    """Return size, colour and brightness."""
     height, width = pixels.shape[:2]
     thumbnail = thumbnail_of(pixels)
     brightness = float((thumbnail @ _LUMA).mean() / 255)
@@ -141,10 +146,13 @@ def describe_image(pixels: Pixels) -> ImageFacts:
 
 
 def thumbnail_of(pixels: Pixels, side: int = 64) -> NDArray[np.float32]:
-    """At most ``side`` × ``side``, shape (h, w, 3), 0 … 255: every pixel the mean of those it stands for."""
+    """Return a thumbnail of at most ``side`` × ``side``, by averaging areas of pixels.
+
+    The result has the shape (height, width, 3) and values from 0 to 255.
+    """
     height, width = pixels.shape[:2]
     rows, columns = _starts(height, side), _starts(width, side)
-    # Band by band: as one call it would make a copy of the whole picture, of four times its size.
+    # In horizontal bands: a single call would convert the whole image to uint32, four times its size.
     bands = [pixels[top:bottom].sum(axis=0, dtype=np.uint32) for top, bottom in pairwise((*rows, height))]
     sums = np.add.reduceat(np.stack(bands), columns, axis=1)
     counts = np.multiply.outer(np.diff(rows, append=height), np.diff(columns, append=width))
@@ -152,6 +160,6 @@ def thumbnail_of(pixels: Pixels, side: int = 64) -> NDArray[np.float32]:
 
 
 def _starts(length: int, side: int) -> NDArray[np.intp]:
-    """Where the parts begin, of which there are ``side`` at most."""
+    """Split ``length`` into at most ``side`` parts and return where each starts."""
     count = min(side, length)
     return np.arange(count) * length // count

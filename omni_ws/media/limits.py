@@ -1,4 +1,4 @@
-"""How large, and how dense in time, images and videos are to be when a model sees them."""
+"""MediaLimits: the size of images, and the size and frame rate of videos, as a model sees them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from omni_ws.media.image import Pixels
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaLimits:
-    """None = as it comes. What is smaller or larger is scaled, its sides in proportion; frames between are left out.
+    """Limits on the pixels of an image or frame, and on the frames of a video; None for no limit.
 
-    The total is that of all frames of one video, and stands above the least that each of them has.
+    Images outside their limits are scaled, preserving the aspect ratio. ``video_total_pixels`` limits the sum over all
+    frames of a video and takes precedence over ``video_min_pixels``.
     """
 
     image_min_pixels: int | None = None
@@ -29,18 +30,20 @@ class MediaLimits:
 
     @property
     def select_frames(self) -> bool:
-        """Whether only a whole video tells which of its frames are seen, or how large."""
+        """Whether the frames can be selected and scaled only once the whole video is known; see FrameSelection."""
         return (self.video_min_frames, self.video_max_frames, self.video_total_pixels) != (None, None, None)
 
     def fit_image(self, pixels: Pixels) -> Pixels:
+        """Return the image scaled to its limits."""
         return _fitted(pixels, self.image_min_pixels, self.image_max_pixels)
 
     def fit_frame(self, pixels: Pixels) -> Pixels:
+        """Return the frame of a video scaled to its limits."""
         return _fitted(pixels, self.video_min_pixels, self.video_max_pixels)
 
     @staticmethod
     def fit_share(pixels: Pixels, most: int) -> Pixels:
-        """A frame that may have so many of the pixels of its video, and has one at least."""
+        """Return the frame scaled down to at most ``most`` pixels, though at least one."""
         return _fitted(pixels, None, max(1, most))
 
 

@@ -1,4 +1,4 @@
-"""Files that must be whole to be read: an mp4 whose index (``moov``) comes after the pictures (``mdat``)."""
+"""MP4 files that can only be decoded as a whole, because their index (``moov``) follows the media data (``mdat``)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omni_ws.errors import UnsupportedFormat
 
 
 class Mp4Order(Enum):
-    """Whether an mp4 can be decoded while it comes."""
+    """Whether an MP4 file can be decoded while it arrives: its index precedes the media data, or follows it."""
 
     UNKNOWN = "unknown"
     STREAM = "stream"
@@ -19,14 +19,17 @@ class Mp4Order(Enum):
 
 
 class Mp4Boxes:
-    """The boxes at the top level of a file that comes in pieces (ISO/IEC 14496-12 §4.2)."""
+    """Walks the top-level boxes of an MP4 file that arrives in pieces (ISO/IEC 14496-12, section 4.2)."""
 
     def __init__(self) -> None:
-        #: Where the next box begins.
+        #: The offset of the next box.
         self._position = 0
 
     def order(self, data: memoryview) -> Mp4Order:
-        """By the file's beginning, longer each time; UNKNOWN until the first ``moov`` or ``mdat``."""
+        """Return the order as far as it is known. ``data`` is the file so far, from its first byte.
+
+        Raises UnsupportedFormat for a damaged box.
+        """
         while self._position + 16 <= len(data):
             size, kind = struct.unpack_from(">I4s", data, self._position)
             if kind in (b"moov", b"moof"):
@@ -42,7 +45,7 @@ class Mp4Boxes:
 
 
 class BufferedFile:
-    """Bytes kept up to a limit, and counted in ``room`` until they are taken or the file is closed."""
+    """Buffers a file up to ``max_bytes``, accounted for in ``room`` until it is taken or closed."""
 
     def __init__(self, max_bytes: int, room: Room = UNCOUNTED) -> None:
         self._max_bytes = max_bytes
@@ -51,6 +54,7 @@ class BufferedFile:
         self._data = bytearray()
 
     def append(self, data: bytes) -> None:
+        """Add bytes. Raises UnsupportedFormat above ``max_bytes``, and what ``room`` raises."""
         if len(self._data) + len(data) > self._max_bytes:
             raise UnsupportedFormat(
                 f"an mp4 with its index at the end can have {self._max_bytes} bytes; write it with the index first"
@@ -60,19 +64,21 @@ class BufferedFile:
         self._data += data
 
     def view(self) -> memoryview:
+        """Return a read-only view of the bytes."""
         return memoryview(self._data).toreadonly()
 
     def take(self) -> bytes:
+        """Remove and return the bytes, and release their memory in ``room``."""
         taken = bytes(self._data)
         self.close()
         return taken
 
     def seekable(self) -> io.BytesIO:
-        """All of it, which stays counted."""
+        """Return the bytes as a file object. They remain accounted for until ``close``."""
         taken, self._data = bytes(self._data), bytearray()
         return io.BytesIO(taken)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Discard the bytes and release their memory in ``room``. Idempotent."""
         counted, self._counted, self._data = self._counted, 0, bytearray()
         self._room.give(counted)

@@ -1,4 +1,4 @@
-"""Video as it comes: single images, or a container in pieces."""
+"""VideoDecoder: decodes video as it arrives, as single images or as a container in pieces."""
 
 from __future__ import annotations
 
@@ -19,49 +19,60 @@ from omni_ws.errors import OmniError, UnsupportedFormat
 from omni_ws.media.image import Pixels, decode_image, decoding_bytes
 from omni_ws.media.seekable import BufferedFile, Mp4Boxes, Mp4Order
 
-#: 4096 × 2160.
+#: 4K (DCI).
 MAX_FRAME_PIXELS = 4096 * 2160
 MAX_FRAMES = 4096
-#: Of an mp4 file that can only be read from its end.
+#: The limit for an MP4 file whose index is at its end.
 MAX_BUFFERED_BYTES = 64 * 1024 * 1024
-#: Decoded bytes that one call of ``decode`` may return.
+#: The limit on the decoded bytes that a call of ``decode`` returns.
 _MAX_RESULT_BYTES = 512 * 1024 * 1024
-#: Decoded bytes that the decoder may be ahead of the one who takes them.
+#: How many decoded bytes the decoder thread may produce in advance of its consumer.
 _BURST_BYTES = 32 * 1024 * 1024
-#: 8 ms of video at 1 Mbit/s.
+#: The demuxer's read size: 8 ms of video at 1 Mbit/s.
 _BLOCK_BYTES = 1024
-#: For each pixel: ten pictures, of one and a half bytes, that later ones may refer to.
+#: The codec's memory per pixel: ten reference frames of 1.5 bytes per pixel.
 _CODEC_BYTES = 15
-#: What a codec may work with beyond the picture itself.
+#: Allowance for the padding around a frame in the codec's buffers.
 _MARGIN_PIXELS = 1 << 20
-#: Enough to tell every container and image.
+#: The bytes needed to recognise any container or image.
 _MAGIC_BYTES = 12
 _TS_SYNC = 0x47
-#: What an mp4 or QuickTime file may begin with.
+#: The boxes with which an MP4 or QuickTime file may begin.
 _MP4_BOXES = (b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"wide", b"free", b"skip")
 
 
 class VideoFrame(NamedTuple):
-    """``timestamp_ms``: of the chunk that holds the image; in a container, of its first chunk plus the frame's time."""
+    """A decoded frame.
+
+    ``timestamp_ms`` is that of the chunk with the image or, in a container, that of its first chunk plus the frame's
+    presentation time.
+    """
 
     timestamp_ms: int
     pixels: Pixels
 
 
 class VideoLimits(NamedTuple):
+    """The limits of a decoder; see VideoDecoder."""
+
     max_pixels: int
     max_frames: int
     frames_per_second: float | None
 
 
 class VideoDecoder:
-    """One video input. A chunk that begins as an image does is one frame; any other first bytes open a container
-    (mp4, webm, mkv, MPEG-TS), of which every later chunk is a piece.
+    """Decodes one video input.
 
-    ``frames_per_second`` thins the frames out; ``max_frames`` counts what is left and is an error when passed, as is
-    a frame of more than ``max_pixels``. An mp4 whose index is at its end is kept (``max_buffered_bytes``) and decoded
-    by ``flush``. Errors are UnsupportedFormat, and those of ``room``, in which the pixels that come out stay counted. A
-    container holds a thread: ``close`` it; dropping it works too.
+    A chunk that begins with the signature of an image is one frame. Otherwise the first bytes open a container (MP4,
+    WebM, Matroska, MPEG-TS), and all chunks are pieces of it.
+
+    ``frames_per_second`` drops frames that follow too closely. More than ``max_frames`` of the remaining frames, or
+    more than ``max_pixels`` in one of them, is an error. An MP4 file with its index at the end is buffered, up to
+    ``max_buffered_bytes``, and decoded by ``flush``.
+
+    Errors are UnsupportedFormat, and those of ``room``. The pixels of the frames returned remain accounted for in
+    ``room``; releasing them is the caller's task. A container occupies a thread until ``close``, which the garbage
+    collector calls too.
     """
 
     def __init__(
@@ -84,10 +95,14 @@ class VideoDecoder:
         self._ended = False
 
     def decode(self, data: bytes, timestamp_ms: int | None = None) -> list[VideoFrame]:
+        """Return the frames that ``data`` completes. ``timestamp_ms`` matters for images and a container's first chunk.
+
+        Raises UnsupportedFormat for too much decoded data; ``frames`` has no such limit.
+        """
         return _bounded_list(self.frames(data, timestamp_ms))
 
     def frames(self, data: bytes, timestamp_ms: int | None = None) -> Iterator[VideoFrame]:
-        """The same one by one, in bounded memory. To be exhausted before the next call."""
+        """Yield what ``decode`` returns, in bounded memory. The iterator has to be exhausted before the next call."""
         if self._ended:
             raise ValueError("the decoder's input has ended")
         if self._container is None and not self._head:
@@ -98,11 +113,11 @@ class VideoDecoder:
         yield from self._admitted(self._container_frames(data))
 
     def flush(self) -> list[VideoFrame]:
-        """The rest; the input ends here. A second call gives nothing."""
+        """End the input; returns the remaining frames. A second call returns none."""
         return _bounded_list(self.last_frames())
 
     def close(self) -> None:
-        """Idempotent."""
+        """Release the decoder's thread and buffers. Idempotent."""
         self._ended = True
         if self._container is not None:
             self._container.close()
@@ -116,7 +131,7 @@ class VideoDecoder:
         self.close()
 
     def last_frames(self) -> Iterator[VideoFrame]:
-        """``flush``, one by one."""
+        """Yield what ``flush`` returns, in bounded memory."""
         if self._ended:
             return
         try:
@@ -144,7 +159,10 @@ class VideoDecoder:
         yield from self._container.decode(data, self._start_ms)
 
     def _admitted(self, frames: Iterator[VideoFrame]) -> Iterator[VideoFrame]:
-        """Thins stills too (a container's frames are thinned before their pixels are made), and counts."""
+        """Count frames, and drop those of still images that exceed the frame rate.
+
+        The frames of a container are dropped before their pixels are converted.
+        """
         try:
             for frame in frames:
                 if self._container is None and frame.timestamp_ms < self._next_due_ms:
@@ -162,13 +180,13 @@ class VideoDecoder:
 
 
 class _Container:
-    """Times of its frames count from 0; ``start_ms`` is added."""
+    """Decodes one container. Its frames' times start at 0; ``start_ms`` is added."""
 
     def __init__(self, name: str, limits: VideoLimits, max_buffered_bytes: int, room: Room) -> None:
         self._name = name
         self._file = BufferedFile(max_buffered_bytes, room)
         self._room = room
-        #: Only mp4 can have its index at the end, and only mp4 must be looked at before it is read.
+        #: Only MP4 may have its index at the end, so only MP4 is examined before the demuxer gets it.
         self._boxes = Mp4Boxes()
         self._order = Mp4Order.UNKNOWN if name == "mp4" else Mp4Order.STREAM
         self._limits = limits
@@ -220,7 +238,7 @@ def _bounded_list(frames: Iterator[VideoFrame]) -> list[VideoFrame]:
 
 
 def _container_name(head: bytes) -> str:
-    """libav's name, by the first bytes."""
+    """Return libav's name of the container by its signature. Raises UnsupportedFormat."""
     if head.startswith(b"\x1a\x45\xdf\xa3"):
         return "matroska"
     if head[4:8] in _MP4_BOXES:
@@ -231,9 +249,12 @@ def _container_name(head: bytes) -> str:
 
 
 def _frames(name: str, limits: VideoLimits, room: Room, source: ByteSource) -> Iterator[VideoFrame]:
-    """Each frame's pixels stay counted in ``room``, the codec's own pictures as long as it lives."""
+    """Demux and decode ``source``.
+
+    The pixels of each frame remain accounted for in ``room``, the codec's own frames until the iterator ends.
+    """
     tally = PacketTally("video")
-    # MPEG-TS names its streams while they run; everything else does in its header.
+    # Unlike the other containers, MPEG-TS has no header that lists its streams, so libav has to probe some input.
     options = {"probesize": "65536"} if name == "mpegts" else STREAMING_OPTIONS
     next_due_ms = -math.inf
     codec = Holding(room)
@@ -247,10 +268,10 @@ def _frames(name: str, limits: VideoLimits, room: Room, source: ByteSource) -> I
                 raise UnsupportedFormat("the video has a codec that is not known")
             _check_size(context.width, context.height, limits.max_pixels)
             codec.hold(context.width * context.height * _CODEC_BYTES)
-            # The size may turn out, or change, only later: then libav refuses before it allocates. It counts
-            # macroblocks and margins, therefore the slack; each frame is looked at again.
+            # The frame size may change later, and libav then checks it before it allocates. It includes macroblocks
+            # and padding, hence the slack; ``_pixels`` checks the exact size of each frame.
             context.options = {"max_pixels": str(2 * limits.max_pixels + _MARGIN_PIXELS)}
-            # One thread a video: many are decoded at the same time.
+            # One thread per video, since many are decoded concurrently.
             context.thread_count = 1
             for packet in container.demux(stream):
                 try:
@@ -269,7 +290,7 @@ def _frames(name: str, limits: VideoLimits, room: Room, source: ByteSource) -> I
     except av.error.MemoryError as error:
         raise UnsupportedFormat(f"the video has frames of far more than {limits.max_pixels} pixels") from error
     except (av.error.FFmpegError, ValueError, LookupError) as error:
-        # PyAV itself stumbles over what damaged headers promise.
+        # PyAV raises ValueError and LookupError for some damaged headers.
         raise UnsupportedFormat("the video cannot be decoded") from error
     tally.check_at_end()
 
@@ -283,10 +304,10 @@ def _timestamp_ms(frame: av.VideoFrame, start_time: int | None) -> int:
 def _pixels(frame: av.VideoFrame, max_pixels: int, room: Room) -> Pixels:
     _check_size(frame.width, frame.height, max_pixels)
     size = 3 * frame.width * frame.height
-    # The pixels, and those of the same frame that they are copied from.
+    # Once for the pixels returned, once for the intermediate copy that rotation may need.
     with counted(room, size), counted(room, size, keep=True):
         pixels: Any = frame.to_ndarray(format="rgb24")
-        # Telephones store the picture as the sensor saw it and tell by how much it is to be turned.
+        # Phones store frames in the sensor's orientation, with the rotation as metadata.
         quarter_turns = round(frame.rotation / 90) % 4
         return np.ascontiguousarray(np.rot90(pixels, quarter_turns)) if quarter_turns else pixels
 

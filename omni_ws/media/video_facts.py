@@ -1,4 +1,4 @@
-"""What can be said about a video without a model."""
+"""Describes a video without a model: duration, dominant colour, motion."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from omni_ws.media.colour import dominant_colour
 from omni_ws.media.image import thumbnail_of
 from omni_ws.media.video import VideoFrame
 
+#: Frames are compared as thumbnails of this width and height.
 _SIDE = 64
-#: Mean absolute difference of successive frames, of 255. Sensor noise and coding stay below the first.
+#: Thresholds on the mean absolute difference of successive frames (of 255). Sensor noise and compression artefacts stay
+#: below the first.
 _SOME_MOTION = 2.0
 _MUCH_MOTION = 12.0
 
 
 class Motion(StrEnum):
+    """How much the picture moves."""
+
     STILL = "still"
     SOME = "some motion"
     MUCH = "much motion"
@@ -27,7 +31,10 @@ class Motion(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class VideoFacts:
-    """``duration_ms`` from the first frame's time to the last one's; the colour is that of the mean frame."""
+    """What can be said of a video without a model.
+
+    ``duration_ms`` is the time from the first frame to the last; ``dominant_colour`` is that of the average frame.
+    """
 
     frame_count: int
     duration_ms: int
@@ -36,7 +43,7 @@ class VideoFacts:
 
 
 class VideoObserver:
-    """Looks at every frame once and keeps none. Frames may differ in size."""
+    """Accumulates the description frame by frame, without keeping frames. Frames may differ in size."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -47,6 +54,7 @@ class VideoObserver:
         self._difference_sum = 0.0
 
     def add(self, frame: VideoFrame) -> None:
+        """Add the next frame."""
         picture = _square(thumbnail_of(frame.pixels, _SIDE))
         if self._previous is None:
             self._first_ms = frame.timestamp_ms
@@ -58,7 +66,7 @@ class VideoObserver:
         self._count += 1
 
     def facts(self) -> VideoFacts | None:
-        """None before the first frame."""
+        """Return the description so far; None before the first frame."""
         if self._count == 0:
             return None
         mean_difference = self._difference_sum / max(self._count - 1, 1)
@@ -72,6 +80,7 @@ class VideoObserver:
 
 
 def describe_video(frames: Iterable[VideoFrame]) -> VideoFacts | None:
+    """Return the description of a whole video; None for one without frames."""
     observer = VideoObserver()
     for frame in frames:
         observer.add(frame)
@@ -79,7 +88,7 @@ def describe_video(frames: Iterable[VideoFrame]) -> VideoFacts | None:
 
 
 def _square(thumbnail: NDArray[np.float32]) -> NDArray[np.float32]:
-    """A thumbnail of a picture smaller than the side, stretched to it, so that all can be compared."""
+    """Stretch a smaller thumbnail to the full size, so that frames of any size can be compared."""
     rows = np.arange(_SIDE) * thumbnail.shape[0] // _SIDE
     columns = np.arange(_SIDE) * thumbnail.shape[1] // _SIDE
     square: NDArray[np.float32] = thumbnail[rows][:, columns]
