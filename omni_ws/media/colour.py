@@ -31,7 +31,10 @@ _BROWN_BELOW = 0.65
 
 
 def dominant_colour(pixels: NDArray[Any]) -> str:
-    """Return the colour name of the largest number of pixels. ``pixels`` has the shape (…, 3) and values from 0 to 255."""
+    """Return the colour name that applies to most pixels.
+
+    ``pixels`` has the shape (…, 3) and values from 0 to 255.
+    """
     counts = np.bincount(_named(pixels.reshape(-1, 3)), minlength=len(COLOUR_NAMES))
     return COLOUR_NAMES[int(counts.argmax())]
 

@@ -70,7 +70,10 @@ class ImageFacts:
 
 
 def decoding_bytes(data: bytes, *, max_pixels: int = MAX_IMAGE_PIXELS) -> int:
-    """Return the peak memory, in bytes, of decoding an image; reads only its header. Raises as ``decode_image`` does."""
+    """Return the peak memory of decoding an image, in bytes.
+
+    Reads only the header. Raises as ``decode_image`` does.
+    """
     with _opened(data, max_pixels) as image:
         count = image.width * image.height
         return count * (_source_bytes(image) + 3) + min(count, _STRIP_PIXELS) * _STRIP_BYTES
