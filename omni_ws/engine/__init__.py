@@ -1,1 +1,5 @@
-"""Engines: what turns input into output. Third-party models are imported lazily, inside their own folder only."""
+"""Engines and what they share.
+
+``base`` is the contract of an engine. ``channel`` and ``pipeline`` connect its stages, ``decoding`` converts its input,
+``clauses`` splits its text for synthesis; ``embedded``, ``remote`` and ``vllm`` are the engines.
+"""

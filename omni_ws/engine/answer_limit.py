@@ -1,4 +1,4 @@
-"""``max_tokens`` and ``stop`` for engines that write their answers without a tokenizer."""
+"""AnswerLimit: applies ``max_tokens`` and ``stop`` for engines without a tokenizer, which count words as tokens."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from typing import Any, Final
 from omni_ws.core.chunks import FinishReason
 
 _WORDS: Final = re.compile(r"\S+")
-#: Space behind the last word that there may be; what is longer is cut.
+#: The limit on white space held back after the last word, in characters; the rest is dropped.
 MAX_HELD_SPACE: Final = 4096
 
 
 def count_words(text: str) -> int:
-    """Whitespace-separated words: what engines without tokens report as usage."""
+    """Return the number of whitespace-separated words, the usage that engines without tokens report."""
     return len(text.split())
 
 
 class WordCounter:
-    """Counts whitespace-separated words in a text that comes in pieces, wherever those are cut."""
+    """Counts the words of a text that arrives in pieces, which may be cut within words."""
 
     def __init__(self) -> None:
         self.words = 0
         self._inside_word = False
 
     def feed(self, text: str) -> None:
+        """Count the next piece."""
         if text:
             continues = self._inside_word and not text[0].isspace()
             self.words += count_words(text) - continues
@@ -33,11 +34,13 @@ class WordCounter:
 
 
 class AnswerLimit:
-    """Passes an answer on, piece by piece, up to its limit.
+    """Cuts an answer, which is fed in pieces, at ``max_tokens`` or at a stop string.
 
-    ``max_tokens`` counts whitespace-separated words. A stop string is not passed on, wherever the pieces are cut:
-    what might be the beginning of one is held back until the next piece decides, and so is the space behind the last
-    word that there may be.
+    ``max_tokens`` counts whitespace-separated words. Stop strings are removed, even when they span pieces: text that
+    may be the beginning of one is held back until the next piece decides. White space after the last word allowed is
+    held back too, because it is only part of the answer if that ends there by itself.
+
+    ``sampling`` are the parameters of the request, of which ``max_tokens`` and ``stop`` are used.
     """
 
     def __init__(self, sampling: Mapping[str, Any]) -> None:
@@ -47,16 +50,16 @@ class AnswerLimit:
         self._held = ""
         self._space = ""
         self._inside_word = False
-        #: Set once nothing more may be passed on.
+        #: Why the answer was cut off; None while it is within its limits.
         self.reached: FinishReason | None = None
 
     def feed(self, text: str) -> str:
-        """What may be passed on now."""
+        """Return the text that may be sent now."""
         if self.reached is not None:
             return ""
         text = self._held + text
         self._held = ""
-        # The stop string that is complete first counts: the pieces that follow could not undo it.
+        # The stop string that is completed first wins, so that the result does not depend on the pieces.
         found = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         if found:
             passed = self._within_length(text[: min(found)[1]])
@@ -70,7 +73,7 @@ class AnswerLimit:
         return self._within_length(text)
 
     def finish(self) -> str:
-        """The end of the answer: what was held back was no stop string."""
+        """End the answer; returns the text that was held back."""
         if self.reached is not None:
             return ""
         held, self._held = self._held, ""
@@ -78,6 +81,7 @@ class AnswerLimit:
         return passed if self.reached is not None else passed + self._space
 
     def _within_length(self, text: str) -> str:
+        """Return as much of ``text`` as the limit on words allows."""
         if self._words_left is None or not text:
             return text
         position = 0
@@ -96,7 +100,7 @@ class AnswerLimit:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of ``text`` that begins ``stop``, which is not whole in it."""
+    """Return the length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
     start = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while start >= 0 and not stop.startswith(text[start:]):
         start = text.find(stop[0], start + 1)

@@ -1,4 +1,9 @@
-"""What an engine is: it says what it can do, and turns a request into a stream of outputs."""
+"""The contract between the server and its engines.
+
+An engine turns a GenerationRequest into a stream of EngineOutputs. ``Engine`` describes what the server expects of it
+and what it may rely on; ``EngineCapabilities`` what it can declare. The server refuses requests for anything
+undeclared, so an engine need not check for it.
+"""
 
 from __future__ import annotations
 
@@ -28,78 +33,85 @@ from omni_ws.engine.media_room import MediaRoom
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineCapabilities:
-    """What an engine can do. What is not declared here is refused by name before anything starts."""
+    """What an engine can do.
+
+    Requests for anything not declared here are refused by name before they reach the engine.
+    """
 
     input_modalities: frozenset[Modality]
     output_modalities: frozenset[OutputModality]
     tasks: frozenset[Task]
-    #: Whether chunks that come after the start join the request.
+    #: Whether input that arrives after the start is used (``InputMode.EXTEND``).
     extend: bool
-    #: Names of the steps that an answer takes, in their order; empty: it is one, named as the engine is.
+    #: The names of the engine's stages, in order; empty for a single stage named like the engine.
     stages: tuple[str, ...] = ()
-    #: Voice names, the default first; empty where the engine does not speak.
+    #: The names of the voices, the default first; empty if the engine does not speak.
     voices: tuple[str, ...] = ()
-    #: Sampling parameters that change the answer.
+    #: The sampling parameters that affect the answer.
     sampling: frozenset[str] = frozenset()
-    #: Sampling parameters that are accepted and change nothing, because the engine is deterministic.
+    #: The sampling parameters that are accepted without effect, because the engine is deterministic.
     sampling_no_ops: frozenset[str] = frozenset()
-    #: ``stage.parameter`` names that ``stage_params`` and ``stage_sampling`` may set.
+    #: The ``stage.parameter`` names that ``stage_params`` and ``stage_sampling`` may set.
     stage_params: frozenset[str] = frozenset()
     stage_sampling: frozenset[str] = frozenset()
+    #: Function calling.
     tools: bool = False
+    #: Log-probabilities of the tokens of text.
     logprobs: bool = False
+    #: Answers constrained to JSON, see StructuredOutput.
     structured_output: bool = False
-    #: Several answers to one request.
+    #: Several answers to one request (OpenAI's ``n``).
     choices: bool = False
-    #: Whether ``AnswerOptions.priority`` changes the order of work.
+    #: Whether ``AnswerOptions.priority`` affects scheduling.
     priority: bool = False
-    #: Prompts that are taken as they stand, without a chat template.
+    #: Prompts that bypass the chat template.
     raw_prompts: bool = False
-    #: Raw prompts of token ids.
+    #: Raw prompts given as token IDs.
     token_prompts: bool = False
-    #: Answers to raw prompts that begin with the prompt.
+    #: Answers that begin with the raw prompt.
     echo: bool = False
-    #: Whose message the input may be: see ``AnswerOptions.input_role``.
+    #: The roles that the input's message may have, see ``AnswerOptions.input_role``.
     input_roles: frozenset[str] = frozenset({"user"})
-    #: Why chat is refused where it is a task for prompts as they stand alone; empty where it is not refused.
+    #: Why the engine accepts raw prompts only (its model lacks a chat template); empty if it accepts chats.
     chat_refusal: str = ""
+    #: Whether the engine implements ``tokens.HasTokens``.
     token_sessions: bool = False
-    #: Names of ``AnswerOptions.media_limits`` that are kept to.
+    #: The names of ``AnswerOptions.media_limits`` that have an effect.
     media_limits: frozenset[str] = frozenset()
-    #: Languages of speech that it can be told to listen for (RFC 5646, primary subtags).
+    #: The languages that speech recognition can be set to (primary subtags of RFC 5646).
     languages: frozenset[str] = frozenset()
-    #: Whether its transcripts have the times of their words.
+    #: Whether transcripts contain the times of words.
     word_times: bool = False
-    #: Whether messages of the history may have ``speech``.
+    #: Whether messages of the history may contain ``speech``.
     speech_in_history: bool = False
 
     @property
     def transcripts(self) -> bool:
-        """Whether a request with speech gets a settled transcript of it. Where there is none, there were no words."""
+        """Whether speech input is transcribed. The transcript is then complete: without one, nothing was said."""
         return OutputModality.TRANSCRIPT in self.output_modalities
 
 
-#: Stands in the history for speech whose words are not known where the speech itself cannot.
+#: The text in the history for speech that has no transcript and cannot be passed on as audio either.
 WORDS_UNKNOWN: Final = "[spoken; the words are not known]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Speech:
-    """What a user said in an earlier turn: audio chunks as they came. Two are the same where they are one object."""
+    """Audio of an earlier user message, as the chunks that the client sent. Compared by identity."""
 
     chunks: tuple[InputChunk, ...]
-    #: Of chunks whose own ``format`` is None.
+    #: The format of chunks whose own ``format`` is None.
     format: AudioFormat
-    #: The length that it is counted with; of compressed audio perhaps a nominal one.
+    #: The duration; for compressed audio possibly an estimate.
     audio_ms: float
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """An earlier turn of the conversation. ``role`` is ``system``, ``user``, ``assistant`` or ``tool``.
+    """An earlier message of the conversation; ``role`` is ``system``, ``user``, ``assistant`` or ``tool``.
 
-    An assistant's message may hold the calls that it made, a tool's says which call it answers. A user's may have
-    ``speech`` behind its text, where its words are not known and the capabilities allow it.
+    ``tool_calls`` are those of an assistant message, ``tool_call_id`` is the call that a tool message answers. A user
+    message has ``speech``, after its text, if that has no transcript and the capabilities allow it.
     """
 
     role: str
@@ -111,48 +123,52 @@ class Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutput:
-    """The form of an answer: JSON of this JSON Schema, or any JSON object where ``schema`` is None."""
+    """A constraint on the answer: JSON that matches ``schema`` (JSON Schema), or any JSON object when that is None."""
 
     schema: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerOptions:
-    """What few requests ask for, and few engines can do: see the capabilities of the same names."""
+    """Options that few requests use and few engines support; see the capabilities of the same names."""
 
-    #: How many of the likeliest tokens to name beside each sampled one; None = no log-probabilities at all.
+    #: How many of the most probable tokens to report besides each sampled one; None reports no log-probabilities.
     logprobs: int | None = None
     structure: StructuredOutput | None = None
-    #: How many answers are wanted.
+    #: The number of answers.
     choices: int = 1
-    #: Smaller numbers are worked on first.
+    #: Requests with a lower number are scheduled first.
     priority: int = 0
-    #: Whether the input is the prompt as it stands.
+    #: Whether the input is the whole prompt, to which no chat template applies.
     raw_prompt: bool = False
-    #: Whether the text of a raw prompt is a JSON list of token ids.
+    #: Whether the text of the raw prompt is a JSON array of token IDs.
     token_prompt: bool = False
-    #: Whether the answer to a raw prompt begins with the prompt, with log-probabilities where they are asked for.
+    #: Whether the answer begins with the raw prompt, including its log-probabilities if requested.
     echo: bool = False
-    #: Whether nothing follows that.
+    #: Whether the answer consists of the raw prompt alone.
     only_echo: bool = False
-    #: Whose message the input is: ``user``, ``system``, or ``assistant``, whose message the answer then goes on with.
+    #: The role of the input's message: ``user``, ``system``, or ``assistant``, which the answer then continues.
     input_role: str = "user"
-    #: Whether an answer may hold more than one tool call.
+    #: Whether the answer may contain more than one tool call.
     parallel_tool_calls: bool = True
-    #: How large, and how dense in time, images and videos are to be: names of ``omni_ws.media.limits.MediaLimits``.
+    #: Limits on images and video, by the field names of ``omni_ws.media.limits.MediaLimits``.
     media_limits: Mapping[str, float] = field(default_factory=dict)
 
 
 class InputSource(Protocol):
-    """The chunks of one request in order; ends when the input ends. Iterate it once."""
+    """The chunks of one request, in order, up to the end of its input. It can be iterated once.
+
+    Each chunk taken allows the client to send more, so an engine takes a chunk when it can process it.
+    """
 
     def __aiter__(self) -> AsyncIterator[InputChunk]: ...
 
 
 class UsageMeter:
-    """Tells what a request has used so far, where it is cut short before its Finished.
+    """Reports the usage of a request that is cut off before its Finished.
 
-    An engine that counts tokens sets ``read``, which returns None while there are none to count.
+    An engine that counts tokens replaces ``read`` by a function that returns the usage so far, or None while there is
+    none. The function is called on the event loop, possibly after the request was aborted.
     """
 
     __slots__ = ("read",)
@@ -163,11 +179,11 @@ class UsageMeter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One request as the engine sees it.
+    """One request, as the engine gets it.
 
-    ``input`` yields what was there when the start policy fired and, under ``extend``, every later chunk. Text in it is
-    UTF-8, and no character is spread over two chunks.
-    ``input_audio`` is the format of audio chunks whose own ``format`` is None.
+    ``input`` yields the input buffered at the start and, under ``InputMode.EXTEND``, all later chunks as they arrive;
+    it ends with the input. Text in it is valid UTF-8 with whole characters in each chunk. ``input_audio`` is the format
+    of audio chunks whose own ``format`` is None. ``engine.decoding.decode_input`` decodes it all.
     """
 
     request_id: str
@@ -175,28 +191,33 @@ class GenerationRequest:
     input: InputSource
     input_mode: InputMode
     input_audio: AudioFormat
-    #: Subset of {"text", "audio"}: what the client wants back.
+    #: The modalities of the answer: TEXT, AUDIO or both.
     modalities: frozenset[OutputModality]
     voice: str | None = None
     instructions: str = ""
     history: tuple[Message, ...] = ()
+    #: The sampling parameters that the client set, by their names in ``session_config``; defaults are the engine's.
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    #: Sampling parameters of single stages, and further parameters, by the names of the stages.
     stage_sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stage_params: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    #: As in a chat body of OpenAI: ``{"type": "function", "function": {…}}`` each.
+    #: In OpenAI's form: ``{"type": "function", "function": {…}}``.
     tools: tuple[Mapping[str, Any], ...] = ()
     tool_choice: str | Mapping[str, Any] | None = None
     options: AnswerOptions = AnswerOptions()
-    #: The name of the API key that asks; what is cached for one is not shared with another.
+    #: The name of the client's API key. Caches must not be shared between owners, lest timing reveal their prompts.
     owner: str | None = None
     meter: UsageMeter = field(default_factory=UsageMeter)
-    #: Where what is decoded of the input is counted.
+    #: The budget in which decoded input is reserved.
     media_room: MediaRoom = field(default_factory=MediaRoom)
 
 
 @dataclass(frozen=True, slots=True)
 class TextOutput:
-    """``logprobs`` are those of the tokens in ``text``; ``choice`` says which of several answers it belongs to."""
+    """A piece of the answer's text, which extends the pieces before it.
+
+    ``logprobs`` are those of the tokens in ``text``; ``choice`` is the index of the answer, if there are several.
+    """
 
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -205,15 +226,18 @@ class TextOutput:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallOutput:
+    """A piece of a tool call, see ToolCallFragment."""
+
     call: ToolCallFragment
     choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TranscriptOutput:
-    """What was heard. An interim replaces the interim before it; texts that are not interim append.
+    """Recognised speech of the input; ``start_ms`` is its position in the input audio, in milliseconds.
 
-    ``start_ms`` is the place in the input audio.
+    An interim transcript is a preliminary form of the next segment, and replaced by the next transcript. The others are
+    settled: each is a segment, and together they form the transcript.
     """
 
     text: str
@@ -224,7 +248,10 @@ class TranscriptOutput:
 
 @dataclass(frozen=True, slots=True)
 class AudioOutput:
-    """Speech at ``sample_rate`` Hz, continuing the response's audio; words are placed on its time line."""
+    """Speech that continues the answer's audio: mono float32 at ``sample_rate`` Hz, the same rate throughout an answer.
+
+    The times of ``words`` count from the start of the answer's audio, not of this piece.
+    """
 
     samples: Samples
     sample_rate: int
@@ -233,7 +260,11 @@ class AudioOutput:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last output of a request that ended by itself. ``reasons`` are those of each of several answers."""
+    """The last output of an answer.
+
+    ``reason`` is STOP, LENGTH or TOOL_CALLS; ``reasons`` has one for each of several answers. CANCELLED and ERROR are
+    for the server to report.
+    """
 
     reason: FinishReason
     usage: Usage
@@ -244,64 +275,91 @@ EngineOutput: TypeAlias = TextOutput | ToolCallOutput | TranscriptOutput | Audio
 
 
 class EngineState(StrEnum):
+    """Whether an engine can take requests.
+
+    The server refuses them as temporarily overloaded in STARTING, and as failed, fatally for the session, in UNHEALTHY.
+    An engine that restarts its processes returns from UNHEALTHY to OK by itself.
+    """
+
     STARTING = "starting"
     OK = "ok"
     UNHEALTHY = "unhealthy"
 
 
 class Engine(Protocol):
-    """The life of an engine is ``start`` … ``generate`` (many at a time) … ``stop``."""
+    """An engine: ``start``, then any number of concurrent ``generate``, then ``stop``.
 
+    Threads. All methods are called on the event loop, which also serves the connections: an engine must not block it
+    for more than a few milliseconds. Blocking work belongs into threads or processes that the engine owns;
+    ``engine.threads`` runs calls in threads such that a cancellation waits for them.
+
+    Backpressure. Outputs are pulled: while the client does not read, the server does not resume the generator. Between
+    ``yield`` and ``yield`` an engine may work ahead, within a bound (see ``Channel``). Input is pulled too: see
+    InputSource.
+
+    Cancellation. The server aborts a request by closing the generator or cancelling the task that iterates it, at any
+    time, also while it waits for input. The engine stops the work and releases what the request holds in a ``finally``
+    block, before the generator ends; the server waits for that, so it has to be quick. It never cancels twice.
+
+    Errors. A request fails by raising an OmniError: InvalidValue for parameters, UnsupportedFormat for input that
+    cannot be decoded, EngineOverloaded (with ``retry_after_ms``) without capacity, EngineFailed when the engine breaks.
+    Any other exception is a bug: it is logged, and the client gets an EngineFailed without details. A failure ends the
+    session, too, if ``state`` is no longer OK.
+    """
+
+    #: The name of the kind of engine, for logs, metrics and health reports.
     name: str
-    #: The model name that the server announces.
+    #: The name of the model, as clients see it. May be set by ``start``.
     model: str
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """Fixed once ``start`` has returned."""
+        """What the engine can do. Final once ``start`` has returned."""
         ...
 
     @property
-    def state(self) -> EngineState: ...
+    def state(self) -> EngineState:
+        """The current state. It may turn UNHEALTHY at any time."""
+        ...
 
     @property
     def active_requests(self) -> int:
-        """Requests that hold a slot, a worker or a stream of this engine right now."""
+        """The number of requests that hold resources of the engine, such as a slot, a worker or a stream."""
         ...
 
     def describe(self) -> tuple[str, ...]:
-        """Lines for the person who starts the server: what it found, and what it lacks."""
+        """Return lines for the operator, printed after ``start``: what the engine found, and what is missing."""
         ...
 
     async def start(self) -> None:
-        """Load, warm up; returns when the engine can work. Raises EngineFailed when it cannot."""
+        """Load models and warm up; returns when requests can be served. Raises EngineFailed when that is impossible."""
         ...
 
     async def stop(self) -> None:
-        """Release everything. Idempotent."""
+        """Release everything. Idempotent; also called after a failed ``start``."""
         ...
 
     def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-        """An async generator that yields outputs and ends with one Finished.
+        """Answer a request: an async generator that yields outputs in order and ends with one Finished.
 
-        Closing it (``aclose``) or cancelling the task that iterates it aborts the request; there is no other way.
-        Raises EngineOverloaded when there is no capacity, EngineFailed when the engine breaks, UnsupportedFormat
-        for input that cannot be decoded.
+        It may yield before the input has ended. Outputs of a modality that was not requested are ignored.
         """
         ...
 
 
 @runtime_checkable
 class TraceableEngine(Protocol):
-    """An engine that can write down the operations of its models, with torch's profiler, in all its processes."""
+    """An engine that can record the operations of its models with torch's profiler, in all its processes."""
 
     @property
     def can_trace(self) -> bool:
-        """Whether this one was started with what a trace needs."""
+        """Whether the engine was started with tracing enabled."""
         ...
 
-    async def start_trace(self, template: Path) -> None: ...
+    async def start_trace(self, template: Path) -> None:
+        """Start recording. ``template`` is the beginning of the paths of the files to write."""
+        ...
 
     async def stop_trace(self) -> tuple[Path, ...]:
-        """The files that were written; the name of each begins with the template."""
+        """Stop recording and return the files."""
         ...

@@ -1,4 +1,4 @@
-"""A bounded queue between two tasks, measured in bytes, characters or milliseconds, never in items."""
+"""Channel: a bounded queue between two tasks, whose capacity is in bytes, characters or milliseconds, not items."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ T = TypeVar("T")
 
 
 class ChannelClosed(Exception):
-    """Something was put into a channel that had been closed."""
+    """Raised by ``put`` and ``put_nowait`` on a closed channel: the reader has gone, or the writer has ended it."""
 
 
 class Channel(Generic[T]):
-    """One writer, one reader.
+    """A queue with backpressure for one writer and one reader, both on the same event loop.
 
-    ``cost`` measures an item in the unit of ``capacity``. ``put`` waits while the channel is full; an item larger
-    than the whole capacity goes through alone. ``put_nowait`` is for writers that cannot wait (a socket callback):
-    it never refuses, and the writer looks at ``full`` to stop its own source. ``on_take`` hears the cost of each
-    item that the reader took, which is how the bytes that the engine has not taken over are counted.
+    ``cost`` measures an item in the unit of ``capacity``. ``put`` waits while the channel is full; an item that costs
+    more than the capacity is accepted once the channel is empty. ``put_nowait`` is for writers that cannot wait, such
+    as socket callbacks: it always accepts, and the writer pauses its own source while ``full``.
+
+    The reader iterates over the channel. ``on_take`` is called with the cost of each item taken, and of all items
+    discarded: the owner accounts for input by it.
+
+    The writer ends the channel with ``close`` or ``fail``, the reader with ``discard``. Cancelling a task that waits in
+    ``put`` or in the iteration leaves the channel as it was.
     """
 
     def __init__(
@@ -38,14 +43,16 @@ class Channel(Generic[T]):
 
     @property
     def full(self) -> bool:
+        """Whether the queued items cost the capacity or more."""
         return self.queued >= self.capacity
 
     @property
     def closed(self) -> bool:
+        """Whether further items are refused."""
         return self._closed
 
     def put_nowait(self, item: T) -> None:
-        """Raises ChannelClosed after ``close`` or ``fail``."""
+        """Queue ``item`` even if the channel is full. Raises ChannelClosed."""
         if self._closed:
             raise ChannelClosed
         self._items.append(item)
@@ -53,25 +60,28 @@ class Channel(Generic[T]):
         self._wake(self._reader)
 
     async def put(self, item: T) -> None:
-        """Waits until there is room; raises ChannelClosed if the channel is closed meanwhile."""
+        """Queue ``item`` once there is room for it. Raises ChannelClosed, also when the channel is closed meanwhile."""
         while self._items and self.queued + self._cost(item) > self.capacity and not self._closed:
             self._writer = asyncio.get_running_loop().create_future()
             await self._writer
         self.put_nowait(item)
 
     def close(self) -> None:
-        """The reader gets what is queued, then the end. Idempotent."""
+        """End the channel: the reader gets the queued items, then the end of the iteration. Idempotent."""
         self._closed = True
         self._wake(self._reader)
         self._wake(self._writer)
 
     def fail(self, error: BaseException) -> None:
-        """The reader gets what is queued, then ``error``."""
+        """End the channel with an error: the reader gets the queued items, then ``error`` is raised."""
         self._error = error
         self.close()
 
     def discard(self) -> None:
-        """The reader is gone: what is queued is dropped and counted as taken; later items are refused."""
+        """End the channel from the reader's side.
+
+        Queued items are dropped and counted as taken; further ones are refused.
+        """
         self._items.clear()
         queued, self.queued = self.queued, 0
         if queued and self._on_take is not None:
@@ -79,7 +89,7 @@ class Channel(Generic[T]):
         self.close()
 
     def take_nowait(self) -> T | None:
-        """The next item, or None if there is none at the moment."""
+        """Remove and return the next item, or None if there is none."""
         if not self._items:
             return None
         item = self._items.popleft()
@@ -90,7 +100,7 @@ class Channel(Generic[T]):
         self._wake(self._writer)
         return item
 
-    # Its own iterator: a generator that is left in the middle would be closed by a task that nobody owns.
+    # The channel is its own iterator: the event loop would close an abandoned async generator in a task without owner.
 
     def __aiter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""Text that arrives in pieces, cut into clauses that can be spoken while the rest still comes."""
+"""Splits text that arrives in pieces into clauses, which are synthesised while the rest is still being generated."""
 
 from __future__ import annotations
 
@@ -8,29 +8,31 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Final
 
-from omni_ws.engine.text_pieces import InTurns
+from omni_ws.engine.text_pieces import CooperativePieces
 
-#: Text that seems to be a whole sentence is spoken when no more has come for so many seconds.
+#: How long, in seconds, text that looks like a complete sentence waits for more.
 SENTENCE_GRACE = 0.15
 
-#: A clause this long may also end at a comma, colon or semicolon.
+#: From this length on, in characters, a clause may also end at a comma, colon, semicolon or dash.
 COMMA_AFTER = 60
 
-#: No clause is longer, in characters: about 20 s of speech, which bounds what is held for one.
+#: The maximum length of a clause, in characters: about 20 s of speech, which bounds the memory for its audio.
 MAX_CLAUSE = 300
 
+#: Words whose full stop does not end a sentence, in lower case.
 _ABBREVIATIONS: Final = frozenset(
     (
         *("mr", "mrs", "ms", "dr", "prof", "rev", "hon", "gen", "col", "capt", "sgt", "lt"),
         *("st", "mt", "jr", "sr", "ph.d", "inc", "ltd", "co", "corp", "dept", "vs", "etc", "approx"),
     )
 )
-#: Abbreviations only in front of a number: "No. 5" is one, "No. I did not." are two sentences.
+#: Abbreviations only before a number: "No. 5" has one, "No. I did not." is two sentences.
 _BEFORE_NUMBERS: Final = frozenset(("no", "vol", "fig", "pp", "ch", "sec", "eq"))
 _INITIALS: Final = re.compile(r"(?:[a-z]\.)+[a-z]")
 _NUMBERING: Final = re.compile(r"\d{1,3}")
 
-#: Where a clause may end: at marks with quotes behind them and then white space, or at those that need neither.
+#: Where a clause may end. The marks of the first two groups have to be followed by closing quotes or brackets, if
+#: any, and white space; those of the others need no white space.
 _MARK: Final = re.compile(
     r"(?P<sentence>[.!?…])|(?P<clause>[,;:—–])|(?P<sentence_end>[。！？\n])|(?P<clause_end>[，、；：])"
 )
@@ -43,28 +45,32 @@ _SENTENCE_ENDS: Final = ("。", "！", "？")
 
 
 class ClauseSplitter:
-    """Cuts only where more text cannot change the cut; ``rest`` says what to do when no more text comes for a while.
+    """Splits text into clauses, at positions that further text cannot change.
 
-    The first clause may have limits of its own, in characters, so that speech begins early: it may end at a comma
-    after ``first_comma_after``, and where there is none it ends before the word that makes it longer than
-    ``first_longest``. How the text is cut into pieces changes nothing. No character is read more than a few times, and
-    no more is kept than the clause under way.
+    When no more text arrives for a while, ``looks_complete`` says whether to speak what there is, and ``rest`` returns
+    it.
+
+    To start speech early, the first clause may have limits of its own, in characters: from ``first_comma_after`` on it
+    may end at a comma, and without one it ends before the word that would exceed ``first_longest``.
+
+    The clauses do not depend on how the text is cut into pieces. Time is linear in the length of the text; memory is
+    limited to the clause in progress.
     """
 
     def __init__(self, *, first_comma_after: int = COMMA_AFTER, first_longest: int = MAX_CLAUSE) -> None:
-        #: The clause under way, as far as it has come and up to one character more than it may have.
+        #: The clause in progress; at most one character longer than a clause may be.
         self._waiting = ""
         self._comma_after = first_comma_after
         self._longest = first_longest
-        #: Up to where ``_waiting`` has been read.
+        #: The position up to which ``_waiting`` has been examined.
         self._read = 0
-        #: The marks that go on at ``_read``: where they begin, and of what kind they are.
+        #: A run of marks that may continue at ``_read``: its start and its kind.
         self._marks: tuple[int, str] | None = None
-        #: Where the clause ends unless a number follows: white space alone has come behind it.
+        #: The end of the clause unless a number follows; only white space has arrived after it.
         self._end_unless_number: int | None = None
 
     def feed(self, text: str) -> list[str]:
-        """The clauses that ``text`` completes, without the white space around them."""
+        """Return the clauses that ``text`` completes, stripped."""
         clauses: list[str] = []
         taken = 0
         while taken < len(text):
@@ -79,7 +85,7 @@ class ClauseSplitter:
 
     @property
     def looks_complete(self) -> bool:
-        """Whether what waits seems to be a whole sentence whose next word has not come yet."""
+        """Whether the text in progress looks like a whole sentence that is not yet followed by another word."""
         text = self._waiting.rstrip()
         if text.endswith(_SENTENCE_ENDS):
             return True
@@ -88,7 +94,7 @@ class ClauseSplitter:
         return end < len(text) and not _is_abbreviation(_word_before(text, end))
 
     def rest(self) -> str:
-        """What waits, complete or not; afterwards nothing waits."""
+        """Remove and return the text in progress."""
         waiting = self._waiting.strip()
         self._begin("")
         return waiting
@@ -99,7 +105,7 @@ class ClauseSplitter:
         self._marks = self._end_unless_number = None
 
     def _next_end(self) -> int | None:
-        """Length of the clause under way; None while more text could change it."""
+        """Return the length of the clause in progress; None while more text could change it."""
         while True:
             end = self._end_unless_number
             if end is None:
@@ -113,7 +119,7 @@ class ClauseSplitter:
                 self._end_unless_number = end
             self._read = _end_of(_SPACE, self._waiting, self._read)
             if self._read < len(self._waiting) and self._waiting[self._read].isdigit():
-                # The white space before the number may be a line's end.
+                # It was an abbreviation. The white space before the number may contain a newline, which ends a clause.
                 self._read, self._end_unless_number = end, None
             elif self._read < len(self._waiting) or self._read > self._longest:
                 return end
@@ -125,7 +131,7 @@ class ClauseSplitter:
         return space if space > 0 else self._longest
 
     def _may_end(self, marks: int, kind: str) -> bool:
-        """Whether marks that begin at ``marks`` are more than those of an abbreviation, a list or a short phrase."""
+        """Whether marks at ``marks`` end a clause, and do not belong to an abbreviation or a list number."""
         if kind.startswith("clause"):
             return marks >= self._comma_after
         if _NUMBERING.fullmatch(self._waiting, 0, marks):
@@ -133,7 +139,7 @@ class ClauseSplitter:
         return not _is_abbreviation(_word_before(self._waiting, marks))
 
     def _next_ending(self) -> tuple[int, int, str] | None:
-        """The next marks: where they and their quotes begin and end, and their kind. None where there are no more."""
+        """Return the start, the end (after closing quotes) and the kind of the next run of marks, or None."""
         text = self._waiting
         while True:
             if self._marks is None:
@@ -157,7 +163,7 @@ class ClauseSplitter:
 
 
 def _end_of(pattern: re.Pattern[str], text: str, position: int, limit: int = sys.maxsize) -> int:
-    """Where the match of ``pattern``, which may be empty, ends."""
+    """Return the end of the match of ``pattern`` at ``position``."""
     found = pattern.match(text, position, limit)
     return position if found is None else found.end()
 
@@ -165,9 +171,10 @@ def _end_of(pattern: re.Pattern[str], text: str, position: int, limit: int = sys
 async def clauses_as_they_come(
     source: AsyncIterator[str], splitter: ClauseSplitter, *, grace_sec: float = SENTENCE_GRACE
 ) -> AsyncGenerator[str, None]:
-    """The clauses of a text whose pieces ``source`` yields, the last one at its end. Close it when leaving early.
+    """Yield the clauses of a text whose pieces ``source`` yields; the last one at the end of ``source``.
 
-    What seems to be a whole sentence does not wait for the next word longer than ``grace_sec``.
+    Text that looks like a complete sentence is yielded when no more arrives for ``grace_sec`` seconds. A caller that
+    stops early has to close the generator.
     """
     reading: asyncio.Task[str | None] | None = None
     try:
@@ -181,7 +188,7 @@ async def clauses_as_they_come(
             text, reading = reading.result(), None
             if text is None:
                 break
-            async for piece in InTurns(text):
+            async for piece in CooperativePieces(text):
                 for clause in splitter.feed(piece):
                     yield clause
         if rest := splitter.rest():
@@ -197,9 +204,9 @@ async def _next(source: AsyncIterator[str]) -> str | None:
 
 
 async def clauses_of(text: str) -> AsyncGenerator[str, None]:
-    """The clauses of a whole text."""
+    """Yield the clauses of a complete text."""
     splitter = ClauseSplitter()
-    async for piece in InTurns(text):
+    async for piece in CooperativePieces(text):
         for clause in splitter.feed(piece):
             yield clause
     if rest := splitter.rest():
@@ -207,12 +214,12 @@ async def clauses_of(text: str) -> AsyncGenerator[str, None]:
 
 
 def is_speakable(clause: str) -> bool:
-    """Whether there is anything to say: a letter or a digit of any script."""
+    """Whether the clause contains a letter or digit of any script."""
     return any(character.isalnum() for character in clause)
 
 
 def _word_before(text: str, end: int) -> str:
-    """The word before the full stop at ``end``, in small letters; empty where something else ends the sentence."""
+    """Return the word before the full stop at ``end``, in lower case; "" for any other mark."""
     if text[end : end + 1] != ".":
         return ""
     before = text[max(0, end - 20) : end]
@@ -222,7 +229,7 @@ def _word_before(text: str, end: int) -> str:
 
 
 def _is_abbreviation(word: str) -> bool:
-    """Whether ``word`` is one that is written with a full stop."""
+    """Whether ``word`` is usually written with a full stop."""
     if word in _ABBREVIATIONS or _INITIALS.fullmatch(word):
         return True
     return len(word) == 1 and word.isalpha() and word not in ("i", "a")

@@ -1,4 +1,7 @@
-"""What decoding makes of an input: pieces of audio and text, images, frames of video."""
+"""The decoded forms of input: parts of audio, text, tool results, images and video.
+
+A *part* is a run of chunks of one modality and format; the decoded pieces of a part have the same number.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from omni_ws.media.video import VideoFrame
 
 @dataclass(frozen=True, slots=True)
 class AudioPart:
-    """Samples at the wanted rate. ``part`` numbers the parts of the input: a new number is a break in the audio."""
+    """Mono samples at the rate that the engine asked for. A new part number marks a discontinuity."""
 
     samples: Samples
     part: int
@@ -25,7 +28,7 @@ class AudioPart:
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """A piece of a text, of ``PIECE_CHARACTERS`` at most."""
+    """A piece of text of at most ``PIECE_CHARACTERS``."""
 
     text: str
     part: int
@@ -33,7 +36,7 @@ class TextPart:
 
 @dataclass(frozen=True, slots=True)
 class ToolResultPart:
-    """A piece of the result of a tool: ``call_id`` is the call that it answers. A result may be empty."""
+    """The result of the tool call ``call_id``, or a piece of it. A result may be empty."""
 
     text: str
     call_id: str
@@ -42,7 +45,7 @@ class ToolResultPart:
 
 @dataclass(frozen=True, slots=True)
 class ImagePart:
-    """``pixels`` is RGB, shape (height, width, 3), uint8."""
+    """An image as uint8 RGB of shape (height, width, 3)."""
 
     pixels: NDArray[np.uint8]
     part: int
@@ -50,7 +53,7 @@ class ImagePart:
 
 @dataclass(frozen=True, slots=True)
 class VideoPart:
-    """Frames of one video, as far as they could be decoded from what has come."""
+    """Consecutive frames of a video."""
 
     frames: tuple[VideoFrame, ...]
     part: int
@@ -60,11 +63,15 @@ DecodedPart: TypeAlias = AudioPart | TextPart | ToolResultPart | ImagePart | Vid
 
 
 def counted_size(part: DecodedPart) -> int:
-    """A text takes no more than its bytes did."""
+    """Return the bytes by which a part counts in the media room.
+
+    Text counts as 0: it is no larger than its bytes, which are accounted for as input.
+    """
     return 0 if isinstance(part, (TextPart, ToolResultPart)) else size_of(part)
 
 
 def size_of(part: DecodedPart) -> int:
+    """Return the memory of a part's content, in bytes."""
     match part:
         case AudioPart(samples=samples):
             return samples.nbytes
@@ -77,7 +84,7 @@ def size_of(part: DecodedPart) -> int:
 
 
 def joined(parts: list[DecodedPart], room: Room) -> list[DecodedPart]:
-    """The parts without the empty ones; neighbours that belong to one part are made one."""
+    """Merge adjacent pieces of the same part, and drop empty ones, except for tool results."""
     joined: list[DecodedPart] = []
     for (number, _), group in groupby(parts, key=lambda part: (part.part, type(part))):
         members = list(group)

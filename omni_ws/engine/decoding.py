@@ -1,7 +1,7 @@
-"""Input chunks become what models work on: samples, text, pixels. Shared by all engines.
+"""Decodes the input of a request: chunks to samples, text and pixels. Shared by all engines.
 
-Decoding runs in worker threads. Whatever chunks wait when a thread is free go there together, so that a stream of
-20 ms frames costs one hop for as many frames as have come, not one for each.
+Decoding runs in worker threads. A *hop* is one call in a thread; all chunks that wait when it starts are decoded in it,
+so that a stream of 20 ms frames under load does not cost a hop for each frame.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from omni_ws.core.quota import counted
 from omni_ws.engine.base import InputSource, Speech
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoded_parts import AudioPart, DecodedPart, VideoPart, counted_size, joined, size_of
-from omni_ws.engine.input_decoder import InputDecoder, Large
+from omni_ws.engine.input_decoder import InputDecoder, SlotRequest
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import OmniError
 from omni_ws.media.limits import MediaLimits
 from omni_ws.profiler import events
 
-#: Bytes that may wait here, taken from the source but not decoded yet.
+#: The limit on input that was read from the source but not decoded, in bytes.
 WAITING_BYTES = 256 * 1024
 
-#: A thread returns with what it has when it has decoded this much: neither a long file nor a decompression bomb is ever
-#: in memory as a whole, and no thread is held for long.
+#: A hop ends when it has decoded this many bytes: that bounds its duration, and the memory that a long file or a
+#: decompression bomb takes.
 HOP_BYTES = 4 * 1024 * 1024
 
-#: Speech of an earlier turn may be so many times as long as it was counted: Opus at 12 kbit/s takes a fifth of the
-#: nominal rate of compressed audio.
+#: How many times its estimated duration earlier speech may have: the nominal rate of compressed audio is 64 kbit/s, and
+#: Opus at 12 kbit/s lasts five times as long.
 LONGER_THAN_COUNTED = 6
 
-#: What a chunk costs to hold besides its payload.
+#: The estimated memory of a chunk besides its payload.
 CHUNK_OVERHEAD_BYTES = 128
 
+#: No limits: images and video keep their size.
 AS_IT_COMES = MediaLimits()
 
 
@@ -55,13 +56,17 @@ async def decode_input(
     share: MediaShare,
     limits: MediaLimits = AS_IT_COMES,
 ) -> AsyncGenerator[DecodedPart, None]:
-    """Yields the decoded parts in order; ``audio`` is the format of chunks that name none. Images and video keep to
-    ``limits``.
+    """Yield the decoded parts of an input, in order, as it arrives.
 
-    Audio comes as one channel at ``sample_rate`` Hz. What decoding takes is counted in ``share`` before it exists, a
-    part until the next one has come: who keeps it longer counts it anew. Raises UnsupportedFormat for what cannot
-    be decoded, InvalidValue, PayloadTooLarge or EngineOverloaded for what finds no room, after everything that came
-    before it, naming the chunk. What the source raises is raised too.
+    ``audio`` is the format of chunks that do not name one. Audio is decoded to mono at ``sample_rate`` Hz; images and
+    video are scaled to ``limits``. Close the generator when stopping early.
+
+    Memory is reserved in ``share`` before it is allocated. A part remains reserved until the next one is requested; a
+    consumer that keeps it longer reserves it anew.
+
+    Raises UnsupportedFormat for input that cannot be decoded; InvalidValue; PayloadTooLarge or EngineOverloaded when
+    memory runs out. The error follows everything decoded before it, and its ``sequence_id`` is that of the chunk.
+    Exceptions of ``source`` are passed on.
     """
     decoder = InputDecoder(audio, sample_rate, limits, share)
     waiting: Channel[InputChunk] = Channel(WAITING_BYTES, cost=lambda chunk: len(chunk.payload) + CHUNK_OVERHEAD_BYTES)
@@ -85,7 +90,7 @@ async def decode_input(
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """An input that is whole."""
+    """An InputSource for input that is complete."""
 
     chunks: Sequence[InputChunk]
 
@@ -95,10 +100,10 @@ class Chunks:
 
 
 async def decode_speech(speech: Speech, *, sample_rate: int, executor: Executor, share: MediaShare) -> Samples | None:
-    """Earlier speech as one channel at ``sample_rate`` Hz; None where it is no longer what it was counted as.
+    """Decode speech of an earlier turn to mono at ``sample_rate`` Hz.
 
-    That is audio which was compressed far more than speech can be. What could be decoded once can be again. The samples
-    stay counted in ``share``.
+    Returns None when it turns out many times longer than estimated, as silence compressed to almost nothing may be. The
+    samples remain reserved in ``share``.
     """
     most = max(1.0, speech.audio_ms / 1000 * LONGER_THAN_COUNTED) * sample_rate
     blocks: list[Samples] = []
@@ -122,25 +127,26 @@ async def decode_speech(speech: Speech, *, sample_rate: int, executor: Executor,
 
 
 async def _hops(
-    decoder: InputDecoder, parts: Generator[DecodedPart | Large], executor: Executor, share: MediaShare
+    decoder: InputDecoder, parts: Generator[DecodedPart | SlotRequest], executor: Executor, share: MediaShare
 ) -> AsyncGenerator[DecodedPart, None]:
+    """Run ``parts`` in worker threads, hop by hop, and yield what they decode."""
     hop = _Hop()
     while hop.more:
         try:
             with events.span("decode", "preprocess_start", "preprocess_end"):
-                async with nullcontext() if hop.large is None else share.place(hop.large):
-                    hop = await run_in_thread(executor, _one_hop, parts, share, hop.large is not None)
+                async with nullcontext() if hop.slot_bytes is None else share.slot(hop.slot_bytes):
+                    hop = await run_in_thread(executor, _one_hop, parts, share, hop.slot_bytes is not None)
         except OmniError as error:
-            parts.close()  # it waits for its place
+            parts.close()  # it is suspended in a request for a slot, which is refused
             hop = _Hop(more=False, error=error)
         first = True
         while hop.parts:
             if not first:
-                await asyncio.sleep(0)  # others have their turn between the pieces of a long text
+                await asyncio.sleep(0)  # let other tasks run between the pieces of a long text
             first = False
             given = counted_size(hop.parts[0])
             yield hop.parts.popleft()
-            # The one before is gone only now: its variable has been used again.
+            # The previous part is free only now that the consumer has asked for the next one.
             share.give(decoder.in_hand)
             decoder.in_hand = given
         if hop.error is not None:
@@ -151,41 +157,42 @@ async def _hops(
 
 @dataclass(frozen=True, slots=True)
 class _Hop:
-    """What a thread came back with, and whether there is more."""
+    """The result of a hop."""
 
     parts: deque[DecodedPart] = field(default_factory=deque)
     more: bool = True
-    #: What the more takes in bytes, where it needs a place for large media.
-    large: int | None = None
-    #: What went wrong after the parts.
+    #: The bytes to reserve for the next hop, when that needs a decoding slot; see SlotRequest.
+    slot_bytes: int | None = None
+    #: The error that ended decoding, after ``parts``.
     error: OmniError | None = None
 
 
-def _one_hop(parts: Iterator[DecodedPart | Large], share: MediaShare, in_place: bool) -> _Hop:
-    """Parts of up to about HOP_BYTES; without a place, up to the next that is large."""
+def _one_hop(parts: Iterator[DecodedPart | SlotRequest], share: MediaShare, has_slot: bool) -> _Hop:
+    """Decode parts of about HOP_BYTES; without a slot, stop at the first part that needs one."""
     decoded: list[DecodedPart] = []
     size, more = 0, False
-    large: int | None = None
+    slot_bytes: int | None = None
     error: OmniError | None = None
     try:
         for part in parts:
-            if isinstance(part, Large):
-                if in_place and not part.size:
+            if isinstance(part, SlotRequest):
+                if has_slot and not part.size:
                     continue
-                more, large = True, part.size
+                more, slot_bytes = True, part.size
                 break
             decoded.append(part)
             size += size_of(part)
             if more := size >= HOP_BYTES:
-                # A video goes on in a place; an image is whole.
-                large = 0 if in_place and isinstance(part, VideoPart) else None
+                # The rest of a video needs a slot again; an image is complete.
+                slot_bytes = 0 if has_slot and isinstance(part, VideoPart) else None
                 break
     except OmniError as raised:
         error, more = raised, False
-    return _Hop(deque(joined(decoded, share)), more, large, error)
+    return _Hop(deque(joined(decoded, share)), more, slot_bytes, error)
 
 
 async def _read(source: InputSource, waiting: Channel[InputChunk]) -> None:
+    """Copy the source into ``waiting``, with backpressure."""
     try:
         async for chunk in source:
             await waiting.put(chunk)

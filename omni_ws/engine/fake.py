@@ -1,4 +1,4 @@
-"""Engines for tests of clients and of this server: one echoes, one plays a script. Neither loads a model."""
+"""Engines without models, for tests of clients and of the server: one echoes its input, one plays a script."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ from omni_ws.engine.threads import run_in_any_thread
 from omni_ws.errors import EngineFailed, InvalidValue
 
 _WORD: Final = re.compile(r"\s*\S+\s*$|\s*\S+|\s+")
-#: Text and bare samples are converted in pieces of this size on the event loop: about a millisecond each.
+#: Text and raw audio are converted on the event loop in slices of this size, which take about a millisecond.
 _SLICE_BYTES: Final = 64 * 1024
+#: After this many outputs without a pause, other tasks get to run.
 _OUTPUTS_AT_A_STRETCH: Final = 32
 
 CAPABILITIES: Final = EngineCapabilities(
@@ -50,7 +51,7 @@ CAPABILITIES: Final = EngineCapabilities(
 
 
 class _ModelFree:
-    """What engines without a model share: they are ready at once and hold nothing but their running requests."""
+    """The parts of the contract that need no model."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -74,7 +75,10 @@ class _ModelFree:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EchoSettings:
-    """Delays and lengths in milliseconds; ``fail_after_chunks`` counts outputs of a request."""
+    """Delays and durations in milliseconds.
+
+    ``fail_after_chunks`` makes each request fail after that many outputs; ``reply`` replaces the echo.
+    """
 
     first_chunk_delay_ms: int = 0
     chunk_interval_ms: int = 0
@@ -84,7 +88,10 @@ class EchoSettings:
 
 
 class EchoEngine(_ModelFree):
-    """Text comes back word by word, audio as it came, images and video as a count. It answers while input arrives."""
+    """Echoes its input: text word by word, audio unchanged, images and video as a count.
+
+    It answers while the input is still arriving.
+    """
 
     def __init__(self, settings: EchoSettings | None = None) -> None:
         super().__init__("fake")
@@ -121,11 +128,11 @@ class EchoEngine(_ModelFree):
         if delay_ms:
             await asyncio.sleep(delay_ms / 1000)
         elif sent % _OUTPUTS_AT_A_STRETCH == _OUTPUTS_AT_A_STRETCH - 1:
-            await asyncio.sleep(0)  # an echo never waits by itself, and others share the loop
+            await asyncio.sleep(0)  # an echo never blocks, so let other tasks run
 
 
 class _Echo:
-    """One request on its way back."""
+    """The echo of one request."""
 
     def __init__(self, request: GenerationRequest, chunk_ms: int) -> None:
         self.limit = AnswerLimit(request.sampling)
@@ -134,7 +141,7 @@ class _Echo:
         self._wants = request.modalities
         self._decoder: AudioDecoder | None = None
         self._source: AudioFormat | None = None
-        #: That of the first audio: an answer has one.
+        #: The rate of the first audio: an answer has a single rate.
         self._sample_rate: int | None = None
         self._seen = {Modality.IMAGE: 0, Modality.VIDEO: 0}
         self._words_in, self._words_out = WordCounter(), WordCounter()
@@ -160,7 +167,7 @@ class _Echo:
                         yield audio
             for piece in _slices(chunk):
                 for output in await self._echo(piece):
-                    # Text was cut to the limit already, and this may be the last of it.
+                    # Once the limit is reached only text is passed on: it was cut to the limit, and this is its end.
                     if reply is None and (self.limit.reached is None or isinstance(output, TextOutput)):
                         yield output
         for audio in await self._flush_audio():
@@ -194,7 +201,8 @@ class _Echo:
         return map(TextOutput, _WORD.findall(text))
 
     def _counts(self) -> str:
-        # Nothing of it is decoded: a chunk counts as a frame, and the other limits of videos have nothing to change.
+        """Return a sentence with the number of images and video chunks."""
+        # Nothing is decoded, so a chunk counts as a frame, and other limits of videos have no effect.
         most = int(self._request.options.media_limits.get("video_max_frames", self._seen[Modality.VIDEO]))
         images, video = self._seen[Modality.IMAGE], min(most, self._seen[Modality.VIDEO])
         counts = [
@@ -221,7 +229,7 @@ class _Echo:
         return [*before, *self._samples(samples, self._decoder.sample_rate)]
 
     async def _flush_audio(self) -> list[AudioOutput]:
-        """A part of audio has ended."""
+        """End a part of audio; returns what its decoder still held."""
         decoder = self._decoder
         if decoder is None:
             return []
@@ -233,7 +241,10 @@ class _Echo:
         return [*self._samples(samples, decoder.sample_rate)]
 
     async def _run(self, call: Callable[..., Samples], *arguments: bytes) -> Samples:
-        """Bare samples are converted here and now, which keeps this engine free of threads; the rest in a thread."""
+        """Run a decoder in a thread, unless its input is raw or WAV.
+
+        Those are fast to decode, and requests of tests then need no thread.
+        """
         assert self._source is not None
         if self._source.is_raw or self._source.encoding is AudioEncoding.WAV:
             return call(*arguments)
@@ -251,6 +262,7 @@ class _Echo:
 
 
 def _slices(chunk: InputChunk) -> Iterator[InputChunk]:
+    """Cut large text and audio into slices."""
     if chunk.modality not in (Modality.TEXT, Modality.AUDIO) or len(chunk.payload) <= _SLICE_BYTES:
         yield chunk
         return
@@ -263,8 +275,8 @@ def _slices(chunk: InputChunk) -> Iterator[InputChunk]:
 class ScriptedEngine(_ModelFree):
     """Plays the same outputs for every request, once its input has ended.
 
-    ``script`` may hold exceptions, which are raised in their turn, and callables, which are awaited: a test's own
-    events. Without a Finished at its end it finishes with ``stop``.
+    ``script`` may contain exceptions, which are raised, and callables, whose result is awaited if it is awaitable:
+    tests synchronise by them. Without a Finished the answer ends with ``stop``. ``requests`` records the requests.
     """
 
     def __init__(self, script: Iterable[EngineOutput | Exception | Callable[[], object]]) -> None:

@@ -1,4 +1,4 @@
-"""The decoders of one input, one after the other: each part of it has its own."""
+"""InputDecoder: decodes the chunks of one input, with one decoder for each part of it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,25 @@ from omni_ws.media.image import Pixels, decode_image, decoding_bytes
 from omni_ws.media.limits import MediaLimits
 from omni_ws.media.video import MAX_FRAMES, VideoDecoder, VideoFrame
 
-#: Audio is decoded so many bytes at a time.
+#: How much audio is decoded at a time, in bytes of input.
 AUDIO_PIECE_BYTES: Final = 64 * 1024
-#: Frames of a video of which a few are chosen: half an hour at 30 a second.
+#: The limit on frames of a video from which FrameSelection selects: more than half an hour at 30 frames a second.
 MAX_SELECTED_FROM: Final = 16 * MAX_FRAMES
 
 
 @dataclass(frozen=True, slots=True)
-class Large:
-    """Stands before what needs a place to be decoded, and is counted with so many bytes from then on."""
+class SlotRequest:
+    """Yielded before a part that needs a decoding slot, in which ``size`` bytes are to be reserved."""
 
     size: int
 
 
 class InputDecoder:
-    """The decoder of the part that is under way. One thread at a time."""
+    """Decodes chunks in order. For use by one thread at a time.
+
+    Its generators yield a SlotRequest before each image and each piece of video: the caller resumes them once it has a
+    slot, or closes them. Memory is reserved in ``room``.
+    """
 
     def __init__(self, audio: AudioFormat, sample_rate: int, limits: MediaLimits, room: Room) -> None:
         self._default_audio = audio
@@ -41,27 +45,27 @@ class InputDecoder:
         self._sample_rate = sample_rate
         self._part = -1
         self._kind: tuple[Modality, object] | None = None
-        #: The chunk that was worked on last.
+        #: The number of the chunk to which an error belongs.
         self.last_sequence_id: int | None = None
-        #: What is counted of the part that was given out last.
+        #: The bytes reserved for the part yielded last; maintained by the caller.
         self.in_hand = 0
         self._audio: AudioDecoder | None = None
         self._video: VideoDecoder | None = None
         self._selection: FrameSelection | None = None
 
-    def decode(self, chunks: Sequence[InputChunk]) -> Generator[DecodedPart | Large]:
-        """What the chunks yield; to be exhausted before the next call."""
+    def decode(self, chunks: Sequence[InputChunk]) -> Generator[DecodedPart | SlotRequest]:
+        """Yield the parts that ``chunks`` complete. The generator has to be exhausted before the next call."""
         for chunk in chunks:
             if chunk.has_content:
                 yield from self._open(chunk)
                 yield from self._feed(chunk)
 
-    def finish(self) -> Generator[DecodedPart | Large]:
-        """What the decoders still hold at the end of the input."""
+    def finish(self) -> Generator[DecodedPart | SlotRequest]:
+        """Yield the parts that the end of the input completes."""
         yield from self._close_part()
 
     def close(self) -> None:
-        """Frees the decoders; what they hold is dropped."""
+        """Release the decoders. Idempotent."""
         if self._audio is not None:
             self._audio.close()
         if self._video is not None:
@@ -69,8 +73,8 @@ class InputDecoder:
         self._audio = self._video = self._selection = None
         self._kind = None
 
-    def _open(self, chunk: InputChunk) -> Generator[DecodedPart | Large]:
-        """Starts a part, unless the chunk goes on with the one under way."""
+    def _open(self, chunk: InputChunk) -> Generator[DecodedPart | SlotRequest]:
+        """Start a new part, unless ``chunk`` continues the current one."""
         previous, self.last_sequence_id = self.last_sequence_id, chunk.sequence_id
         audio = None
         if chunk.modality is Modality.AUDIO:
@@ -80,7 +84,7 @@ class InputDecoder:
         kind = (chunk.modality, audio if audio is not None else chunk.format or chunk.tool_call_id)
         if kind == self._kind and chunk.modality is not Modality.IMAGE:
             return
-        # What is wrong with the end of the part before is not this chunk's fault.
+        # An error at the end of the previous part belongs to its last chunk, not to this one.
         self.last_sequence_id = previous
         yield from self._close_part()
         self.last_sequence_id = chunk.sequence_id
@@ -91,13 +95,13 @@ class InputDecoder:
         elif chunk.modality is Modality.VIDEO:
             self._open_video()
 
-    def _feed(self, chunk: InputChunk) -> Generator[DecodedPart | Large]:
+    def _feed(self, chunk: InputChunk) -> Generator[DecodedPart | SlotRequest]:
         if self._audio is not None:
             for start in range(0, len(chunk.payload), AUDIO_PIECE_BYTES):
                 yield from self._samples(self._audio, chunk.payload[start : start + AUDIO_PIECE_BYTES])
         elif self._video is not None:
             with counted(self._room, len(chunk.payload)):
-                yield Large(0)
+                yield SlotRequest(0)
                 yield from self._seen(self._video.frames(chunk.payload, chunk.timestamp_ms))
         elif chunk.tool_call_id is not None:
             yield ToolResultPart(chunk.payload.decode(), chunk.tool_call_id, self._part)
@@ -106,16 +110,17 @@ class InputDecoder:
         else:
             with counted(self._room, len(chunk.payload)):
                 size = decoding_bytes(chunk.payload)
-                yield Large(size)
-                # No variable: it would hold the pixels until the next part is wanted.
+                yield SlotRequest(size)
+                # Not assigned to a variable, which would keep the pixels alive until the generator resumes.
                 yield ImagePart(self._fitted_image(chunk.payload, size), self._part)
 
-    def _close_part(self) -> Generator[DecodedPart | Large]:
+    def _close_part(self) -> Generator[DecodedPart | SlotRequest]:
+        """Yield what the decoder of the current part still holds, and release it."""
         try:
             if self._audio is not None:
                 yield from self._samples(self._audio, None)
             elif self._video is not None:
-                yield Large(0)
+                yield SlotRequest(0)
                 yield from self._seen(self._video.last_frames())
                 if self._selection is not None:
                     for frame in self._selection.frames():
@@ -125,7 +130,7 @@ class InputDecoder:
 
     def _open_video(self) -> None:
         limits = self._limits
-        # Frames that are left out by their distance in time might be needed for the least number of them.
+        # With a minimum number of frames none is dropped by time, since it might be needed to reach the minimum.
         fps = None if limits.video_min_frames is not None else limits.video_fps
         if limits.select_frames:
             self._selection = FrameSelection(limits, self._room)
@@ -136,16 +141,16 @@ class InputDecoder:
         )
 
     def _seen(self, frames: Iterator[VideoFrame]) -> Iterator[VideoPart]:
-        """The frames as they come, or, where some of them are chosen, nothing yet."""
+        """Yield the frames, or pass them to the selection, which yields at the end of the part."""
         for frame in frames:
             if self._selection is not None:
                 self._selection.add(self._fitted(frame))
             else:
-                # No variable, as of an image.
+                # Not assigned to a variable, as with an image.
                 yield VideoPart((self._fitted(frame),), self._part)
 
     def _fitted_image(self, data: bytes, size: int) -> Pixels:
-        """``size`` is counted already; its pixels stay so."""
+        """Decode and scale an image. Of the ``size`` bytes reserved, those of the result remain so."""
         try:
             pixels = decode_image(data)
         except BaseException:
@@ -158,7 +163,7 @@ class InputDecoder:
         return VideoFrame(frame.timestamp_ms, self._counted(self._limits.fit_frame, frame.pixels))
 
     def _counted(self, fit: Callable[[Pixels], Pixels], pixels: Pixels) -> Pixels:
-        """Fitted; what was there before is no longer counted."""
+        """Scale ``pixels`` and reserve the result in place of the original."""
         fitted = fit(pixels)
         if fitted is not pixels:
             self._room.take(fitted.nbytes)
@@ -166,7 +171,7 @@ class InputDecoder:
         return fitted
 
     def _samples(self, decoder: AudioDecoder, data: bytes | None) -> Iterator[AudioPart]:
-        """None is the end of the data."""
+        """Yield decoded audio; ``data`` None ends it."""
         with counted(self._room, _unpacking_bytes(decoder, len(data or b""))):
             for samples in decoder.last_pieces() if data is None else decoder.pieces(data):
                 self._room.take(samples.nbytes)
@@ -174,10 +179,12 @@ class InputDecoder:
 
 
 def _unpacking_bytes(decoder: AudioDecoder, size: int) -> int:
-    """What so many bytes of input take before their samples are counted one by one: at the source's rate, mixed, and
-    at the wanted rate, of which the source's may be the smallest."""
+    """Return the memory for decoding ``size`` bytes before the samples are reserved one by one.
+
+    That is float32 at the source's rate, mixed down, and resampled, with the lowest possible source rate.
+    """
     encoding = decoder.source.encoding
     if encoding not in SAMPLE_BYTES and encoding is not AudioEncoding.WAV:
         return BURST_BYTES
-    samples = size // SAMPLE_BYTES.get(encoding, 1)  # a wav header may say anything
+    samples = size // SAMPLE_BYTES.get(encoding, 1)  # WAV: the header may announce any layout
     return samples * 4 * (2 + decoder.sample_rate // MIN_SAMPLE_RATE)

@@ -1,4 +1,4 @@
-"""Objects that take long to make, lent to one borrower after the other."""
+"""LoanPool: a pool of objects that take long to create, each lent to one borrower at a time."""
 
 from __future__ import annotations
 
@@ -10,38 +10,41 @@ from omni_ws.errors import EngineFailed
 
 
 class Loanable(Protocol):
-    """What takes long to make, and can be used again by somebody else."""
+    """An object that can be reused by another borrower."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Free the object."""
+        ...
 
 
 L = TypeVar("L", bound=Loanable)
 
 
 class LoanPool(Generic[L]):
-    """Objects that are lent to one borrower at a time and kept for the next.
+    """A pool that grows to the largest number of objects that were borrowed at once.
 
-    There are as many as were ever wanted at once: whoever has a seat never waits for another to give back. Thread-safe;
-    ``borrow`` and ``fill`` may load for half a second each object and belong into worker threads.
+    ``load`` creates an object and may take half a second, so ``borrow`` and ``fill`` are called in worker threads. A
+    borrower never waits for another one to return an object, only for one that ``fill`` is creating. Thread-safe.
     """
 
     def __init__(self, load: Callable[[], L]) -> None:
-        #: Objects that exist, idle or borrowed, or are being loaded.
+        #: How many objects exist or are being created.
         self.loaded = 0
         self._load = load
         self._idle: list[L] = []
-        #: Objects that ``fill`` is loading, for whoever comes first.
+        #: How many objects ``fill`` is creating.
         self._coming = 0
         self._closed = False
         self._changed = threading.Condition()
 
     @property
     def borrowed(self) -> int:
+        """How many objects are lent at the moment."""
         with self._changed:
             return self.loaded - len(self._idle) - self._coming
 
     def fill(self, count: int) -> None:
-        """Loads ahead of need, until ``count`` exist."""
+        """Create objects in advance until ``count`` exist."""
         while True:
             with self._changed:
                 if self._closed or self.loaded >= count:
@@ -59,7 +62,7 @@ class LoanPool(Generic[L]):
             self._return(item, coming=1)
 
     def borrow(self) -> L:
-        """An idle object, or one that is about to be, or a new one."""
+        """Return an idle object, one that is being created, or a new one. Raises EngineFailed on a closed pool."""
         with self._changed:
             while not self._closed and not self._idle and self._coming:
                 self._changed.wait()
@@ -76,17 +79,18 @@ class LoanPool(Generic[L]):
             raise
 
     def borrow_ready(self) -> L | None:
-        """Like ``borrow``, but None while what could be lent is still being loaded."""
+        """Return None if ``borrow`` would wait for an object that is being created, else what it returns."""
         with self._changed:
             if not self._closed and not self._idle and self._coming:
                 return None
         return self.borrow()
 
     def give_back(self, item: L) -> None:
+        """Return a borrowed object to the pool."""
         self._return(item, coming=0)
 
     def close(self) -> None:
-        """Frees the idle objects; borrowed ones are freed when they come back. Idempotent."""
+        """Free the idle objects, and borrowed ones when they are returned. Idempotent."""
         with self._changed:
             self._closed = True
             idle, self._idle = self._idle, []

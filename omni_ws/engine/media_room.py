@@ -1,4 +1,4 @@
-"""Room for decoded media: a picture of a few kilobytes may have a hundred megabytes of pixels."""
+"""MediaRoom: limits the memory of decoded media, since an image of a few kilobytes may have 100 MB of pixels."""
 
 from __future__ import annotations
 
@@ -15,54 +15,60 @@ from typing import Final, Self
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import EngineOverloaded, PayloadTooLarge
 
-#: Pictures and videos that are decoded at the same time.
-PLACES: Final = max(1, min(3, (os.cpu_count() or 1) // 2))
-#: Longest wait for one of these places, in seconds.
+#: How many images and videos are decoded at the same time.
+DECODING_SLOTS: Final = max(1, min(3, (os.cpu_count() or 1) // 2))
+#: The longest wait for a slot, in seconds.
 MAX_WAIT_SEC: Final = 30.0
 _RETRY_MS: Final = 1000
-#: Room of engines outside a server.
+#: The budget of an engine that runs outside a server.
 _DEFAULT_BYTES: Final = 1 << 30
 
 
 class MediaRoom:
-    """The decoded media of all requests of a server, counted in the ``budget`` of everything that it holds."""
+    """Limits the memory of decoded media, and how many are decoded at the same time, over all requests of a server.
 
-    def __init__(self, budget: ByteBudget | None = None, *, places: int = PLACES) -> None:
+    A request reserves memory in ``budget`` through its share. Decoding an image or video takes a slot and waits for its
+    memory; text and audio reserve without waiting. ``take`` and ``give`` may be called in any thread, the rest on the
+    event loop.
+    """
+
+    def __init__(self, budget: ByteBudget | None = None, *, slots: int = DECODING_SLOTS) -> None:
         self.budget = budget or ByteBudget(_DEFAULT_BYTES)
         self._lock = threading.Lock()
-        self._free_places = places
+        self._free_slots = slots
         self._waiting: deque[_Waiting] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def share(self) -> MediaShare:
-        """For one request."""
+        """Return a new share, for one request."""
         return MediaShare(self)
 
     def take(self, size: int) -> None:
-        """From any thread. Raises EngineOverloaded, and takes nothing, where there is no room."""
+        """Reserve ``size`` bytes. Raises EngineOverloaded, reserving nothing, when they exceed the budget."""
         with self._lock:
             if self.budget.held + size > self.budget.capacity:
                 raise EngineOverloaded("the server holds as much decoded media as it may", retry_after_ms=_RETRY_MS)
             self.budget.decoded += size
 
     def give(self, size: int) -> None:
+        """Return ``size`` reserved bytes."""
         with self._lock:
             self.budget.decoded -= size
         if self._waiting and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._admit)
 
     @asynccontextmanager
-    async def place(self, share: MediaShare, size: int) -> AsyncIterator[None]:
-        """One of the few places for decoding, in turn. Its ``size`` bytes are counted in ``share`` from then on.
+    async def slot(self, share: MediaShare, size: int) -> AsyncIterator[None]:
+        """Hold a decoding slot for the block; ``size`` bytes are reserved in ``share``, also after it.
 
-        Raises EngineOverloaded after ``MAX_WAIT_SEC``, and at once where no media of others can make room; and
-        PayloadTooLarge as ``share`` does.
+        Waits its turn for slot and memory. Raises EngineOverloaded after ``MAX_WAIT_SEC``, or at once when no memory
+        held by others could make room, and PayloadTooLarge as ``share`` does.
         """
         await self._enter(share, size)
         try:
             yield
         finally:
-            self._free_places += 1
+            self._free_slots += 1
             self._admit()
 
     async def _enter(self, share: MediaShare, size: int) -> None:
@@ -72,13 +78,13 @@ class MediaRoom:
         self._admit()
         try:
             async with asyncio.timeout(MAX_WAIT_SEC):
-                await waiting.turn
+                await waiting.admitted
         except BaseException as error:
             if waiting in self._waiting:
                 self._waiting.remove(waiting)
-            elif not waiting.turn.cancelled() and waiting.turn.exception() is None:
+            elif not waiting.admitted.cancelled() and waiting.admitted.exception() is None:
                 share.give(size)
-                self._free_places += 1
+                self._free_slots += 1
             self._admit()
             if isinstance(error, TimeoutError):
                 message = f"the media did not get their turn to be decoded within {MAX_WAIT_SEC:g} s"
@@ -86,46 +92,48 @@ class MediaRoom:
             raise
 
     def _admit(self) -> None:
-        """Lets in who waits, from the longest on, as far as there is room."""
+        """Grant slots to the waiting, longest wait first, as far as slots and memory go."""
         blocked = False
         for one in tuple(self._waiting):
-            if not self._free_places:
+            if not self._free_slots:
                 return
-            # Who needs no room goes past those who wait for some: it may be what it holds that they wait for.
+            # A waiter that needs no memory overtakes those that do: they may be waiting for the memory that it holds.
             if blocked and one.size:
                 continue
-            if self._settled(one):
+            if self._try_admit(one):
                 self._waiting.remove(one)
             else:
                 blocked = True
 
-    def _settled(self, one: _Waiting) -> bool:
-        """Whether it has its place, or is refused one."""
-        if one.turn.done():  # cancelled, and not woken since
+    def _try_admit(self, one: _Waiting) -> bool:
+        """Grant or refuse a slot; returns False if it has to wait for memory."""
+        if one.admitted.done():  # cancelled, but its task has not run since
             return True
         try:
             one.share.take(one.size)
         except EngineOverloaded as error:
             if self.budget.decoded > one.share.size:
-                return False  # some of it will be given back
-            one.turn.set_exception(error)
+                return False  # other requests hold memory that they will return
+            one.admitted.set_exception(error)
         except PayloadTooLarge as error:
-            one.turn.set_exception(error)
+            one.admitted.set_exception(error)
         else:
-            self._free_places -= 1
-            one.turn.set_result(None)
+            self._free_slots -= 1
+            one.admitted.set_result(None)
         return True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
+    """A request for a slot. ``admitted`` is resolved when it is granted, or failed when it is refused."""
+
     share: MediaShare
     size: int
-    turn: asyncio.Future[None]
+    admitted: asyncio.Future[None]
 
 
 class MediaShare:
-    """The Room of one request: what is left of it is given back when the block is left."""
+    """The decoded media of one request: a Room whose reservations end with its ``with`` block."""
 
     def __init__(self, room: MediaRoom) -> None:
         self.size = 0
@@ -133,12 +141,15 @@ class MediaShare:
         self._lock = threading.Lock()
         self._closed = False
 
-    def place(self, size: int) -> AbstractAsyncContextManager[None]:
-        """See ``MediaRoom.place``."""
-        return self._room.place(self, size)
+    def slot(self, size: int) -> AbstractAsyncContextManager[None]:
+        """Hold a decoding slot, see ``MediaRoom.slot``."""
+        return self._room.slot(self, size)
 
     def take(self, size: int) -> None:
-        """From any thread. Raises PayloadTooLarge for what this request can never hold, else EngineOverloaded."""
+        """Reserve ``size`` bytes, in any thread.
+
+        Raises PayloadTooLarge for more than the server's budget in this request alone, else EngineOverloaded.
+        """
         with self._lock:
             if self.size + size > self._room.budget.capacity:
                 raise PayloadTooLarge(
@@ -150,13 +161,17 @@ class MediaShare:
                 self.size += size
 
     def give(self, size: int) -> None:
+        """Return ``size`` reserved bytes, in any thread."""
         with self._lock:
             if not self._closed:
                 self._room.give(size)
                 self.size -= size
 
     def close(self) -> None:
-        """Gives everything back; what a thread counts later is not counted. Idempotent."""
+        """Return everything reserved; later calls have no effect, such as those of a thread that is still decoding.
+
+        Idempotent.
+        """
         with self._lock:
             size, self.size, self._closed = self.size, 0, True
         self._room.give(size)

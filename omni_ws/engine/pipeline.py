@@ -1,4 +1,4 @@
-"""Stages that work on one request at the same time, joined by bounded channels."""
+"""Runs the stages of an engine concurrently on one request, connected by bounded channels."""
 
 from __future__ import annotations
 
@@ -15,29 +15,31 @@ from omni_ws.profiler import events
 
 T_contra = TypeVar("T_contra", contravariant=True)
 
-#: Finished outputs that may wait for the client, in bytes of audio and text.
+#: The limit on outputs that wait for the client: bytes of samples plus an overhead for each output.
 OUTPUT_BYTES = 256 * 1024
 _OUTPUT_OVERHEAD_BYTES = 128
 
 
 class Stage(Protocol[T_contra]):
-    """One step of the work: Thinker, Talker, Code2Wav.
-
-    ``run`` reads ``source`` to its end. What the next stage works on goes into ``sink`` (None for the last stage), what
-    the client gets goes into ``outputs``; both wait while they are full. It may return early, upon which the stages
-    before it are cancelled; cancelling it frees whatever it holds.
-    """
+    """One stage of an answer, such as Thinker, Talker or Code2Wav."""
 
     name: str
 
     async def run(
         self, source: AsyncIterator[T_contra], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
-    ) -> None: ...
+    ) -> None:
+        """Process ``source`` to its end.
+
+        Items for the next stage are put into ``sink`` (None for the last stage), outputs for the client into
+        ``outputs``; both apply backpressure. A stage may return before the end of ``source``: the stages before it are
+        cancelled then. Cancellation releases everything that the stage holds.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class StageLink:
-    """The channel between two stages, in the unit of what flows there: characters, milliseconds, bytes."""
+    """The channel between two stages: its capacity, in the unit in which ``cost`` measures its items."""
 
     capacity: float
     cost: Callable[[Any], float]
@@ -47,10 +49,10 @@ class StageLink:
 async def pipeline(
     source: AsyncIterator[Any], stages: Sequence[Stage[Any]], links: Sequence[StageLink]
 ) -> AsyncIterator[AsyncIterator[EngineOutput]]:
-    """Runs ``stages`` over ``source``, one link between each two; what is yielded are their outputs, in order.
+    """Run ``stages`` over ``source`` and yield the iterator over their outputs.
 
-    Reading raises the first error of a stage, after the outputs that came before it. Leaving the block cancels all
-    stages and waits for them.
+    ``links`` has a channel for each pair of adjacent stages. Iterating raises the first error of a stage, after the
+    outputs that preceded it. Leaving the block cancels all stages, and waits until they have released their resources.
     """
     if len(links) != len(stages) - 1:
         raise ValueError("between each two stages there is one link")
@@ -60,7 +62,7 @@ async def pipeline(
     cancelled: set[asyncio.Task[None]] = set()
 
     def cancel(some: Sequence[asyncio.Task[None]]) -> None:
-        """Each once: the second time would break off its winding up, and leave the engine at work."""
+        """Cancel each task once: a second cancellation would interrupt its cleanup and leave the model running."""
         for task in some:
             if task not in cancelled:
                 cancelled.add(task)
@@ -88,12 +90,13 @@ async def _run(
     *,
     cancel_upstream: Callable[[], None],
 ) -> None:
+    """Run one stage; connect its end to the stages before and after it."""
     if events.recorder is not None:
-        source = _Noted(source, stage.name)
+        source = _ProfiledSource(source, stage.name)
     try:
         await stage.run(source, sink, outputs)
     except ChannelClosed:
-        pass  # whoever read what this stage makes has ended
+        pass  # the next stage, or the client, has ended
     except Exception as error:
         if not outputs.closed:
             outputs.fail(error)
@@ -101,17 +104,17 @@ async def _run(
         events.emit(stage.name, events.STAGE_END, terminal=sink is None)
         if sink is not None:
             sink.close()
-        cancel_upstream()  # nobody reads what they make any more
+        cancel_upstream()  # their output is no longer read
 
 
 def _channel(link: StageLink, before: Stage[Any], after: Stage[Any]) -> Channel[Any]:
     if events.recorder is None:
         return Channel(link.capacity, cost=link.cost)
-    return _NotedChannel(link, before.name, after.name)
+    return _ProfiledChannel(link, before.name, after.name)
 
 
-class _NotedChannel(Channel[Any]):
-    """Tells the profiler what goes in and what comes out. Made only where it listens."""
+class _ProfiledChannel(Channel[Any]):
+    """Reports each item put and taken to the profiler. Only used while that records."""
 
     def __init__(self, link: StageLink, before: str, after: str) -> None:
         super().__init__(link.capacity, cost=link.cost)
@@ -131,8 +134,8 @@ class _NotedChannel(Channel[Any]):
         return item
 
 
-class _Noted(AsyncIterator[Any]):
-    """A source that tells when the first item came: from there to its end the stage is there, at work or not."""
+class _ProfiledSource(AsyncIterator[Any]):
+    """Reports the start of a stage, its first item, to the profiler."""
 
     def __init__(self, source: AsyncIterator[Any], stage: str) -> None:
         self._source = source
@@ -148,10 +151,12 @@ class _Noted(AsyncIterator[Any]):
 
 
 async def _close_when_done(tasks: Sequence[asyncio.Task[None]], outputs: Channel[EngineOutput]) -> None:
+    """End the outputs once all stages have ended."""
     await asyncio.wait(tasks)
     outputs.close()
 
 
 def _cost(output: EngineOutput) -> float:
+    """Return what an output costs in terms of OUTPUT_BYTES."""
     size = output.samples.nbytes if isinstance(output, AudioOutput) else 0
     return size + _OUTPUT_OVERHEAD_BYTES

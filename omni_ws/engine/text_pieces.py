@@ -1,4 +1,4 @@
-"""Long texts, a piece at a time, so that others have their turn in between."""
+"""Cuts long texts into pieces, so that work on them does not block the event loop."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import asyncio
 from collections.abc import Iterator
 from typing import Final, Self
 
-#: Work on so many characters takes less than a millisecond.
+#: The length of a piece; work on it takes less than a millisecond.
 PIECE_CHARACTERS: Final = 4096
 
 
 def pieces_of(text: str) -> Iterator[str]:
-    """``text``, cut every ``PIECE_CHARACTERS``; nothing where it is empty."""
+    """Yield ``text`` in pieces of ``PIECE_CHARACTERS``; nothing for an empty text."""
     for start in range(0, len(text), PIECE_CHARACTERS):
         yield text[start : start + PIECE_CHARACTERS]
 
 
-class InTurns:
-    """Iterates over the pieces of a text; the event loop runs what else waits before each but the first."""
+class CooperativePieces:
+    """Iterates over the pieces of a text, and lets other tasks run before each but the first."""
 
-    # No generator: one that is left in the middle would be closed by a task that nobody owns.
+    # Not a generator: the event loop would close an abandoned one in a task without owner.
 
     def __init__(self, text: str) -> None:
         self._pieces = pieces_of(text)

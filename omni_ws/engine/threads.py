@@ -1,4 +1,4 @@
-"""Blocking calls in worker threads, with a cancellation that leaves no thread behind."""
+"""Runs blocking calls in threads, such that a cancellation does not leave one running."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ T = TypeVar("T")
 
 
 async def run_in_thread(executor: Executor, call: Callable[..., T], *arguments: object) -> T:
-    """Runs ``call(*arguments)`` in ``executor``.
+    """Run ``call(*arguments)`` in ``executor`` and return its result.
 
-    When cancelled, a call that has not begun is dropped, and one that runs is waited for before the cancellation goes
-    on: whoever is cancelled may then close what the call was using. Such calls must therefore be short.
+    On cancellation, a call that has not started is dropped, and a running one is awaited before the CancelledError
+    continues: resources that the call uses can then be closed. Calls should therefore be short.
     """
     work = executor.submit(call, *arguments)
     try:
         return await asyncio.shield(asyncio.wrap_future(work))
     except asyncio.CancelledError:
         if not work.cancel():
-            await _settled(asyncio.wrap_future(work))
+            await _wait_until_done(asyncio.wrap_future(work))
         raise
 
 
 async def run_in_any_thread(call: Callable[..., T], *arguments: object) -> T:
-    """As ``run_in_thread``, in the event loop's own executor; when cancelled, the call is always waited for."""
+    """Run a call in the event loop's default executor. On cancellation it is always awaited."""
     work = asyncio.get_running_loop().run_in_executor(None, call, *arguments)
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:
-        await _settled(work)
+        await _wait_until_done(work)
         raise
 
 
 async def release_in_thread(executor: Executor, call: Callable[[], None]) -> None:
-    """Runs ``call`` to its end even when cancelled: for giving back what is held."""
+    """Run ``call``, which releases a resource, to completion, even when cancelled."""
     try:
         work = executor.submit(call)
     except RuntimeError:
-        # The executor was shut down, and has waited for its threads: nobody else uses what is given back.
+        # The executor was shut down and has waited for its threads, so nothing else uses the resource.
         call()
         return
     try:
         await asyncio.shield(asyncio.wrap_future(work))
     except asyncio.CancelledError:
-        await _settled(asyncio.wrap_future(work))
+        await _wait_until_done(asyncio.wrap_future(work))
         raise
 
 
-async def _settled(work: asyncio.Future[T]) -> None:
-    """Waits until ``work`` has ended in whatever way, however often the waiting task is cancelled meanwhile."""
+async def _wait_until_done(work: asyncio.Future[T]) -> None:
+    """Wait until ``work`` is done, however often the waiting task is cancelled meanwhile."""
     while not work.done():
         try:
             await asyncio.wait([work])

@@ -1,4 +1,4 @@
-"""What an engine is that works on token lists: it computes what a session holds, and goes on writing it."""
+"""The contract of engines for token sessions: they process token lists and continue them."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Final, Protocol, TypeAlias
 from omni_ws.core.token_ranges import TokenRanges
 from omni_ws.core.token_session import TokenImage, VisionTokens
 
-#: How many of the likeliest tokens an engine names at most.
+#: The limit on ``TokenGeneration.logprob_top_k``.
 MAX_TOP_LOGPROBS: Final = 20
 NOWHERE: Final = TokenRanges()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenSampling:
-    """``top_k`` 0 = all. ``stop_token_ids`` come on top of the model's own."""
+    """Sampling parameters. ``top_k`` 0 disables it; ``stop_token_ids`` are added to the model's own."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -27,9 +27,11 @@ class TokenSampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenGeneration:
-    """One call. ``tokens`` is the whole list and belongs to the session, which lengthens it: copy what is kept.
+    """One call to continue a token list.
 
-    ``max_tokens`` may be 0, which computes the list and decodes nothing.
+    ``tokens`` is the whole list. It belongs to the session, which appends decoded tokens to it, so an engine copies
+    what it keeps. With ``max_tokens`` 0 the list is computed without decoding. The ranges select the positions whose
+    log-probabilities and readouts are reported.
     """
 
     request_id: str
@@ -41,16 +43,16 @@ class TokenGeneration:
     logprob_top_k: int = 0
     readout_ranges: TokenRanges = NOWHERE
     priority: int = 0
-    #: The name of the API key that asks; what is cached for one is not shared with another.
+    #: The name of the client's API key. Caches must not be shared between owners.
     owner: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOutput:
-    """A token of the list that a range covers, or one that was decoded.
+    """A decoded token, or one of the list that a range selects.
 
-    ``readout`` holds layers times concepts numbers, layer by layer; empty where none was asked for. ``logprobs`` are
-    the likeliest tokens at this position, the likeliest first; ``logprob`` is that of the token itself.
+    ``readout`` has layers × concepts numbers, layer by layer; it is empty unless selected. ``logprobs`` are the most
+    probable tokens at this position, in descending order, ``logprob`` is that of the token itself.
     """
 
     id: int
@@ -62,9 +64,11 @@ class TokenOutput:
 
 
 class TokenStop(Enum):
+    """Why a call ended."""
+
     EOS = "eos"
     LENGTH = "length"
-    #: The session was closed meanwhile; no engine says so.
+    #: The session was closed; reported by the server, not by engines.
     CANCELLED = "cancelled"
 
 
@@ -80,7 +84,7 @@ TokenEvent: TypeAlias = TokenOutput | TokensFinished
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadoutManifest:
-    """What the numbers of a readout mean. Empty where readouts are turned off."""
+    """The meaning of the numbers in a readout. Empty where readouts are disabled."""
 
     concepts: tuple[str, ...] = ()
     layers: tuple[int, ...] = ()
@@ -89,35 +93,50 @@ class ReadoutManifest:
 
 
 class TokenEngine(Protocol):
-    """``tokens`` of an engine whose capabilities say ``token_sessions``, from when it has started."""
+    """The interface of ``HasTokens.tokens``; usable once the engine has started."""
 
     @property
-    def max_model_len(self) -> int: ...
+    def max_model_len(self) -> int:
+        """The longest list that the model processes, in tokens."""
+        ...
 
     @property
-    def vocabulary_size(self) -> int: ...
+    def vocabulary_size(self) -> int:
+        """The number of token IDs."""
+        ...
 
     @property
-    def vision_tokens(self) -> VisionTokens | None: ...
+    def vision_tokens(self) -> VisionTokens | None:
+        """The IDs that form a vision block; None for models without images."""
+        ...
 
     @property
-    def readout_manifest(self) -> ReadoutManifest: ...
+    def readout_manifest(self) -> ReadoutManifest:
+        """What readouts contain."""
+        ...
 
     async def check_images(self, images: Sequence[TokenImage]) -> None:
-        """Raises InvalidValue for an image that cannot be decoded, or whose number of features is not the model's."""
+        """Check images.
+
+        Raises InvalidValue for one that cannot be decoded, or has another number of features than the model computes
+        for it.
+        """
         ...
 
     def generate_tokens(self, generation: TokenGeneration) -> AsyncIterator[TokenEvent]:
-        """An async generator: tokens of the list that a range covers, in order; every decoded token; TokensFinished.
+        """Continue a token list: an async generator that ends with one TokensFinished.
 
-        Decoded tokens come as they are written, one with a readout once its own position was computed. Closing it
-        aborts the call. Raises as ``Engine.generate`` does; ContextLengthExceeded before the first output.
+        It yields the selected tokens of the list, in order, then each decoded token; one with a readout after its own
+        position has been computed. Closing the generator aborts the call. Raises as ``Engine.generate`` does, and
+        ContextLengthExceeded before the first output.
         """
         ...
 
 
 class HasTokens(Protocol):
-    """What such an engine has besides being an Engine."""
+    """An engine with ``EngineCapabilities.token_sessions``."""
 
     @property
-    def tokens(self) -> TokenEngine: ...
+    def tokens(self) -> TokenEngine:
+        """Its interface for token sessions."""
+        ...

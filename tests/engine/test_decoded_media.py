@@ -201,7 +201,7 @@ async def test_leaving_early_gives_everything_back(executor: ThreadPoolExecutor)
     assert room.budget.held == 0
 
 
-async def test_no_more_pictures_are_unpacked_at_a_time_than_there_are_places(
+async def test_no_more_pictures_are_unpacked_at_a_time_than_there_are_slots(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from omni_ws.engine import input_decoder
@@ -219,7 +219,7 @@ async def test_no_more_pictures_are_unpacked_at_a_time_than_there_are_places(
             inside -= 1
 
     monkeypatch.setattr(input_decoder, "decode_image", counting)
-    room = MediaRoom(places=2)
+    room = MediaRoom(slots=2)
     with ThreadPoolExecutor(8) as threads:
         chunk = image_chunk((1000, 1000), "RGB")
         done = await asyncio.gather(*(decoded(threads, room.share(), chunk, chunk) for _ in range(20)))
@@ -227,9 +227,9 @@ async def test_no_more_pictures_are_unpacked_at_a_time_than_there_are_places(
     assert 1 <= most <= 2
 
 
-async def test_audio_and_text_need_no_place(executor: ThreadPoolExecutor) -> None:
-    room = MediaRoom(places=1)
-    async with room.share().place(0):
+async def test_audio_and_text_need_no_slot(executor: ThreadPoolExecutor) -> None:
+    room = MediaRoom(slots=1)
+    async with room.share().slot(0):
         parts, error = await decoded(
             executor, room.share(), audio_chunk(AudioEncoding.WEBM, 1), InputChunk(Modality.TEXT, b"hello")
         )

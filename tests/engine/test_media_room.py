@@ -81,12 +81,12 @@ def test_what_is_kept_stays_counted_unless_it_fails() -> None:
 @pytest.mark.usefixtures("no_task_left")
 class TestPlaces:
     async def test_they_are_taken_in_turn(self) -> None:
-        room, seen = MediaRoom(places=2), []
+        room, seen = MediaRoom(slots=2), []
         inside = most = 0
 
         async def decode(number: int) -> None:
             nonlocal inside, most
-            async with room.share().place(10):
+            async with room.share().slot(10):
                 inside += 1
                 most = max(most, inside)
                 seen.append(number)
@@ -98,30 +98,30 @@ class TestPlaces:
 
     @pytest.mark.parametrize("size", [0, 60])
     async def test_a_wait_has_an_end(self, size: int) -> None:
-        """For a place, and for room."""
-        room = MediaRoom(ByteBudget(100), places=2 if size else 1)
+        """For a slot, and for room."""
+        room = MediaRoom(ByteBudget(100), slots=2 if size else 1)
         loop = asyncio.get_running_loop()
         with room.share() as first, room.share() as second:
-            async with first.place(size):
+            async with first.slot(size):
                 began = loop.time()
                 with pytest.raises(EngineOverloaded, match="turn") as overloaded:
-                    async with second.place(size):
+                    async with second.slot(size):
                         pass
                 assert loop.time() - began == pytest.approx(MAX_WAIT_SEC)
                 assert overloaded.value.retry_after_ms == 1000
             first.give(size)
-            async with second.place(size):
+            async with second.slot(size):
                 pass
 
     async def test_it_waits_until_others_give_room_back(self) -> None:
-        room = MediaRoom(ByteBudget(100), places=4)
+        room = MediaRoom(ByteBudget(100), slots=4)
         loop = asyncio.get_running_loop()
         with room.share() as first, room.share() as second:
-            async with first.place(60):
+            async with first.slot(60):
                 pass
             loop.call_later(MAX_WAIT_SEC - 1, lambda: threading.Thread(target=first.give, args=(20,)).start())
             began = loop.time()
-            async with second.place(60):
+            async with second.slot(60):
                 assert room.budget.held == 100
             assert loop.time() - began >= MAX_WAIT_SEC - 1
 
@@ -132,34 +132,34 @@ class TestPlaces:
         with room.share() as share:
             share.take(10)
             with pytest.raises(EngineOverloaded, match="as much"):
-                async with share.place(41):
+                async with share.slot(41):
                     pass
             with pytest.raises(PayloadTooLarge):
-                async with share.place(91):
+                async with share.slot(91):
                     pass
-            async with share.place(40):
+            async with share.slot(40):
                 pass
         assert budget.held == 50
 
     @pytest.mark.parametrize("granted", [False, True])
-    async def test_who_is_cancelled_leaves_no_place_taken(self, granted: bool) -> None:
-        room = MediaRoom(ByteBudget(100), places=1)
+    async def test_cancelled_waiter_leaves_no_slot_taken(self, granted: bool) -> None:
+        room = MediaRoom(ByteBudget(100), slots=1)
 
         async def decode() -> None:
             with room.share() as share:
-                async with share.place(100):
+                async with share.slot(100):
                     await asyncio.sleep(1)
 
-        async with room.share().place(0):
+        async with room.share().slot(0):
             waiting = [asyncio.create_task(decode()) for _ in range(2)]
             await asyncio.sleep(0)
             if not granted:
                 waiting[0].cancel()
         if granted:
-            waiting[0].cancel()  # its place was given to it, and it has not run since
+            waiting[0].cancel()  # it was granted its slot, but has not run since
         await waiting[1]
         assert waiting[0].cancelled()
-        assert (room._free_places, room.budget.held, len(room._waiting)) == (1, 0, 0)
+        assert (room._free_slots, room.budget.held, len(room._waiting)) == (1, 0, 0)
 
-    def test_there_are_fewer_places_than_threads_that_decode(self) -> None:
-        assert media_room.PLACES < DECODING_THREADS
+    def test_there_are_fewer_slots_than_decoding_threads(self) -> None:
+        assert media_room.DECODING_SLOTS < DECODING_THREADS

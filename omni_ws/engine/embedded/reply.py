@@ -10,7 +10,7 @@ from omni_ws.engine.answer_limit import AnswerLimit, count_words
 from omni_ws.engine.base import AudioOutput, EngineOutput, GenerationRequest, TextOutput
 from omni_ws.engine.clauses import ClauseSplitter
 from omni_ws.engine.embedded.voice import Voice
-from omni_ws.engine.text_pieces import InTurns
+from omni_ws.engine.text_pieces import CooperativePieces
 
 
 class Reply:
@@ -42,7 +42,7 @@ class Reply:
     async def say(self, text: str) -> AsyncGenerator[EngineOutput, None]:
         """A sentence, or another piece of the reply that may be spoken by itself. White space between is given too."""
         self._held += len(text)
-        async for piece in InTurns(text):
+        async for piece in CooperativePieces(text):
             if self.reached is not None:
                 return
             async with aclosing(self._release(self._limit.feed(piece))) as outputs:

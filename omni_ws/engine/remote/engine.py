@@ -30,7 +30,7 @@ from omni_ws.engine.remote.request_body import Prompt, Text, chat_body, read_pro
 from omni_ws.engine.remote.server_sent_events import EventReader, ServerSentEvent
 from omni_ws.engine.remote.speech import RemoteVoice
 from omni_ws.engine.remote.upstream import Timeouts, Upstream, UpstreamAnswer, normalised
-from omni_ws.engine.text_pieces import InTurns
+from omni_ws.engine.text_pieces import CooperativePieces
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import EngineFailed, UnsupportedModality, UnsupportedParameter
 from omni_ws.wire.openai_media_limits import MediaLimitFields
@@ -274,7 +274,7 @@ class _ChatStage:
                     continue
                 await outputs.put(output)
                 if isinstance(output, TextOutput):
-                    async for piece in InTurns(output.text):
+                    async for piece in CooperativePieces(output.text):
                         for clause in splitter.feed(piece):
                             await sink.put(clause)
         if rest := splitter.rest():
