@@ -82,6 +82,7 @@ def seeds() -> Iterator[bytes]:
     yield b'{"type":"ping","t":[{"a":[1.5,true,null,"\\u00e9"]}]}'
     yield b'{"type":"output_ack","sequence_id":3,"played_ms":1.5}'
     yield b'{"type":"cancel","request_id":"req_1"}'
+    yield b'{"type":"history_truncate","request_id":"req_1"}'
     for vector in harness.vectors("client_frames.jsonl"):
         yield vector["frame"].encode() if "frame" in vector else bytes.fromhex(vector["hex"])
 

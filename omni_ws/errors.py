@@ -179,7 +179,9 @@ class SessionExpired(SessionError):
 
 
 class SessionConflict(SessionError):
-    wire = WireMapping("session_conflict", None, 409, "ABORTED", note="a chunk after the end")
+    wire = WireMapping(
+        "session_conflict", None, 409, "ABORTED", note="a chunk after the end, a truncation within a request"
+    )
 
 
 class PayloadTooLarge(SessionError):

@@ -157,7 +157,7 @@ class NativeReplay:
             return message
         frame = parsed(message)
         match frame:
-            case {"type": "cancel", "request_id": str(request_id)}:
+            case {"type": "cancel" | "history_truncate", "request_id": str(request_id)}:
                 place = self._then.place_of(request_id)
                 if place is None or place >= len(self._now.found.answers):
                     return message

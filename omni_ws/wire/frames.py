@@ -60,6 +60,12 @@ class CancelFrame(Struct, frozen=True, tag_field="type", tag="cancel"):
     request_id: str | None = None
 
 
+class HistoryTruncateFrame(Struct, frozen=True, tag_field="type", tag="history_truncate"):
+    """This request and all later ones are dropped from the history."""
+
+    request_id: str
+
+
 class OutputAckFrame(Struct, frozen=True, tag_field="type", tag="output_ack"):
     sequence_id: SequenceId
     played_ms: Annotated[float, Meta(ge=0)] | None = None
@@ -83,10 +89,27 @@ class RefusedChunk(Struct, frozen=True):
 
 
 ClientFrame: TypeAlias = (
-    InputChunk | RefusedChunk | ConfigPatch | FinishFrame | CancelFrame | OutputAckFrame | PingFrame
+    InputChunk
+    | RefusedChunk
+    | ConfigPatch
+    | FinishFrame
+    | CancelFrame
+    | HistoryTruncateFrame
+    | OutputAckFrame
+    | PingFrame
 )
-_TypedFrame: TypeAlias = InputChunkFrame | SessionConfigFrame | FinishFrame | CancelFrame | OutputAckFrame | PingFrame
-CLIENT_FRAMES: Final = (InputChunkFrame, SessionConfigFrame, FinishFrame, CancelFrame, OutputAckFrame, PingFrame)
+_TypedFrame: TypeAlias = (
+    InputChunkFrame | SessionConfigFrame | FinishFrame | CancelFrame | HistoryTruncateFrame | OutputAckFrame | PingFrame
+)
+CLIENT_FRAMES: Final = (
+    InputChunkFrame,
+    SessionConfigFrame,
+    FinishFrame,
+    CancelFrame,
+    HistoryTruncateFrame,
+    OutputAckFrame,
+    PingFrame,
+)
 CLIENT_TYPES: Final = frozenset(str(frame.__struct_config__.tag) for frame in CLIENT_FRAMES)
 
 _NO_OFFSETS: Final = "chunks of a WebSocket are numbered by sequence_id"

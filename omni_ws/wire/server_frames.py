@@ -89,6 +89,13 @@ class ResponseStartedFrame(_ServerFrame, frozen=True, kw_only=True, tag="respons
     input_mode: str
 
 
+class HistoryTruncatedFrame(_ServerFrame, frozen=True, kw_only=True, tag="history_truncated"):
+    """``request_id`` and all later requests, ``dropped_requests`` in all, are in the history no more."""
+
+    request_id: str
+    dropped_requests: int
+
+
 class SpeechStartedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_started"):
     """Speech began at ``audio_ms`` of the audio that was listened to; only with turn detection."""
 
@@ -174,6 +181,7 @@ ServerFrame: TypeAlias = (
     | InputAckFrame
     | ResponseStartedFrame
     | OutputChunkFrame
+    | HistoryTruncatedFrame
     | SpeechStartedFrame
     | SpeechStoppedFrame
     | ErrorFrame
@@ -187,6 +195,7 @@ SERVER_FRAMES: Final = (
     InputAckFrame,
     ResponseStartedFrame,
     OutputChunkFrame,
+    HistoryTruncatedFrame,
     SpeechStartedFrame,
     SpeechStoppedFrame,
     ErrorFrame,

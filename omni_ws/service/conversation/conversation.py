@@ -14,7 +14,15 @@ from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, I
 from omni_ws.core.stream_events import Diverted, RequestOpened, StreamEvent, TextRefused
 from omni_ws.engine.base import AnswerOptions, Engine
 from omni_ws.engine.media_room import MediaRoom
-from omni_ws.errors import EmptyInput, EngineOverloaded, InvalidValue, OmniError, PayloadTooLarge, ShuttingDown
+from omni_ws.errors import (
+    EmptyInput,
+    EngineOverloaded,
+    InvalidValue,
+    OmniError,
+    PayloadTooLarge,
+    SessionConflict,
+    ShuttingDown,
+)
 from omni_ws.service.conversation.configuration import Configuration
 from omni_ws.service.conversation.history import History
 from omni_ws.service.conversation.input_flow import InputFlow
@@ -179,6 +187,16 @@ class Conversation:
         if self._listener is not None and self._receiving is None:
             self._listener.cancel()
 
+    def truncate_history(self, request_id: str) -> int:
+        """Drops a request and all later ones from the history; returns how many these are.
+
+        Raises SessionConflict, which leaves the session open, unless it comes between requests; InvalidValue for a
+        request that the history does not have.
+        """
+        if self.busy or self.stream.buffered_chunks:
+            raise SessionConflict("the history is truncated between requests only", param="request_id")
+        return self.history.truncate(request_id)
+
     def drain(self) -> None:
         """Requests that are open get their answers; new ones are refused."""
         self._draining = True
@@ -339,6 +357,7 @@ class Conversation:
             speech=self._speech_to_keep(session, config),
             field_names=self.field_names,
         )
+        self.history.open(request.request_id)
         self._queue.count_outputs(request)
         self._receiving = request
         self.observed.tell(observer.RequestOpened(request, by_speech))

@@ -1,76 +1,190 @@
-"""What earlier turns of a conversation the engine still gets to see."""
+"""History: what earlier requests of a conversation left for the engine, as items with ids."""
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_left
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
 
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.answer_limit import count_words
-from omni_ws.engine.base import Message
+from omni_ws.engine.base import WORDS_UNKNOWN, Message
+from omni_ws.errors import InvalidValue
 from omni_ws.service.conversation.kept_speech import MAX_SPEECH_BYTES, held_bytes, tokens_of
+from omni_ws.service.identifiers import new_id
+
+#: Items are kept up to this multiple of what a request sees, so that a truncation brings earlier turns back.
+KEPT_MULTIPLE: Final = 2
+#: Requests that can be named, with or without items; and, beside them, ids of requests that were truncated.
+MAX_REQUESTS: Final = 1 << 14
+#: The place of messages that belong to no request: those of an HTTP body, before all requests.
+_BEFORE_ALL: Final = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HistoryItem:
+    """One message of a request: a role with its text, kept speech, tool calls or the result of a tool.
+
+    ``request_id`` is None for messages that a client sent as history; ``place`` counts requests in the order of their
+    opening. Its size is ``tokens``, which are words and a rate of speech, and ``speech_bytes``.
+    """
+
+    item_id: str
+    request_id: str | None
+    place: int
+    message: Message
+    tokens: int
+    speech_bytes: int
+
+    @property
+    def role(self) -> str:
+        return self.message.role
 
 
 class History:
-    """The latest messages, within ``max_tokens`` (counted in words: a session does not know its engine's tokens).
+    """The items of a conversation, in the order in which their requests opened.
 
-    Speech in them is charged to ``budget`` already when it comes, and given back when it goes.
+    ``messages`` is a copy for the engine: the latest turns, up to ``max_tokens``. Words are counted, since a session
+    does not know the tokens of its engine. The history keeps ``KEPT_MULTIPLE`` times as much text, but speech only
+    within that copy: an item that is older has ``WORDS_UNKNOWN`` in the place of its speech.
+
+    Speech is charged to ``budget`` before it is added, and given back when it is dropped.
     """
 
     def __init__(self, max_tokens: int, budget: ByteBudget) -> None:
         self.max_tokens = max_tokens
-        self._budget = budget
-        self._messages: deque[Message] = deque()
-        self._tokens = 0
-        #: Of the speech.
+        #: Bytes of speech, with their overhead.
         self.held_bytes = 0
+        self._budget = budget
+        self._items: list[HistoryItem] = []
+        self._tokens = 0
+        #: Of all speech that was added, also where it is not held any more: an item keeps its size.
+        self._speech_bytes = 0
+        #: The place of each request that can be named, in that order.
+        self._places: dict[str, int] = {}
+        self._opened = 0
+        #: Ids of truncated requests, the oldest first.
+        self._truncated: dict[str, None] = {}
+
+    @property
+    def items(self) -> tuple[HistoryItem, ...]:
+        """All that is kept, the oldest first."""
+        return tuple(self._items)
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        return tuple(self._messages)
+        """What a request that is answered now sees."""
+        return tuple(item.message for item in self._items[self._first_seen() :])
 
-    def add(self, messages: Iterable[Message]) -> None:
-        """Messages that say nothing are left out; the oldest turns make room, results of tools with their calls."""
+    def open(self, request_id: str) -> None:
+        """A request opens. What it leaves has its place behind all requests before it, whichever ends first."""
+        self._places[request_id] = self._opened
+        self._opened += 1
+        _keep_newest(self._places)
+
+    def add(self, messages: Iterable[Message], *, request_id: str | None = None) -> None:
+        """What a request leaves. Messages without content are left out, and the oldest turns make room."""
+        place = _BEFORE_ALL if request_id is None else self._places.get(request_id, self._opened)
+        behind_all = not self._items or self._items[-1].place <= place
         for message in messages:
             if message.text or message.tool_calls or message.tool_call_id is not None or message.speech is not None:
-                self._messages.append(message)
-                self._tokens += _count(message)
-                self.held_bytes += _speech_bytes(message)
-        while self._tokens > self.max_tokens or self.held_bytes > MAX_SPEECH_BYTES:
-            self._forget_oldest()
-        while self._messages and self._messages[0].role == "tool":
-            self._forget_oldest()
+                tokens, speech_bytes = _count(message), _speech_bytes(message)
+                item = HistoryItem(new_id("item_"), request_id, place, message, tokens, speech_bytes)
+                self._items.append(item)
+                self._tokens += tokens
+                self._speech_bytes += speech_bytes
+                self.held_bytes += speech_bytes
+        if not behind_all:  # it was cancelled while it waited for the one before it
+            self._items.sort(key=lambda item: item.place)
+        self._make_room()
+
+    def revise_answer(self, request_id: str, answer: Message) -> None:
+        """Less of an answer was heard than had been sent. Nothing happens where it is not kept any more."""
+        for index in reversed(range(len(self._items))):
+            item = self._items[index]
+            if item.request_id == request_id and item.role == "assistant":
+                if answer.text or answer.tool_calls:
+                    self._items[index] = replace(item, message=answer, tokens=_count(answer))
+                    self._tokens += self._items[index].tokens - item.tokens
+                else:
+                    self._drop(index, index + 1)
+                return
+
+    def truncate(self, request_id: str) -> int:
+        """Drops a request and all later ones; returns how many these are.
+
+        Idempotent: for a request that an earlier truncation dropped nothing happens, and 0 is returned. Raises
+        InvalidValue for any other id that is not, or no longer, that of a request here.
+        """
+        first = self._places.get(request_id)
+        if first is None:
+            if request_id in self._truncated:
+                return 0
+            raise InvalidValue(f"the history has no request {request_id[:64]!r}", param="request_id")
+        dropped = [known for known, place in self._places.items() if place >= first]
+        for known in dropped:
+            del self._places[known]
+        self._truncated |= dict.fromkeys(dropped)
+        _keep_newest(self._truncated)
+        self._drop(bisect_left(self._items, first, key=lambda item: item.place), len(self._items))
+        return len(dropped)
 
     def close(self) -> None:
-        """The session is over: nothing is held any more, nor kept of what still comes. Idempotent."""
+        """Drops everything, and keeps nothing of what is added later. Idempotent."""
         self.max_tokens = 0
-        self.add(())
+        self._make_room()
 
-    def replace(self, message: Message, other: Message) -> None:
-        """What was said turned out to be something else; nothing happens where it is forgotten already."""
-        if message not in self._messages:
-            return
-        place = len(self._messages) - 1 - list(reversed(self._messages)).index(message)
-        self._tokens -= _count(message)
-        del self._messages[place]
-        if other.text or other.tool_calls:
-            self._messages.insert(place, other)
-            self._tokens += _count(other)
+    def _first_seen(self) -> int:
+        """The index of the first item that a request sees."""
+        first = self._first_within(self.max_tokens, max_speech_bytes=MAX_SPEECH_BYTES)
+        while first < len(self._items) and self._items[first].role == "tool":  # without the call that it answers
+            first += 1
+        return first
 
-    def _forget_oldest(self) -> None:
-        """A question goes with its answer: templates want turns that take turns."""
-        asked = self._forget_message()
-        while asked and self._messages and self._messages[0].role != "user":
-            self._forget_message()
+    def _first_within(self, max_tokens: int, *, max_speech_bytes: int) -> int:
+        """The index of the first item that fits with all behind it.
 
-    def _forget_message(self) -> bool:
-        """Returns whether it was the user's."""
-        message = self._messages.popleft()
-        self._tokens -= _count(message)
-        size = _speech_bytes(message)
-        self.held_bytes -= size
-        self._budget.give(size)
-        return message.role == "user"
+        A question goes with its answer: chat templates want turns that alternate.
+        """
+        items, first, asked = self._items, 0, False
+        tokens, speech_bytes = self._tokens, self._speech_bytes
+        while first < len(items):
+            item = items[first]
+            fits = tokens <= max_tokens and speech_bytes <= max_speech_bytes
+            if fits and not (asked and item.role != "user"):
+                break
+            asked = asked or item.role == "user"
+            tokens -= item.tokens
+            speech_bytes -= item.speech_bytes
+            first += 1
+        return first
+
+    def _make_room(self) -> None:
+        forgotten = self._first_within(KEPT_MULTIPLE * self.max_tokens, max_speech_bytes=self._speech_bytes)
+        if forgotten:
+            place = self._items[forgotten - 1].place
+            self._drop(0, forgotten)
+            while self._places and (oldest := next(iter(self._places.items())))[1] <= place:
+                del self._places[oldest[0]]
+        for index in range(self._first_seen()):
+            item = self._items[index]
+            if item.message.speech is not None:
+                self._release(item)
+                text = " ".join(filter(None, [item.message.text, WORDS_UNKNOWN]))
+                self._items[index] = replace(item, message=replace(item.message, text=text, speech=None))
+
+    def _drop(self, start: int, end: int) -> None:
+        for item in self._items[start:end]:
+            self._tokens -= item.tokens
+            self._speech_bytes -= item.speech_bytes
+            self._release(item)
+        del self._items[start:end]
+
+    def _release(self, item: HistoryItem) -> None:
+        if item.message.speech is not None:
+            self.held_bytes -= item.speech_bytes
+            self._budget.give(item.speech_bytes)
 
 
 def _count(message: Message) -> int:
@@ -81,3 +195,8 @@ def _count(message: Message) -> int:
 
 def _speech_bytes(message: Message) -> int:
     return 0 if message.speech is None else held_bytes(message.speech)
+
+
+def _keep_newest(ids: dict[str, int] | dict[str, None]) -> None:
+    while len(ids) > MAX_REQUESTS:
+        del ids[next(iter(ids))]

@@ -38,7 +38,6 @@ class Loudspeaker:
         """The client is interrupted, and plays nothing more of what it has."""
         for request in self._requests:
             if request.playback.playing and request.finished and request.playback.reported_ms is not None:
-                before = request.answer_message
                 request.interrupted = True
-                self._history.replace(before, request.answer_message)
+                self._history.revise_answer(request.request_id, request.answer_message)
             request.playback.stop()

@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.errors import OmniError
 from omni_ws.wire.server_frames import (
+    HistoryTruncatedFrame,
     InputAckFrame,
     PongFrame,
     ResponseStartedFrame,
@@ -26,6 +27,7 @@ ServerMessage: TypeAlias = (
     | SessionCreatedFrame
     | SessionUpdatedFrame
     | InputAckFrame
+    | HistoryTruncatedFrame
     | SpeechStartedFrame
     | SpeechStoppedFrame
     | SessionClosingFrame

@@ -141,7 +141,8 @@ class RequestQueue:
         """Only an engine that came to its end has told all that it heard."""
         all_heard = finished is not None and self._engine.capabilities.transcripts
         audio_ms = 0 if finished is None else finished.usage.input_audio_ms
-        self._history.add(request.take_messages(all_heard=all_heard, audio_ms=audio_ms))
+        messages = request.take_messages(all_heard=all_heard, audio_ms=audio_ms)
+        self._history.add(messages, request_id=request.request_id)
 
     def close(self) -> None:
         """No further requests come: ``run`` returns when the last answer is given."""

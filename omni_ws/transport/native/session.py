@@ -12,7 +12,7 @@ from websockets.frames import CloseCode
 
 from omni_ws.core.acknowledgements import ACK_DELAY_SEC
 from omni_ws.core.chunks import InputChunk
-from omni_ws.errors import EngineOverloaded, InvalidRequest, OmniError
+from omni_ws.errors import EngineOverloaded, InvalidRequest, OmniError, SessionConflict
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.live import LiveSession
 from omni_ws.transport.native.acknowledgement_clock import AcknowledgementClock
@@ -27,12 +27,13 @@ from omni_ws.wire.frames import (
     ClientFrame,
     ConfigPatch,
     FinishFrame,
+    HistoryTruncateFrame,
     OutputAckFrame,
     PingFrame,
     RefusedChunk,
     decode_frame,
 )
-from omni_ws.wire.server_frames import PongFrame, SessionUpdatedFrame, encode_frame
+from omni_ws.wire.server_frames import HistoryTruncatedFrame, PongFrame, SessionUpdatedFrame, encode_frame
 
 #: Where chunks come steadily, the acknowledgement goes out this long before its time, with a chunk: waking up for it
 #: alone costs as much as a chunk does.
@@ -195,6 +196,8 @@ class WebSocketSession:
                 conversation.finish()
             case CancelFrame(request_id=request_id):
                 conversation.cancel(request_id)
+            case HistoryTruncateFrame(request_id=request_id):
+                self._truncate_history(request_id)
             case ConfigPatch(fields=fields):
                 config = conversation.configure(fields)
                 self._outbox.put_nowait(
@@ -210,6 +213,14 @@ class WebSocketSession:
                 raise AssertionError(f"unexpected {frame!r}")
         self._stream.touch(now=now)
         self._arm(now)
+
+    def _truncate_history(self, request_id: str) -> None:
+        try:
+            dropped = self._conversation.truncate_history(request_id)
+        except SessionConflict as refusal:  # which ends a session elsewhere
+            self._outbox.put_nowait(refusal)
+            return
+        self._outbox.put_nowait(HistoryTruncatedFrame(request_id=request_id, dropped_requests=dropped))
 
     def acknowledge(self) -> None:
         self.ack_at = math.inf

@@ -1,13 +1,16 @@
-"""What is kept of earlier turns."""
+"""The items of a history, what of them a request sees, and what a truncation leaves."""
 
 from __future__ import annotations
+
+from random import Random
 
 import pytest
 
 from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.chunks import InputChunk, Modality, ToolCall
 from omni_ws.core.quota import ByteBudget
-from omni_ws.engine.base import Message
+from omni_ws.engine.base import WORDS_UNKNOWN, Message
+from omni_ws.errors import InvalidValue
 from omni_ws.service.conversation.history import History
 from omni_ws.service.conversation.kept_speech import KeptSpeech, held_bytes
 from omni_ws.service.conversation.request import MAX_KEPT_TEXT, KeptText
@@ -54,15 +57,197 @@ def test_kept_text_is_bounded() -> None:
 def test_what_was_said_can_turn_out_to_be_less() -> None:
     history = History(100, ByteBudget(1 << 20))
     said = Message("assistant", "one two three")
-    history.add([said, Message("user", "again"), said])
-    history.replace(said, Message("assistant", "one"))
+    history.open("req_1")
+    history.open("req_2")
+    history.add([said], request_id="req_1")
+    history.add([Message("user", "again"), said], request_id="req_2")
+    history.revise_answer("req_2", Message("assistant", "one"))
     assert [message.text for message in history.messages] == ["one two three", "again", "one"]
-    history.replace(said, Message("assistant", ""))
+    history.revise_answer("req_1", Message("assistant", ""))
     assert [message.text for message in history.messages] == ["again", "one"]
-    history.replace(said, Message("assistant", "nothing"))
+    history.revise_answer("req_1", Message("assistant", "nothing"))
     assert len(history.messages) == 2
-    history.add([Message("user", "x " * 98)])
+    history.open("req_3")
+    history.add([Message("user", "x " * 98)], request_id="req_3")
     assert [message.text for message in history.messages][:2] == ["again", "one"]
+
+
+# items
+
+
+def test_items_have_ids_and_the_request_that_they_belong_to() -> None:
+    history = History(100, ByteBudget(1 << 20))
+    history.open("req_1")
+    call = ToolCall("call_1", "weather", '{"city": "Bonn"}')
+    history.add([Message("user", "one two"), Message("assistant", "", tool_calls=(call,))], request_id="req_1")
+    history.open("req_2")
+    history.add([Message("tool", "", tool_call_id="call_1"), Message("assistant", "")], request_id="req_2")
+    asked, called, result = history.items
+    assert [item.request_id for item in history.items] == ["req_1", "req_1", "req_2"]
+    assert [item.role for item in history.items] == ["user", "assistant", "tool"]
+    assert [item.tokens for item in history.items] == [2, 3, 1]
+    assert all(item.item_id.startswith("item_") for item in history.items)
+    assert len({item.item_id for item in history.items}) == 3
+    assert history.messages == (asked.message, called.message, result.message)
+
+
+def test_an_item_that_is_revised_keeps_its_id() -> None:
+    history = History(100, ByteBudget(1 << 20))
+    history.open("req_1")
+    history.add([Message("assistant", "one two three")], request_id="req_1")
+    (before,) = history.items
+    history.revise_answer("req_1", Message("assistant", "one"))
+    (after,) = history.items
+    assert (after.item_id, after.message.text, after.tokens) == (before.item_id, "one", 1)
+
+
+def test_items_stand_in_the_order_in_which_their_requests_opened() -> None:
+    history = History(100, ByteBudget(1 << 20))
+    history.add([Message("user", "given")])
+    for name in ("req_1", "req_2", "req_3"):
+        history.open(name)
+    history.add([Message("user", "waited")], request_id="req_2")
+    history.add([Message("user", "asked"), Message("assistant", "answered")], request_id="req_1")
+    history.add([Message("user", "last")], request_id="req_3")
+    assert [message.text for message in history.messages] == ["given", "asked", "answered", "waited", "last"]
+
+
+def test_results_of_tools_are_not_seen_without_their_calls() -> None:
+    history = History(4, ByteBudget(1 << 20))
+    history.open("req_1")
+    call = ToolCall("call_1", "weather", "{}")
+    history.add([Message("user", "one"), Message("assistant", "", tool_calls=(call,))], request_id="req_1")
+    history.open("req_2")
+    history.add([Message("tool", "rain", tool_call_id="call_1"), Message("assistant", "two")], request_id="req_2")
+    assert [message.role for message in history.messages] == []
+    history.truncate("req_2")
+    assert [message.role for message in history.messages] == ["user", "assistant"]
+
+
+# truncation
+
+
+def turn(history: History, name: str, asked: str = "", answered: str = "") -> None:
+    history.open(name)
+    history.add([Message("user", asked), Message("assistant", answered)], request_id=name)
+
+
+def texts(history: History) -> list[str]:
+    return [message.text for message in history.messages]
+
+
+def test_a_request_and_all_later_ones_are_dropped() -> None:
+    history = History(100, ByteBudget(1 << 20))
+    history.add([Message("user", "given")])
+    for name in "abc":
+        turn(history, name, f"ask {name}", f"answer {name}")
+    assert history.truncate("b") == 2
+    assert texts(history) == ["given", "ask a", "answer a"]
+    assert history.truncate("a") == 1
+    assert texts(history) == ["given"]
+
+
+def test_a_request_that_left_nothing_can_be_named() -> None:
+    history = History(100, ByteBudget(1 << 20))
+    turn(history, "a", "ask a", "answer a")
+    turn(history, "failed")
+    turn(history, "b", "ask b", "answer b")
+    assert history.truncate("failed") == 2
+    assert texts(history) == ["ask a", "answer a"]
+
+
+def test_truncating_again_changes_nothing() -> None:
+    history = History(100, ByteBudget(1 << 20))
+    for name in "abc":
+        turn(history, name, name)
+    assert history.truncate("b") == 2
+    turn(history, "d", "d")
+    assert [history.truncate("b"), history.truncate("c")] == [0, 0]
+    assert texts(history) == ["a", "d"]
+    assert history.truncate("d") == 1
+    assert texts(history) == ["a"]
+
+
+def test_an_unknown_request_is_refused_by_name() -> None:
+    history = History(100, ByteBudget(1 << 20))
+    turn(history, "a", "a")
+    for unknown in ("b", "", "x" * 1000):
+        with pytest.raises(InvalidValue) as refusal:
+            history.truncate(unknown)
+        assert refusal.value.param == "request_id"
+        assert len(refusal.value.message) < 200
+    assert texts(history) == ["a"]
+
+
+@pytest.mark.parametrize("past", [False, True])
+def test_twice_as_much_is_kept_as_a_request_sees(past: bool) -> None:
+    history = History(4, ByteBudget(1 << 20))
+    turn(history, "a", "1", "2")
+    turn(history, "b", "3", "4")
+    turn(history, "c", "5", "6")
+    turn(history, "d", "7", "8 9" if past else "8")
+    assert texts(history) == (["7", "8 9"] if past else ["5", "6", "7", "8"])
+    assert history.items[0].request_id == ("b" if past else "a")
+    if past:
+        with pytest.raises(InvalidValue):
+            history.truncate("a")
+    assert history.truncate("c") == 2
+    assert texts(history) == (["3", "4"] if past else ["1", "2", "3", "4"])
+
+
+def test_requests_that_can_be_named_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_ws.service.conversation.history.MAX_REQUESTS", 2)
+    history = History(100, ByteBudget(1 << 20))
+    for name in "abcd":
+        turn(history, name, name)
+    with pytest.raises(InvalidValue):
+        history.truncate("b")
+    assert history.truncate("c") == 2
+    assert texts(history) == ["a", "b"]
+    for name in "efg":
+        turn(history, name, name)
+        history.truncate(name)
+    with pytest.raises(InvalidValue):
+        history.truncate("e")
+    assert history.truncate("f") == 0
+
+
+def test_nothing_is_left_of_a_closed_history() -> None:
+    history = History(4, ByteBudget(1 << 20))
+    turn(history, "a", "1", "2")
+    history.close()
+    history.close()
+    assert history.items == ()
+    turn(history, "b", "1", "2")
+    assert history.items == ()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_request_sees_what_it_would_see_had_the_dropped_ones_never_been(seed: int) -> None:
+    random = Random(seed)
+    max_tokens = random.randrange(2, 60)
+    history = History(max_tokens, ByteBudget(1 << 20))
+    kept: list[tuple[str, list[Message], int]] = []
+    for step in range(80):
+        if kept and random.random() < 0.3:
+            first = random.randrange(max(0, len(kept) - random.choice([1, 3, 80])), len(kept))
+            assert history.truncate(kept[first][0]) == len(kept) - first
+            del kept[first:]
+        else:
+            name, asked, answered = f"req_{step}", random.randrange(1, 5), random.randrange(4)
+            messages = [Message("user", "word " * asked), Message("assistant", "word " * answered)]
+            history.open(name)
+            history.add(messages, request_id=name)
+            kept.append((name, messages, asked + answered))
+            while sum(tokens for _, _, tokens in kept) > 2 * max_tokens:
+                forgotten, *kept = kept
+                with pytest.raises(InvalidValue):
+                    history.truncate(forgotten[0])
+        fresh = History(max_tokens, ByteBudget(1 << 20))
+        for name, messages, _ in kept:
+            fresh.open(name)
+            fresh.add(messages, request_id=name)
+        assert history.messages == fresh.messages
 
 
 # speech
@@ -153,3 +338,28 @@ def test_tiny_chunks_cost_no_more_than_their_bytes() -> None:
     assert speech is not None
     assert [chunk.payload for chunk in speech.chunks] == [b"x" * 1280]
     assert budget.used == 1280 + 256
+
+
+def test_speech_that_no_request_sees_is_not_kept() -> None:
+    budget = ByteBudget(1 << 20)
+    history = History(3, budget)
+    history.open("a")
+    history.add([message(spoken(budget, TOKEN, TOKEN)), Message("assistant", "one")], request_id="a")
+    turn(history, "b", "two", "three")
+    assert budget.used == 0
+    assert [one.text for one in history.messages] == ["two", "three"]
+    history.truncate("b")
+    assert [one.text for one in history.messages] == [WORDS_UNKNOWN, "one"]
+    assert [item.tokens for item in history.items] == [2, 1]
+
+
+def test_speech_that_is_truncated_is_given_back() -> None:
+    budget = ByteBudget(1 << 20)
+    history = History(100, budget)
+    for name in "ab":
+        history.open(name)
+        history.add([message(spoken(budget, TOKEN)), Message("assistant", "one")], request_id=name)
+    history.truncate("b")
+    assert budget.used == history.held_bytes == len(TOKEN) + 256
+    history.truncate("a")
+    assert budget.used == history.held_bytes == 0
