@@ -35,7 +35,7 @@ from omni_ws.transport.http.router import Router
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.endpoint import NATIVE_PATH, SUBPROTOCOL_BINARY, chosen_subprotocol, refuse
 from omni_ws.transport.native.frames import encode_message
-from omni_ws.transport.recording.recorded_connection import RecordedConnection
+from omni_ws.transport.recording.recorded_connection import recorded
 from omni_ws.transport.recording.recorded_exchange import HttpRecordings
 from omni_ws.wire.binary import decode_input
 from omni_ws.wire.frames import OutputAckFrame, PingFrame, decode_frame
@@ -87,7 +87,7 @@ class Attachments(FrontEnd):
             session_id=request.query.get("session_id") or "", key=key, binary_audio=subprotocol == SUBPROTOCOL_BINARY
         )
         return UpgradeDecision(
-            connection=StreamConnection if self._recordings is None else RecordedConnection,
+            connection=StreamConnection,
             serve=partial(self._serve, handshake),
             subprotocol=subprotocol,
             max_size=_MAX_MESSAGE_BYTES,
@@ -99,8 +99,8 @@ class Attachments(FrontEnd):
         streaming = self._streaming
         try:
             session = self._find(handshake)
-            if self._recordings is not None and isinstance(connection, RecordedConnection):
-                connection.record(self._recordings.find(handshake.session_id, handshake.key))
+            if self._recordings is not None:
+                connection = recorded(connection, self._recordings.find(handshake.session_id, handshake.key))
             with session.reading():
                 await AttachedOutput(
                     connection,
@@ -224,7 +224,7 @@ class AttachedOutput:
         if self._writing is not None:
             self._writing.cancel()
 
-    def pace_kept(self) -> None:
+    def resume_input(self) -> None:
         pass  # silence has no end here
 
     def receive_pong(self, data: bytes) -> None:

@@ -1,20 +1,43 @@
-"""StreamConnection: websockets' connection, with a way around its parser and its queue for whole data frames."""
+"""The WebSocket connection: websockets' ``ServerConnection``, read at the session's pace.
+
+The library does the handshake, control frames, the closing handshake, and everything that is wrong or unusual. The rest
+is done here, because each of many clients sends fifty small frames a second.
+
+**Whole data frames bypass the parser.** The library wakes a task for each message, through a queue. Here
+``data_received`` finds the frames in what was read, and calls the receiver. The parser is given control frames only,
+each of them whole, so that it always stands at the boundary of two frames. At the first frame that is anything but a
+whole message or a control frame without extensions, or is too large, it takes over from that boundary for the rest of
+the connection, and reports errors in its own words. The beginning of a frame waits in ``_incomplete`` for the rest.
+
+**Reading pauses for several reasons at once** (``Pause``): the engine is behind, too much output is unwritten, there is
+no session yet, or the client sent more than its key allows. The socket is read again when the last reason is gone. What
+had been read by then waits in ``_pending``. As asyncio does not report the end of a socket that it does not read, a
+HangUpWatch asks the kernel.
+
+**Work is limited in each pass of the event loop.** One read can hold tens of thousands of tiny frames. Those beyond
+``_FRAMES_PER_PASS`` wait, too, so that other connections get their share.
+
+Unfinished messages are charged to the budget of the server. When it has no room, the session ends, and the rest of the
+input is discarded, as the boundaries of its frames are lost.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import struct
 import sys
+from collections.abc import Callable
 from typing import Any, Final
 
+from websockets.asyncio.server import ServerConnection
 from websockets.frames import CTRL_OPCODES, CloseCode, Frame, Opcode
 from websockets.protocol import State
 
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import EngineOverloaded
-from omni_ws.transport.http.hang_up import HangUp
+from omni_ws.transport.http.hang_up import HangUp, HangUpWatch
 from omni_ws.transport.native.frame_receiver import FrameReceiver
-from omni_ws.transport.native.paced_connection import PacedConnection, Pause
 
 try:
     from websockets.speedups import apply_mask
@@ -22,78 +45,137 @@ except ImportError:  # pragma: no cover
     from websockets.utils import apply_mask
 
 _DATA: Final = frozenset({Opcode.TEXT, Opcode.BINARY, Opcode.CONT})
-
-# The header of a client's frame (RFC 6455, 5.2): FIN, RSV and opcode; the mask bit and a short length; where that says
-# so the length in 2 or 8 bytes; 4 bytes of mask.
+# The header of a client's frame (RFC 6455, 5.2): FIN, RSV and opcode; mask bit and length; 126 or 127 stands for a
+# length in the next 2 or 8 bytes; 4 bytes of mask.
 _FIN: Final = 0x80
 _TEXT: Final = _FIN | Opcode.TEXT
 _BINARY: Final = _FIN | Opcode.BINARY
-#: What a frame begins with that is a whole message, or a control frame, and uses no extension.
+#: The first bytes of whole messages, and of all frames that are taken here.
 _MESSAGES: Final = frozenset({_TEXT, _BINARY})
 _USUAL: Final = _MESSAGES | {_FIN | opcode for opcode in CTRL_OPCODES}
 _MASK_BIT: Final = 0x80
-_LENGTH_16: Final = 126
-_LENGTH_64: Final = 127
-_SHORT_HEADER_BYTES: Final = 6
-_LONG_HEADER_BYTES: Final = 14
+_LENGTH_16, _LENGTH_64 = 126, 127
+_SHORT_HEADER_BYTES, _LONG_HEADER_BYTES = 6, 14
 
-
-#: What may wait to be written before the client, who sends pings and does not read their pongs, is read no further.
+#: Unwritten bytes (of pongs, above all) from which on the client is not read.
 MAX_UNWRITTEN_BYTES: Final = 1 << 20
-#: How long a client may take to close; what is left of it after that is dropped.
+#: Time for the closing handshake, after which the connection is aborted.
 CLOSE_TIMEOUT_SEC: Final = 5.0
 MAX_CLOSE_REASON_BYTES: Final = 120
-#: Work for one connection in one turn. The library cannot be told to stop after some frames.
-_FRAMES_PER_TURN: Final = range(64)
-_LIBRARY_BYTES_PER_TURN: Final = 1024
+#: Work for one connection in one pass. The library's parser cannot be stopped after some frames.
+_FRAMES_PER_PASS: Final = range(64)
+_PARSER_BYTES_PER_PASS: Final = 1024
 
 
-class StreamConnection(PacedConnection):
-    """Hands messages to the session from inside ``data_received``: no task switch a frame.
+class Pause(enum.IntFlag):
+    """Reasons not to read the socket."""
 
-    Everything else stays the library's: the handshake, control frames, the closing handshake, and whatever is wrong.
+    NONE = 0
+    #: The session has no room for input.
+    SESSION = enum.auto()
+    #: More than MAX_UNWRITTEN_BYTES wait to be written.
+    UNWRITTEN = enum.auto()
+    #: There is no session yet.
+    EARLY = enum.auto()
+    #: What was read waits for the next pass of the event loop.
+    PASS = enum.auto()
+    #: The client sent more than its key allows.
+    PACE = enum.auto()
 
-    The library's parser does not see the data frames, as long as nothing but they and whole control frames come: it
-    always stands between two frames, and can be given everything else, for ever, at the first frame that is unusual.
+
+#: Reasons that may last, during which the peer may hang up unnoticed.
+_RESTS: Final = Pause.SESSION | Pause.UNWRITTEN | Pause.PACE
+
+
+class Parsing(enum.Enum):
+    """What becomes of the bytes that are read.
+
+    EARLY changes to DIRECT by ``attach`` (with extensions: to LIBRARY), and to LIBRARY by ``ignore_messages``; DIRECT
+    to LIBRARY by an unusual frame or a closing one; both to DEPARTED when the peer hangs up while it is not read; all
+    of them to DISCARDED when the budget has no room for a message.
     """
 
-    def __init__(self, *arguments: Any, budget: ByteBudget | None = None, **options: Any) -> None:
-        """``budget`` is what messages count in while they have not come whole."""
+    EARLY = "kept until there is a session"
+    DIRECT = "frames are found here"
+    LIBRARY = "the library parses them"
+    DEPARTED = "the library parses them, for a closing frame only"
+    DISCARDED = "dropped: the boundaries of frames are lost"
+
+
+_EARLY: Final = Parsing.EARLY  # found faster than a member of an enum
+_DIRECT: Final = Parsing.DIRECT
+
+
+class StreamConnection(ServerConnection):
+    """Calls its receiver from inside ``data_received``, and pauses reading for any number of reasons."""
+
+    def __init__(
+        self,
+        *arguments: Any,
+        budget: ByteBudget | None = None,
+        input_pace: Callable[[int], float] | None = None,
+        **options: Any,
+    ) -> None:
+        """``budget`` is charged for unfinished messages.
+
+        ``input_pace`` is called with each number of bytes received, and returns the seconds for which to pause reading.
+        """
         super().__init__(*arguments, **options)
-        self._unfinished = Share(budget or ByteBudget(sys.maxsize))
-        #: Whether what comes is thrown away, since the rest of a message would be taken for another.
-        self._refusing = False
-        #: Whether there will be no session.
-        self._deaf = False
-        #: A message that has not come whole. The library holds it to the limit of a whole one.
-        self._fragments = bytearray()
-        self._fragments_are_text = False
-        #: Whether frames are taken apart here; otherwise the library does it.
-        self._takes_frames = False
-        #: A frame that has not come whole, and how many bytes there must be before it is looked at again.
+        self._receiver: FrameReceiver | None = None
+        #: When the peer last sent something (of what is processed now), on the loop's clock.
+        self.heard_at = self.loop.time()
+        self._parsing = Parsing.EARLY
+        self._max_size = sys.maxsize
+        #: What was read and not processed begins at ``_position`` of ``_pending``.
+        self._pending = b""
+        self._position = 0
+        #: The beginning of a frame, and the length from which on it is looked at again.
         self._incomplete = bytearray()
         self._wanted = 0
-        self._max_size = sys.maxsize
+        #: The beginning of a fragmented message, which the library holds to the limit of a whole one.
+        self._fragments = bytearray()
+        self._fragments_are_text = False
+        self._unfinished = Share(budget or ByteBudget(sys.maxsize))
+        self._pauses = Pause.NONE
+        self._pass_scheduled = False
+        self._input_pace = input_pace
+        self._pace_timer: asyncio.TimerHandle | None = None
+        self._watch = HangUpWatch(self.loop, self._check_hang_up)
 
     def attach(self, receiver: FrameReceiver) -> None:
-        """From here on messages go to ``receiver``, beginning with those that came already."""
+        """From now on messages go to ``receiver``, beginning with those that have arrived already."""
         self._receiver = receiver
         self.heard_at = self.loop.time()
         protocol = self.protocol
-        self._takes_frames = not (protocol.extensions or protocol.debug)
+        self._parsing = Parsing.LIBRARY if protocol.extensions or protocol.debug else Parsing.DIRECT
         limits = (protocol.max_message_size, protocol.max_fragment_size)
         self._max_size = min((limit for limit in limits if limit is not None), default=sys.maxsize)
         self.resume_reading(Pause.EARLY)
-        if self.protocol.state is not State.OPEN:
+        if protocol.state is not State.OPEN:
             receiver.connection_closing()
 
     def ignore_messages(self) -> None:
-        """There will be no session."""
-        self._deaf = True
+        """Drop messages, since there will be no session."""
+        self._parsing = Parsing.LIBRARY
         self.resume_reading(Pause.EARLY)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether what is written now is sent."""
+        return self.state is State.OPEN and not self.transport.is_closing()
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the silence of the peer is its own."""
+        return not self._pauses & ~Pause.PASS
+
+    @property
+    def held_to_pace(self) -> bool:
+        """Whether reading is paused since the client sent more than its key allows."""
+        return bool(self._pauses & Pause.PACE)
+
     def write_message(self, data: bytes, *, is_text: bool) -> None:
-        """Send a whole message, in an order with everything else that is sent. The connection must be open."""
+        """Send a whole message without waiting. The connection must be open."""
         protocol = self.protocol
         if protocol.extensions or protocol.debug:
             (protocol.send_text if is_text else protocol.send_binary)(data)
@@ -108,23 +190,28 @@ class StreamConnection(PacedConnection):
             header = struct.pack(">BBQ", kind, _LENGTH_64, size)
         self.transport.write(header + data)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether what is written now is sent."""
-        return self.state is State.OPEN and not self.transport.is_closing()
+    def touch(self) -> float:
+        """Count the silence of the peer from now on. Returns the time."""
+        self.heard_at = self.loop.time()
+        return self.heard_at
+
+    def write_ping(self) -> None:
+        """Send an empty ping without waiting. The connection must be open."""
+        self.protocol.send_ping(b"")
+        self.send_data()
 
     def fail(self, code: CloseCode, reason: str) -> None:
-        """Close from below, as the library does for its own errors: without an error frame, or a wait."""
+        """Close as the library does for errors of the protocol: without an error frame, and without waiting."""
         if self.is_open:
             self.protocol.fail(code, reason)
             self.send_data()
 
     async def close_in_time(self, code: int, reason: str) -> None:
-        """Close, and drop what a peer that does not read has left unread by then; a long ``reason`` is cut."""
-        reason = reason.encode()[:MAX_CLOSE_REASON_BYTES].decode("utf-8", "ignore")
+        """Close, and abort when that takes longer than CLOSE_TIMEOUT_SEC. A long ``reason`` is cut."""
+        reason = reason.encode()[:MAX_CLOSE_REASON_BYTES].decode(errors="ignore")
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_SEC):
-                if self._refusing:  # and would not see the client's part of a closing handshake
+                if self._parsing is Parsing.DISCARDED:  # the peer's closing frame is discarded, too
                     self.protocol.fail(code, reason)
                     self.send_data()
                     await self.wait_closed()
@@ -137,56 +224,118 @@ class StreamConnection(PacedConnection):
                 self.transport.abort()
                 await self.wait_closed()
 
+    def pause_reading(self, reason: Pause) -> None:
+        """Stop reading the socket, until each reason is gone."""
+        if not self._pauses:
+            self.transport.pause_reading()
+        self._pauses |= reason
+        if reason & _RESTS:
+            self._watch.begin(self.transport)
+
+    def resume_reading(self, reason: Pause) -> None:
+        """Read again, unless there is another reason not to."""
+        if self._pauses & reason:
+            self._pauses &= ~reason
+            if not self._pauses & _RESTS:
+                self._watch.end()
+            if self._pending and self._pauses in (Pause.NONE, Pause.PASS):
+                self._schedule_pass()
+            elif not self._pauses and not self.transport.is_closing():
+                self.transport.resume_reading()
+
     def data_received(self, data: bytes) -> None:
-        receiver = self._receiver
         self.heard_at = self.loop.time()
-        if receiver is None and self.request is None:
-            # The front door hands the head over whole, perhaps with more behind it.
+        if self.request is None:
+            # The front door hands over the whole head, perhaps with frames behind it.
             head = data.find(b"\r\n\r\n") + 4
             super().data_received(data[:head])
             data = data[head:]
-        if self._input_pace is not None and data and not self._gone:
+        if self._input_pace is not None and data and self._parsing is not Parsing.DEPARTED:
             self._keep_pace(self._input_pace(len(data)))
-        if self._pauses or (receiver is None and not self._deaf):
+        if self._pauses or self._parsing is _EARLY:
             self._pending += data
-            if data and receiver is None and not self._deaf:
+            if data and self._parsing is _EARLY:
                 self.pause_reading(Pause.EARLY)
             return
-        if self._incomplete:  # as in _look_at, without a call more for each frame
+        if self._incomplete:  # as in _process, without a call more for each frame
             data = self._completed(data)
         if data:
-            end = self._take_frames(data, 0) if self._takes_frames else self._take_slice(data, 0)
+            end = self._take_frames(data, 0) if self._parsing is _DIRECT else self._take_slice(data, 0)
             if end < len(data):
-                self._leave(data, end)
+                self._defer(data, end)
 
-    def _look_at(self, data: bytes, start: int) -> None:
-        if self._incomplete:  # then nothing of ``data`` was looked at
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.resume_reading(Pause.UNWRITTEN)
+        if self._receiver is not None:
+            self._receiver.resume_output()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._pending = b""
+        self._watch.stop()
+        if self._pace_timer is not None:
+            self._pace_timer.cancel()
+        if self._receiver is not None:
+            self._receiver.connection_closing()
+        self._drop_unfinished()
+
+    def _process(self, data: bytes, start: int) -> None:
+        """As much of ``data`` from ``start`` on as one pass allows."""
+        if self._incomplete:  # which begins before ``data``
             data, start = self._completed(data), 0
-        end = self._take_frames(data, start) if self._takes_frames else self._take_slice(data, start)
+        end = self._take_frames(data, start) if self._parsing is _DIRECT else self._take_slice(data, start)
         if end < len(data):
-            self._leave(data, end)
+            self._defer(data, end)
 
-    def _look_after_unread(self, found: HangUp) -> None:
+    def _defer(self, data: bytes, position: int) -> None:
+        self._pending, self._position = data, position
+        self._schedule_pass()
+
+    def _schedule_pass(self) -> None:
+        self.pause_reading(Pause.PASS)
+        if not self._pass_scheduled:
+            self._pass_scheduled = True
+            self.loop.call_soon(self._next_pass)
+
+    def _next_pass(self) -> None:
+        self._pass_scheduled = False
+        if self._pauses != Pause.PASS or self.protocol.state is State.CLOSED:
+            return
+        self.heard_at = self.loop.time()
+        data, start, self._pending, self._position = self._pending, self._position, b"", 0
+        self._process(data, start)
+        if not self._pending:
+            self.resume_reading(Pause.PASS)
+
+    def _keep_pace(self, seconds: float) -> None:
+        """Pause, also for what was just received: sending it all at once is no advantage."""
+        if seconds > 0:
+            self.pause_reading(Pause.PACE)
+            if self._pace_timer is not None:
+                self._pace_timer.cancel()
+            self._pace_timer = self.loop.call_later(seconds, self._pace_kept)
+
+    def _pace_kept(self) -> None:
+        self._pace_timer = None
+        if self._receiver is not None:
+            self._receiver.resume_input()
+        self.resume_reading(Pause.PACE)
+
+    def _check_hang_up(self, found: HangUp) -> None:
+        """Once a peer that is not read has gone, only a closing frame in what it sent still matters."""
         if found is not HangUp.UNKNOWN:
-            self._takes_frames = False
-        super()._look_after_unread(found)
+            if self._parsing in (Parsing.DIRECT, Parsing.LIBRARY):
+                self._parsing = Parsing.DEPARTED
+            self.resume_reading(_RESTS)
 
-    def _completed(self, data: bytes) -> bytes:
-        """What came of a frame before, and ``data``; nothing while that is too little to be looked at."""
-        self._incomplete += data
-        if len(self._incomplete) < self._wanted:
-            self._count_unfinished(len(self._incomplete))
-            return b""
-        data = bytes(self._incomplete)
-        self._incomplete.clear()
-        self._unfinished.resize(0)
-        return data
+    # frames
 
     def _take_frames(self, data: bytes, start: int) -> int:
-        """Returns where it stopped."""
+        """Hands over the frames of ``data`` from ``start`` on. Returns where it stopped."""
         receiver, available = self._receiver, len(data)
         assert receiver is not None
-        for _ in _FRAMES_PER_TURN:
+        for _ in _FRAMES_PER_PASS:
             payload = start + _SHORT_HEADER_BYTES
             if payload > available:
                 return self._keep(data, start, _SHORT_HEADER_BYTES)
@@ -200,7 +349,7 @@ class StreamConnection(PacedConnection):
                     return self._keep(data, start, _LONG_HEADER_BYTES)
                 size = int.from_bytes(data[start + 2 : start + 10])
             if kind not in _USUAL or not 0 <= size <= self._max_size:
-                self._takes_frames = False
+                self._parsing = Parsing.LIBRARY
                 return start
             end = payload + size
             if end > available:
@@ -209,52 +358,65 @@ class StreamConnection(PacedConnection):
                 unmasked = apply_mask(data[payload:end], data[payload - 4 : payload])
                 receiver.receive_message(unmasked, is_text=kind == _TEXT)
             else:
-                self._give_to_library(data[start:end])
-                self._takes_frames = self.protocol.state is State.OPEN
+                self._parse(data[start:end])
+                if self.protocol.state is not State.OPEN:
+                    self._parsing = Parsing.LIBRARY
             start = end
-            if start == available or self._pauses & ~Pause.TURN or not self._takes_frames:
+            if start == available or self._pauses & ~Pause.PASS or self._parsing is not _DIRECT:
                 break
         return start
 
     def _keep(self, data: bytes, start: int, wanted: int) -> int:
-        """Wait for the rest of a frame, unless so much as its first bytes are wrong."""
+        """Wait for the rest of a frame, unless its first bytes are wrong already. Returns where it stopped."""
         if start == len(data):
             return start
         if data[start] not in _USUAL or (len(data) > start + 1 and data[start + 1] < _MASK_BIT):
-            self._takes_frames = False
+            self._parsing = Parsing.LIBRARY
             return start
         self._incomplete += data[start:]
         self._wanted = wanted if len(data) > start + 1 else 2
-        self._count_unfinished(len(self._incomplete))
+        self._charge_unfinished(len(self._incomplete))
         return len(data)
 
-    def _take_slice(self, data: bytes, start: int) -> int:
-        """Returns where it stopped."""
-        if self._refusing:
-            return len(data)
-        end = min(len(data), start + _LIBRARY_BYTES_PER_TURN)
-        self._give_to_library(data[start:end])
-        self._count_unfinished(len(self.protocol.reader.buffer) + len(self._fragments))
-        return end
+    def _completed(self, data: bytes) -> bytes:
+        """The incomplete frame with ``data`` behind it; b"" while that is still too little."""
+        self._incomplete += data
+        if len(self._incomplete) < self._wanted:
+            self._charge_unfinished(len(self._incomplete))
+            return b""
+        data = bytes(self._incomplete)
+        self._incomplete.clear()
+        self._unfinished.resize(0)
+        return data
 
-    def _count_unfinished(self, size: int) -> None:
-        """So much is kept of a message that has not come whole."""
+    def _charge_unfinished(self, size: int) -> None:
+        """Charge the budget for ``size`` bytes of a message, or discard the input when there is no room."""
         try:
             self._unfinished.resize(size)
         except EngineOverloaded as error:
-            self._refusing = True
-            self._takes_frames = False
-            self._forget_unfinished()
+            self._parsing = Parsing.DISCARDED
+            self._drop_unfinished()
             if self._receiver is not None:
                 self._receiver.input_refused(error)
 
-    def _forget_unfinished(self) -> None:
+    def _drop_unfinished(self) -> None:
         self._incomplete.clear()
         self._fragments.clear()
         self.protocol.reader.discard()
         self._unfinished.resize(0)
 
-    def _give_to_library(self, data: bytes) -> None:
+    # the library's parser
+
+    def _take_slice(self, data: bytes, start: int) -> int:
+        """Lets the library parse some bytes of ``data`` from ``start`` on. Returns where it stopped."""
+        if self._parsing is Parsing.DISCARDED:
+            return len(data)
+        end = min(len(data), start + _PARSER_BYTES_PER_PASS)
+        self._parse(data[start:end])
+        self._charge_unfinished(len(self.protocol.reader.buffer) + len(self._fragments))
+        return end
+
+    def _parse(self, data: bytes) -> None:
         super().data_received(data)
         if self.transport.get_write_buffer_size() > MAX_UNWRITTEN_BYTES:
             self.pause_reading(Pause.UNWRITTEN)
@@ -264,8 +426,7 @@ class StreamConnection(PacedConnection):
     def process_event(self, event: Any) -> None:
         if self.request is None or not isinstance(event, Frame):
             super().process_event(event)
-            return
-        if event.opcode not in _DATA:
+        elif event.opcode not in _DATA:
             super().process_event(event)
             if event.opcode is Opcode.PONG and self._receiver is not None:
                 self._receiver.receive_pong(bytes(event.data))
@@ -273,10 +434,6 @@ class StreamConnection(PacedConnection):
             self._hand_over(event.data, is_text=event.opcode is Opcode.TEXT)
         else:
             self._assemble(event)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._forget_unfinished()
 
     def _assemble(self, fragment: Frame) -> None:
         if fragment.opcode is not Opcode.CONT:
@@ -288,5 +445,5 @@ class StreamConnection(PacedConnection):
 
     def _hand_over(self, message: bytes | bytearray | memoryview, *, is_text: bool) -> None:
         self._unfinished.resize(0)
-        if self._receiver is not None and not self._gone:
+        if self._receiver is not None and self._parsing is not Parsing.DEPARTED:
             self._receiver.receive_message(message, is_text=is_text)

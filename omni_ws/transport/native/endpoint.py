@@ -36,7 +36,7 @@ from omni_ws.transport.native.acknowledgement_clock import AcknowledgementClock
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.session import WebSocketSession
-from omni_ws.transport.recording.recorded_connection import RecordedConnection
+from omni_ws.transport.recording.recorded_connection import recorded
 from omni_ws.wire.server_frames import (
     Capabilities,
     SessionCreatedFrame,
@@ -139,7 +139,7 @@ class StreamingInput(FrontEnd):
         )
         return UpgradeDecision(
             connection=partial(
-                StreamConnection if self._recorder is None else RecordedConnection,
+                StreamConnection,
                 input_pace=self._sessions.admission.input_pace(key),
                 budget=self._sessions.budget,
             ),
@@ -171,8 +171,8 @@ class StreamingInput(FrontEnd):
             session.recording = self._recorder.begin(
                 "websocket", key=key.name if key else None, name=session.session_id
             )
-            _record(connection, session)
         session.outbox.put_nowait(self._created(session))
+        connection = recorded(connection, session.recording)
         attachment = self._attachment(connection, session, binary_audio=handshake.binary_audio)
         session.attach(attachment)
         return attachment
@@ -196,7 +196,7 @@ class StreamingInput(FrontEnd):
             _say(connection, ResyncRequired(message, param="last_output"))
             await self._live.give_up(session)
             return None
-        _record(connection, session, last_output=returning.last_output)
+        connection = recorded(connection, session.recording, last_output=returning.last_output)
         attachment = self._attachment(connection, session, binary_audio=handshake.binary_audio)
         resumes.labels("resumed").inc()
         attachment.output.greet_again(*session.resume(attachment, returning.last_output))
@@ -266,11 +266,6 @@ class StreamingInput(FrontEnd):
                 max_pending_requests=streaming.max_pending_requests,
             ),
         )
-
-
-def _record(connection: StreamConnection, session: LiveSession, *, last_output: int | None = None) -> None:
-    if isinstance(connection, RecordedConnection):
-        connection.record(session.recording, last_output=last_output)
 
 
 def _returning(request: HttpRequest) -> Return | None:

@@ -1,4 +1,4 @@
-"""FrameReceiver: what a connection tells the session behind it."""
+"""The interface by which a connection hands messages to the session behind it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from omni_ws.errors import EngineOverloaded
 
 
 class FrameReceiver(Protocol):
-    """The session behind a connection. None of its methods may raise."""
+    """The session behind a connection. Its methods are called from socket callbacks and may not raise."""
 
-    def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None: ...
-
-    def input_refused(self, error: EngineOverloaded) -> None:
-        """There is no room for the message under way: nothing of the input is looked at from here on."""
-
-    def connection_closing(self) -> None:
-        """Nothing can be sent any more: the peer closed the connection, broke the protocol, or is gone."""
+    def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
+        """One whole message."""
 
     def receive_pong(self, data: bytes) -> None: ...
 
-    def resume_output(self) -> None:
-        """The socket takes bytes again."""
+    def resume_input(self) -> None:
+        """Reading resumes after a pause for the pace of the input."""
 
-    def pace_kept(self) -> None:
-        """The socket was not read for a while, for the pace of the input, and is read again."""
+    def resume_output(self) -> None:
+        """The write buffer is below its low-water mark again."""
+
+    def input_refused(self, error: EngineOverloaded) -> None:
+        """The budget has no room for an unfinished message: no more input is received."""
+
+    def connection_closing(self) -> None:
+        """Nothing can be sent any more: the peer closed, broke the protocol, or is gone. May be called repeatedly."""

@@ -69,8 +69,7 @@ class WebSocketOutput:
         if connection.is_open:
             connection.write_message(encode_frame(resumed), is_text=True)
             connection.write_message(encode_frame(ack), is_text=True)
-            connection.protocol.send_ping(b"")
-            connection.send_data()
+            connection.write_ping()
 
     async def say_goodbye(self, error: OmniError) -> None:
         """The session is over: write what is left, and close the connection the way that this end calls for."""

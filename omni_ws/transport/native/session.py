@@ -16,11 +16,9 @@ from omni_ws.errors import EngineOverloaded, InvalidRequest, OmniError, SessionC
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.live import LiveSession
 from omni_ws.transport.native.acknowledgement_clock import AcknowledgementClock
-from omni_ws.transport.native.connection import StreamConnection
-from omni_ws.transport.native.farewell import ended_by_client
+from omni_ws.transport.native.connection import Pause, StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings, PeerState
 from omni_ws.transport.native.output import WebSocketOutput
-from omni_ws.transport.native.paced_connection import Pause
 from omni_ws.wire.binary import decode_input
 from omni_ws.wire.frames import (
     CancelFrame,
@@ -34,6 +32,11 @@ from omni_ws.wire.frames import (
     decode_frame,
 )
 from omni_ws.wire.server_frames import HistoryTruncatedFrame, PongFrame, SessionUpdatedFrame, encode_frame
+
+#: Close codes of a client that is done: it will not come back (RFC 6455, 7.4.1).
+_FAREWELLS: Final = frozenset({CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY, CloseCode.NO_STATUS_RCVD})
+#: Close codes that the WebSocket layer gives to clients that would do the same thing again.
+_VIOLATIONS: Final = frozenset({CloseCode.PROTOCOL_ERROR, CloseCode.INVALID_DATA, CloseCode.MESSAGE_TOO_BIG})
 
 #: Where chunks come steadily, the acknowledgement goes out this long before its time, with a chunk: waking up for it
 #: alone costs as much as a chunk does.
@@ -120,7 +123,7 @@ class WebSocketSession:
         self.output.stop()
         if self._over.done():
             return
-        if not self._session.resumable or ended_by_client(self._connection):
+        if not self._session.resumable or _ended_by_client(self._connection):
             self._session.end(None)
             return
         self._over.set_result(Parting.LOST)
@@ -244,12 +247,11 @@ class WebSocketSession:
             self._silence_was_ours()
             self._connection.resume_reading(Pause.SESSION)
 
-    def pace_kept(self) -> None:
+    def resume_input(self) -> None:
         self._silence_was_ours()
 
     def _silence_was_ours(self) -> None:
-        now = self._connection.heard_at = self._loop.time()
-        self._stream.unheard(now=now)
+        self._stream.unheard(now=self._connection.touch())
 
     def input_may_continue(self) -> None:
         self.output_has_room()
@@ -298,11 +300,18 @@ class WebSocketSession:
         self._keep_alive.last_sign_of_life = self._connection.heard_at
         match self._keep_alive.handle_timer(now, listening=self._connection.is_reading):
             case PeerState.SILENT if self._connection.is_open:
-                self._connection.protocol.send_ping(b"")
-                self._connection.send_data()
+                self._connection.write_ping()
             case PeerState.GONE:
                 self._fail_connection(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
 
     def _fail_connection(self, code: CloseCode, reason: str) -> None:
         self._connection.fail(code, reason)
         self.connection_closing()
+
+
+def _ended_by_client(connection: StreamConnection) -> bool:
+    """Whether the client meant it, or does not know the protocol; otherwise the network may have been to blame."""
+    protocol = connection.protocol
+    if protocol.close_rcvd is not None:
+        return protocol.close_rcvd.code in _FAREWELLS
+    return protocol.close_sent is not None and protocol.close_sent.code in _VIOLATIONS
