@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource
 
 from omni_ws.config.command_line import command_line_layer
 from omni_ws.config.error import ConfigurationError
-from omni_ws.config.layers import Layer, environment_layer, toml_layer
+from omni_ws.config.layers import environment_layer, toml_layer
 from omni_ws.config.model import ServerConfig
 from omni_ws.config.rendering import MASK, render_values
 from omni_ws.config.settings import SETTINGS, Setting, SettingKind
@@ -45,7 +46,7 @@ def load(
     origins = {key: origin for layer in layers for key, origin in layer.origins.items()}
     problems = [problem for layer in layers for problem in layer.problems]
     try:
-        config = _merged(layers)
+        config = ServerConfig.model_validate(reduce(_overlaid, (layer.tree for layer in layers)))
     except ValidationError as error:
         problems += _explained(error, origins)
     if problems:
@@ -53,20 +54,13 @@ def load(
     return LoadedConfig(config, origins)
 
 
-def _merged(layers: Sequence[Layer]) -> ServerConfig:
-    class LayeredConfig(ServerConfig):
-        @classmethod
-        def settings_customise_sources(
-            cls,
-            settings_cls: type[BaseSettings],
-            *sources: PydanticBaseSettingsSource,
-            **named: PydanticBaseSettingsSource,
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            # The first source wins.
-            return tuple(InitSettingsSource(settings_cls, layer.tree) for layer in reversed(layers))
-
-    layered = LayeredConfig()
-    return ServerConfig(**{name: getattr(layered, name) for name in ServerConfig.model_fields})
+def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merges two trees. Where both have a value, ``above`` wins; tables are merged key by key."""
+    merged = dict(below)
+    for name, value in above.items():
+        under = merged.get(name)
+        merged[name] = _overlaid(under, value) if isinstance(under, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def _explained(error: ValidationError, origins: Mapping[str, str]) -> Iterator[str]:

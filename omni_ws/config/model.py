@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from omni_ws.config.media_domains import MediaDomains
 from omni_ws.config.values import Count, Key, Port, Seconds, SecondsOrOff, Size, Text, Whole
@@ -305,10 +304,8 @@ class ProfilerConfig(Section):
     )
 
 
-class ServerConfig(BaseSettings):
+class ServerConfig(Section):
     """The server itself. Immutable; made by ``load``, or directly in code from keyword arguments alone."""
-
-    model_config = SettingsConfigDict(frozen=True, extra="forbid", validate_default=True, hide_input_in_errors=True)
 
     host: Text = Field(default="127.0.0.1", description="Address to listen on.")
     port: Port = Field(default=8080, description="Port for WebSocket and HTTP; 0: any free one.")
@@ -409,15 +406,3 @@ class ServerConfig(BaseSettings):
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ValueError("ssl_keyfile is given without ssl_certfile")
         return self
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        # Built in code, a configuration is what the code says: the process environment enters through ``load`` only.
-        return (init_settings,)
