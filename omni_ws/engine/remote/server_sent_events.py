@@ -32,8 +32,8 @@ class EventReader:
         self._after_carriage_return = False
         self._at_start = True
         self._name = b""
-        self._data: list[bytes] = []
-        self._data_bytes = 0
+        #: The lines of data so far, each with its end.
+        self._data = bytearray()
 
     def feed(self, data: bytes) -> list[ServerSentEvent]:
         """The events that ``data`` completes. Raises EngineFailed for one that does not end."""
@@ -49,7 +49,7 @@ class EventReader:
         for following in others:
             self._end_line(events)
             self._line += following
-        if len(self._line) + self._data_bytes > MAX_EVENT_BYTES:
+        if len(self._line) + len(self._data) > MAX_EVENT_BYTES:
             raise EngineFailed("the upstream sent an event without an end")
         return events
 
@@ -71,13 +71,14 @@ class EventReader:
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if field == b"data":
-            self._data.append(value)
-            self._data_bytes += len(value)
+            self._data += value
+            self._data += b"\n"
         elif field == b"event":
             self._name = value
 
     def _dispatch(self, events: list[ServerSentEvent]) -> None:
         if self._data:
             name = self._name.decode("utf-8", "replace") or "message"
-            events.append(ServerSentEvent(name, b"\n".join(self._data)))
-        self._name, self._data, self._data_bytes = b"", [], 0
+            del self._data[-1:]
+            events.append(ServerSentEvent(name, bytes(self._data)))
+        self._name, self._data = b"", bytearray()

@@ -75,3 +75,11 @@ def test_an_event_without_an_end_is_given_up(monkeypatch: pytest.MonkeyPatch) ->
     reader.feed(b"data: " + b"x" * 50 + b"\n")
     with pytest.raises(EngineFailed):
         reader.feed(b"data: " + b"x" * 50 + b"\n" + b"data: x")
+
+
+def test_lines_without_data_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_sent_events, "MAX_EVENT_BYTES", 100)
+    reader = EventReader()
+    reader.feed(b"data:\n" * 100)
+    with pytest.raises(EngineFailed):
+        reader.feed(b"data:\n")
