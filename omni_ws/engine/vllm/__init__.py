@@ -1,1 +1,11 @@
-"""The vLLM engine: Thinker, Talker and Code2Wav. vLLM and PyTorch are imported here and nowhere else."""
+"""The vLLM engine: a multimodal Thinker and, optionally, a Talker with a neural codec, each in processes of vLLM.
+
+A request runs through up to three stages (``engine.pipeline``)::
+
+    decoded input ─▶ Thinker ─ text ─▶ Talker ─ codec frames ─▶ Code2Wav ─▶ audio
+                        │
+                        └─ text, tool calls, log-probabilities
+
+The Thinker starts on the prompt while the input is still arriving (``early_input``); the Talker speaks the answer
+clause by clause; Code2Wav decodes codec frames in chunks whose size adapts to the player (``chunk_policy``).
+"""

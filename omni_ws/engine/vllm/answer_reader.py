@@ -1,4 +1,4 @@
-"""AnswerReader: what vLLM tells of an answer while it writes it, as what a client gets."""
+"""AnswerReader: converts vLLM's output for one answer to text, tool calls and log-probabilities."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ _REASONS: Final = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "re
 
 
 class AnswerReader:
-    """One of the answers to a request, the ``choice``-th. ``tools`` finds the calls in it."""
+    """Reads the ``choice``-th answer to a request, piece by piece.
+
+    ``tools`` finds tool calls in its text, ``logprobs`` assigns tokens to text; None where not requested. With
+    ``names_end`` the token that ends the answer is reported among those with log-probabilities.
+    """
 
     def __init__(
         self,
@@ -28,18 +32,17 @@ class AnswerReader:
         tools: ToolCallReader | None,
         names_end: bool = False,
     ) -> None:
-        """``names_end``: the token that ends the answer is among those with a log-probability."""
         self.choice = choice
         self._names_end = names_end
         self.tokens = 0
         self.finish_reason: FinishReason | None = None
         self._logprobs = logprobs
         self._tools = tools
-        #: What the model wrote and nobody was told yet: the reader of calls waits to see what it becomes.
+        #: Generated text that was not yielded: the tool parser holds back what may become a call.
         self._unsaid = ""
 
     def read(self, piece: CompletionOutput, prompt: Sequence[int]) -> Iterator[TextOutput | ToolCallOutput]:
-        """What the next piece says. ``prompt`` is what the answer follows. Raises EngineFailed."""
+        """Yield the content of vLLM's next output; ``prompt`` is the prompt's tokens. Raises EngineFailed."""
         self.tokens += len(piece.token_ids)
         finished = piece.finish_reason is not None
         if self._logprobs is not None:
@@ -57,7 +60,7 @@ class AnswerReader:
             self.finish_reason = self._reason(piece.finish_reason)
 
     def skip(self, piece: CompletionOutput) -> None:
-        """vLLM writes one token at least, and none was asked for. Raises EngineFailed."""
+        """Discard an output of a request without answer, as vLLM generates at least one token. Raises EngineFailed."""
         if piece.finish_reason is not None:
             self._reason(piece.finish_reason)
             self.finish_reason = FinishReason.LENGTH
@@ -66,7 +69,7 @@ class AnswerReader:
         told = list(piece.token_ids)
         ends = piece.finish_reason == "stop" and not isinstance(piece.stop_reason, str)
         if told and ends and not self._names_end:
-            told.pop()  # the token that ends the answer is none of its text
+            told.pop()  # the end token is not part of the text
         logprobs.add(told, (piece.logprobs or [])[: len(told)], prompt)
 
     def _tokens_of(self, text: str, piece: CompletionOutput) -> tuple[TokenLogprob, ...]:
@@ -74,7 +77,7 @@ class AnswerReader:
             return ()
         self._unsaid += piece.text
         if not self._unsaid.startswith(text) or (self._tools is not None and self._tools.called):
-            self._logprobs = None  # from here on it is a call, and its tokens are no text
+            self._logprobs = None  # the rest is a tool call, whose tokens are not text
             return ()
         self._unsaid = self._unsaid[len(text) :]
         tokens = self._logprobs.take(len(text))

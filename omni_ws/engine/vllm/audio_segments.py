@@ -1,8 +1,8 @@
-"""Cuts speech that is still going on into segments that a model can hear already.
+"""AudioSegmenter: cuts speech in progress into segments that a model can process before the speech ends.
 
-The cuts depend on the samples alone, not on how they arrive: a recording that is sent at once is cut like the same
-recording that is spoken live, so that both get the same answer. Models of the Whisper family hear 30 seconds at most
-and drop the rest silently; nothing is longer here.
+The cuts depend on the samples alone, not on how they arrive: a recording sent at once is cut like the same audio spoken
+live, so that both get the same answer. Models of the Whisper family silently drop audio beyond 30 seconds; no segment
+is longer.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import numpy as np
 from omni_ws.audio.samples import Samples
 
 FRAME_MS: Final = 20
-#: No segment is longer.
+#: The maximum length of a segment.
 LONGEST_MS: Final = 30_000
-#: A pause is this long …
+#: A pause has at least this length …
 PAUSE_MS: Final = 300
-#: … and this much weaker than the segment's loudest frame (30 dB).
+#: … and its amplitude (RMS) is at most this fraction, -30 dB, of the loudest frame's in the segment.
 PAUSE_RATIO: Final = 10 ** (-30 / 20)
 
 
 class AudioSegmenter:
-    """Segments of one part of the input. ``feed`` returns those that are closed: at the middle of the first pause after
-    ``shortest_ms``, or after ``longest_ms`` where nobody pauses.
+    """Cuts one part of the input: mono samples at ``sample_rate`` Hz.
+
+    A segment ends in the middle of the first pause after ``shortest_ms``, or without one after ``longest_ms``.
     """
 
     def __init__(self, sample_rate: int, *, shortest_ms: int, longest_ms: int) -> None:
@@ -33,13 +34,14 @@ class AudioSegmenter:
         self._longest = max(longest_ms // FRAME_MS, self._shortest + 1)
         self._pause = PAUSE_MS // FRAME_MS
         self._blocks: list[Samples] = []
-        #: Samples that are no whole frame yet.
+        #: Samples that do not fill a frame yet.
         self._rest: Samples = np.zeros(0, np.float32)
         self._frames = 0
         self._loudest = 0.0
         self._quiet_frames = 0
 
     def feed(self, samples: Samples) -> list[Samples]:
+        """Return the segments that ``samples`` complete."""
         samples = np.concatenate([self._rest, samples]) if len(self._rest) else samples
         count = len(samples) // self._frame
         frames = samples[: count * self._frame].reshape(count, self._frame)
@@ -62,7 +64,7 @@ class AudioSegmenter:
         return closed
 
     def finish(self) -> Samples | None:
-        """What is left at the end of the part, if anything."""
+        """End the part; returns its last segment, or None."""
         segment = np.concatenate([*self._blocks, self._rest])
         self._rest = np.zeros(0, np.float32)
         self._restart(self._rest)
@@ -74,10 +76,10 @@ class AudioSegmenter:
         self._quiet_frames = self._quiet_frames + 1 if level <= self._loudest * PAUSE_RATIO else 0
 
     def _cut(self) -> int | None:
-        """Frames that belong to the next segment already, when this one is closed."""
+        """Return None, or, if the segment ends here, how many of its last frames belong to the next one."""
         if self._frames >= self._longest:
             return 0
-        # A part that begins with silence has not been spoken in yet.
+        # Leading digital silence is not a pause: nothing has been said yet.
         if self._frames >= self._shortest and self._quiet_frames >= self._pause and self._loudest > 0:
             return self._pause // 2
         return None

@@ -1,4 +1,4 @@
-"""The operator's chat template, tried before a model is loaded for it."""
+"""Reads and tests the operator's chat template, before a model is loaded."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any, Final
 
 from omni_ws.config.error import ConfigurationError
 
-#: Those of models have some ten KiB.
+#: The size limit; models' own templates have about 10 KiB.
 MAX_BYTES: Final = 1 << 20
 _WORD: Final = "Hello"
-#: Content is a text to some templates, and a list of parts to others; vLLM finds out which.
+#: Some templates expect content as text, others as a list of parts. A template has to render one of them.
 _CONTENTS: Final[tuple[Any, ...]] = (_WORD, [{"type": "text", "text": _WORD}])
-#: The checkpoint's own are not known yet.
+#: Placeholders for the checkpoint's special tokens, which are not known yet.
 _TOKENS: Final = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
 
 
 def read_chat_template(path: Path) -> str:
-    """Blocks for a moment. Raises ConfigurationError for a file that is no chat template."""
+    """Return the template in a file. Blocks. Raises ConfigurationError for anything but a chat template."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -44,7 +44,7 @@ def _rendered(template: str, content: Any, path: Path) -> str:
         )
     except TemplateSyntaxError as error:
         raise _problem(path, f"is no chat template: line {error.lineno}: {error.message}") from error
-    except Exception as error:  # whatever its expressions raise
+    except Exception as error:  # expressions in a template can raise anything
         if content is not _CONTENTS[-1]:
             return ""
         raise _problem(path, f"is no chat template: {error}") from error

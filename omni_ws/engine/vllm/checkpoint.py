@@ -1,4 +1,4 @@
-"""What a loaded checkpoint says about itself: what it takes, how its prompts look, how it wants to be sampled."""
+"""Reads the properties of a loaded checkpoint: its modalities, prompt format and default sampling."""
 
 from __future__ import annotations
 
@@ -12,35 +12,40 @@ from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.engine.vllm.prompt import PromptContext, PromptForm
 from omni_ws.errors import EngineFailed, InvalidValue
 
-#: What audio encoders of chat models take, where one does not say.
+#: The sample rate of audio encoders that do not specify one, in Hz.
 _SAMPLE_RATE: Final = 16_000
 _MEDIA: Final = (Modality.AUDIO, Modality.IMAGE, Modality.VIDEO)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
+    """The properties of a checkpoint."""
+
     form: PromptForm
-    #: Besides text.
+    #: The input modalities besides text.
     media: frozenset[Modality]
+    #: Of input audio, in Hz.
     sample_rate: int
-    #: How many pieces of audio one prompt may have.
+    #: The maximum number of audio segments in a prompt.
     most_audio: int
+    #: The context length, in tokens.
     context: int
+    #: The default sampling parameters, by vLLM's names.
     sampling: Mapping[str, Any]
-    #: Whether it has a chat template. Without one it takes prompts as they stand alone.
+    #: Whether there is a chat template. Without one the model only accepts raw prompts.
     chats: bool
 
 
 def read_checkpoint(model: LanguageModel, *, chat_template: str | None = None) -> Checkpoint:
-    """Blocks for a moment. ``chat_template`` stands in for the checkpoint's own.
+    """Return the properties of the model's checkpoint. Blocks.
 
-    Raises EngineFailed where the template cannot be used.
+    ``chat_template`` replaces the checkpoint's own. Raises EngineFailed for a template that cannot be used.
     """
     config = model.llm.model_config
     renderer = _Renderer(model, chat_template)
     media, sample_rate, most_audio = _media(model, renderer)
     sampling = dict(config.get_diff_sampling_param())
-    # The checkpoint's own longest answer, under the name that a request has for it.
+    # The checkpoint's limit on the length of answers, under the name that requests have for it.
     if (longest := sampling.pop("max_new_tokens", None)) is not None:
         sampling.setdefault("max_tokens", longest)
     form = PromptForm(copy.deepcopy(model.llm.get_tokenizer()), renderer.text, renderer.placeholder, media)
@@ -68,7 +73,7 @@ def _chats(form: PromptForm) -> bool:
 
 
 def _media(model: LanguageModel, renderer: _Renderer) -> tuple[frozenset[Modality], int, int]:
-    """What it takes besides text; of audio the sample rate, and how many pieces."""
+    """Return the input modalities besides text, the sample rate of audio, and the limit on audio segments."""
     llm = model.llm
     if not llm.model_config.is_multimodal_model:
         return frozenset(), _SAMPLE_RATE, 0
@@ -81,9 +86,10 @@ def _media(model: LanguageModel, renderer: _Renderer) -> tuple[frozenset[Modalit
 
 
 class _Renderer:
-    """vLLM's own knowledge of templates and placeholders.
+    """Renders prompts with vLLM's own implementation of templates and placeholders.
 
-    It asks the model anew each time, because what belongs to a process that died is closed.
+    It asks the model for vLLM's renderer each time, since the model's process, and the renderer with it, may be
+    replaced.
     """
 
     def __init__(self, model: LanguageModel, template: str | None) -> None:
@@ -91,7 +97,10 @@ class _Renderer:
         self._template = template
 
     def text(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
-        """A last message of the assistant is left open. Raises InvalidValue for what the template does not take."""
+        """Return the prompt for ``messages``; a last message of the assistant is left open to be continued.
+
+        Raises InvalidValue for messages that the template rejects.
+        """
         from vllm.renderers import ChatParams
 
         goes_on = bool(messages) and messages[-1]["role"] == "assistant"
@@ -114,12 +123,14 @@ class _Renderer:
         return text
 
     def placeholder(self, modality: Modality, number: int) -> str:
+        """Return the text that stands for the ``number``-th item of ``modality``, from 1."""
         from vllm.model_executor.model_loader import get_model_cls
 
         text: str = get_model_cls(self._model.llm.model_config).get_placeholder_str(modality.value, number)
         return text
 
     def knows(self, modality: Modality) -> bool:
+        """Whether the model has a placeholder for ``modality``."""
         try:
             return bool(self.placeholder(modality, 1))
         except (AttributeError, ValueError):

@@ -1,8 +1,10 @@
-"""How many frames to decode at a time: small chunks come early, large ones cost less.
+"""ChunkPace: decides how many codec frames to decode at a time, trading latency for throughput.
 
-Every chunk decodes its neighbours along, so one frame at a time costs several times the work. But a player that has
-got little must get more soon. The pace therefore watches how fast frames come, how long decoding takes and how much a
-player has left that began with the first chunk, and waits for no more frames than there is time for.
+A codec hears its neighbourhood, so each chunk is decoded with some frames of context on either side (``snac_stream``).
+Decoding therefore costs ``frames + context``: single frames cost several times the work of long chunks, but long chunks
+arrive late. The pace starts with a small chunk, for low latency to first audio, and lets chunks grow while the player
+has enough audio left to bridge the wait. It measures the interval between frames and the decoding time, and models a
+player that starts with the first chunk and plays without pause.
 """
 
 from __future__ import annotations
@@ -14,13 +16,17 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkPolicy:
-    """``first`` frames make the first chunk of a response, more where decoding is slow; ``largest`` bounds all."""
+    """The limits of a pace, in codec frames.
+
+    ``first`` is the size of the first chunk of an answer, which is larger where decoding is slower than playback;
+    ``largest`` limits all chunks.
+    """
 
     first: int = 1
     largest: int = 24
-    #: A chunk is waited for until it is at most this many times the one before.
+    #: The factor by which a chunk may exceed the one before.
     growth: float = 2.0
-    #: What should still be unplayed when a chunk arrives, for the way to the player and for surprises.
+    #: The lead to keep, in milliseconds: what the player should have left when a chunk arrives, to absorb jitter.
     margin_ms: float = 40.0
 
     def __post_init__(self) -> None:
@@ -29,24 +35,25 @@ class ChunkPolicy:
 
 
 class ChunkPlan(NamedTuple):
-    """Decode ``frames`` now, or, where that is 0, look again when more frames have come.
+    """A decision: decode ``frames`` now, or wait if that is 0.
 
-    ``wait_ms`` from now it must be looked again even without, except where it is None.
+    A wait ends with the next frames, or after ``wait_ms`` (None: not before).
     """
 
     frames: int
     wait_ms: float | None = None
 
 
-#: Weight of the newest measurement.
+#: The weight of the latest measurement in the moving averages.
 _SMOOTHING = 0.3
 
 
 class ChunkPace:
-    """The rhythm of one response. It has no clock: every call is told the time, in milliseconds of any origin.
+    """The pace of one answer. Pure: the time is an argument, ``now_ms``, by any monotonic clock.
 
-    ``frame_ms`` is the sound of a frame, ``context_frames`` what a window decodes along, ``decode_ms_per_frame`` what
-    decoding a frame of a window takes as far as others have found out.
+    ``frame_ms`` is the duration of a frame in milliseconds, ``context_frames`` the number of context frames of a window
+    (left and right), ``decode_ms_per_frame`` the initial estimate of the decoding time per frame of a window; 0 if
+    unknown.
     """
 
     def __init__(
@@ -55,17 +62,17 @@ class ChunkPace:
         self._policy = policy
         self._frame_ms = frame_ms
         self._context = context_frames
-        #: Between two frames. Until it is known: as if the Talker kept up with the player and no more.
+        #: The average interval between frames. The initial assumption is that the Talker is just as fast as playback.
         self._interval_ms = frame_ms
         self._last_arrival_ms: float | None = None
-        #: Decoding time per frame of a window.
+        #: The average decoding time per frame of a window, context included.
         self._decode_ms_per_frame = decode_ms_per_frame
         self._began_ms: float | None = None
         self._emitted_ms = 0.0
         self._first = self._last_chunk = self._first_chunk()
 
     def received(self, frames: int, now_ms: float) -> None:
-        """``frames`` have come from the Talker."""
+        """Note that ``frames`` have arrived from the Talker."""
         if frames and self._last_arrival_ms is not None:
             interval = (now_ms - self._last_arrival_ms) / frames
             self._interval_ms += _SMOOTHING * (interval - self._interval_ms)
@@ -73,7 +80,7 @@ class ChunkPace:
             self._last_arrival_ms = now_ms
 
     def emitted(self, frames: int, decode_ms: float, now_ms: float) -> None:
-        """A chunk has gone to the player; its decoding took ``decode_ms``."""
+        """Note that a chunk was sent, whose decoding took ``decode_ms``."""
         per_frame = decode_ms / (frames + self._context)
         if not self._decode_ms_per_frame:
             self._decode_ms_per_frame = per_frame
@@ -84,11 +91,19 @@ class ChunkPace:
         self._last_chunk = frames
 
     def unplayed_ms(self, now_ms: float) -> float:
-        """What a player has left that began with the first chunk and never paused; negative: it had to."""
+        """Return how much audio the player has left, in milliseconds; negative after an underrun."""
         return 0.0 if self._began_ms is None else self._emitted_ms - (now_ms - self._began_ms)
 
     def plan(self, ready: int, now_ms: float, *, complete: bool = False) -> ChunkPlan:
-        """``complete``: no more frames come after the ``ready`` ones, as far as this clause goes."""
+        """Decide what to do with the ``ready`` frames; ``complete`` says that no more follow in this clause.
+
+        Before the first chunk: wait until it has its size.
+
+        After it: a chunk grows to ``growth`` times its predecessor, as long as the Talker delivers the frames, and the
+        decoder decodes them, before the player's audio is down to the margin. When waiting is not possible, decode as
+        many of the ready frames as can arrive before the margin or, failing that, before the underrun. When even that
+        is too late, a large chunk helps the player recover: decode what is ready, up to the size of the grown chunk.
+        """
         if self._began_ms is None:
             return ChunkPlan(min(ready, self._first) if ready >= self._first or complete else 0)
         left = self.unplayed_ms(now_ms)
@@ -109,7 +124,10 @@ class ChunkPace:
         return ChunkPlan(frames)
 
     def _first_chunk(self) -> int:
-        """Frames that sound for as long as it takes to decode a next chunk that lasts."""
+        """Return the size of the first chunk.
+
+        It has to last until a second chunk can be decoded, of a size that takes less time to decode than to play.
+        """
         lasting = 1
         while lasting < self._policy.largest and self._decode_ms(lasting) > lasting * self._frame_ms:
             lasting += 1
@@ -117,7 +135,10 @@ class ChunkPace:
         return min(self._policy.largest, max(self._policy.first, ceil(slow / self._frame_ms)))
 
     def _largest_in_time(self, least: int, most: int, ready: int, now_ms: float, left_ms: float) -> int:
-        """The largest chunk of ``least`` … ``most`` frames that would be there in ``left_ms``; 0 if there is none."""
+        """Return the largest chunk of ``least`` to ``most`` frames that can be decoded within ``left_ms``; 0 if none.
+
+        For frames that have not arrived the time of their expected arrival is added.
+        """
         since = 0.0 if self._last_arrival_ms is None else now_ms - self._last_arrival_ms
         for frames in range(most, least - 1, -1):
             waiting = max(0.0, (frames - ready) * self._interval_ms - since) if frames > ready else 0.0

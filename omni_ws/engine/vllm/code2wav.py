@@ -1,4 +1,4 @@
-"""Code2Wav: codec frames become sound, in chunks that come early at first and grow as time allows."""
+"""Code2Wav: decodes codec frames to audio, in chunks that are small at first and grow as time allows."""
 
 from __future__ import annotations
 
@@ -19,14 +19,19 @@ from omni_ws.profiler import events
 
 
 def frames_link(frame_ms: float, capacity_ms: float = 5_000) -> StageLink:
-    """The link from the Talker, in milliseconds of sound. Items are CodecFrames."""
+    """Return the link between Talker and Code2Wav, whose items are CodecFrames.
+
+    Its capacity is in milliseconds of audio.
+    """
     return StageLink(capacity_ms, lambda item: len(item.codes) * frame_ms)
 
 
 class Code2Wav:
-    """A Stage: CodecFrames in, AudioOutput to the client. One for each request; the queue is shared.
+    """A Stage of one request: CodecFrames in, AudioOutput to the client.
 
-    ``sample_rate`` and ``frame_ms`` are those of the decoder behind ``queue``, ``slots`` the tokens of a frame.
+    Decoding takes place in ``queue``, which all requests share. ``sample_rate`` (Hz) and ``frame_ms`` are those of its
+    decoder, ``slots`` is the number of tokens of a frame. ``policy`` and ``context`` control the size of chunks and
+    their context; ``clock`` is a monotonic clock in seconds.
     """
 
     name = "code2wav"
@@ -42,7 +47,7 @@ class Code2Wav:
         context: WindowContext | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        #: Sound that has gone out, for the usage of the request.
+        #: The duration of the audio sent, in milliseconds, for the usage of the request.
         self.audio_ms = 0.0
         self._queue = queue
         self._sample_rate = sample_rate
@@ -55,7 +60,8 @@ class Code2Wav:
         self._pace = ChunkPace(
             self._policy, frame_ms=frame_ms, context_frames=around, decode_ms_per_frame=queue.ms_per_frame
         )
-        #: As many frames as two chunks need are held here; the rest waits in the link, and holds the Talker back.
+        #: The limit on frames held here: enough for two chunks. Further frames wait in the link, whose backpressure
+        #: pauses the Talker.
         self._most_held = 2 * self._policy.largest + self._context.right
         self._inbox: deque[CodecFrames] = deque()
         self._held = 0
@@ -66,7 +72,8 @@ class Code2Wav:
     async def run(
         self, source: AsyncIterator[CodecFrames], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
     ) -> None:
-        # A task of its own reads, so that what comes while a chunk is decoded is there when the next one is planned.
+        """Decode clause after clause, up to the end of ``source``."""
+        # A separate task reads, so that the pace sees frames when they arrive, even while a chunk is being decoded.
         reading = asyncio.create_task(self._read(source), name="code2wav reading")
         try:
             while await self._has_more():
@@ -77,6 +84,7 @@ class Code2Wav:
             await asyncio.gather(reading, return_exceptions=True)
 
     async def _read(self, source: AsyncIterator[CodecFrames]) -> None:
+        """Move frames from the source to the inbox, up to the limit."""
         try:
             async for item in source:
                 self._pace.received(len(item.codes), self._now_ms())
@@ -91,11 +99,13 @@ class Code2Wav:
             self._changed.set()
 
     async def _has_more(self) -> bool:
+        """Wait for a clause; returns False at the end of the source."""
         while not self._inbox and not self._ended:
             await self._wait_for_change(None)
         return bool(self._inbox)
 
     async def _decode_clause(self, outputs: Channel[EngineOutput]) -> None:
+        """Decode one clause. Clauses are independent: their first frames have no left context."""
         state = StreamState.start(self._context, self._slots)
         clause = self._inbox[0].clause
         while not state.done:
@@ -104,12 +114,13 @@ class Code2Wav:
             if plan.frames:
                 state = await self._decode(plan.frames, state, outputs)
             elif self._ended and not self._inbox and not state.ended:
-                # The source ended inside of the clause.
+                # The source ended within the clause.
                 state = state.received(state.held[:0], last=True)
             elif not state.done:
                 await self._wait_for_change(None if plan.wait_ms is None else plan.wait_ms / 1000)
 
     async def _decode(self, frames: int, state: StreamState, outputs: Channel[EngineOutput]) -> StreamState:
+        """Decode and send the next ``frames`` frames; returns the state after them."""
         window, after = state.take(frames)
         began_ms = self._now_ms()
         with events.span(self.name, "code2wav_decode_start", "code2wav_decode_end", frames=frames):
@@ -125,13 +136,14 @@ class Code2Wav:
         return after
 
     def _take_over(self, state: StreamState, clause: int) -> StreamState:
-        """What has come for ``clause`` joins its state; the next clause waits."""
+        """Add the frames in the inbox that belong to ``clause`` to its state."""
         while self._inbox and self._inbox[0].clause == clause and not state.ended:
             item = self._inbox.popleft()
             state = state.received(item.codes, last=item.last)
         return state
 
     async def _wait_for_change(self, seconds: float | None) -> None:
+        """Wait for the inbox to change, for at most ``seconds``."""
         try:
             async with asyncio.timeout(seconds):
                 await self._changed.wait()

@@ -1,4 +1,4 @@
-"""Codec frames: the tokens of a speech language model as codes of a codec with several codebooks."""
+"""Converts the tokens of a speech language model to the codes of a codec with several codebooks."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-#: Codes of whole frames, shape (frames, slots of a frame), each within its codebook.
+#: The codes of whole frames: int32 of shape (frames, slots), each an index into its slot's codebook.
 Codes: TypeAlias = NDArray[np.int32]
 
 
 class OffPattern(Exception):
-    """A token that cannot stand where it stands in its frame."""
+    """A token that is not allowed at its position in the frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameLayout:
-    """How the tokens of one frame stand for codes.
+    """How the tokens of a frame encode codes.
 
-    The token in slot ``i`` is ``first_token + i * codebook_size + code``; its code belongs to codebook ``slots[i]``.
-    Codes of one codebook follow each other in time in the order of their slots.
+    A frame has a fixed number of slots, one token each. The token in slot ``i`` is ``first_token + i * codebook_size +
+    code``, where the code is an index into codebook ``slots[i]``. Codes of the same codebook follow each other in time
+    in the order of their slots: SNAC at 24 kHz has codebooks at 1, 2 and 4 codes per frame.
     """
 
     first_token: int
@@ -38,20 +39,21 @@ class FrameLayout:
 
     @property
     def end_token(self) -> int:
-        """One past the last codec token."""
+        """The token ID after the last codec token."""
         return self.first_token + len(self.slots) * self.codebook_size
 
     @property
     def codes_per_frame(self) -> tuple[int, ...]:
-        """How many codes of each codebook a frame has."""
+        """The number of codes in a frame, for each codebook."""
         return tuple(self.slots.count(book) for book in range(max(self.slots) + 1))
 
     def tokens(self, codes: Codes) -> list[int]:
+        """Return the tokens that encode ``codes``."""
         offsets = self.first_token + np.arange(len(self.slots)) * self.codebook_size
         return [int(token) for token in (codes + offsets).reshape(-1)]
 
     def codes(self, tokens: Sequence[int]) -> Codes:
-        """``tokens`` are those of whole frames. Raises OffPattern."""
+        """Return the codes that the tokens of whole frames encode. Raises OffPattern."""
         places = np.asarray(tokens, dtype=np.int64).reshape(-1, len(self.slots)) - self.first_token
         codes = places - np.arange(len(self.slots)) * self.codebook_size
         wrong = np.argwhere((codes < 0) | (codes >= self.codebook_size))
@@ -62,7 +64,10 @@ class FrameLayout:
         return codes.astype(np.int32)
 
     def books(self, codes: NDArray[np.int32]) -> list[NDArray[np.int64]]:
-        """The codes of each codebook in time; ``codes`` is (…, frames, slots), what comes out (…, frames × codes)."""
+        """Return the codes of each codebook in order of time.
+
+        ``codes`` has the shape (…, frames, slots), the arrays returned (…, frames × codes per frame).
+        """
         slots = np.array(self.slots)
         return [
             codes[..., slots == book].reshape(*codes.shape[:-2], -1).astype(np.int64) for book in range(max(slots) + 1)
@@ -71,9 +76,9 @@ class FrameLayout:
 
 @dataclass(frozen=True, slots=True)
 class CodecFrames:
-    """The next frames of a clause. A clause ends with ``last``, which may come without frames.
+    """The next frames of a clause; ``last`` ends the clause, and may come without frames.
 
-    Clauses are numbered from 0 within a response; each is decoded by itself.
+    Clauses are numbered from 0 within an answer. Each is decoded independently.
     """
 
     clause: int
@@ -82,14 +87,14 @@ class CodecFrames:
 
 
 class FrameAssembler:
-    """Tokens as they come become whole frames; what is left at the end is no frame."""
+    """Collects tokens into whole frames. An incomplete frame at the end is dropped."""
 
     def __init__(self, layout: FrameLayout) -> None:
         self._layout = layout
         self._tokens: list[int] = []
 
     def feed(self, tokens: Sequence[int]) -> Codes:
-        """The frames that ``tokens`` complete, often none. Raises OffPattern."""
+        """Return the frames that ``tokens`` complete, often none. Raises OffPattern."""
         self._tokens += tokens
         whole = len(self._tokens) - len(self._tokens) % len(self._layout.slots)
         codes = self._layout.codes(self._tokens[:whole])

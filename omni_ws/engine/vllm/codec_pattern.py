@@ -1,8 +1,8 @@
-"""Keeps a speech language model on its pattern: in every slot of a frame only the tokens of that slot.
+"""Logits processors that constrain a speech language model to the tokens of each slot in its codec frames.
 
-vLLM loads these classes by name into the process of its engine, and has two interfaces for them, one for each
-generation of its model runner. Which one runs is known once the engine's configuration has been made
-(``processor_name``). A request asks for the pattern by ``extra_arguments``; others are left as they are.
+vLLM loads them by name in its engine process. They exist twice because each generation of vLLM's model runner has an
+interface of its own; the configuration of the engine decides which one runs (``processor_name``). A request opts in by
+``extra_arguments``; all others are unaffected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _KEY: Final = "codec_pattern"
 
 
 class Pattern(NamedTuple):
-    """Slot ``i`` takes ``first_token + i * codebook_size`` and on; ``stop`` may follow a whole frame."""
+    """The allowed tokens: in slot ``i``, ``codebook_size`` IDs from ``first_token + i * codebook_size``.
+
+    ``stop`` is allowed after each whole frame.
+    """
 
     first_token: int
     codebook_size: int
@@ -31,18 +34,18 @@ class Pattern(NamedTuple):
 
 
 def extra_arguments(pattern: Pattern) -> dict[str, Any]:
-    """``SamplingParams.extra_args`` of a request that keeps to ``pattern``."""
+    """Return the ``SamplingParams.extra_args`` of a request that is constrained to ``pattern``."""
     return {_KEY: list(pattern)}
 
 
 def processor_name(vllm_config: Any) -> str:
-    """What ``logits_processors`` of the model's configuration names for the model runner that will run."""
+    """Return the entry of ``logits_processors`` for the model runner that this configuration uses."""
     processor = CodecPatternRows if vllm_config.use_v2_model_runner else CodecPattern
     return f"{processor.__module__}:{processor.__qualname__}"
 
 
 def _pattern_of(params: SamplingParams) -> Pattern | None:
-    """Raises ValueError."""
+    """Return the pattern that a request asks for, or None. Raises ValueError for a malformed one."""
     wanted = (params.extra_args or {}).get(_KEY)
     if wanted is None:
         return None
@@ -55,7 +58,7 @@ def _pattern_of(params: SamplingParams) -> Pattern | None:
 
 
 class CodecPattern(AdapterLogitsProcessor):  # type: ignore[misc]
-    """For the first generation of the model runner: one request at a time."""
+    """The processor for the first generation of the model runner, called for one request at a time."""
 
     @classmethod
     def validate_params(cls, sampling_params: SamplingParams) -> None:
@@ -70,6 +73,7 @@ class CodecPattern(AdapterLogitsProcessor):  # type: ignore[misc]
 
 
 def _keep_slot(pattern: Pattern, output_tokens: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+    """Mask all logits but those of the tokens allowed after ``output_tokens``."""
     done = len(output_tokens)
     slot = done % pattern.slots
     low = pattern.first_token + slot * pattern.codebook_size
@@ -81,12 +85,12 @@ def _keep_slot(pattern: Pattern, output_tokens: Sequence[int], logits: torch.Ten
 
 
 class CodecPatternRows(RowLogitsProcessor):  # type: ignore[misc]
-    """For the second generation: all rows of a step at once, on the device."""
+    """The processor for the second generation, called for all rows of a step at once, on the device."""
 
     def __init__(self, vllm_config: Any, req_states: Any) -> None:
         super().__init__(vllm_config, req_states)
         self._requests = req_states
-        #: A Pattern for each request slot; the number of slots is 0 where a request keeps to none.
+        #: A Pattern for each index of a request; its ``slots`` is 0 for requests without one.
         self._patterns = np.zeros((req_states.max_num_reqs, len(Pattern._fields)), np.int64)
         self._on_device = torch.zeros(self._patterns.shape, dtype=torch.int64, device=req_states.device)
         self._tokens = torch.arange(req_states.vocab_size, device=req_states.device)
@@ -104,7 +108,7 @@ class CodecPatternRows(RowLogitsProcessor):  # type: ignore[misc]
 
     def apply_staged_writes(self) -> None:
         if self._changed:
-            # A copy of its own: the next step may change the host's side while this one is on its way.
+            # Transfer a copy, because the next step may change the host's array before the transfer has finished.
             self._on_device.copy_(torch.from_numpy(self._patterns.copy()))
             self._changed = False
 
@@ -113,7 +117,7 @@ class CodecPatternRows(RowLogitsProcessor):  # type: ignore[misc]
             return logits
         requests = ctx.expanded_idx_mapping.long()
         first, size, slots, stop = self._on_device[requests].unsqueeze(-1).unbind(1)
-        # What a row samples follows the token that it was fed.
+        # A row samples the token after the one at ``pos``.
         done = (ctx.pos + 1 - self._requests.prompt_len.gpu[requests]).long().unsqueeze(-1)
         slot = done % slots.clamp(min=1)
         low = first + slot * size

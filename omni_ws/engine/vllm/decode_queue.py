@@ -1,4 +1,4 @@
-"""One worker thread that decodes for all sessions, and takes together what waits together."""
+"""DecodeQueue: batches the codec decoding of all requests in one worker thread."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from omni_ws.audio.samples import Samples
 from omni_ws.engine.vllm.snac_stream import CodecWindow
 from omni_ws.errors import EngineFailed
 
-#: Weight of the newest measurement.
+#: The weight of the latest measurement in the moving average.
 _SMOOTHING = 0.1
 
 
 class DecodeQueue:
-    """``decode`` is called in the worker thread with 1 … ``batch`` windows. Belongs to one event loop.
+    """Decodes windows in batches. All methods belong to one event loop; ``decode`` runs in the queue's thread.
 
-    ``ms_per_frame`` is how long a window takes at the moment, from being handed in to being done, for each of its
-    frames; 0 as long as nobody knows. A session waits for its window before it hands in the next, so that there are
-    never more than there are sessions.
+    ``decode`` gets up to ``batch`` windows at once. A request submits one window at a time, so the queue has no limit
+    of its own.
+
+    ``ms_per_frame`` is the average time from submission to result per frame of a window, in milliseconds; 0 before the
+    first measurement.
     """
 
     def __init__(self, decode: Callable[[Sequence[CodecWindow]], list[Samples]], *, batch: int = 16) -> None:
@@ -34,7 +36,11 @@ class DecodeQueue:
         self.ms_per_frame = 0.0
 
     async def decode(self, window: CodecWindow) -> Samples:
-        """Raises EngineFailed once the queue is closed, and what decoding raises. Cancelling it drops the window."""
+        """Return the samples that ``window`` asks for.
+
+        Raises EngineFailed on a closed queue, and what the decoder raises. Cancelling drops the window if it has not
+        started.
+        """
         if self._closed:
             raise EngineFailed("the decoder has been closed")
         done: asyncio.Future[Samples] = asyncio.get_running_loop().create_future()
@@ -48,7 +54,7 @@ class DecodeQueue:
         return samples
 
     async def close(self) -> None:
-        """Waits for what is being decoded; what still waits fails. Idempotent."""
+        """Wait for the current batch; the windows behind it fail. Idempotent."""
         self._closed = True
         while self._waiting:
             _, done = self._waiting.popleft()
@@ -59,6 +65,7 @@ class DecodeQueue:
         self._executor.shutdown()
 
     async def _drain(self) -> None:
+        """Decode batch after batch until no window waits."""
         loop = asyncio.get_running_loop()
         try:
             while batch := self._next_batch():
@@ -77,7 +84,7 @@ class DecodeQueue:
             self._work = None
 
     def _next_batch(self) -> list[tuple[CodecWindow, asyncio.Future[Samples]]]:
-        """The next windows whose sessions still want them."""
+        """Return the next windows whose requests still wait for them."""
         batch: list[tuple[CodecWindow, asyncio.Future[Samples]]] = []
         while self._waiting and len(batch) < self._batch:
             window, done = self._waiting.popleft()

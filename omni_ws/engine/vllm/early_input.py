@@ -1,8 +1,10 @@
-"""Work on a prompt while it is still coming in, so that its end finds little left to compute.
+"""Computes a prompt while its input is still arriving, so that little is left to do at its end.
 
-What cannot change any more is given to the model as it comes, in one of two ways. A streamed prompt holds its place in
-the engine and its part of the cache, and is the quicker one. Warming the prefix cache holds nothing and works for every
-request. Either way the answer is that to the whole prompt, up to rounding.
+As soon as a part of the prompt can no longer change (``PromptDraft.stable``), the model computes it, in one of two
+ways. A *streamed prompt* is an open request to which vLLM appends input: the fastest way, but it occupies a slot and
+cache blocks while the client speaks, and does not support all sampling parameters. A *warmed prefix* is computed by
+separate requests whose results stay in vLLM's prefix cache: it occupies nothing, and works for every request. Either
+way the answer is the same as to the complete prompt, up to rounding.
 """
 
 from __future__ import annotations
@@ -21,16 +23,16 @@ from omni_ws.errors import ContextLengthExceeded
 if TYPE_CHECKING:
     from vllm import RequestOutput, SamplingParams
 
-#: The part of the engine's places and of its cache that prompts may hold whose input is still open. The rest is for
-#: those that are answered: a speaker may take a minute.
+#: The share of vLLM's request slots and cache that streamed prompts may occupy while their input is open, which may
+#: take a minute. The rest is left to requests that are being answered.
 _SHARE: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyOrigin:
-    """What stands for a request in vLLM.
+    """The request of which parts are computed, in terms of vLLM.
 
-    Prompts of the same ``cache_salt`` share what was computed of them; smaller priorities are worked on first.
+    Prompts with the same ``cache_salt`` share cached prefixes. Requests with a lower ``priority`` are scheduled first.
     """
 
     model: LanguageModel
@@ -41,74 +43,82 @@ class EarlyOrigin:
     def generate(
         self, prompt: Any, parameters: SamplingParams, suffix: str = ""
     ) -> AsyncGenerator[RequestOutput, None]:
+        """Submit a prompt to vLLM; ``suffix`` makes the request ID unique."""
         return self.model.generate(prompt, parameters, self.request_id + suffix, priority=self.priority)
 
     async def at_once(
         self, whole: Excerpt, parameters: SamplingParams, suffix: str = ""
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The answer to a prompt that is there as a whole."""
+        """Yield vLLM's output for a complete prompt."""
         prompt = await self.render(whole)
         async with aclosing(self.generate(prompt, parameters, suffix)) as outputs:
             async for output in outputs:
                 yield output
 
     async def render(self, excerpt: Excerpt) -> Any:
+        """Convert the excerpt to vLLM's form, with its media processed."""
         return await self.model.render(excerpt.for_vllm(self.cache_salt))
 
 
 class EarlyWork(Protocol):
-    """One prompt that is on its way. ``aclose`` frees what it holds."""
+    """The early computation of one prompt. ``aclose`` releases what it holds."""
 
-    #: What of the prompt was taken here. What was not stays in the draft.
+    #: The part of the prompt that was accepted. The rest remains in the draft.
     given: Given
 
     async def extend(self, excerpt: StableExcerpt) -> bool:
-        """Takes the part of the prompt that follows on what was given, and returns when it is computed.
+        """Compute the part of the prompt that follows ``given``; returns when that is done.
 
-        False: it takes no more before the end.
+        Returns False if no more parts are accepted before the end.
         """
         ...
 
     def answer(self, whole: Excerpt, parameters: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
-        """The answer to the finished prompt."""
+        """Yield vLLM's output for the complete prompt, of which only the rest is computed."""
         ...
 
-    async def aclose(self) -> None: ...
+    async def aclose(self) -> None:
+        """Release slot and cache. Idempotent."""
+        ...
 
 
 @dataclass(slots=True)
 class EarlyBudget:
-    """What streamed prompts may hold together: places in the engine, and tokens in its cache."""
+    """The vLLM slots and cache tokens left for streamed prompts."""
 
     places: int
     tokens: int
 
     @classmethod
     def of(cls, model: LanguageModel) -> EarlyBudget:
+        """Return the budget for a running model."""
         config = model.llm.vllm_config
         cache = config.cache_config
         capacity = (cache.num_gpu_blocks or 0) * (cache.block_size or 0)
         return cls(int(config.scheduler_config.max_num_seqs * _SHARE), int(capacity * _SHARE))
 
     def take_place(self) -> bool:
+        """Take a slot; returns False if there is none."""
         if self.places <= 0:
             return False
         self.places -= 1
         return True
 
     def take_tokens(self, count: int) -> bool:
+        """Take ``count`` tokens of the cache; returns False if there are fewer."""
         if self.tokens < count:
             return False
         self.tokens -= count
         return True
 
     def give_back(self, tokens: int) -> None:
+        """Return a slot and its tokens."""
         self.places += 1
         self.tokens += tokens
 
 
 class StreamedPrompt:
-    """A request that vLLM holds open for more input. Made by ``begin``."""
+    """An open vLLM request that is extended with input. Created by ``begin``."""
 
     def __init__(self, origin: EarlyOrigin, budget: EarlyBudget) -> None:
         self.given = Given()
@@ -117,22 +127,22 @@ class StreamedPrompt:
         self._context: int = origin.model.llm.model_config.max_model_len
         self._next: asyncio.Queue[tuple[Any, SamplingParams, bool]] = asyncio.Queue(1)
         self._outputs = origin.generate(self._feed(), prefill_parameters(), "-early")
-        #: Tokens that were given, placeholders expanded.
+        #: The tokens submitted, with placeholders expanded.
         self._tokens = 0
         self._holding = True
-        #: Whether media were processed of which it is not known that they reached the model.
+        #: Whether media were processed that may not have reached the model.
         self._media_under_way = False
 
     @classmethod
     def begin(cls, origin: EarlyOrigin, budget: EarlyBudget) -> StreamedPrompt | None:
-        """None where streamed prompts hold all that they may."""
+        """Return a new streamed prompt, or None if the budget has no slot left."""
         return cls(origin, budget) if budget.take_place() else None
 
     async def extend(self, excerpt: StableExcerpt) -> bool:
         prompt = await self._render(excerpt)
         count = len(prompt["prompt_token_ids"])
         if not self._budget.take_tokens(count):
-            # Others need the room: the answer will start from the whole prompt.
+            # The cache is needed by others. The answer will start from the complete prompt.
             await self.aclose()
             return False
         self._tokens += count
@@ -143,7 +153,10 @@ class StreamedPrompt:
         return True
 
     async def _computed(self, prompt: Any) -> bool:
-        """Whether the model has it. Where this is cut short that is not known, and the place is given back."""
+        """Wait until the model has computed ``prompt``; returns False if vLLM ended the request.
+
+        When interrupted, the state of the request is unknown, and its slot is released.
+        """
         try:
             await self._next.put((prompt, prefill_parameters(), False))
             async for output in self._outputs:
@@ -196,6 +209,7 @@ class StreamedPrompt:
         return prompt
 
     async def _feed(self) -> AsyncIterator[Any]:
+        """Yield the parts of the prompt to vLLM as they are submitted."""
         from vllm.engine.protocol import StreamingInput
 
         last = False
@@ -205,14 +219,17 @@ class StreamedPrompt:
 
 
 class WarmedPrefix:
-    """Leaves what was computed in the prefix cache, where the whole prompt finds it, unless others needed the room."""
+    """Computes parts of the prompt ahead, so that the complete prompt finds them in the prefix cache.
+
+    Parts that were evicted from the cache meanwhile are computed again.
+    """
 
     def __init__(self, origin: EarlyOrigin) -> None:
         self.given = Given()
         self._origin = origin
         self._steps = 0
         block = origin.model.llm.vllm_config.cache_config.block_size or 1
-        #: Only whole blocks are found again.
+        #: The block size of the cache, in tokens. Only whole blocks are reused.
         self._block: int = block
         self._warmed = 0
 
@@ -233,4 +250,4 @@ class WarmedPrefix:
         return self._origin.at_once(whole, parameters)
 
     async def aclose(self) -> None:
-        """Nothing is held between two steps."""
+        """Do nothing: nothing is held between two steps."""

@@ -1,4 +1,4 @@
-"""The vLLM engine: a Thinker that reads, hears and sees, and a Talker that speaks, each on vLLM."""
+"""VllmEngine: an engine with a Thinker, which reads, hears and sees, and optionally a Talker, which speaks."""
 
 from __future__ import annotations
 
@@ -43,17 +43,21 @@ from omni_ws.media.limits import MediaLimits
 
 log = logging.getLogger(__name__)
 
-#: Threads that decode input.
+#: The number of threads that decode input.
 DECODING_THREADS: Final = 4
 
 
 def shared_by_owner(request: GenerationRequest) -> str | None:
-    """The default salt: what was computed for one API key is not found by another, not even by its speed."""
+    """Return the default salt: prefixes are cached per API key, so that response times reveal nothing to other keys."""
     return request.owner
 
 
 class VllmEngine:
-    """``cache_salt`` says whom a request may share cached prefixes with: those whose salt is the same."""
+    """The engine. Requests share cached prefixes if ``cache_salt`` returns the same value for both.
+
+    ``readouts`` enables readouts of the residual stream for token sessions. ``trace_root`` is the folder for traces of
+    torch's profiler; None disables them. Raises ConfigurationError.
+    """
 
     name = "vllm"
 
@@ -65,7 +69,6 @@ class VllmEngine:
         readouts: Readouts | None = None,
         trace_root: Path | None = None,
     ) -> None:
-        """``trace_root`` is the folder that traces may be written below; None: there are none."""
         if config.model is None:
             raise ConfigurationError(["the vllm engine needs a model: --model NAME-OR-FOLDER"])
         self.config = config
@@ -100,7 +103,7 @@ class VllmEngine:
 
     @property
     def tokens(self) -> TokenGenerator:
-        """For token sessions. Raises EngineFailed before ``start`` and after ``stop``."""
+        """The generator for token sessions. Raises EngineFailed unless the engine has started."""
         if self._tokens is None:
             raise EngineFailed("the engine is not running", fatal=True)
         return self._tokens
@@ -160,7 +163,7 @@ class VllmEngine:
         return tuple(lines)
 
     async def start(self) -> None:
-        """Loads one model after the other: each looks how much of the device is free."""
+        """Load the models one after the other, since each measures how much memory of the device is free."""
         if self._shared is not None:
             return
         self._decoding = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="decoder")
@@ -210,7 +213,7 @@ class VllmEngine:
         )
 
     def _share_memory(self, speaker: Speaker) -> None:
-        """Blocks while the sizes of the checkpoints are found out."""
+        """Divide the GPU's memory between the models. Blocks while the sizes of the checkpoints are determined."""
         assert self.config.model is not None
         assert self.config.talker is not None
         sizes = weights_bytes(self.config.model), weights_bytes(self.config.talker)
@@ -258,7 +261,7 @@ class VllmEngine:
         )
         self.active_requests += 1
         try:
-            # A pipeline that is left cancels its stages, and those free their places in vLLM.
+            # Leaving the pipeline cancels its stages, which abort their requests in vLLM.
             async with aclosing(decoded), pipeline(decoded, work.stages, work.links) as outputs:
                 async for output in outputs:
                     yield output
@@ -277,7 +280,10 @@ def _token_bytes(model: LanguageModel) -> TokenBytes:
 
 
 class _Work:
-    """The stages of one request, and what came of them. Raises InvalidRequests for what they cannot do."""
+    """The stages of one request, and the results that they collect.
+
+    Raises UnsupportedParameter for what the engine cannot do.
+    """
 
     def __init__(
         self, shared: ThinkerParts, speaker: Speaker | None, request: GenerationRequest, share: MediaShare
@@ -319,7 +325,7 @@ class _Work:
 
     @property
     def finish_reasons(self) -> tuple[FinishReason, ...]:
-        """Of each answer, where several were wanted."""
+        """The finish reason of each answer, if there are several."""
         reasons = self._thinker.finish_reasons if self._thinker is not None else ()
         return reasons if len(reasons) > 1 else ()
 

@@ -1,4 +1,4 @@
-"""Decoded input becomes the parts of a prompt, each as soon as it is whole."""
+"""InputParts: adds decoded input to a prompt, each part as soon as it is complete."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from omni_ws.engine.vllm.prompt import Media, PromptDraft
 from omni_ws.media.image import PILLOW_BYTES
 from omni_ws.media.video import VideoFrame
 
-#: Frames of a video that the model sees, spread evenly over it.
+#: The maximum number of frames of a video in the prompt, spread evenly over it.
 VIDEO_FRAMES: Final = 32
 
 
 class InputParts:
-    """Writes the parts into ``draft``; audio comes at ``sample_rate`` Hz.
+    """Adds the parts of an input to ``draft``: audio at ``sample_rate`` Hz, in segments of the given lengths.
 
-    Parts run one after the other, so only the last one can be open. What the prompt keeps of media is counted in
-    ``room``.
+    Parts arrive one after the other, so only the last one is incomplete. The memory of media in the prompt is reserved
+    in ``room``.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class InputParts:
         self._film: FilmStrip | None = None
 
     def add(self, decoded: DecodedPart) -> None:
+        """Add a piece of decoded input; a new part number completes the part before."""
         if decoded.part != self._part:
             self.close_part()
             self._part = decoded.part
@@ -65,7 +66,7 @@ class InputParts:
                 self._film.add(frames)
 
     def close_part(self) -> None:
-        """No more of the part under way comes."""
+        """Complete the current part."""
         speech, self._speech = self._speech, None
         film, self._film = self._film, None
         if speech is not None:
@@ -82,9 +83,10 @@ class InputParts:
 
 
 class FilmStrip:
-    """At most twice ``most`` frames of a video of any length, evenly spread; ``for_vllm`` gives at most ``most``.
+    """Selects frames evenly from a video of unknown length.
 
-    What is kept is counted in ``room``.
+    It keeps fewer than ``2 * most`` frames and returns at most ``most``. The memory of those kept is reserved in
+    ``room``.
     """
 
     def __init__(self, most: int, room: Room) -> None:
@@ -95,6 +97,7 @@ class FilmStrip:
         self._kept: list[VideoFrame] = []
 
     def add(self, frames: Iterable[VideoFrame]) -> None:
+        """Add frames; drops every other one when too many are kept."""
         for frame in frames:
             if self._seen % self._every == 0:
                 self._room.take(frame.pixels.nbytes)
@@ -106,7 +109,10 @@ class FilmStrip:
                 self._every *= 2
 
     def for_vllm(self) -> tuple[NDArray[np.uint8], dict[str, Any]]:
-        """The frames, shape (frames, height, width, 3), all of the first one's size, and what vLLM asks about them."""
+        """Return the frames, uint8 of shape (frames, height, width, 3), and the metadata that vLLM expects.
+
+        All frames are scaled to the size of the first one.
+        """
         step = -(-len(self._kept) // self._most)
         kept = self._kept[::step]
         height, width, channels = kept[0].pixels.shape

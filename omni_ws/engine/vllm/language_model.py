@@ -1,4 +1,4 @@
-"""LanguageModel: one model that vLLM runs in a process of its own, watched, and started again when it dies."""
+"""LanguageModel: a model that vLLM runs in a process of its own, supervised and restarted when it dies."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: How often is looked whether the process still lives; a request notices its death at once.
+#: How often the process is checked, in seconds. Requests in progress notice its death at once.
 WATCH_SEC: Final = 0.1
-#: Waits between the attempts to start it again.
+#: The delay before the first restart, which doubles with each attempt up to the maximum.
 FIRST_BACKOFF_SEC: Final = 0.5
 MAX_BACKOFF_SEC: Final = 60.0
-#: One that lived this long starts again as if it had never died.
+#: A process that ran for this long is restarted with the initial delay.
 SETTLED_SEC: Final = 60.0
-#: How long the processes may take to end by themselves. They have nothing left to do then, but Python takes seconds
-#: to take down what torch and vLLM have built.
+#: How long the processes may take to exit before they are killed, in seconds. They have nothing left to do, but
+#: tearing down torch and vLLM takes Python seconds.
 SHUTDOWN_SEC: Final = 1.0
 
-#: vLLM reads these when it is imported. What the operator set counts.
+#: Environment variables that vLLM reads when it is imported. Those set by the operator take precedence.
 _ENVIRONMENT: Final = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
-#: What this engine asks for where the operator says nothing.
+#: Default engine arguments; those of the operator take precedence.
 _DEFAULT_ARGS: Final[Mapping[str, Any]] = {
     "disable_log_stats": True,
     "enable_log_requests": False,
@@ -61,15 +61,19 @@ _DEFAULT_ARGS: Final[Mapping[str, Any]] = {
 
 
 def prepare_environment() -> None:
-    """Before vLLM is imported."""
+    """Set the environment that vLLM reads when it is imported. To be called before that."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
 
 class LanguageModel:
-    """``role`` names it in messages; ``args`` are vLLM's own engine arguments, passed on as they are.
+    """A model with its vLLM process.
 
-    ``setting`` is the key of the configuration that holds them; ``prepare`` is awaited whenever it has been loaded.
+    ``role`` names it in messages. ``args`` are vLLM's engine arguments, which are passed on unchanged; ``setting`` is
+    the configuration key that holds them, for messages. ``prepare`` is awaited after each load, also after a restart.
+
+    When the process dies, running requests fail, ``state`` becomes UNHEALTHY, and a new process is started, with
+    increasing delays until it succeeds.
     """
 
     def __init__(
@@ -91,22 +95,22 @@ class LanguageModel:
 
     @property
     def by_priority(self) -> bool:
-        """Whether waiting requests start in the order of their priority."""
+        """Whether waiting requests are scheduled by priority."""
         return bool(self._args["scheduling_policy"] == "priority")
 
     @property
     def llm(self) -> AsyncLLM:
-        """Raises EngineFailed while there is none."""
+        """vLLM's engine client. Raises EngineFailed while there is no process."""
         if self._running is None:
             raise EngineFailed(f"the {self.role} is not available", fatal=True)
         return self._running.llm
 
     def take_defaults(self, args: Mapping[str, Any]) -> None:
-        """Arguments that count where none of their names was given. Before ``start``."""
+        """Set engine arguments that the operator did not set. To be called before ``start``."""
         self._args = {**args, **self._args}
 
     async def start(self) -> None:
-        """Load and warm up. Raises ConfigurationError for bad arguments, EngineFailed when it does not load."""
+        """Load the model and warm it up. Raises ConfigurationError for invalid arguments, EngineFailed otherwise."""
         await self._load()
         self.state = EngineState.OK
         self._watcher = asyncio.create_task(self._watch(), name=f"watch over the {self.role}")
@@ -123,9 +127,9 @@ class LanguageModel:
     async def generate(
         self, prompt: Any, params: SamplingParams, request_id: str, *, priority: int = 0
     ) -> AsyncGenerator[RequestOutput, None]:
-        """vLLM's own outputs. Closing it, or cancelling its task, frees the request's slot.
+        """Yield vLLM's outputs for a prompt. Closing the generator, or cancelling its task, aborts the request.
 
-        Raises OmniErrors only: what vLLM raises is mapped here.
+        Raises OmniErrors only: vLLM's exceptions are translated.
         """
         llm = self.llm
         arrived = False
@@ -143,7 +147,7 @@ class LanguageModel:
                 await self.forget_media()
 
     async def render(self, prompt: Mapping[str, Any]) -> Any:
-        """A prompt as the engine takes it: its media processed, off the event loop. Raises like ``generate``."""
+        """Convert a prompt to vLLM's internal form, processing its media off the event loop. Raises as ``generate``."""
         llm = self.llm
         try:
             (rendered,) = await llm.renderer.render_cmpl_async([prompt])
@@ -156,9 +160,10 @@ class LanguageModel:
         return rendered
 
     async def forget_media(self) -> None:
-        """For media that were rendered, and perhaps never reached the model.
+        """Clear vLLM's media cache, after media were processed that may not have reached the model.
 
-        vLLM sends media once, and then believes that its engine's process has them: prompts with the same would fail.
+        vLLM sends the same media to its engine process only once, and assumes that they arrived: further prompts with
+        them would fail.
         """
         if self._running is None:
             return
@@ -170,6 +175,7 @@ class LanguageModel:
             raise
 
     def _mapped(self, error: Exception, llm: AsyncLLM, request_id: str | None, *, of_input: bool = False) -> OmniError:
+        """Translate an exception of vLLM; ``of_input`` if it was raised while processing the prompt."""
         from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -189,7 +195,7 @@ class LanguageModel:
             self._died.set()
 
     async def _watch(self) -> None:
-        """Notices the death of the process, and starts another one, for as long as it takes."""
+        """Wait for the death of the process and restart it, forever."""
         backoff = FIRST_BACKOFF_SEC
         while True:
             started = time.monotonic()
@@ -213,7 +219,7 @@ class LanguageModel:
 
     async def _until_death(self) -> None:
         while not self._died.is_set():
-            # Not ``errored``, which is true as well before the first request.
+            # Not ``errored``, which is also true before the first request.
             if self._running is not None and self._running.llm.engine_core.resources.engine_dead:
                 self._note_death(self._running.llm)
             try:
@@ -236,16 +242,19 @@ class LanguageModel:
             raise EngineFailed(f"the {self.role} did not start: {_innermost(error)}", fatal=True) from error
 
     def _create(self) -> _Running:
-        """Blocks for seconds to minutes. Runs in a thread of its own, whose signal mask the new process inherits."""
+        """Start the process; blocks for seconds to minutes.
+
+        Runs in a thread of its own, because the new process inherits the thread's signal mask.
+        """
         args = self.engine_args()
-        # Ctrl-C goes to every process of the terminal: the model has to live on while the last answers are given.
-        resource_tracker.ensure_running()  # else it starts later, and unblocks them
+        # Ctrl-C reaches all processes of the terminal. The model ignores it, to finish answers while the server drains.
+        resource_tracker.ensure_running()  # started later, it would unblock the signal
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        # Not kept in a variable: frames of this thread live on in tracebacks that vLLM keeps.
+        # Not assigned to a variable, which tracebacks that vLLM keeps would keep alive.
         return _Running.over(self._open(args))
 
     def engine_args(self) -> AsyncEngineArgs:
-        """What vLLM is started with. Raises ConfigurationError for names that it does not know."""
+        """Return vLLM's engine arguments. Raises ConfigurationError for unknown names."""
         prepare_environment()
         from vllm.engine.arg_utils import AsyncEngineArgs
 
@@ -261,9 +270,10 @@ class LanguageModel:
         return AsyncLLM.from_engine_args(args)
 
     async def _warm_up(self, llm: AsyncLLM) -> None:
-        """One token, so that the first client does not wait for what vLLM does on first use.
+        """Generate one token, so that the first request does not pay for what vLLM does on first use.
 
-        Weights that are damaged, or that overflow in this dtype, give no numbers; vLLM would answer with any token.
+        Also detects weights that are damaged, or overflow in this dtype: their logits are NaN, and vLLM would generate
+        arbitrary tokens.
         """
         from vllm import SamplingParams
 
@@ -277,7 +287,7 @@ class LanguageModel:
                     )
 
     async def _release(self) -> None:
-        """Ends the process, also when cancelled meanwhile."""
+        """End the process; also completes when cancelled."""
         running, self._running = self._running, None
         if running is None:
             return
@@ -291,6 +301,8 @@ class LanguageModel:
 
 
 class _Running(NamedTuple):
+    """The engine client, and the process that kills the model if this one is killed."""
+
     llm: AsyncLLM
     undertaker: Undertaker
 
@@ -300,12 +312,12 @@ class _Running(NamedTuple):
 
 
 def _processes(llm: AsyncLLM) -> list[Any]:
-    """Those that vLLM started on this machine; on others, its executor looks after its own."""
+    """Return the processes that vLLM started on this machine; those on others are its executor's responsibility."""
     return list(getattr(getattr(llm.engine_core.resources, "engine_manager", None), "processes", ()))
 
 
 def _end_requests(llm: AsyncLLM) -> None:
-    """Tells whoever waits for an answer: vLLM would leave them waiting, or complain of its own end."""
+    """Fail all running requests: on shutdown vLLM would leave them waiting, or report its own end as an error."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
     if llm.output_handler is not None:
@@ -314,10 +326,10 @@ def _end_requests(llm: AsyncLLM) -> None:
 
 
 def _shut_down(running: _Running) -> None:
-    """Ends the processes, by force if they take too long. Blocks until they are gone."""
+    """End the processes, killing them after SHUTDOWN_SEC. Blocks until they have exited."""
     llm, undertaker = running
     processes = _processes(llm)
-    # It warns of every process that it has to kill, and these are to be killed.
+    # vLLM would log a warning for each process that it kills.
     logging.getLogger("vllm.v1.utils").setLevel(logging.ERROR)
     llm.shutdown(timeout=SHUTDOWN_SEC)
     for process in processes:
@@ -328,25 +340,26 @@ def _shut_down(running: _Running) -> None:
 
 
 def _no_argument(name: str, known: tuple[str, ...]) -> str:
+    """Return a message for an unknown argument, with the most similar one."""
     close = difflib.get_close_matches(name, known, n=1)
     return "vLLM has no such argument" + (f"; did you mean {close[0]}?" if close else "")
 
 
 def _innermost(error: BaseException) -> str:
-    """What went wrong first, in one line."""
+    """Return the message of the first cause, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(str(error).split())[:500] or type(error).__name__
 
 
 async def _in_daemon_thread(call: Callable[[], T], discard: Callable[[T], None], *, name: str) -> T:
-    """Like ``asyncio.to_thread``, but the end of the program does not wait for it: loading a model takes minutes.
+    """Run ``call`` in a daemon thread, for which the interpreter's exit does not wait: loading takes minutes.
 
-    What ``call`` returns to nobody, because the waiting task was cancelled, goes to ``discard``.
+    When the waiting task is cancelled, the result is passed to ``discard``.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
-    # Not in the future: what is made here must not outlive its owner because somebody looks at a stack.
+    # Not the future's result, which tracebacks of the waiting task would keep alive.
     made: list[T] = []
 
     def succeed() -> None:
@@ -365,7 +378,7 @@ async def _in_daemon_thread(call: Callable[[], T], discard: Callable[[T], None],
             made.append(call())
         except BaseException as error:
             settle = partial(fail, error)
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the program ends
+        with contextlib.suppress(RuntimeError):  # the loop is closed, the program is exiting
             loop.call_soon_threadsafe(settle)
 
     threading.Thread(target=run, name=name, daemon=True).start()

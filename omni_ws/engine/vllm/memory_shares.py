@@ -1,4 +1,4 @@
-"""How two models share a GPU: by the sizes of their weights, where the operator says nothing."""
+"""Divides a GPU's memory between two models, by the sizes of their weights, unless the operator does."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import Any, Final, NamedTuple
 
 from omni_ws.config.error import ConfigurationError
 
-#: vLLM's name for the part of the whole GPU that a model claims.
+#: vLLM's argument for the share of a GPU's memory that a model may use.
 SHARE: Final = "gpu_memory_utilization"
-#: What both may claim together. The rest is for the codec and the contexts of CUDA.
+#: The share of both models together. The rest is for the codec and the CUDA contexts.
 _BOTH: Final = 0.9
-#: No model works in less.
+#: The minimum share of a model.
 _LEAST: Final = 0.1
-#: Of the Thinker, where the sizes are not known.
+#: The Thinker's share when the sizes are unknown.
 _UNKNOWN: Final = 0.65
-#: The first kind of file that a checkpoint has is what vLLM loads.
+#: The formats of weights, by vLLM's precedence: it loads the first one that a checkpoint has.
 _WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".gguf")
 
 
 class Shares(NamedTuple):
+    """Shares of a GPU's memory, from 0 to 1."""
+
     thinker: float
     talker: float
 
@@ -28,10 +30,10 @@ class Shares(NamedTuple):
 def memory_shares(
     thinker: int | None, talker: int | None, thinker_args: Mapping[str, Any], talker_args: Mapping[str, Any]
 ) -> Shares:
-    """Parts of each GPU for two checkpoints of so many bytes, None where that is not known.
+    """Return the shares for checkpoints of ``thinker`` and ``talker`` bytes, None if unknown.
 
-    A share that the arguments give is kept, and the other model gets what it leaves. Raises ConfigurationError for one
-    that is no number.
+    A share set in the arguments is kept, and the other model gets the rest. Raises ConfigurationError for one that is
+    not a number.
     """
     first_given, second_given = _given(thinker_args, "vllm.args"), _given(talker_args, "vllm.talker_args")
     if first_given is not None:
@@ -46,9 +48,9 @@ def memory_shares(
 
 
 def weights_bytes(model: str) -> int | None:
-    """The weights of a folder, or of a name that was downloaded before, else as its hub says; None: not known.
+    """Return the size of a model's weights, from its folder, the download cache or the model hub; None if unknown.
 
-    Blocks, for seconds where the hub is asked.
+    Blocks, for seconds if the hub is asked.
     """
     folder = Path(model) if Path(model).is_dir() else _downloaded(model)
     if folder is not None:
@@ -68,7 +70,7 @@ def _rounded(share: float) -> float:
 
 
 def _gpus(args: Mapping[str, Any]) -> int:
-    """Over how many GPUs the weights of one copy are spread."""
+    """Return over how many GPUs the weights of one replica are distributed."""
     return int(args.get("tensor_parallel_size") or 1) * int(args.get("pipeline_parallel_size") or 1)
 
 
@@ -76,7 +78,7 @@ def _weights(files: Iterable[tuple[str, int]]) -> int | None:
     sizes = dict(files)
     for ending in _WEIGHTS:
         names = [name for name in sizes if name.endswith(ending)]
-        # Some checkpoints hold their weights once more, in the form of those who made them.
+        # Some checkpoints contain their weights twice, the second time in their author's format.
         names = [name for name in names if not name.startswith("consolidated")] or names
         if names:
             return sum(sizes[name] for name in names)
@@ -88,7 +90,7 @@ def _downloaded(model: str) -> Path | None:
 
     try:
         found = try_to_load_from_cache(model, "config.json")
-    except ValueError:  # no name that a model can have
+    except ValueError:  # not a valid model name
         return None
     return Path(found).parent if isinstance(found, str) else None
 
@@ -98,6 +100,6 @@ def _at_the_hub(model: str) -> list[tuple[str, int]]:
 
     try:
         files = HfApi().model_info(model, files_metadata=True, timeout=5).siblings or ()
-    except Exception:  # it is not there, not for us, or there is no network: vLLM will say so
+    except Exception:  # missing, private, or no network: vLLM reports it when it loads the model
         return []
     return [(file.rfilename, file.size or 0) for file in files]

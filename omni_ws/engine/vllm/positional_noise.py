@@ -1,7 +1,7 @@
-"""Noise that belongs to a place in the sound instead of to the moment at which it is drawn.
+"""Deterministic noise for SNAC's decoder, as a function of the position in the audio.
 
-SNAC's decoder mixes fresh random noise into its layers. Two windows that overlap would then disagree about the samples
-they share. Here the noise of a place is computed from its number, so that every window finds the same.
+SNAC's decoder adds random noise in its layers. Drawn anew for each window, it would make overlapping windows disagree
+about the samples that they share. Here it is a hash of the position, so every window computes the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MASK_31 = (1 << 31) - 1
 
 
 class NoisePlaces:
-    """Where the windows begin that are being decoded. Shared by the noise blocks of one decoder."""
+    """The positions of the windows being decoded, shared by all noise blocks of a decoder."""
 
     def __init__(self) -> None:
         self.starts = torch.zeros(1, dtype=torch.int64)
@@ -26,13 +26,13 @@ class NoisePlaces:
 
     @contextmanager
     def at(self, starts: torch.Tensor, *, frames: int) -> Iterator[None]:
-        """``starts``: the first frame of each window; all are of ``frames`` frames."""
+        """Set the first frame of each window, and the number of frames in every one, for a decoding."""
         self.starts, self.frames = starts, frames
         yield
 
 
 class PositionalNoise(nn.Module):  # type: ignore[misc]
-    """Stands for SNAC's noise block, with its weights."""
+    """Replaces one of SNAC's noise blocks, with the same weights."""
 
     def __init__(self, linear: nn.Module, places: NoisePlaces, seed: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class PositionalNoise(nn.Module):  # type: ignore[misc]
 
 
 def place_noise(decoder: nn.Module, places: NoisePlaces, seed: int | None) -> None:
-    """Replaces the noise blocks of ``decoder``, or, without a seed, takes them out."""
+    """Replace the noise blocks of ``decoder``, or, with ``seed`` None, remove them."""
     blocks = [
         (parent, name, child)
         for parent in decoder.modules()
@@ -61,15 +61,15 @@ def place_noise(decoder: nn.Module, places: NoisePlaces, seed: int | None) -> No
 
 
 def normal_at(places: torch.Tensor, seed: int) -> torch.Tensor:
-    """A draw from the normal distribution for each place (integers), always the same for the same place and seed."""
+    """Return a standard normal sample for each position (an integer), determined by position and seed."""
     first = _hashed(places * 2, seed).double() / (1 << 31)
     second = _hashed(places * 2 + 1, seed).double() / (1 << 31)
-    # 1 - first is never 0.
+    # The Box-Muller transform; 1 - first is never 0.
     return (torch.sqrt(-2 * torch.log1p(-first)) * torch.cos(2 * math.pi * second)).float()
 
 
 def _hashed(numbers: torch.Tensor, seed: int) -> torch.Tensor:
-    """31 well-mixed bits of each number. Products stay below 2^63: factors of 31 bits each."""
+    """Return 31 well-mixed bits for each number. Products stay below 2^63, as all factors have 31 bits."""
     mixed = (numbers + ((seed * 0x5851F42D + 0x14057B7E) & _MASK_31)) & _MASK_31
     for factor in (0x45D9F3B3, 0x2C1B3C6D, 0x297A2D39):
         mixed = mixed ^ (mixed >> 16)

@@ -1,4 +1,8 @@
-"""What a chat model reads: its template, with the parts of the input in their places."""
+"""Builds prompts for a chat model: the chat template with the input inserted, while that is still arriving.
+
+PromptForm knows the format of one model's prompts; PromptDraft is one prompt in progress. A *stable* part of a draft is
+one whose tokens no further input can change.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +17,22 @@ from omni_ws.core.chunks import Modality
 from omni_ws.engine.base import WORDS_UNKNOWN, Message, Speech
 from omni_ws.errors import InvalidValue, UnsupportedModality
 
-#: Stands where the input goes while the template is rendered; from a range of characters that no text uses.
+#: Marks the position of the input in the rendered template; private-use characters that do not occur in text.
 _MARKER: Final = "\U000f0a11\U000f0a12"
-#: Breaks what would be read as a control token without being seen.
+#: Inserted into text that spells a control token, to break it up invisibly.
 _ZERO_WIDTH_SPACE: Final = "\u200b"
-#: Between two words: a tokenizer that reads bytewise pairs never joins anything across it.
-#: In a longer text what is stable is sought only when it has become longer by an eighth.
+#: Beyond this length, the stable part of open text is searched again only when the text has grown by an eighth, which
+#: keeps the total work linear.
 FREE_SEARCH_CHARACTERS: Final = 4096
+#: A position between words, across which byte-pair tokenizers do not merge.
 _WORD_BORDER: Final = re.compile(r"(?<=\S) (?=\S)")
+#: Text to test whether a tokenizer really does not merge there.
 _SAMPLE: Final = ("One, two and three: some words", " that stand for all others.")
 
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """``data`` is what vLLM takes for ``modality``."""
+    """A media item, with ``data`` in the form that vLLM expects for ``modality``."""
 
     modality: Modality
     data: Any
@@ -34,13 +40,14 @@ class Media:
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """A run of the prompt: its tokens, and the media whose placeholders are among them, in order."""
+    """A contiguous part of a prompt: its tokens, and the media whose placeholders are among them, in order."""
 
     tokens: list[int]
     media: tuple[Media, ...] = ()
 
     def for_vllm(self, cache_salt: str | None) -> dict[str, Any]:
-        # A list of its own: vLLM lengthens the one that it was given.
+        """Return the excerpt as a prompt of vLLM."""
+        # A copy, because vLLM appends to the list.
         prompt: dict[str, Any] = {"prompt_token_ids": list(self.tokens)}
         if self.media:
             data: dict[str, list[Any]] = {}
@@ -52,7 +59,7 @@ class Excerpt:
         return prompt
 
     def after(self, given: Given) -> Excerpt | None:
-        """What was not given; None where this does not begin with what was."""
+        """Return what follows ``given``; None if this excerpt does not start with it."""
         count = len(given.tokens)
         if count >= len(self.tokens) or self.tokens[:count] != given.tokens:
             return None
@@ -61,16 +68,19 @@ class Excerpt:
 
 @dataclass(frozen=True, slots=True)
 class StableExcerpt(Excerpt):
-    """What later input cannot change. ``end`` is where it ends, in characters of the template's head and the input."""
+    """An excerpt that further input cannot change.
+
+    ``end`` is its end, in characters of the template's head and the input.
+    """
 
     end: int = 0
 
 
 @dataclass(slots=True)
 class Given:
-    """The part of a draft that a model has: its beginning, without a gap. What gives it to the model owns this."""
+    """The part of a draft, from its beginning, that a model has received. Owned by the code that submits it."""
 
-    #: In head and input.
+    #: Its length, in characters of the template's head and the input.
     chars: int = 0
     tokens: list[int] = field(default_factory=list)
     media: list[Media] = field(default_factory=list)
@@ -88,26 +98,26 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class PromptContext:
-    """What stands before the input: instructions, the tools that there are, earlier turns; and whose message it is."""
+    """What precedes the input: instructions, tools, history; and the role of the input's message."""
 
     instructions: str = ""
     history: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
-    #: What stands for the speech in ``history``; where it has nothing, the words count as unknown.
+    #: The audio for the speech in ``history``; speech without an entry is represented by ``WORDS_UNKNOWN``.
     speech: Mapping[Speech, tuple[Media, ...]] = field(default_factory=dict)
     role: str = "user"
 
     @property
     def media(self) -> tuple[Media, ...]:
-        """Of all earlier turns, in order."""
+        """The media of the history, in order."""
         return tuple(item for message in self.history if message.speech for item in self.speech.get(message.speech, ()))
 
 
 class PromptForm:
-    """How the prompts of one model look. Methods run in the tokenizer's thread; one at a time.
+    """The format of one model's prompts. Its methods run in the tokenizer's thread.
 
-    ``render`` turns messages and tools into the template's text, with the opening of the answer at its end.
-    ``placeholder`` is the text that stands for the n-th (from 1) item of a modality.
+    ``render`` applies the chat template to messages and tools, and ends with the header of the answer. ``placeholder``
+    returns the text that stands for the n-th item of a modality (from 1).
     """
 
     def __init__(
@@ -123,24 +133,26 @@ class PromptForm:
         marks = "".join(placeholder(modality, 1) for modality in media)
         added = tokenizer.added_tokens_decoder.values()
         control = {str(token) for token in added if token.special or str(token) in marks}
-        # The longest first: one may begin with another.
+        # Longest first, because some start with others.
         ordered = sorted(control | {*tokenizer.all_special_tokens}, key=len, reverse=True)
         self._control = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
-        #: Whether a text may be given to the tokenizer in pieces, cut between words.
+        #: Whether text may be tokenised in pieces that are cut between words.
         self.divisible = self.tokens("".join(_SAMPLE)) == self.tokens(_SAMPLE[0]) + self.tokens(_SAMPLE[1])
 
     def placeholder(self, modality: Modality, number: int) -> str:
+        """Return the text that stands for the ``number``-th item of ``modality``, from 1."""
         return self._placeholder(modality, number)
 
     def tokens(self, text: str) -> list[int]:
+        """Return the tokens of ``text``, without special tokens around it."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def plain(self, text: str) -> str:
-        """``text`` without control tokens: what a user writes is never an instruction to the template."""
+        """Return ``text`` with control tokens broken up, so that clients cannot inject them."""
         return self._control.sub(lambda token: token[0][:1] + _ZERO_WIDTH_SPACE + token[0][1:], text)
 
     def last_border(self, text: str, start: int) -> int:
-        """The last place after ``start`` where what follows cannot change the tokens before it; or ``start``."""
+        """Return the last position from which text cannot affect the tokens before it, or ``start``."""
         border = start
         for token in self._control.finditer(text, start):
             border = token.end()
@@ -150,10 +162,10 @@ class PromptForm:
         return border
 
     def frame(self, context: PromptContext, *, user: bool = True) -> tuple[str, str]:
-        """The template's text before and after the input, which is no message of its own where there is no ``user``.
+        """Return the template's text before and after the input; without ``user`` there is no message of the input.
 
-        After a message of the assistant nothing stands: the answer goes on with it. Raises InvalidValue where the
-        template takes no such turns.
+        The text after a message of the assistant is empty: the answer continues it. Raises InvalidValue when the
+        template rejects the messages.
         """
         messages: list[dict[str, Any]] = []
         if context.instructions:
@@ -170,6 +182,7 @@ class PromptForm:
         return head, tail
 
     def _message(self, message: Message, context: PromptContext, numbers: Counter[Modality]) -> dict[str, Any]:
+        """Return a message of the history in the form of chat templates."""
         content = [self.plain(message.text)] if message.text else []
         if message.speech is not None:
             spoken = context.speech.get(message.speech, ())
@@ -192,7 +205,7 @@ class PromptForm:
         return fields
 
     def _plain_within(self, value: Any) -> Any:
-        """A description of a tool, its texts without control tokens."""
+        """Return a tool description with control tokens broken up in all its strings."""
         if isinstance(value, str):
             return self.plain(value)
         if isinstance(value, Mapping):
@@ -202,14 +215,14 @@ class PromptForm:
         return value
 
     def bare(self, *, tokens: bool = False) -> BareForm:
-        """The form of prompts that are taken as they stand: texts, or ``tokens``."""
+        """Return the form of raw prompts, given as text or, with ``tokens``, as token IDs."""
         return TokenForm(self) if tokens else BareForm(self)
 
 
 class BareForm(PromptForm):
-    """No template, no media: the text is the prompt, and control tokens in it are what they look like.
+    """The form of raw prompts: no template, no media; control tokens in the text are effective.
 
-    The tokenizer adds what it adds to any text, such as a mark of its beginning.
+    The tokenizer adds what it adds to any text, such as a token that marks the beginning.
     """
 
     def __init__(self, form: PromptForm) -> None:
@@ -228,11 +241,11 @@ class BareForm(PromptForm):
         return text
 
     def last_border(self, text: str, start: int) -> int:
-        return start  # what stands at its beginning is added to it as a whole
+        return start  # the tokenizer adds tokens to the prompt as a whole, so no part of it is stable
 
 
 class TokenForm(BareForm):
-    """For prompts of token ids, which come as a JSON list."""
+    """The form of raw prompts that are JSON arrays of token IDs."""
 
     def tokens(self, text: str) -> list[int]:
         tokens: list[int] = json.loads(text)
@@ -240,7 +253,7 @@ class TokenForm(BareForm):
 
 
 def _without_broken_calls(history: Sequence[Message]) -> Iterator[Message]:
-    """No template takes a call whose arguments were cut off when the answer was, nor a result of such a call."""
+    """Drop tool calls whose arguments were cut off, and their results: templates reject them."""
     broken: set[str] = set()
     for message in history:
         whole = tuple(call for call in message.tool_calls if call.is_whole)
@@ -251,33 +264,32 @@ def _without_broken_calls(history: Sequence[Message]) -> Iterator[Message]:
 
 @dataclass(slots=True)
 class PromptDraft:
-    """A prompt that is still being written. ``stable`` and ``whole`` run in the tokenizer's thread.
+    """A prompt in progress. ``stable`` and ``whole`` run in the tokenizer's thread.
 
-    It does not know what a model was given of it: that is for the ``Given`` alone.
+    Which part of it a model has received is not its concern; see Given.
     """
 
     form: PromptForm
     context: PromptContext
-    #: The template's text around the input.
+    #: The template's text before and after the input.
     head: str = field(init=False)
     tail: str = field(init=False)
-    #: In pieces, by the call that they answer.
+    #: The pieces of tool results, by the ID of the call.
     tool_results: dict[str, list[str]] = field(default_factory=dict)
     media: list[Media] = field(default_factory=list)
-    #: The input so far, as it stands in the prompt.
+    #: The completed parts of the input, as text of the prompt.
     _body: str = ""
-    #: Where in the body the placeholder of each item begins and ends; those of earlier turns stand before it.
+    #: Start and end of each placeholder in the body; negative for those of the history, which are in the head.
     _places: list[tuple[int, int]] = field(default_factory=list)
     _counts: dict[Modality, int] = field(default_factory=dict)
     _part: int | None = None
-    #: Text of the part under way, in pieces. It is made plain as a whole: one may end within what spells a control
-    #: token.
+    #: The text of the current part. Control tokens are broken up in the whole text, as they may span pieces.
     _open_pieces: list[str] = field(default_factory=list)
     _open_characters: int = 0
-    #: How long the open text must be before what is stable is sought again: each search reads all of it.
+    #: The length that the open text must have before its stable part is searched again: each search reads all of it.
     _search_from: int = 0
     _searched_media: int = 0
-    #: The ids of the calls in earlier turns.
+    #: The IDs of the tool calls in the history.
     _calls: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
@@ -296,7 +308,10 @@ class PromptDraft:
             self._places.append((begin - len(self.head), end - len(self.head)))
 
     def add_tool_result(self, call_id: str, text: str) -> None:
-        """Results are messages of their own, before that of the user. Raises InvalidValue for an unknown call."""
+        """Add a piece of a tool result, a message of its own before the user's.
+
+        Raises InvalidValue for an unknown call.
+        """
         if call_id not in self._calls:
             raise InvalidValue(
                 f"no earlier answer of this conversation called a tool as {call_id[:64]!r}", param="tool_call_id"
@@ -304,11 +319,13 @@ class PromptDraft:
         self.tool_results.setdefault(call_id, []).append(text)
 
     def add_text(self, text: str, part: int) -> None:
+        """Add a piece of text to ``part``."""
         self._begin(part)
         self._open_pieces.append(text)
         self._open_characters += len(text)
 
     def add_media(self, media: Media, part: int) -> None:
+        """Add a media item, as a placeholder on a line of its own."""
         self._begin(part, always=True)
         number = self._counts.get(media.modality, 0) + 1
         self._counts[media.modality] = number
@@ -319,6 +336,7 @@ class PromptDraft:
 
     @property
     def empty(self) -> bool:
+        """Whether there is no input, besides tool results."""
         return not (self._body or self._open_characters)
 
     @property
@@ -326,12 +344,12 @@ class PromptDraft:
         return "".join(self._open_pieces)
 
     def stable(self, given: Given, least: int) -> StableExcerpt | None:
-        """What further input cannot change, after what was given; None where that is less than ``least`` tokens.
+        """Return the part after ``given`` that further input cannot change, or None.
 
-        Media are always worth it.
+        It has at least ``least`` tokens, unless it contains media, which are always worth computing ahead.
         """
         if self.tool_results:
-            return None  # there may be more of them, and they stand before everything else
+            return None  # more may follow, and they precede everything else
         if self._open_characters < self._search_from and len(self.media) == self._searched_media:
             return None
         self._searched_media = len(self.media)
@@ -352,12 +370,13 @@ class PromptDraft:
         return StableExcerpt(tokens, media, end)
 
     def whole(self) -> Excerpt:
-        """The finished prompt."""
+        """Return the complete prompt."""
         if self.tool_results:
             self._tell_results()
         return Excerpt(self.form.tokens(self.text), tuple(self.media))
 
     def _tell_results(self) -> None:
+        """Insert the tool results into the template."""
         results = (
             Message("tool", "".join(pieces), tool_call_id=call_id) for call_id, pieces in self.tool_results.items()
         )
@@ -366,11 +385,11 @@ class PromptDraft:
 
     @property
     def text(self) -> str:
-        """The finished prompt, before it becomes tokens."""
+        """The complete prompt as text."""
         return self.head + self._body + self.form.plain(self._open_text) + self.tail
 
     def _begin(self, part: int, *, always: bool = False) -> None:
-        """Parts stand on lines of their own."""
+        """Complete the open text if a new part begins; each part starts on a new line."""
         if part == self._part and not always:
             return
         self._body += self.form.plain(self._open_text)

@@ -1,4 +1,4 @@
-"""PromptEcho: a prompt that is given back at the head of its answer, with the log-probabilities of its tokens."""
+"""PromptEcho: the prompt as the beginning of its answer, with the log-probabilities of its tokens."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import Any, Final
 from omni_ws.core.chunks import TokenLogprob
 from omni_ws.engine.vllm.token_logprobs import TokenBytes
 
-#: Tokens of a piece: so many are named at a stretch.
+#: The number of tokens in a piece.
 PIECE_TOKENS: Final = 256
 
 
 class PromptEcho:
-    """``text`` is the prompt where it came as one; where token ids came, it is what they stand for.
+    """Splits a prompt into pieces of text with their tokens.
 
-    ``top`` is how many of the likeliest tokens are named at each place; None: there are no log-probabilities.
+    ``text`` is the prompt if it was given as text; a prompt of token IDs is decoded. ``top`` is the number of most
+    probable tokens to report for each position; None reports no log-probabilities.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class PromptEcho:
         self._parts = [text] if text is not None and top is None else _parts(tokenizer, data, tokens, text)
 
     def pieces(self, told: Sequence[Mapping[int, Any] | None] | None) -> Iterator[tuple[str, tuple[TokenLogprob, ...]]]:
-        """Text, and the tokens that it is made of. ``told`` is what vLLM tells of each place of the prompt."""
+        """Yield pieces of text with their tokens. ``told`` is vLLM's ``prompt_logprobs``."""
         if self._top is None or told is None:
             yield "".join(self._parts), ()
             return
@@ -47,9 +48,9 @@ class PromptEcho:
 
 
 def _parts(tokenizer: Any, data: TokenBytes, tokens: Sequence[int], text: str | None) -> list[str]:
-    """The part of the text that each token adds; a character of several tokens is added by one of them.
+    """Return the text that each token contributes; a character of several tokens belongs to one of them.
 
-    Of a text, the tokenizer says where its tokens end: a mark of the beginning that it adds has no part in it.
+    Given ``text``, the tokenizer knows where its tokens end; special tokens that it adds contribute nothing.
     """
     if text is not None and tokenizer.is_fast:
         encoded = tokenizer(text, return_offsets_mapping=True)

@@ -1,4 +1,4 @@
-"""ReadAhead: vLLM's outputs, while something else is waited for that comes from the same model."""
+"""ReadAhead: vLLM's outputs, with failures noticed even while waiting for something else."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from omni_ws.errors import EngineFailed
 if TYPE_CHECKING:
     from vllm import RequestOutput
 
-#: How long a readout may take to arrive after the engine said that its step is over.
+#: How long a readout may take to arrive after vLLM has reported its step, in seconds.
 _ARRIVAL_SEC: Final = 10.0
 
 
 class ReadAhead:
-    """vLLM's outputs, read one ahead while something else is waited for: a failure is noticed at once."""
+    """Iterates over vLLM's outputs; ``until`` reads one ahead while it waits for something else."""
 
     def __init__(self, outputs: AsyncGenerator[RequestOutput, None]) -> None:
         self._outputs = outputs
@@ -35,7 +35,7 @@ class ReadAhead:
             yield output
 
     async def until(self, arrival: asyncio.Future[None]) -> None:
-        """Raises what the engine fails with meanwhile, EngineFailed for what does not come."""
+        """Wait for ``arrival``. Raises vLLM's failure meanwhile, or EngineFailed if nothing arrives."""
         if arrival.done():
             return
         if self._next is None:
@@ -51,6 +51,7 @@ class ReadAhead:
             raise EngineFailed("a readout did not arrive") from None
 
     async def aclose(self) -> None:
+        """Abort the request."""
         if self._next is not None:
             self._next.cancel()
             await asyncio.wait([self._next])

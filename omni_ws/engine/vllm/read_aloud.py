@@ -1,4 +1,4 @@
-"""The stage that stands for the Thinker where there is nothing to think: text that is to be read aloud as it comes."""
+"""ReadAloud: takes the Thinker's place when the task is to read the input aloud."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from omni_ws.errors import UnsupportedModality
 
 
 class ReadAloud:
-    """A Stage: decoded text in, the same text to the Talker. Parts are sentences of their own."""
+    """A Stage: text of the input in, the same text to the Talker.
+
+    Parts are separated by newlines, which end sentences.
+    """
 
     name = "read aloud"
 
     async def run(
         self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
     ) -> None:
+        """Pass text on. Raises UnsupportedModality for other input."""
         assert sink is not None, "somebody has to speak"
         last: int | None = None
         async for decoded in source:

@@ -1,4 +1,4 @@
-"""Where the readouts of vLLM's workers arrive: a socket of this machine, and what waits for each position."""
+"""ReadoutChannel: receives readouts from vLLM's workers on a Unix socket and assigns them to requests."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-#: What a worker sends: bytes of the key, first position, positions; then the key, and float32 numbers
-#: [position][layer][concept].
+#: The header of a worker's message: the length of the key, the first position, the number of positions. The key and
+#: float32 numbers of shape (positions, layers, concepts) follow.
 FRAME: Final = struct.Struct("<IQI")
 _NUMBER_BYTES: Final = 4
 
@@ -29,7 +29,10 @@ class ReadoutCollector:
         self._waiting: dict[int, asyncio.Future[None]] = {}
 
     def add(self, first: int, rows: NDArray[np.float32]) -> None:
-        """A request that was interrupted and computed again sends positions twice: the same numbers."""
+        """Add the readouts of consecutive positions from ``first``.
+
+        A request that vLLM preempts and recomputes sends positions twice, with the same numbers.
+        """
         for position, row in enumerate(rows, first):
             self._values[position] = row
             waiting = self._waiting.pop(position, None)
@@ -37,7 +40,7 @@ class ReadoutCollector:
                 waiting.set_result(None)
 
     def arrival(self, position: int) -> asyncio.Future[None]:
-        """Done when the readout of ``position`` is there."""
+        """Return a future that is done once the readout of ``position`` has arrived."""
         if position not in self._waiting:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             if position in self._values:
@@ -47,15 +50,19 @@ class ReadoutCollector:
         return self._waiting[position]
 
     def take(self, position: int) -> NDArray[np.float32]:
+        """Remove and return the readout of ``position``, which has arrived."""
         return self._values.pop(position)
 
 
 class ReadoutChannel:
-    """``width`` is how many numbers a position has. ``address`` is there between ``start`` and ``stop``."""
+    """The socket, on which a readout has ``width`` values per position.
+
+    ``address`` is valid between ``start`` and ``stop``.
+    """
 
     def __init__(self, width: int) -> None:
         self.address = ""
-        #: How many positions were read out so far.
+        #: The number of positions received so far.
         self.positions = 0
         self._width = width
         self._folder: Path | None = None
@@ -63,13 +70,14 @@ class ReadoutChannel:
         self._collectors: dict[str, ReadoutCollector] = {}
 
     async def start(self) -> None:
-        # Its own folder, which nobody else may enter.
+        """Open the socket."""
+        # In a private folder, which other users cannot enter.
         self._folder = Path(tempfile.mkdtemp(prefix="omni-ws-readouts-"))
         self.address = str(self._folder / "socket")
         self._server = await asyncio.start_unix_server(self._receive, self.address)
 
     async def stop(self) -> None:
-        """Idempotent."""
+        """Close the socket. Idempotent."""
         server, self._server = self._server, None
         if server is not None:
             server.close()
@@ -79,6 +87,7 @@ class ReadoutChannel:
 
     @contextmanager
     def collect(self, key: str) -> Iterator[ReadoutCollector]:
+        """Collect the readouts of the request ``key`` within the block."""
         collector = self._collectors[key] = ReadoutCollector()
         try:
             yield collector
@@ -94,7 +103,7 @@ class ReadoutChannel:
                     data = await reader.readexactly(count * self._width * _NUMBER_BYTES)
                     self.positions += count
                     collector = self._collectors.get(key)
-                    if collector is not None:  # else it was cancelled meanwhile
+                    if collector is not None:  # the request may have been cancelled
                         collector.add(first, np.frombuffer(data, np.float32).reshape(count, self._width))
         finally:
             writer.close()

@@ -1,7 +1,8 @@
-"""Readout vectors from examples: where prompts with a concept stand in the residual stream, seen from those without.
+"""Computes readout vectors from example prompts.
 
-The vector of a concept at a layer is the difference of the means of the stream at the prompts' last tokens, of length
-one. The stream is read by the very worker that reads out concepts, with one "concept" for each of its dimensions.
+The vector of a concept at a layer is the normalised difference between two means of the residual stream at the last
+token: over prompts that have the concept and over prompts that do not. The stream is read with the readout worker
+itself, using the unit vectors of its dimensions as "concepts".
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from omni_ws.engine.vllm.readout_vectors import ReadoutVectors
 from omni_ws.engine.vllm.readouts import Readouts
 from omni_ws.engine.vllm.token_generation import TokenGenerator
 
-#: Prompts that are at vLLM at a time.
+#: The number of prompts submitted to vLLM at the same time.
 _AT_ONCE: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Concept:
-    """Prompts that have it, and prompts that are like them without it."""
+    """Prompts that have a concept, and similar prompts without it."""
 
     name: str
     positive: tuple[str, ...]
@@ -41,9 +42,9 @@ class Concept:
 
 
 def load_concepts(path: Path) -> tuple[Concept, ...]:
-    """From a TOML or JSON file: for each concept a table with ``positive`` and ``negative``, lists of prompts.
+    """Read a TOML or JSON file with a table for each concept, of lists of ``positive`` and ``negative`` prompts.
 
-    Raises ConfigurationError with everything that is wrong.
+    Raises ConfigurationError with all problems found.
     """
     try:
         data = path.read_bytes()
@@ -71,9 +72,9 @@ def _problems(name: str, table: Any) -> Iterator[str]:
 async def make_vectors(
     concepts: Sequence[Concept], layers: Sequence[int], *, model: str, args: Mapping[str, Any]
 ) -> ReadoutVectors:
-    """Starts the model, and ends it. ``args`` are vLLM's.
+    """Start the model, compute the vectors and stop it. ``args`` are vLLM's engine arguments.
 
-    Raises ConfigurationError for layers that the model does not have and prompts that make no difference, and what
+    Raises ConfigurationError for layers that the model lacks and for prompts whose means do not differ, and what
     LanguageModel raises.
     """
     Readouts.check_args(args)
@@ -92,6 +93,7 @@ async def make_vectors(
 
 
 def _direction(concept: Concept, streams: Mapping[str, NDArray[np.float32]], layer: int) -> NDArray[np.float32]:
+    """Return the unit vector from the mean of the negative prompts to that of the positive ones."""
     positive = np.mean([streams[text] for text in concept.positive], axis=0, dtype=np.float64)
     negative = np.mean([streams[text] for text in concept.negative], axis=0, dtype=np.float64)
     difference = positive - negative
@@ -115,7 +117,7 @@ def _hidden_size(args: Mapping[str, Any]) -> int:
 async def _last_streams(
     prompts: Sequence[str], layers: Sequence[int], hidden_size: int, args: Mapping[str, Any]
 ) -> dict[str, NDArray[np.float32]]:
-    """The residual stream at the last token of each prompt, shape (layers, hidden size)."""
+    """Return the residual stream at the last token of each prompt, of shape (layers, hidden size)."""
     manifest = ReadoutManifest(
         concepts=tuple(str(index) for index in range(hidden_size)),
         layers=tuple(layers),

@@ -1,7 +1,7 @@
-"""The files of the readouts: vectors for each layer, and a manifest that says what they stand for.
+"""Reads and writes the files of readouts: vectors for each layer, and a manifest that names layers and concepts.
 
-``layer_<index>.vectors`` of the safetensors file has the shape (concepts, hidden size). The files do not lie in the
-checkpoint's folder: vLLM would load every safetensors file there as weights.
+The safetensors file contains ``layer_<index>.vectors`` of shape (concepts, hidden size), in float16. It must not be in
+the checkpoint's folder, where vLLM would load it as weights.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _DTYPE: Final = "float16"
 
 @dataclass(frozen=True, slots=True)
 class ReadoutVectors:
-    """``matrices`` are float32, one for each layer of the manifest, shape (concepts, hidden size)."""
+    """Readout vectors: a float32 matrix of shape (concepts, hidden size) for each layer of the manifest."""
 
     manifest: ReadoutManifest
     matrices: tuple[NDArray[np.float32], ...]
 
     def check_model(self, *, hidden_size: int, layers: int) -> None:
-        """Raises ConfigurationError for vectors of another model."""
+        """Raise ConfigurationError if the vectors are not for a model of this size."""
         problems = []
         if self.manifest.hidden_size != hidden_size:
             problems.append(
@@ -43,14 +43,14 @@ class ReadoutVectors:
 
 
 def load_vectors(vectors: Path, manifest: Path) -> ReadoutVectors:
-    """Raises ConfigurationError for files that are missing, or do not fit each other."""
+    """Read both files. Raises ConfigurationError if they are missing, malformed or inconsistent."""
     from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     described = _manifest(manifest)
     try:
         tensors = load_file(vectors)
-    except (OSError, SafetensorError, TypeError, KeyError) as error:  # the latter: kinds of numbers that numpy lacks
+    except (OSError, SafetensorError, TypeError, KeyError) as error:  # the last two: dtypes that numpy lacks
         raise ConfigurationError([f"cannot read the readout vectors {vectors}: {error}"]) from None
     shape = (len(described.concepts), described.hidden_size)
     matrices = []
@@ -72,7 +72,7 @@ def load_vectors(vectors: Path, manifest: Path) -> ReadoutVectors:
 def save_vectors(
     matrices: Mapping[int, NDArray[np.float32]], concepts: Sequence[str], vectors: Path, manifest: Path
 ) -> None:
-    """Write both files. ``matrices`` has a row for each concept, by layer."""
+    """Write both files. ``matrices`` has one for each layer, with a row for each concept."""
     from safetensors.numpy import save_file
 
     layers = sorted(matrices)

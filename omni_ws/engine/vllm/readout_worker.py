@@ -1,8 +1,8 @@
-"""What runs inside vLLM's worker: reads the residual stream at each wanted position and sends its projections.
+"""ReadoutWorker: runs inside vLLM's workers; projects the residual stream and sends the results to the server.
 
-Requests say by ``extra_args`` of their sampling parameters what they want: ``{"readout": {"key": …, "ranges": …}}``.
-What they get goes through a socket of this machine, a frame for each run of positions, in the step that computed it,
-so that a token costs no call. vLLM has to run eagerly: compiled graphs know no hooks.
+A request asks for readouts in the ``extra_args`` of its sampling parameters: ``{"readout": {"key": …, "ranges": …}}``.
+The projections of a step are sent in the step that computed them, as one message for each run of positions, through a
+Unix socket: no RPC is needed for a token. vLLM has to run eagerly, since compiled graphs do not support hooks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SEND_BUFFER_BYTES: Final = 4 << 20
 
 @dataclass(slots=True)
 class _Rows:
-    """Rows of a step that belong to a request: ``count`` from ``first_row``, at positions from ``first_position``."""
+    """``count`` consecutive rows of a step that belong to a request, with their positions in its tokens."""
 
     key: str
     first_row: int
@@ -31,16 +31,16 @@ class _Rows:
 
 
 class ReadoutWorker:
-    """Mixed into vLLM's worker by ``worker_extension_cls``; ``model_runner`` is that worker's."""
+    """A mixin of vLLM's worker (``worker_extension_cls``), which provides ``model_runner`` and ``rank``."""
 
     model_runner: Any
     rank: int
 
     def install_readouts(self, address: str, layers: Sequence[int], matrices: Sequence[bytes], concepts: int) -> int:
-        """Hook the layers; returns how many there are. ``matrices`` are float32, each (concepts, hidden size).
+        """Hook into the layers; returns the number of layers that the model has.
 
-        Without an address nothing is done. Of workers that share the layers' work one is enough: the stream is the
-        same in all of them.
+        ``matrices`` are float32, of shape (concepts, hidden size) each. Without ``address`` nothing is hooked. With
+        tensor parallelism one worker suffices, since all have the same stream.
         """
         runner = self.model_runner
         blocks = _decoder_layers(runner.model)
@@ -52,6 +52,8 @@ class ReadoutWorker:
 
 
 class _Readout:
+    """The hooks of one worker, and its connection to the server."""
+
     def __init__(
         self, runner: Any, address: str, layers: Sequence[int], matrices: Sequence[bytes], concepts: int
     ) -> None:
@@ -75,7 +77,7 @@ class _Readout:
             return execute(scheduled, *arguments, **options)
 
         def model_forward(*arguments: Any, **options: Any) -> Any:
-            # Only now the rows are in the order in which the model sees them.
+            # Only here, after input preparation, are the rows in the order in which the model gets them.
             self._wanted = self._wanted_rows()
             if not self._wanted:
                 return forward(*arguments, **options)
@@ -89,10 +91,12 @@ class _Readout:
         runner.execute_model, runner._model_forward = execute_model, model_forward
 
     def hook(self, place: int) -> Callable[..., None]:
+        """Return a forward hook for the layer that is the ``place``-th of those read out."""
+
         def after_layer(module: Any, inputs: Any, output: Any) -> None:
             if not self._wanted:
                 return
-            # vLLM's layers give what they add and the stream that it is added to apart.
+            # vLLM's layers return their own output and the stream to which it is to be added separately.
             parts = output if isinstance(output, tuple) else (output,)
             stream = parts[0][self._rows]
             if len(parts) > 1 and parts[1] is not None:
@@ -102,6 +106,7 @@ class _Readout:
         return after_layer
 
     def _wanted_rows(self) -> list[_Rows]:
+        """Return the rows of this step whose positions are to be read out."""
         wanted: list[_Rows] = []
         if self._scheduled is None:
             return wanted
@@ -121,10 +126,11 @@ class _Readout:
         return wanted
 
     def _send(self) -> None:
+        """Send the projections of this step."""
         wanted, values = self._wanted, self._values
         self._wanted, self._values = [], []
         if len(values) != self._layers or self._socket is None:
-            return  # the step failed on its way
+            return  # the step failed
         numbers = torch.stack(values, dim=1).cpu().numpy()
         frames = bytearray()
         row = 0
@@ -136,11 +142,11 @@ class _Readout:
         try:
             self._socket.sendall(frames)
         except OSError:
-            self._socket = None  # the server is gone, and vLLM is about to be told
+            self._socket = None  # the server has exited, and vLLM will be stopped
 
 
 def _decoder_layers(model: Any) -> Any:
-    """The blocks of the language model, wherever the architecture keeps it."""
+    """Return the transformer blocks of the language model, wherever the architecture has them."""
     if hasattr(model, "get_language_model"):
         model = model.get_language_model()
     while not hasattr(model, "layers"):

@@ -1,4 +1,4 @@
-"""Readouts switched on: what vLLM is told at its start, the vectors that its workers get, and the way back."""
+"""Readouts: the configuration of vLLM for readouts, their vectors, and the channel on which they arrive."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from omni_ws.engine.vllm.readout_vectors import ReadoutVectors
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-#: What arguments of vLLM have to be: others spread layers, requests or positions over processes that do not see each
-#: other's, compute positions of tokens that are then thrown away, or take positions from elsewhere.
+#: The values that vLLM's arguments must have. Others would distribute layers, requests or positions over processes,
+#: compute tokens that are then rejected, or take the cache of some positions from another engine.
 _REQUIRED: Final[Mapping[str, Any]] = {
     "pipeline_parallel_size": 1,
     "data_parallel_size": 1,
@@ -27,13 +27,13 @@ _REQUIRED: Final[Mapping[str, Any]] = {
 
 
 class Readouts:
-    """``engine_args`` switch readouts on at the cost of compiled graphs, which know no hooks."""
+    """The readouts of one model. ``engine_args`` enable them, at the cost of compiled graphs."""
 
     engine_args: Mapping[str, Any] = {
         "worker_extension_cls": "omni_ws.engine.vllm.readout_worker.ReadoutWorker",
         "enforce_eager": True,
     }
-    #: vLLM's newer model runner has other insides than the worker looks at.
+    #: The worker relies on internals of vLLM's first model runner.
     environment: Mapping[str, str] = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
 
     def __init__(self, vectors: ReadoutVectors) -> None:
@@ -43,12 +43,12 @@ class Readouts:
 
     @classmethod
     def prepare_environment(cls) -> None:
-        """Before vLLM is imported."""
+        """Set the environment that vLLM reads when it is imported. To be called before that."""
         os.environ.update(cls.environment)
 
     @staticmethod
     def check_args(args: Mapping[str, Any]) -> None:
-        """Raises ConfigurationError for what cannot be had together with readouts."""
+        """Raise ConfigurationError for engine arguments that are incompatible with readouts."""
         problems = [
             f"vllm.args.{name} is {value!r} where there are readouts"
             for name, value in {**_REQUIRED, **Readouts.engine_args}.items()
@@ -58,7 +58,10 @@ class Readouts:
             raise ConfigurationError(problems)
 
     async def install(self, llm: AsyncLLM) -> None:
-        """Into the workers of an engine that just started. Raises ConfigurationError for vectors of another model."""
+        """Install the vectors in the workers of an engine that has started.
+
+        Raises ConfigurationError for vectors of another model.
+        """
         manifest = self.manifest
         arguments = (
             self.channel.address,
@@ -67,7 +70,7 @@ class Readouts:
             len(manifest.concepts),
         )
         hidden_size = llm.model_config.get_hidden_size()
-        # Asked first without an address: vectors of another size would break the worker.
+        # The first call, without an address, only counts the layers: vectors of the wrong size would break the worker.
         (layers, *_) = await llm.collective_rpc("install_readouts", args=("", *arguments[1:]))
         self.vectors.check_model(hidden_size=hidden_size, layers=layers)
         await llm.collective_rpc("install_readouts", args=arguments)

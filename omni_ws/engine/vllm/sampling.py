@@ -1,4 +1,4 @@
-"""From what a request asks of its answer to the sampling parameters of vLLM."""
+"""Converts the options of a request to vLLM's sampling parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from omni_ws.errors import InvalidValue
 if TYPE_CHECKING:
     from vllm import SamplingParams
 
-#: What clients may set.
+#: The sampling parameters that clients may set.
 SAMPLING: Final = frozenset(
     {
         "temperature",
@@ -29,35 +29,35 @@ SAMPLING: Final = frozenset(
         "logit_bias",
     }
 )
-#: Parameters of vLLM that come from elsewhere in a request.
+#: Parameters of vLLM that stem from other fields of a request, with the names of these.
 _FIELDS: Final = {"n": "n", "logprobs": "logprobs", "prompt_logprobs": "logprobs"}
-#: A schema becomes a grammar of several times its size, between two steps of the model.
+#: The limit on JSON Schemas. vLLM compiles them between two steps, to grammars of several times their size.
 MAX_SCHEMA_BYTES: Final = 1 << 16
 
 
 class AskedSampling(NamedTuple):
-    """``values`` by vLLM's names; ``places`` says where the client named each, for what is refused."""
+    """The sampling parameters of a request by vLLM's names, and the field that set each, for error messages."""
 
     values: Mapping[str, Any]
     places: Mapping[str, str]
 
     @classmethod
     def of(cls, request: GenerationRequest, stage: str) -> Self:
-        """Those of the stage win."""
+        """Collect the parameters of ``stage``; ``stage_sampling`` takes precedence over ``sampling``."""
         staged = request.stage_sampling.get(stage, {})
         places = {name: f"sampling.{name}" for name in request.sampling}
         places |= {name: f"stage_sampling.{stage}.{name}" for name in staged}
         return cls({**request.sampling, **staged}, places)
 
     def place(self, parameter: str | None) -> str | None:
-        """Of a parameter of vLLM that is refused: the client's field behind it, None where there is none."""
+        """Return the client's field for a parameter that vLLM refuses, or None."""
         return self.places.get(parameter or "") or _FIELDS.get(parameter or "")
 
 
 def answer_parameters(asked: AskedSampling, defaults: Mapping[str, Any], options: AnswerOptions) -> SamplingParams:
-    """``defaults`` are those of the checkpoint. Without ``max_tokens`` the answer may fill the context.
+    """Return the sampling parameters of an answer. ``defaults`` are those of the checkpoint.
 
-    Raises InvalidValue for what vLLM refuses.
+    Without ``max_tokens`` the answer may fill the context. Raises InvalidValue for what vLLM refuses.
     """
     from vllm import SamplingParams
     from vllm.exceptions import VLLMClientError
@@ -73,7 +73,7 @@ def answer_parameters(asked: AskedSampling, defaults: Mapping[str, Any], options
             **values,
             n=options.choices,
             logprobs=options.logprobs,
-            # Named here and not later: with them vLLM computes the whole prompt, whatever is cached of it.
+            # Only set for an echo: it makes vLLM compute the whole prompt, even if it is cached.
             prompt_logprobs=options.logprobs if options.echo else None,
             structured_outputs=None if options.structure is None else _constraint(options.structure),
             output_kind=RequestOutputKind.DELTA,
@@ -97,10 +97,10 @@ def _constraint(structure: StructuredOutput) -> Any:
 def check_parameters(
     model: LanguageModel, parameters: SamplingParams, asked: AskedSampling, *, constraint: str
 ) -> None:
-    """Blocks for milliseconds where the answer has to keep to a grammar.
+    """Validate ``parameters`` for this model. Blocks for milliseconds if the answer is constrained by a grammar.
 
-    Raises InvalidValue for what this model, or the backend of its structured outputs, cannot do. ``constraint`` is the
-    field of the request that a grammar comes from.
+    Raises InvalidValue for what the model, or its backend for structured outputs, does not support. ``constraint`` is
+    the field of the request that set the grammar.
     """
     from vllm.exceptions import VLLMClientError
 
@@ -119,7 +119,7 @@ def check_parameters(
 
 
 def prefill_parameters() -> SamplingParams:
-    """For prompts that are only to be computed: vLLM answers with one token at least, which nobody gets."""
+    """Return parameters for prompts that are only computed; vLLM generates at least one token, which is discarded."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -127,10 +127,10 @@ def prefill_parameters() -> SamplingParams:
 
 
 def survives_streaming(parameters: SamplingParams) -> bool:
-    """Whether a prompt that was streamed in gives the same answer as one that was sent at once.
+    """Whether a streamed prompt gives the same answer as one submitted at once.
 
-    vLLM refuses stop strings and several answers there, makes no random generator for a seed that comes with a later
-    piece, and neither reads a grammar nor changes what it tells of tokens after the first piece.
+    For streamed prompts vLLM rejects stop strings and several answers, creates no generator for a seed, and ignores
+    grammars and token options that are not part of the first piece.
     """
     return (
         not parameters.stop

@@ -1,4 +1,4 @@
-"""SNAC's decoder: windows of codec frames become samples."""
+"""SnacDecoder: decodes windows of codec frames to audio, with the SNAC codec."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from omni_ws.errors import EngineFailed
 
 
 class SnacDecoder:
-    """Synchronous, for one thread at a time: use it through a DecodeQueue.
+    """Decodes windows synchronously. For use by one thread at a time, such as a DecodeQueue's.
 
-    SNAC adds noise between its layers. ``noise_seed`` draws it from the place in the clause, so that a sample is the
-    same however the clause is cut into windows; None leaves the noise away. ``threads`` bounds what PyTorch uses on
-    a CPU. ``model`` is changed: its encoder is dropped, its weights are made plain, its noise is replaced.
+    ``noise_seed`` makes SNAC's noise a function of the position in the clause, so that windows agree about the samples
+    they share; None disables it. ``threads`` limits PyTorch on a CPU. ``model`` is modified: its encoder is dropped,
+    its weight parametrisations are removed and its noise is replaced.
+
+    Raises EngineFailed for a codec that does not match ``layout``.
     """
 
     def __init__(
@@ -58,14 +60,14 @@ class SnacDecoder:
         place_noise(model.decoder, self._places, noise_seed)
         self._model = model.to(self.device).eval()
         if self.device.startswith("cuda"):
-            # With shortened floats, windows of different lengths would not agree about the samples they share.
+            # With TF32, windows of different lengths would disagree about the samples they share.
             torch.backends.cudnn.allow_tf32 = False
 
     @classmethod
     def load(cls, codec: str, layout: FrameLayout, **options: Any) -> SnacDecoder:
-        """``codec`` is a folder with SNAC's ``config.json`` and ``pytorch_model.bin``, or a name on the model hub.
+        """Load the codec from a folder with ``config.json`` and ``pytorch_model.bin``, or from the model hub.
 
-        Blocks; raises EngineFailed.
+        Blocks. Raises EngineFailed.
         """
         try:
             model = SNAC.from_pretrained(codec)
@@ -76,10 +78,11 @@ class SnacDecoder:
 
     @property
     def frame_ms(self) -> float:
+        """The duration of a codec frame in milliseconds; 85.3 for SNAC at 24 kHz, with 2048 samples."""
         return self.frame_samples * 1000 / self.sample_rate
 
     def decode(self, windows: Sequence[CodecWindow]) -> list[Samples]:
-        """The samples of the frames that each window wants. Windows of one length are decoded in one go."""
+        """Return the samples of the frames that each window asks for. Windows of the same length form a batch."""
         if self._threads is not None:
             torch.set_num_threads(self._threads)
         samples: list[Samples] = [np.empty(0, np.float32)] * len(windows)
@@ -91,7 +94,7 @@ class SnacDecoder:
         return samples
 
     def _decode(self, windows: list[CodecWindow]) -> list[Samples]:
-        """``windows`` are of one length."""
+        """Decode a batch of windows of the same length."""
         codes = np.stack([window.codes for window in windows])
         with torch.inference_mode():
             books = [torch.from_numpy(book).to(self.device) for book in self._layout.books(codes)]

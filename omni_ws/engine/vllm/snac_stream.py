@@ -1,7 +1,7 @@
-"""Decoding a clause piece by piece so that it sounds as if it had been decoded at once.
+"""Windows for decoding a clause piece by piece, with the same samples as if it were decoded at once.
 
-A codec of convolutions hears a few frames to the left and to the right. A window that holds those beside the frames
-that are wanted gives exactly the samples of the whole; what it gives for the neighbours themselves is thrown away.
+A convolutional codec's receptive field is a few frames. A window that contains them on both sides of the wanted frames
+decodes to exactly the same samples; the output for the context is discarded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from omni_ws.engine.vllm.codec_frames import Codes
 
 @dataclass(frozen=True, slots=True)
 class WindowContext:
-    """Frames that are decoded along on either side. Three are exact for SNAC at 24 kHz."""
+    """The number of context frames on either side of a chunk. Three are exact for SNAC at 24 kHz."""
 
     left: int = 3
     right: int = 3
@@ -23,9 +23,9 @@ class WindowContext:
 
 @dataclass(frozen=True, slots=True)
 class CodecWindow:
-    """What is decoded at once: of ``codes``, ``keep`` frames after the first ``skip`` ones are wanted.
+    """The input of a decoding: of ``codes``, the ``keep`` frames after the first ``skip`` are wanted.
 
-    ``first_frame`` is the place of ``codes[0]`` in its clause.
+    ``first_frame`` is the position of ``codes[0]`` in its clause.
     """
 
     codes: Codes
@@ -36,9 +36,9 @@ class CodecWindow:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """All that the decoding of one clause has to remember, as a value: frames that are still needed, and places.
+    """The state of decoding one clause, an immutable value: the frames still needed, and positions.
 
-    ``first_frame`` is the place of ``held[0]`` in the clause, ``emitted`` that of the next frame to come out.
+    ``first_frame`` is the position of ``held[0]`` in the clause, ``emitted`` that of the next frame to decode.
     """
 
     context: WindowContext
@@ -49,25 +49,28 @@ class StreamState:
 
     @classmethod
     def start(cls, context: WindowContext, slots: int) -> StreamState:
+        """Return the state at the beginning of a clause; ``slots`` is the number of tokens in a frame."""
         return cls(context, np.empty((0, slots), np.int32))
 
     @property
     def ready(self) -> int:
-        """Frames that may come out now: all but those that wait for their right neighbours."""
+        """The number of frames that can be decoded: all but those whose right context has not arrived."""
         coming = self.first_frame + len(self.held) - self.emitted
         return coming if self.ended else max(0, coming - self.context.right)
 
     @property
     def done(self) -> bool:
+        """Whether the whole clause has been decoded."""
         return self.ended and self.ready == 0
 
     def received(self, codes: Codes, *, last: bool = False) -> StreamState:
+        """Return the state with ``codes`` added; ``last`` ends the clause."""
         if self.ended:
             raise ValueError("frames after the last ones of a clause")
         return replace(self, held=np.concatenate((self.held, codes)), ended=last)
 
     def take(self, frames: int) -> tuple[CodecWindow, StreamState]:
-        """The window for the next ``frames`` frames, 1 … ``ready``, and the state after it."""
+        """Return the window of the next ``frames`` frames (1 to ``ready``) and the state after it."""
         if not 1 <= frames <= self.ready:
             raise ValueError(f"{frames} of {self.ready} frames")
         start = self.emitted - self.first_frame

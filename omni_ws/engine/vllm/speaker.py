@@ -1,4 +1,4 @@
-"""Speaker: the half of the engine that turns the answer's text into sound, with its models and their life."""
+"""Speaker: the part of the engine that speaks, with its models: Talker and codec."""
 
 from __future__ import annotations
 
@@ -23,19 +23,21 @@ from omni_ws.errors import EngineFailed, InvalidValue
 if TYPE_CHECKING:
     from omni_ws.engine.vllm.snac_decoder import SnacDecoder
 
-#: What ``stage_params`` may hold: frames of the first chunk, frames of the largest, characters before a first comma.
+#: The names in ``stage_params``: the size of the first and of the largest chunk in frames (ChunkPolicy), and the limits
+#: of the first clause in characters (FirstClause).
 _PARAMETERS: Final = {
     "code2wav": frozenset({"first_frames", "largest_frames"}),
     "talker": frozenset({"first_comma_after", "first_longest"}),
 }
+#: Window lengths, in frames, that the first chunks of an answer typically have.
 _WARM_UP_FRAMES: Final = (4, 5, 7, 8, 10, 14, 22, 30)
 
 
 class Speaker:
-    """``talker`` is the Talker's model, ``profile`` a name or a file, None for what fits the model.
+    """Owns the Talker's model and the codec's decoder, and creates the stages that speak an answer.
 
-    ``stages`` are two Stages for the end of a pipeline, and ``links`` stand before each of them: the Thinker puts
-    pieces of text into the first. Which device decodes is PyTorch's choice unless ``device`` says.
+    ``talker`` is a model's name or folder, ``profile`` the name or file of its profile (None to recognise it).
+    ``device`` is where the codec runs, by default PyTorch's choice. Raises ConfigurationError.
     """
 
     def __init__(
@@ -63,24 +65,26 @@ class Speaker:
 
     @property
     def voices(self) -> tuple[str, ...]:
+        """The names of the voices, the default first."""
         return tuple(self.profile.voices)
 
     @property
     def sampling_names(self) -> frozenset[str]:
-        """For ``EngineCapabilities.stage_sampling``."""
+        """The names for ``EngineCapabilities.stage_sampling``."""
         return frozenset(f"talker.{name}" for name in TALKER_SAMPLING)
 
     @property
     def parameter_names(self) -> frozenset[str]:
-        """For ``EngineCapabilities.stage_params``."""
+        """The names for ``EngineCapabilities.stage_params``."""
         return frozenset(f"{stage}.{name}" for stage, names in _PARAMETERS.items() for name in names)
 
     @property
     def links(self) -> tuple[StageLink, StageLink]:
+        """The links before the Talker and before Code2Wav."""
         return TEXT_LINK, frames_link(self._started()[0].frame_ms)
 
     async def start(self) -> None:
-        """Load both models and warm them up. Raises ConfigurationError and EngineFailed."""
+        """Load and warm up both models. Raises ConfigurationError or EngineFailed."""
         try:
             self._decoder = await asyncio.to_thread(self._load_decoder)
             self._queue = DecodeQueue(self._decoder.decode)
@@ -91,7 +95,7 @@ class Speaker:
             raise
 
     async def stop(self) -> None:
-        """Idempotent."""
+        """Release both models. Idempotent."""
         queue, self._queue, self._decoder = self._queue, None, None
         if queue is not None:
             await queue.close()
@@ -106,7 +110,10 @@ class Speaker:
         parameters: Mapping[str, Mapping[str, Any]] | None = None,
         priority: int = 0,
     ) -> tuple[Talker, Code2Wav]:
-        """``sampling`` is ``stage_sampling.talker``, ``parameters`` the whole ``stage_params``. Raises InvalidValue."""
+        """Return the stages of one request; the first one takes pieces of text.
+
+        ``sampling`` is ``stage_sampling.talker``, ``parameters`` all of ``stage_params``. Raises InvalidValue.
+        """
         decoder, queue = self._started()
         talker = Talker(
             self.model,
@@ -140,8 +147,8 @@ class Speaker:
         return SnacDecoder.load(self.profile.codec, layout, device=self._device, threads=self._decoder_threads)
 
     async def _warm_up(self, queue: DecodeQueue) -> None:
-        """Also finds out how long decoding takes, which decides on the first chunk."""
-        # Twice: what PyTorch compiles, it compiles for the shapes of the second time.
+        """Decode windows of typical lengths; also measures the decoding time, which determines the first chunk."""
+        # Twice, because PyTorch compiles for a shape when it occurs for the second time.
         for frames in _WARM_UP_FRAMES * 2:
             codes = np.zeros((frames, len(self.profile.layout.slots)), np.int32)
             await queue.decode(CodecWindow(codes, 0, 0, frames))
@@ -152,7 +159,7 @@ class Speaker:
 
 
 def _numbers(stage: str, parameters: Mapping[str, Mapping[str, Any]] | None) -> dict[str, int]:
-    """Raises InvalidValue."""
+    """Return the parameters of ``stage``. Raises InvalidValue."""
     values = dict((parameters or {}).get(stage, {}))
     for name, value in values.items():
         where = f"stage_params.{stage}.{name}"

@@ -1,4 +1,4 @@
-"""The Talker: the text of the answer becomes codec frames, clause by clause, on an AsyncLLM of its own."""
+"""Talker: generates codec frames for the text of an answer, clause by clause, with a model of its own."""
 
 from __future__ import annotations
 
@@ -22,25 +22,28 @@ if TYPE_CHECKING:
     from vllm.sampling_params import SamplingParams
     from vllm.v1.engine.async_llm import AsyncLLM
 
-#: What ``stage_sampling.talker`` may hold. ``max_tokens`` counts the codec tokens of the whole answer.
+#: The names in ``stage_sampling.talker``. ``max_tokens`` limits the codec tokens of the whole answer.
 TALKER_SAMPLING: Final = frozenset(
     {"temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "max_tokens"}
 )
 
-#: The link from the Thinker, in characters: two minutes of speech. Items are pieces of the answer's text.
+#: The link from the Thinker, whose items are pieces of text: 2,000 characters, or about two minutes of speech.
 TEXT_LINK: Final = StageLink(2_000, len)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstClause:
-    """Limits of the first clause in characters, smaller than those of the others: it is what the listener waits for."""
+    """The limits of the first clause in characters (see ClauseSplitter).
+
+    They are smaller than those of other clauses, because the first clause determines the time to first audio.
+    """
 
     comma_after: int = 12
     longest: int = 90
 
 
 class TalkerModel(LanguageModel):
-    """A speech language model that vLLM runs, and that keeps its requests to their codec pattern."""
+    """A speech language model in vLLM, with the logits processor that constrains it to the codec pattern."""
 
     def _open(self, args: AsyncEngineArgs) -> AsyncLLM:
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -48,7 +51,7 @@ class TalkerModel(LanguageModel):
         from omni_ws.engine.vllm.codec_pattern import processor_name
 
         config = args.create_engine_config()
-        # Only now is it known which model runner will run.
+        # The configuration decides which model runner is used, and so which processor.
         config.model_config.logits_processors = [
             *(config.model_config.logits_processors or ()),
             processor_name(config),
@@ -57,11 +60,13 @@ class TalkerModel(LanguageModel):
 
 
 class Talker:
-    """A Stage: pieces of text in, CodecFrames out. One for each request.
+    """A Stage of one request: pieces of text in, CodecFrames out.
 
-    ``sampling`` is ``stage_sampling.talker`` of the request. Making one raises
-    InvalidValue for a voice that there is not and for sampling that vLLM refuses. While it speaks a clause, later text
-    waits in the link.
+    Each clause is one request to vLLM, so its prosody is that of a complete utterance. While a clause is generated,
+    further text waits in the link.
+
+    ``sampling`` is ``stage_sampling.talker``. Raises InvalidValue for an unknown voice, and for sampling that vLLM
+    refuses.
     """
 
     name = "talker"
@@ -77,11 +82,11 @@ class Talker:
         priority: int = 0,
         first_clause: FirstClause | None = None,
     ) -> None:
-        #: Tokens read and written, and whole frames, for the usage of the request.
+        #: Prompt tokens, generated tokens and whole frames, for the usage of the request.
         self.prompt_tokens = 0
         self.tokens = 0
         self.frames = 0
-        #: Whether speech was cut: by ``max_tokens``, or because a clause would not end.
+        #: Whether speech was cut off by ``max_tokens`` or by the limit of a clause.
         self.cut = False
         self._model = model
         self._profile = profile
@@ -99,6 +104,7 @@ class Talker:
         self._parameters(max_tokens=1 if self._tokens_left is None else self._tokens_left)
 
     async def run(self, source: AsyncIterator[str], sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
+        """Speak clause by clause, each as soon as its text is complete."""
         assert sink is not None, "what the Talker makes is no output"
         limits = self._first_clause
         splitter = ClauseSplitter(first_comma_after=limits.comma_after, first_longest=limits.longest)
@@ -107,6 +113,10 @@ class Talker:
                 await self._speak(clause, sink)
 
     async def _speak(self, clause: str, sink: Channel[CodecFrames]) -> None:
+        """Generate the frames of one clause.
+
+        Their number is limited by the length of the text, since a model may fail to end its speech.
+        """
         if not is_speakable(clause):
             return
         slots = len(self._profile.layout.slots)
@@ -127,7 +137,7 @@ class Talker:
             f"{self._request_id}-talker-{number}",
             priority=self._priority,
         )
-        # Closing it is what aborts the request in the engine.
+        # Closing the generator aborts the request in vLLM.
         async with aclosing(generation):
             async for output in events.generated(self.name, generation):
                 tokens = [token for token in output.outputs[0].token_ids if token not in self._profile.stop]
@@ -153,13 +163,14 @@ class Talker:
             self._tokens_left -= tokens
 
     def _look_at_end(self, reason: str | None) -> None:
+        """Note whether the clause was cut off. Raises EngineFailed if vLLM ended it for another reason."""
         if reason == "length":
             self.cut = True
         elif reason != "stop":
             raise EngineFailed(f"the Talker's engine ended its request with {reason!r}")
 
     def _parameters(self, *, max_tokens: int, clause: int = 0) -> SamplingParams:
-        """Raises InvalidValue."""
+        """Return the sampling parameters of a clause. Raises InvalidValue."""
         from vllm.exceptions import VLLMClientError
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 

@@ -1,18 +1,18 @@
-"""What the Talker's engine has to know of a speech language model: its prompt, its tokens, its voices.
+"""Profiles of speech language models: how the Talker prompts a model and reads its tokens.
 
-A profile is chosen by name, recognised from the model's name, or read from a TOML file:
+A profile is one of those below, recognised by the model's name or selected, or a TOML file:
 
-    prefix = [128259, 128000]                        # token ids around the text
-    suffix = [128009, 128260, 128261, 128257]
-    text = "{voice}: {text}"                         # what is between them
-    stop = [128258]                                  # ids that end the speech
+    prefix = [128259, 128000]                        # token IDs before the text
+    suffix = [128009, 128260, 128261, 128257]        # and after it
+    text = "{voice}: {text}"                         # the template of the text
+    stop = [128258]                                  # token IDs that end the speech
     first_token = 128266                             # the first codec token
     codebook_size = 4096
-    slots = [0, 1, 2, 2, 1, 2, 2]                    # codebook of each token of a frame
-    codec = "hubertsiuzdak/snac_24khz"               # a name, or a folder beside this file
-    [voices]                                         # name = what stands for {voice}; the first is the default
+    slots = [0, 1, 2, 2, 1, 2, 2]                    # the codebook of each token of a frame
+    codec = "hubertsiuzdak/snac_24khz"               # a name, or a folder next to this file
+    [voices]                                         # name = replacement of {voice}; the first is the default
     tara = "tara"
-    [sampling]                                       # where the client asks for nothing else
+    [sampling]                                       # defaults
     temperature = 0.6
 """
 
@@ -31,7 +31,7 @@ from omni_ws.errors import EngineFailed, InvalidValue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TalkerProfile:
-    """How one family of speech language models is prompted and understood."""
+    """The prompt format, token layout, voices and default sampling of a family of models."""
 
     name: str
     prefix: tuple[int, ...]
@@ -42,8 +42,8 @@ class TalkerProfile:
     codec: str
     voices: Mapping[str, str] = field(default_factory=dict)
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    #: No clause has more frames than ``spare_frames`` and this for each of its characters: what babbles on is cut.
-    #: Slow speech has about one frame a character.
+    #: A clause is cut off after ``spare_frames`` plus this many frames for each of its characters, in case the model
+    #: does not stop. Slow speech takes about one frame per character.
     frames_per_character: float = 3.0
     spare_frames: int = 36
 
@@ -55,7 +55,7 @@ class TalkerProfile:
         self.text.format(voice="", text="")
 
     def spoken_text(self, clause: str, voice: str | None) -> str:
-        """The text of the prompt. Raises InvalidValue for a voice that there is not."""
+        """Return the text of the prompt, with the voice inserted. Raises InvalidValue for an unknown voice."""
         if voice is None:
             return self.text.format(voice=next(iter(self.voices.values()), ""), text=clause)
         if voice not in self.voices:
@@ -65,7 +65,7 @@ class TalkerProfile:
         return self.text.format(voice=self.voices[voice], text=clause)
 
     def prompt(self, text_tokens: list[int]) -> list[int]:
-        """The ids of the prompt around the text's. A text that spells control or codec tokens does not get them."""
+        """Return the token IDs of the prompt. Control and codec tokens that the text spells are dropped."""
         control = {*self.prefix, *self.suffix, *self.stop}
         plain = [
             token
@@ -75,10 +75,11 @@ class TalkerProfile:
         return [*self.prefix, *plain, *self.suffix]
 
     def most_frames(self, clause: str) -> int:
+        """Return the limit on the frames of a clause."""
         return self.spare_frames + round(self.frames_per_character * len(clause))
 
 
-# Both stand on Llama 3: 128000 begins a text and 128009 ends one; 128256 and on are the ids they added.
+# Both are based on Llama 3, in which 128000 begins a text and 128009 ends a message; IDs from 128256 are their own.
 _LLAMA: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "prefix": (128259, 128000),
@@ -97,7 +98,7 @@ ORPHEUS: Final = TalkerProfile(
     **_LLAMA,
 )
 
-#: Its voices are descriptions; more of them are a profile of one's own.
+#: Its voices are descriptions; a profile in a file can define others.
 MAYA1: Final = TalkerProfile(
     name="maya1",
     text='<description="{voice}"> {text}',
@@ -113,9 +114,9 @@ _KNOWN: Final = {profile.name: profile for profile in (ORPHEUS, MAYA1)}
 
 
 def find_profile(wanted: str | None, model: str) -> TalkerProfile:
-    """The profile named ``wanted``, or in the file of that name; without a name, the one that fits ``model``.
+    """Return the profile with the name or file ``wanted``, or the one that fits ``model`` by its name.
 
-    Raises EngineFailed, with a message for the person who starts the server.
+    Raises EngineFailed, with a message for the operator.
     """
     if wanted is None:
         for name, profile in _KNOWN.items():

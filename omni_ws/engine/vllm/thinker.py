@@ -1,4 +1,4 @@
-"""The Thinker: what comes in becomes a prompt while it comes, and the model's answer goes out while it is written."""
+"""Thinker: builds a prompt from the input while that arrives, and generates the answer."""
 
 from __future__ import annotations
 
@@ -33,56 +33,57 @@ from omni_ws.profiler import events
 if TYPE_CHECKING:
     from vllm import SamplingParams
 
-#: Input that is complete within this time is answered at once, without early work.
+#: Input that is complete within this time is answered without early work; in seconds.
 EARLY_AFTER_SEC: Final = 0.02
-#: Text that is worth a step of the model before its end has come, in tokens. A step costs as much as some 20 to 30
-#: tokens on a CPU, whatever is in it: pieces of 16 cost 2.9 times the work of the whole prompt, pieces of 64 1.4 times.
+#: The least text that is worth computing early, in tokens. Each step of the model has a fixed cost, on a CPU that of
+#: 20 to 30 tokens: pieces of 16 tokens take 2.9 times the work of the whole prompt, pieces of 64 take 1.4 times.
 LEAST_EARLY_TOKENS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkerParts:
-    """What all requests to one Thinker share. ``thread`` is the one thread that the tokenizer works in."""
+    """What all requests to a Thinker share. ``thread`` is a single thread, because the tokenizer is not thread-safe."""
 
     model: LanguageModel
     form: PromptForm
     budget: EarlyBudget
     thread: Executor
-    #: The checkpoint's own sampling parameters.
+    #: The checkpoint's default sampling parameters.
     sampling: Mapping[str, Any]
-    #: Of the audio that the model hears, in Hz.
+    #: Of input audio, in Hz.
     sample_rate: int
     shortest_segment_ms: int
     longest_segment_ms: int
-    #: How many pieces of audio the model takes in one prompt.
+    #: The maximum number of audio segments in a prompt.
     most_audio: int
-    #: Threads that decode input.
+    #: The threads that decode input.
     decoding: Executor
     token_bytes: Callable[[], TokenBytes]
-    #: vLLM's class; None where no tools are to be used.
+    #: vLLM's parser class; None if tools are disabled.
     tool_parser: Any
-    #: Whom a request may share cached prefixes with; None: with everybody.
+    #: The cache salt of a request: requests with the same value share cached prefixes.
     cache_salt: Callable[[GenerationRequest], str | None]
 
 
 class Thinker:
-    """A Stage: decoded input in, the answer's text out to the client (``writes``) and to the sink.
+    """A Stage of one request: decoded input in; text to the next stage and, with ``writes``, to the client.
 
-    There is one for each request. Making one raises InvalidValue for sampling that vLLM refuses.
+    It collects the input into a PromptDraft, gives stable parts of it to the model early, and generates the answer when
+    the input ends. ``share`` accounts for the media in the prompt. Raises InvalidValue for sampling that vLLM refuses.
     """
 
     name = "thinker"
 
     def __init__(self, parts: ThinkerParts, request: GenerationRequest, *, writes: bool, share: MediaShare) -> None:
         self.prompt_tokens = 0
-        #: Of the prompt, where it was given at once: vLLM does not say it of one that came in pieces.
+        #: The prompt tokens found in the cache; None for streamed prompts, for which vLLM does not report them.
         self.cached_tokens: int | None = None
-        #: How many parts of the prompt were computed before the input ended.
+        #: The number of parts of the prompt that were computed before the end of the input.
         self.early_steps = 0
         self._shared = parts
         self._request = request
         self._writes = writes
-        #: Counts the media that the prompt keeps.
+        #: Accounts for the media in the prompt.
         self._share = share
         self._asked = AskedSampling.of(request, self.name)
         self._parameters: SamplingParams = answer_parameters(self._asked, parts.sampling, request.options)
@@ -95,20 +96,23 @@ class Thinker:
 
     @property
     def input_audio_ms(self) -> int:
+        """The duration of the input audio, in milliseconds."""
         return round(self._input.audio_ms) if self._input is not None else 0
 
     @property
     def answer_tokens(self) -> int:
+        """The number of tokens generated, over all answers."""
         return sum(answer.tokens for answer in self._answers)
 
     @property
     def finish_reasons(self) -> tuple[FinishReason, ...]:
-        """Of each answer, once all are finished."""
+        """The finish reason of each answer, once all have ended."""
         return tuple(answer.finish_reason for answer in self._answers if answer.finish_reason is not None)
 
     async def run(
         self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
     ) -> None:
+        """Build the prompt, working ahead if the input takes long, and generate the answer."""
         shared, request = self._shared, self._request
         self._speech = await self._earlier_speech()
         draft: PromptDraft = await self._in_thread(self._prepare)
@@ -135,7 +139,10 @@ class Thinker:
                 await early.aclose()
 
     def _prepare(self) -> PromptDraft:
-        """Raises InvalidValue for what only vLLM knows to be impossible, and for turns that the template refuses."""
+        """Return an empty draft; runs in the tokenizer's thread.
+
+        Raises InvalidValue for options that vLLM does not support, and for a history that the template rejects.
+        """
         self._check_options()
         form, request = self._shared.form, self._request
         if request.options.raw_prompt:
@@ -146,7 +153,7 @@ class Thinker:
         )
 
     async def _earlier_speech(self) -> dict[Speech, tuple[Media, ...]]:
-        """What the model hears of earlier turns, cut as their input was, the newest as far as it takes so many."""
+        """Return the audio segments of earlier user messages, newest first, up to the model's limit on audio."""
         shared = self._shared
         room = shared.most_audio
         heard: dict[Speech, tuple[Media, ...]] = {}
@@ -156,12 +163,13 @@ class Thinker:
             )
             media = () if samples is None else await self._in_thread(self._segments, samples)
             room -= len(media)
-            if room < 1:  # the input has speech, too
+            if room < 1:  # leave room for speech in the input
                 break
             heard[speech] = media
         return heard
 
     def _segments(self, samples: Samples) -> tuple[Media, ...]:
+        """Cut earlier speech into the same segments as when it was input."""
         shared = self._shared
         ear = AudioSegmenter(
             shared.sample_rate, shortest_ms=shared.shortest_segment_ms, longest_ms=shared.longest_segment_ms
@@ -182,7 +190,7 @@ class Thinker:
             self._parameters.structured_outputs = self._tools.constraint
             self._parameters.skip_special_tokens = self._tools.skip_special_tokens
         if options.only_echo:
-            self._parameters.max_tokens = 1  # vLLM writes one at least
+            self._parameters.max_tokens = 1  # vLLM generates at least one
         vocabulary = shared.model.llm.model_config.get_vocab_size()
         if max(self._parameters.logit_bias or (), default=0) >= vocabulary:
             raise InvalidValue(f"token ids are below {vocabulary}", param=self._asked.place("logit_bias"))
@@ -201,6 +209,7 @@ class Thinker:
         )
 
     async def _collect(self, source: AsyncIterator[DecodedPart], parts: InputParts) -> None:
+        """Add the input to the prompt as it arrives."""
         try:
             async for decoded in source:
                 await self._in_thread(parts.add, decoded)
@@ -211,6 +220,7 @@ class Thinker:
             self._changed.set()
 
     async def _ends_within(self, seconds: float) -> bool:
+        """Wait for the end of the input; returns whether it came within ``seconds``."""
         try:
             async with asyncio.timeout(seconds):
                 while not self._input_ended.is_set():
@@ -221,6 +231,7 @@ class Thinker:
         return self._input_ended.is_set()
 
     def _begin_early(self) -> EarlyWork:
+        """Return a streamed prompt if possible, else a warmed prefix."""
         origin = self._origin
         if survives_streaming(self._parameters):
             streamed = StreamedPrompt.begin(origin, self._shared.budget)
@@ -229,8 +240,8 @@ class Thinker:
         return WarmedPrefix(origin)
 
     async def _work_early(self, early: EarlyWork, draft: PromptDraft) -> None:
-        """Gives the model what is sure, until the input ends. While it computes, more comes together."""
-        least = 1  # the head of the prompt is worth it at any length
+        """Give stable parts of the prompt to the model until the input ends. Input accumulates during each step."""
+        least = 1  # the head of the prompt is worth a step at any length
         takes_more = True
         while takes_more and not self._input_ended.is_set():
             await self._changed.wait()
@@ -238,7 +249,7 @@ class Thinker:
             if self._input_ended.is_set():
                 return
             excerpt = await self._in_thread(draft.stable, early.given, least)
-            # The input may have ended meanwhile: then it goes with the rest.
+            # If the input has ended meanwhile, the excerpt is computed with the rest.
             if excerpt is not None and not self._input_ended.is_set():
                 with events.span(self.name, "early_work_start", "early_work_end"):
                     takes_more = await early.extend(excerpt)
@@ -248,6 +259,7 @@ class Thinker:
     async def _answer(
         self, work: EarlyWork, draft: PromptDraft, sink: Channel[Any] | None, outputs: Channel[EngineOutput]
     ) -> None:
+        """Submit the complete prompt and pass the answers on."""
         whole = await self._in_thread(draft.whole)
         config = self._shared.model.llm.model_config
         context = config.max_model_len
@@ -284,6 +296,7 @@ class Thinker:
         return PromptEcho(shared.form.tokenizer, shared.token_bytes(), tokens, text=text, top=options.logprobs)
 
     async def _give_back(self, echo: PromptEcho, told: Any, outputs: Channel[EngineOutput]) -> None:
+        """Send the echo of the prompt, once for each answer."""
         pieces = echo.pieces(told)
         while (piece := await self._in_thread(next, pieces, None)) is not None:
             text, tokens = piece
@@ -307,5 +320,6 @@ class Thinker:
             await sink.put(said.text)
 
     async def _in_thread(self, call: Callable[..., Any], *arguments: object) -> Any:
+        """Run a call in the tokenizer's thread."""
         with events.span(self.name, "scheduler_request_build_start", "scheduler_request_build_end"):
             return await run_in_thread(self._shared.thread, call, *arguments)

@@ -1,4 +1,4 @@
-"""Token sessions on vLLM: lists of ids in, their log-probabilities, readouts and continuations out."""
+"""TokenGenerator: token sessions on vLLM, with log-probabilities and readouts."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 
 class _ReadFromCache(Exception):
-    """Positions that should be read out were found in the cache."""
+    """Positions to be read out were found in the prefix cache, and therefore not computed."""
 
 
 class TokenGenerator:
-    """A TokenEngine over a model that runs. ``channel`` is None where readouts are turned off.
+    """A TokenEngine for a running model. ``channel`` is None if readouts are disabled.
 
-    vLLM computes no list without writing one token more, so one that fills the last position is refused.
+    vLLM cannot compute a prompt without generating a token after it, so a list that fills the context is refused.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class TokenGenerator:
                 error.param = f"images[{index}]"
                 raise
             block = [self.vision_tokens.start, self.vision_tokens.pad, self.vision_tokens.end]
-            # Under a name of its own: vLLM believes that what it has processed once is known to its engine as well.
+            # With a unique ID, as vLLM assumes that its engine process has every item that it processed once.
             prompt = {
                 "prompt_token_ids": block,
                 "multi_modal_data": {"image": [picture]},
@@ -92,14 +92,14 @@ class TokenGenerator:
                         yield event
                 return
             except _ReadFromCache:
-                # What was not computed has no readout: once more, from the beginning.
+                # Cached positions have no readout: compute everything again.
                 if skip_cache:
                     raise EngineFailed("vLLM did not compute what is to be read out") from None
                 skip_cache = True
             except EngineFailed as error:
                 if begun or tried_again or error.fatal or not generation.images:
                     raise
-                # Perhaps for want of an image whose first call was cancelled on its way (see forget_media).
+                # The engine process may lack an image of a call that was cancelled, see forget_media.
                 tried_again = True
                 await self._model.forget_media()
                 prompt = await self._prompt(generation)
@@ -118,6 +118,7 @@ class TokenGenerator:
                 yield event
 
     async def _prompt(self, generation: TokenGeneration) -> Any:
+        """Return the list as vLLM's prompt, with its images processed."""
         tokens = list(generation.tokens)
         if len(tokens) >= self.max_model_len:
             raise ContextLengthExceeded(
@@ -125,7 +126,7 @@ class TokenGenerator:
             )
         prompt: dict[str, Any] = {"prompt_token_ids": tokens}
         if generation.images:
-            # vLLM makes the pads itself, of one for each image.
+            # vLLM expands a single pad for each image itself.
             prompt["prompt_token_ids"] = _with_single_pads(tokens, generation.images)
             prompt["multi_modal_data"] = {"image": [await self._picture(image) for image in generation.images]}
         if generation.owner is not None:
@@ -141,47 +142,53 @@ class TokenGenerator:
 
 @dataclass(slots=True)
 class _Call:
-    """What one call asks of vLLM, and what it makes of vLLM's outputs."""
+    """One call: its parameters for vLLM, and the conversion of vLLM's outputs."""
 
     generation: TokenGeneration
     model_ends: frozenset[int]
     max_model_len: int
     key: str = ""
     skip_cache: bool = False
-    #: Of the list as it was at the call: the session's own grows with the answer.
+    #: The length of the list at the start of the call; the session appends the answer to it.
     length: int = 0
-    #: How many tokens are decoded at most.
+    #: The maximum number of tokens to decode.
     max_tokens: int = 0
 
     def __post_init__(self) -> None:
         self.key = f"{self.generation.request_id}-{uuid.uuid4().hex[:8]}"
         self.length = len(self.generation.tokens)
-        # A token in the last position is never computed, and has no readout.
+        # A token in the last position of the context is never computed, so it has no readout.
         room = self.max_model_len - self.length - self.reads_out_answer
         self.max_tokens = min(self.generation.max_tokens, room)
 
     @property
     def reads_out(self) -> bool:
+        """Whether any readouts are requested."""
         return self.reads_out_prompt or self.reads_out_answer
 
     @property
     def reads_out_prompt(self) -> bool:
+        """Whether readouts of the list are requested."""
         first = self.generation.readout_ranges.first
         return first is not None and first < self.length
 
     @property
     def reads_out_answer(self) -> bool:
+        """Whether readouts of decoded tokens are requested."""
         return self.generation.max_tokens > 0 and self.generation.readout_ranges.reaches(self.length)
 
     @property
     def scores_prompt(self) -> bool:
+        """Whether log-probabilities of the list are requested; its first token has none."""
         return any(start < self.length and end > max(start, 1) for start, end in self.generation.logprob_ranges.pairs())
 
     @property
     def ends(self) -> frozenset[int]:
+        """The tokens that end the answer."""
         return self.model_ends | self.generation.sampling.stop_token_ids
 
     def parameters(self) -> SamplingParams:
+        """Return the sampling parameters for vLLM."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -195,10 +202,10 @@ class _Call:
             temperature=wanted.temperature,
             top_p=wanted.top_p,
             top_k=wanted.top_k,
-            # The token that ends an answer has a readout only once vLLM goes on after it.
+            # The end token has a readout only if vLLM continues after it, so the end is detected here instead.
             ignore_eos=self.reads_out_answer,
             stop_token_ids=[] if self.reads_out_answer else list(wanted.stop_token_ids),
-            # vLLM writes one token at least; the last one is read out by the step that writes the next.
+            # vLLM generates at least one token. The last one is read out in the step that generates the next.
             max_tokens=max(1, self.max_tokens + self.reads_out_answer),
             logprobs=top if scores_answer else None,
             prompt_logprobs=top if self.scores_prompt else None,
@@ -209,6 +216,7 @@ class _Call:
         )
 
     async def events(self, outputs: ReadAhead, readouts: ReadoutCollector | None) -> AsyncGenerator[TokenEvent, None]:
+        """Yield the events of the call, from vLLM's outputs. Raises _ReadFromCache before the first of them."""
         first = True
         count = 0
         async for output in outputs:
@@ -231,7 +239,7 @@ class _Call:
                     yield TokensFinished(TokenStop.EOS)
                     return
             if completion.finish_reason == "stop" and self.max_tokens:
-                yield TokensFinished(TokenStop.EOS)  # a token that vLLM alone knows to be an end
+                yield TokensFinished(TokenStop.EOS)  # an end token that only vLLM knows
                 return
             if count == self.max_tokens:
                 yield TokensFinished(TokenStop.LENGTH)
@@ -285,11 +293,12 @@ class _Call:
 
 
 def _union(generation: TokenGeneration, length: int) -> Iterator[int]:
-    """The positions of the list that any range covers, in order."""
+    """Yield the positions of the list that any range selects, in order."""
     return TokenRanges([*generation.logprob_ranges.pairs(), *generation.readout_ranges.pairs()]).below(length)
 
 
 def _with_single_pads(tokens: list[int], images: Sequence[TokenImage]) -> list[int]:
+    """Return the list with a single pad in each vision block."""
     single: list[int] = []
     copied = 0
     for image in images:
@@ -306,7 +315,7 @@ def _picture(data: bytes) -> Any:
 
 
 def _vision_tokens(config: Any) -> VisionTokens | None:
-    """Of models whose configuration names them; that of an omni model does so in the part about its Thinker."""
+    """Return the model's vision tokens; for omni models, those of the Thinker's configuration."""
     if not config.is_multimodal_model:
         return None
     names = ("vision_start_token_id", "image_token_id", "vision_end_token_id")
@@ -318,7 +327,7 @@ def _vision_tokens(config: Any) -> VisionTokens | None:
 
 
 def _end_tokens(model: LanguageModel) -> frozenset[int]:
-    """What ends an answer by the checkpoint's own word."""
+    """Return the tokens that end an answer according to the checkpoint."""
     ends: set[int] = set()
     generation = model.llm.model_config.try_get_generation_config()
     for named in (generation.get("eos_token_id"), model.llm.get_tokenizer().eos_token_id):

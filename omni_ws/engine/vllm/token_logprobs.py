@@ -1,4 +1,4 @@
-"""Log-probabilities of the tokens of an answer, each with the text that it belongs to."""
+"""Log-probabilities of an answer's tokens, aligned with the text that they belong to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class TokenBytes:
-    """The bytes of the tokens of one tokenizer: half a character where a token is that."""
+    """The bytes of a tokenizer's tokens, which may be parts of characters."""
 
     def __init__(self, tokenizer: Any) -> None:
         import xgrammar
@@ -23,7 +23,7 @@ class TokenBytes:
         try:
             self._vocabulary: list[bytes] = xgrammar.TokenizerInfo.from_huggingface(tokenizer).decoded_vocab
         except (ValueError, RuntimeError):
-            self._vocabulary = []  # a tokenizer of another kind, which can only be asked for text
+            self._vocabulary = []  # an unsupported tokenizer, which can only decode to text
 
     def __getitem__(self, token: int) -> bytes:
         if token < len(self._vocabulary):
@@ -32,10 +32,13 @@ class TokenBytes:
         return text.encode()
 
     def logprob(self, token: int, place: Mapping[int, Any] | None, top: int) -> TokenLogprob:
-        """What vLLM tells of the ``place`` of a token, with the ``top`` likeliest there. Of a first one it is None."""
+        """Return a token with its log-probability and the ``top`` most probable ones.
+
+        ``place`` is vLLM's entry for its position; None for the first token of a prompt.
+        """
         if place is None:
             return self._named(token, None)
-        # The token itself is among them, also where it is not one of the likeliest.
+        # vLLM's entry also contains the token itself, whatever its rank.
         likeliest = sorted((one for one in place.items() if one[1].rank <= top), key=lambda one: one[1].rank)
         return self._named(
             token, place[token].logprob, tuple(self._named(other, one.logprob) for other, one in likeliest)
@@ -47,10 +50,10 @@ class TokenBytes:
 
 
 class AlignedLogprobs:
-    """Keeps the tokens of one answer until their text goes out.
+    """Holds the tokens of one answer back until their text is sent.
 
-    vLLM gives a token when it was sampled, but its text later where several tokens make one character or where a stop
-    string may have begun. Where the text of each token ends is found out in the same way as vLLM does it.
+    vLLM reports a token when it is sampled, but its text later, if several tokens form a character or a stop string may
+    have begun. The end of each token's text is determined with vLLM's own detokenizer.
     """
 
     def __init__(self, tokenizer: Any, data: TokenBytes, parameters: SamplingParams) -> None:
@@ -58,12 +61,12 @@ class AlignedLogprobs:
         self._data = data
         self._parameters = parameters
         self._detokenizer: Any = None
-        #: Tokens that were not given out, each with the place in the answer's text where its own begins and ends.
+        #: The tokens that were not returned, each with the start and end of its text in the answer.
         self._waiting: deque[tuple[int, int, TokenLogprob]] = deque()
         self._given = 0
 
     def add(self, tokens: Sequence[int], places: Sequence[Mapping[int, Any]], prompt: Sequence[int]) -> None:
-        """What vLLM tells of sampled tokens. ``prompt`` is what stands before the first of them."""
+        """Add sampled tokens with vLLM's log-probabilities. ``prompt`` is the prompt's tokens."""
         if self._detokenizer is None:
             self._detokenizer = self._new_detokenizer(prompt)
         for token, place in zip(tokens, places, strict=True):
@@ -72,17 +75,20 @@ class AlignedLogprobs:
             self._waiting.append((begins, len(self._detokenizer.output_text), self._read(token, place)))
 
     def take(self, length: int) -> tuple[TokenLogprob, ...]:
-        """The tokens that end within the next ``length`` characters of the answer."""
+        """Return the tokens that end within the next ``length`` characters of the answer."""
         self._given += length
         count = 0
         for number, (begins, ends, _) in enumerate(self._waiting, 1):
-            # One that makes no character yet goes with the one that completes it.
+            # A token that completes no character is returned with the one that does.
             if begins < ends <= self._given:
                 count = number
         return tuple(self._waiting.popleft()[2] for _ in range(count))
 
     def rest(self, *, cut: bool) -> tuple[TokenLogprob, ...]:
-        """The last tokens of a finished answer; where its text was ``cut``, those that begin before the cut."""
+        """Return the last tokens of the answer.
+
+        If a stop string ``cut`` its text, those that begin before the cut.
+        """
         rest = tuple(one for begins, _, one in self._waiting if not cut or begins < self._given)
         self._waiting.clear()
         return rest

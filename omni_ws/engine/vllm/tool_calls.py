@@ -1,7 +1,7 @@
-"""Tools on vLLM: what they ask of the sampling, and how its parsers find the calls in what the model writes.
+"""Tool calls with vLLM's parsers: the constraint on sampling, and the calls in the generated text.
 
-Every family of models writes calls in a form of its own; vLLM has a parser for each, and forces a call by a grammar in
-that form.
+Each family of models writes tool calls in its own format. vLLM has a parser for each, which also provides the grammar
+that forces a call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from omni_ws.wire.tools import check_tools
 
 
 def check_tool_parser(name: str) -> None:
-    """Blocks while vLLM is imported. Raises ConfigurationError for a name that vLLM does not have."""
+    """Raise ConfigurationError if vLLM has no parser of this name. Blocks while vLLM is imported."""
     prepare_environment()
     from vllm.tool_parsers import ToolParserManager
 
@@ -31,7 +31,7 @@ def check_tool_parser(name: str) -> None:
 
 
 def load_tool_parser(name: str, model: LanguageModel) -> Any:
-    """vLLM's parser class. Raises ConfigurationError where it cannot work with this model's tokenizer."""
+    """Return vLLM's parser class. Raises ConfigurationError if it does not work with the model's tokenizer."""
     from vllm.parser import ParserManager
 
     llm = model.llm
@@ -48,39 +48,40 @@ def load_tool_parser(name: str, model: LanguageModel) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What one request says of tools, as vLLM's parser wants to know it."""
+    """The tools of one request, in the form that vLLM's parser expects."""
 
     parser: Any
     model: LanguageModel
-    #: vLLM's own form of a request, which the parser may have changed.
+    #: vLLM's own request object, possibly modified by the parser.
     request: Any
     parallel: bool
 
     @property
     def constraint(self) -> Any:
-        """The grammar that the answer has to keep to, in vLLM's terms; None for none."""
+        """The constraint on the answer, as vLLM's structured outputs; None if there is none."""
         return self.request.extract_structured_outputs()
 
     @property
     def skip_special_tokens(self) -> bool:
-        """Calls may be written with control tokens, which are no text otherwise."""
+        """Whether special tokens are removed from the text; some parsers need them to find calls."""
         skip: bool = self.request.skip_special_tokens
         return skip
 
     def reader(self) -> ToolCallReader:
-        """For the event loop, where vLLM's own tokenizer is used."""
+        """Return a reader for one answer, for use on the event loop, with vLLM's own tokenizer."""
         return ToolCallReader(self, self.new_parser(self.model.llm.get_tokenizer()))
 
     def new_parser(self, tokenizer: Any) -> Any:
+        """Return an instance of the parser."""
         return self.parser(
             tokenizer, self.request.tools, model_config=self.model.llm.model_config, chat_template_kwargs={}
         )
 
 
 def tool_use(parser: Any, model: LanguageModel, request: GenerationRequest, *, tokenizer: Any) -> ToolUse | None:
-    """None where the request knows no tools. Blocks for milliseconds; ``tokenizer`` is one that is free meanwhile.
+    """Return the tools of a request, or None if it has none. Blocks for milliseconds.
 
-    Raises InvalidValue for tools that are none, and for a choice that is not among them.
+    ``tokenizer`` must not be in use by another thread. Raises InvalidValue for invalid tools or an unknown choice.
     """
     check_tools(request.tools, request.tool_choice)
     if not request.tools:
@@ -107,7 +108,7 @@ def tool_use(parser: Any, model: LanguageModel, request: GenerationRequest, *, t
 
 
 def _own(tool: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
-    """A copy, because vLLM changes it. Where a call is forced, its arguments are forced to be those of the function."""
+    """Return a copy of the tool, as vLLM modifies it. A forced call is constrained to the function's parameters."""
     function = copy.deepcopy(dict(tool["function"]))
     if strict and function.get("strict") is None:
         function["strict"] = True
@@ -123,7 +124,7 @@ def _response_format(options: AnswerOptions) -> dict[str, Any] | None:
 
 
 class ToolCallReader:
-    """Divides one answer into what is said and what is called, while it is written."""
+    """Separates the text of one answer from its tool calls, while it is being generated."""
 
     def __init__(self, use: ToolUse, parser: Any) -> None:
         self._use = use
@@ -132,12 +133,13 @@ class ToolCallReader:
 
     @property
     def called(self) -> bool:
+        """Whether a call has begun."""
         return bool(self._begun)
 
     def read(
         self, text: str, tokens: Sequence[int], prompt: Sequence[int], *, finished: bool
     ) -> tuple[str, tuple[ToolCallFragment, ...]]:
-        """What the next piece of the answer says, and pieces of the calls in it."""
+        """Return the text in the next piece of the answer, and the fragments of calls."""
         delta = self._parser.parse_delta(text, list(tokens), self._use.request, list(prompt), finished=finished)
         if delta is None:
             return "", ()

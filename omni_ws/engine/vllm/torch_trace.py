@@ -1,4 +1,4 @@
-"""Traces of what torch does in the processes of vLLM, started and stopped while it works."""
+"""TorchTrace: traces of torch operations in vLLM's processes, started and stopped at run time."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from typing import Any, Final
 from omni_ws.engine.incident import incident
 from omni_ws.engine.vllm.language_model import LanguageModel
 
-#: Below the root of all profiles. vLLM writes to the folder that it was started with: from there traces are moved.
+#: The folder below the root of all profiles to which vLLM writes. It is fixed when vLLM starts, so traces are moved
+#: from there to their destination.
 _FOLDER: Final = ".torch"
 _SETTING: Final = "profiler_config"
 
 
 def traced_arguments(args: Mapping[str, Any], root: Path | None, role: str) -> dict[str, Any]:
-    """vLLM's arguments with what a trace needs. What the operator set counts."""
+    """Return vLLM's arguments with those that enable tracing, unless the operator set them."""
     if root is None or _SETTING in args:
         return dict(args)
     setting = {
         "profiler": "torch",
         "torch_profiler_dir": str(_folder(root, role)),
-        # The front end is this server: it would be traced with everything else that it does, and slowly.
+        # The front end is this server's process, all of which would be traced, and slowed down.
         "ignore_frontend": True,
         "torch_profiler_with_stack": False,
         "torch_profiler_dump_cuda_time_total": False,
@@ -32,7 +33,7 @@ def traced_arguments(args: Mapping[str, Any], root: Path | None, role: str) -> d
 
 
 class TorchTrace:
-    """One trace at a time, of all ``models`` together. They were started with ``traced_arguments``."""
+    """One trace at a time, of all ``models``, which were started with ``traced_arguments``."""
 
     def __init__(self, root: Path | None, models: Sequence[tuple[LanguageModel, Mapping[str, Any]]]) -> None:
         self._root = root
@@ -44,11 +45,11 @@ class TorchTrace:
 
     @property
     def possible(self) -> bool:
-        """Not without ``profiler.root``, nor where the operator set ``vllm.args.profiler_config``."""
+        """Whether ``profiler.root`` is set, and the operator did not set ``vllm.args.profiler_config``."""
         return self._root is not None and not self._set_by_operator
 
     async def start(self, template: Path) -> None:
-        """Raises EngineFailed where it fails."""
+        """Start tracing. Raises EngineFailed."""
         self._name, self._template = uuid.uuid4().hex, template
         try:
             for model in self._models:
@@ -59,7 +60,10 @@ class TorchTrace:
             raise incident(f"the {model.role} could not be traced", error) from error
 
     async def stop(self) -> tuple[Path, ...]:
-        """Writing takes seconds. Raises EngineFailed; what could be written is there all the same."""
+        """Stop tracing and return the files; takes seconds.
+
+        Raises EngineFailed, after keeping the traces that were written.
+        """
         tracing, self._tracing = self._tracing, []
         outcomes = await asyncio.gather(*(model.llm.stop_profile() for model in tracing), return_exceptions=True)
         try:
@@ -72,6 +76,7 @@ class TorchTrace:
         return files
 
     def _move(self, roles: Sequence[str]) -> tuple[Path, ...]:
+        """Move the traces to their destination and return their paths."""
         assert self._root is not None
         found: list[Path] = []
         self._template.parent.mkdir(parents=True, exist_ok=True)

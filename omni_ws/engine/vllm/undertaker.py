@@ -1,4 +1,4 @@
-"""Ends the processes of an engine whose server was killed, which vLLM's own do not notice: they would hold the GPU."""
+"""Undertaker: kills the model's processes when the server is killed. vLLM's would not notice, and occupy the GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-#: The end of the input without a word before it is the death of the server.
+#: The pipe to the server closes without data when the server dies; ``dismiss`` writes a byte first.
 _SCRIPT: Final = """
 import os, signal, sys
 if not sys.stdin.buffer.read(1):
@@ -20,17 +20,20 @@ if not sys.stdin.buffer.read(1):
 
 
 class Undertaker:
-    """A small process that waits beside ``processes``, which must end before ``dismiss`` is called, or with it."""
+    """A small process that kills ``processes`` when this one dies, until ``dismiss`` is called.
+
+    They have to have ended by then, lest it kill other processes with the same IDs later.
+    """
 
     def __init__(self, processes: Sequence[int]) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _SCRIPT, *map(str, processes)],
             stdin=subprocess.PIPE,
-            # Away from the terminal, whose Ctrl-C is not meant for it.
+            # In a session of its own, so that Ctrl-C in the terminal does not reach it.
             start_new_session=True,
         )
 
     def dismiss(self) -> None:
-        """Idempotent; blocks for a moment."""
+        """End the process without killing anything. Idempotent; blocks briefly."""
         if self._process.poll() is None:
             self._process.communicate(b".")
