@@ -8,7 +8,7 @@ from datetime import datetime
 import pytest
 from support.word_prompts import form
 
-from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, ToolCall, ToolCallFragment, Word
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task, ToolCall, ToolCallFragment, Word
 from omni_ws.core.output import OutputChunk
 from omni_ws.core.session import InputSettings, StreamingInputSession
 from omni_ws.core.start_policy import OnEndOnly
@@ -26,6 +26,7 @@ from omni_ws.engine.vllm.prompt import PromptContext, PromptDraft
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation.playback import Playback
 from omni_ws.service.conversation.request import MAX_KEPT_TEXT, Request
+from omni_ws.service.observing.observer import ObservedSession
 from omni_ws.transport.http.multipart_form import FormReader
 from omni_ws.wire.body_stream import NdjsonDecoder
 from omni_ws.wire.frames import decode_frame
@@ -123,18 +124,18 @@ def limited_by_character(text: str) -> None:
 
 
 def said_in_tool_calls(text: str) -> None:
-    turn = a_turn()
+    request = a_request()
     for piece in cut(text, 50):
-        turn.called(ToolCallFragment(0, "call", "name", piece))
-    assert turn.tool_calls[0].arguments == text[:MAX_KEPT_TEXT]
+        request.called(ToolCallFragment(0, "call", "name", piece))
+    assert request.tool_calls[0].arguments == text[:MAX_KEPT_TEXT]
 
 
 def answered_by_tools(text: str) -> None:
     """Each piece is the result of another call."""
-    turn = a_turn()
+    request = a_request()
     for number, piece in enumerate(cut(text, 50)):
-        turn.append(InputChunk(Modality.TEXT, piece.encode("ascii", "replace"), tool_call_id=str(number)))
-    assert sum(map(len, turn.tool_results.values())) == min(len(text), MAX_KEPT_TEXT)
+        request.append(InputChunk(Modality.TEXT, piece.encode("ascii", "replace"), tool_call_id=str(number)))
+    assert sum(map(len, request.tool_results.values())) == min(len(text), MAX_KEPT_TEXT)
 
 
 def prompted_by_tools(text: str) -> None:
@@ -147,15 +148,15 @@ def prompted_by_tools(text: str) -> None:
 
 
 def withdrawn_word_by_word(text: str) -> None:
-    turn = a_turn()
-    turn.spoken = [Word(piece, 10 * number, 10 * number + 9) for number, piece in enumerate(cut(text, 20))]
-    count = len(turn.spoken)
+    request = a_request()
+    request.spoken = [Word(piece, 10 * number, 10 * number + 9) for number, piece in enumerate(cut(text, 20))]
+    count = len(request.spoken)
     chunks = [
         OutputChunk(request_id="req", sequence_id=number, modality=OutputModality.AUDIO, start_ms=10 * number)
         for number in range(count // 2, count)
     ]
-    turn.withdrawn(chunks)
-    assert len(turn.spoken) == count // 2
+    request.withdrawn(chunks)
+    assert len(request.spoken) == count // 2
 
 
 def calls_put_in_order(text: str) -> None:
@@ -204,9 +205,13 @@ def cut(text: str, size: int) -> Iterator[str]:
     return (text[start : start + size] for start in range(0, len(text), size))
 
 
-def a_turn() -> Request:
+def a_request() -> Request:
     session = StreamingInputSession(InputSettings(start_policy=OnEndOnly(), mode=InputMode.SNAPSHOT))
-    return Request("req", session, SessionConfig(), lambda turn, size: None, Playback(time.monotonic), MediaRoom())
+    observed = ObservedSession.unobserved(time.monotonic)
+    timeline = observed.open_request("req", task=Task.CHAT, input_mode=InputMode.SNAPSHOT, by_speech=False)
+    return Request(
+        "req", session, SessionConfig(), timeline, lambda request, size: None, Playback(time.monotonic), MediaRoom()
+    )
 
 
 READERS: tuple[Callable[[str], object], ...] = (

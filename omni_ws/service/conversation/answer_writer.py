@@ -26,7 +26,7 @@ from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.service.conversation.request import Request
 from omni_ws.service.conversation.speech_output import EncodedAudio, SpeechOutput
 from omni_ws.service.failure import being_cancelled, unexpected
-from omni_ws.service.observing import observer
+from omni_ws.service.observing.observer import ObservedSession, OutputMade
 from omni_ws.wire.server_frames import ResponseStartedFrame
 
 #: Words of an answer that are kept to know, when it is interrupted, which were heard: an hour of speech.
@@ -36,9 +36,7 @@ MAX_KEPT_WORDS: Final = 1 << 14
 class AnswerWriter:
     """Numbers the outputs of one request and puts them into the outbox, waiting while that is full."""
 
-    def __init__(
-        self, request: Request, outbox: Outbox, sequencer: OutputSequencer, observed: observer.ObservedSession
-    ) -> None:
+    def __init__(self, request: Request, outbox: Outbox, sequencer: OutputSequencer, observed: ObservedSession) -> None:
         self._request = request
         self._observed = observed
         self._outbox = outbox
@@ -62,7 +60,7 @@ class AnswerWriter:
         """The whole answer. What goes wrong is the error of the request."""
         request = self._request
         events.current_request.set(request.request_id)
-        self._observed.tell(observer.AnswerStarted(request))
+        request.timeline.mark_engine_started()
         finished: Finished | None = None
         try:
             finished = await self._write_all(engine.generate(request.generation_request(history)))
@@ -74,7 +72,7 @@ class AnswerWriter:
             # Something inside the engine was cancelled, and not this request, or failed.
             request.error = unexpected(error, where=f"request {request.request_id}")
         finally:
-            self._observed.tell(observer.AnswerEnded(request, whole=finished is not None))
+            request.timeline.mark_engine_ended(whole=finished is not None, error=request.error)
         return finished or Finished(FinishReason.ERROR, Usage())
 
     async def _write_all(self, outputs: AsyncIterator[EngineOutput]) -> Finished:
@@ -158,9 +156,9 @@ class AnswerWriter:
     def _put(self, chunk: OutputChunk) -> None:
         if chunk.modality not in self._begun:
             self._begun.add(chunk.modality)
-            self._observed.tell(observer.OutputBegan(self._request, chunk.modality))
+            self._request.timeline.mark_output_began(chunk.modality)
         if self._observed.listening_to_outputs:
-            self._observed.tell(observer.OutputMade(self._request, chunk))
+            self._observed.notify(OutputMade(chunk))
         self._outbox.put_nowait(chunk)
 
 

@@ -38,7 +38,7 @@ from omni_ws.service.failure import identified, unexpected
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.listening.turn_listener import TurnListener
 from omni_ws.service.listening.workers import SpeechWorkers
-from omni_ws.service.observing import observer
+from omni_ws.service.observing.observer import InputReceived, ObservedSession, OutputStalled, SpeechHeard
 from omni_ws.wire.server_frames import InputAckFrame, SpeechStartedFrame, SpeechStoppedFrame
 from omni_ws.wire.session_config import SessionConfig
 
@@ -66,13 +66,13 @@ class Conversation:
         admit: Callable[[], None] | None = None,
         counted_priority: Callable[[int], int] = lambda wanted: wanted,
         speech_workers: SpeechWorkers | None = None,
-        observed: observer.ObservedSession | None = None,
+        observed: ObservedSession | None = None,
     ) -> None:
         """``admit`` is asked for each request as it opens, and raises what the request is refused with.
 
         ``counted_priority`` says what the priority that a request asks for counts as.
         """
-        self.observed = observed or observer.ObservedSession.unobserved()
+        self.observed = observed or ObservedSession.unobserved(now)
         self.engine = engine
         self.configuration = configuration
         self.outbox = outbox
@@ -135,7 +135,8 @@ class Conversation:
 
     def output_stalled(self, seconds: float) -> None:
         """For the outbox: see OutboxWriter."""
-        self.observed.tell(observer.OutputStalled(self._queue.current, seconds))
+        current = self._queue.current
+        self.observed.notify(OutputStalled(None if current is None else current.request_id, seconds))
 
     # input
 
@@ -154,7 +155,7 @@ class Conversation:
         Of a single request this raises InvalidValue for text that is not UTF-8, after everything else has been done.
         """
         if self.observed.observers.listening_to_chunks:
-            self.observed.tell(observer.InputReceived(chunk))
+            self.observed.notify(InputReceived(chunk))
         events = self.stream.receive_chunk(chunk, now=now)
         if events:
             self._handle(events)
@@ -262,7 +263,7 @@ class Conversation:
 
     def end(self) -> None:
         """What is open is finished, and nothing is held any more. ``run`` does so too, if it ever ran. Idempotent."""
-        self._room.tell_observers(self._receiving)
+        self._room.notify_observers()
         for request in tuple(self._queue.requests):
             self._queue.end(request, self.finish_reason_at_end)
         if self._listener is not None:
@@ -301,7 +302,7 @@ class Conversation:
         if isinstance(message, OmniError):
             identified(message, where="listening for turns")
         else:
-            self.observed.tell(observer.SpeechHeard(self._receiving, message))
+            self.observed.notify(SpeechHeard(message))
         self.outbox.put_nowait(message)
 
     def turn_listener_progressed(self) -> None:
@@ -322,7 +323,7 @@ class Conversation:
                 case RequestOpened(session=session):
                     self._open(session, by_speech=event.by_speech)
                 case GenerationStarted() if request is not None:
-                    self.observed.tell(observer.PolicyFired(request, event))
+                    request.timeline.mark_policy_fired(event)
                     request.start(event)
                     self._queue.wake()
                 case InputEnded(error=error) if request is not None:
@@ -344,13 +345,17 @@ class Conversation:
 
     def _open(self, session: StreamingInputSession, *, by_speech: bool) -> None:
         config = self.configuration.effective
-        playback = Playback(self._now)
+        request_id = new_id("req_")
+        timeline = self.observed.open_request(
+            request_id, task=config.task, input_mode=session.settings.mode, by_speech=by_speech
+        )
         request = Request(
-            new_id("req_"),
+            request_id,
             session,
             config,
+            timeline,
             self._room.taken,
-            playback,
+            Playback(self._now),
             self._media_room,
             options=dataclasses.replace(self.options, priority=self._counted_priority(self.options.priority)),
             owner=self._owner,
@@ -360,7 +365,6 @@ class Conversation:
         self.history.open(request.request_id)
         self._queue.count_outputs(request)
         self._receiving = request
-        self.observed.tell(observer.RequestOpened(request, by_speech))
         interrupts = request.interrupts(by_speech=by_speech)
         try:
             self.configuration.check_options(self.options)
@@ -395,8 +399,8 @@ class Conversation:
         self._admit()
 
     def _input_ended(self, request: Request, error: EmptyInput | None) -> None:
-        self._room.tell_observers(request)
-        self.observed.tell(observer.InputEnded(request))
+        self._room.notify_observers()
+        request.timeline.mark_input_ended()
         self._stop_receiving()
         request.error = request.error or error
         request.input.close()

@@ -38,7 +38,7 @@ class InputFlow:
 
     def take_ack(self, receiving: Request | None) -> InputAckFrame:
         ack = self._stream.take_ack()
-        self.tell_observers(receiving)
+        self.notify_observers()
         limits = self._stream.limits
         credit = limits.max_held_bytes - self._stream.held_bytes
         if receiving is not None and receiving.answer is not None:
@@ -53,15 +53,13 @@ class InputFlow:
             credit_bytes=max(0, credit),
         )
 
-    def tell_observers(self, request: Request | None) -> None:
-        """How much has come; also when it will not be acknowledged, since the request or the session is over."""
+    def notify_observers(self) -> None:
+        """Report how much input was accepted, also where the end of a request or session precludes an ack."""
         if not self._observed.listening:
             return
         stream, reorder = self._stream, self._stream.reorder
-        self._observed.tell(
-            InputAcknowledged(
-                request, reorder.next_sequence_id, stream.received_bytes, stream.duplicates, reorder.statistics
-            )
+        self._observed.notify(
+            InputAcknowledged(reorder.next_sequence_id, stream.received_bytes, stream.duplicates, reorder.statistics)
         )
 
     def taken(self, request: Request, size: int) -> None:

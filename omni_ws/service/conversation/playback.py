@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from omni_ws.core.chunks import Word
+from omni_ws.service.observing.timeline import PlayerStatistics
 
 #: A word that the voice pronounced is looked for so far behind the one before it; voices skip what they cannot say.
 MAX_SKIPPED_CHARACTERS = 200
@@ -45,6 +46,11 @@ class Playback:
     def heard_ms(self) -> float:
         """What is known to have been heard; where nobody tells, what was sent."""
         return self.sent_ms if self.reported_ms is None else min(self.reported_ms, self.sent_ms)
+
+    @property
+    def statistics(self) -> PlayerStatistics:
+        """How the player kept up."""
+        return PlayerStatistics(self.underruns, self.underrun_sec, self.least_lead_ms)
 
     def sending(self, sequence_id: int, start_ms: float, end_ms: float) -> None:
         """The next audio goes out. Where the player has run dry, its clock has stood still."""

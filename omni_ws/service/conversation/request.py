@@ -19,6 +19,7 @@ from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation.kept_speech import KeptSpeech
 from omni_ws.service.conversation.playback import Playback, heard_part
+from omni_ws.service.observing.timeline import RequestTimeline
 from omni_ws.wire.session_config import SessionConfig
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ class Request:
     request_id: str
     session: StreamingInputSession
     config: SessionConfig
+    timeline: RequestTimeline
     on_input_taken: Callable[[Request, int], None]
     playback: Playback
     media_room: MediaRoom
@@ -220,6 +222,11 @@ class Request:
     def user_text(self) -> str:
         """What the user typed and said."""
         return " ".join(filter(None, [self.typed.decode("utf-8", "replace"), self.heard.joined(" ")]))
+
+    @property
+    def answer_text(self) -> str:
+        """The text of the answer that went out so far."""
+        return self.said.joined()
 
     def generation_request(self, history: tuple[Message, ...]) -> GenerationRequest:
         config, settings = self.config, self.session.settings

@@ -18,7 +18,7 @@ from omni_ws.service.conversation.loudspeaker import Loudspeaker
 from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.service.conversation.request import Request
 from omni_ws.service.failure import of_request
-from omni_ws.service.observing import observer
+from omni_ws.service.observing.observer import ObservedSession, OutputMade
 
 
 class RequestQueue:
@@ -35,7 +35,7 @@ class RequestQueue:
         *,
         history: History,
         loudspeaker: Loudspeaker,
-        observed: observer.ObservedSession,
+        observed: ObservedSession,
         progressed: Callable[[], None],
         ended: Callable[[Request], None],
     ) -> None:
@@ -85,7 +85,7 @@ class RequestQueue:
 
     def cancel(self, request: Request, *, by: Request | None = None) -> None:
         """``by`` is the request that interrupts it, if one does."""
-        self._observed.tell(observer.RequestCancelled(request, by))
+        request.timeline.mark_cancelled(None if by is None else by.timeline)
         request.cancelled = True
         request.session.cancel()
         if request.answer is not None:
@@ -113,7 +113,14 @@ class RequestQueue:
         if reason is not FinishReason.ERROR:
             self._remember(request, finished if reason is not FinishReason.CANCELLED else None)
         final = final_chunk(request, reason, finished, sequencer=self._sequencer)
-        self._observed.tell(observer.RequestEnded(request, final, request.error))
+        request.timeline.mark_ended(
+            final,
+            request.error,
+            received_chunks=request.session.received.chunks,
+            received_bytes=request.session.received.bytes,
+            player=request.playback.statistics,
+            content=request,
+        )
         self._outbox.put_nowait(final)
         request.finished = True
         request.input.discard()
@@ -134,7 +141,7 @@ class RequestQueue:
         request.heard.append(settled.text)
         chunk = transcript_chunk(request, settled, sequencer=self._sequencer)
         if self._observed.listening_to_outputs:
-            self._observed.tell(observer.OutputMade(request, chunk))
+            self._observed.notify(OutputMade(chunk))
         self._outbox.put_nowait(chunk)
 
     def _remember(self, request: Request, finished: Finished | None) -> None:

@@ -1,26 +1,30 @@
-"""Observers: whoever wants to know what becomes of a server's sessions and requests. They change nothing.
+"""Observers of a server's sessions and requests: metrics, logs, profiles and traces.
 
-Profiles, metrics, logs and recordings are observers; the service tells them, and knows none of them by name.
+The service reports observations to whatever observers are registered and knows none of them by name. Observers change
+nothing, and none of them can harm a session: one that raises is removed.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from msgspec import Struct
 
-from omni_ws.core.chunks import InputChunk, OutputModality
-from omni_ws.core.output import AnyOutput, FinalChunk, OutputChunk
+from omni_ws.core.chunks import InputChunk, InputMode, Task
+from omni_ws.core.output import AnyOutput, OutputChunk
 from omni_ws.core.reorder import ReorderStatistics
-from omni_ws.core.session import GenerationStarted
-from omni_ws.errors import OmniError
+from omni_ws.service.observing.timeline import (
+    Milestone,
+    RequestProgress,
+    RequestReached,
+    RequestTimeline,
+    SessionTimeline,
+)
 from omni_ws.wire.server_frames import SpeechStartedFrame, SpeechStoppedFrame
-
-if TYPE_CHECKING:
-    from omni_ws.service.conversation.request import Request
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +40,7 @@ class Origin(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SessionIdentity:
-    """``owner`` is the name of the API key that opened it."""
+    """Which session an observation is about. ``owner`` is the name of the API key that opened it."""
 
     session_id: str
     origin: str
@@ -45,12 +49,16 @@ class SessionIdentity:
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened:
-    pass
+    """A session begins. Reported in the task that opens it, with that task's context variables."""
+
+    timeline: SessionTimeline
 
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    pass
+    """A session is over. An engine may still be winding up one of its requests."""
+
+    timeline: SessionTimeline
 
 
 class InputReceived(Struct, frozen=True):
@@ -60,113 +68,49 @@ class InputReceived(Struct, frozen=True):
 
 
 class InputAcknowledged(Struct, frozen=True):
-    """So much of the session's input has come so far; ``request`` is the one that takes input, if any does."""
+    """How much input of the session has been accepted in order so far, and what was irregular about it.
 
-    request: Request | None
+    Everything below ``next_sequence_id`` has arrived; ``duplicates`` were dropped.
+    """
+
     next_sequence_id: int
     received_bytes: int
     duplicates: int
     reordering: ReorderStatistics
 
 
-@dataclass(frozen=True, slots=True)
-class RequestOpened:
-    """A first chunk came. It may be refused: then RequestEnded follows at once."""
-
-    request: Request
-    by_speech: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyFired:
-    request: Request
-    event: GenerationStarted
-
-
-@dataclass(frozen=True, slots=True)
-class InputEnded:
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerStarted:
-    """The engine gets the request."""
-
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerEnded:
-    """The engine has let go of the request; ``whole`` where it came to its own end, uncancelled and unbroken."""
-
-    request: Request
-    whole: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OutputBegan:
-    """The first output of its modality goes into the outbox."""
-
-    request: Request
-    modality: OutputModality
-
-
 class OutputMade(Struct, frozen=True):
-    """An output is in the outbox. Only for observers of every output."""
+    """An output goes into the outbox. Only for observers of every output."""
 
-    request: Request
     chunk: OutputChunk
 
 
 class OutputWritten(Struct, frozen=True):
-    """The socket has got an output. Only for observers of every output."""
+    """An output was handed to the socket. Only for observers of every output."""
 
     chunk: AnyOutput
 
 
 @dataclass(frozen=True, slots=True)
 class OutputStalled:
-    """For so many seconds the client read too little for any more output."""
+    """The outbox was full for ``seconds``, and has room again; ``request_id`` is the request being answered."""
 
-    request: Request | None
+    request_id: str | None
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechHeard:
-    """A detected turn began or ended."""
+    """Turn detection found the beginning or the end of speech."""
 
-    request: Request | None
     event: SpeechStartedFrame | SpeechStoppedFrame
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCancelled:
-    """A client cancelled a request, or, where there is a ``by``, interrupted it with another one."""
-
-    request: Request
-    by: Request | None
-
-
-@dataclass(frozen=True, slots=True)
-class RequestEnded:
-    """The final is in the outbox. ``error`` says why there is no whole answer."""
-
-    request: Request
-    final: FinalChunk
-    error: OmniError | None
-
-
-#: How a request comes from its opening to its end, whoever listens.
-RequestProgress: TypeAlias = (
-    PolicyFired | InputEnded | AnswerStarted | AnswerEnded | OutputBegan | RequestCancelled | RequestEnded
-)
 Observation: TypeAlias = (
     SessionOpened
     | SessionEnded
     | InputReceived
     | InputAcknowledged
-    | RequestOpened
     | RequestProgress
     | OutputMade
     | OutputWritten
@@ -176,10 +120,12 @@ Observation: TypeAlias = (
 
 
 class Observer(Protocol):
-    def observe(self, session: SessionIdentity, observation: Observation) -> None:
-        """Runs on the loop, in the middle of things: quick, and without a wait. What it hears it may not change.
+    """What ``Observers`` report to."""
 
-        It may hear of sessions and requests that began before it listened.
+    def observe(self, session: SessionIdentity, observation: Observation) -> None:
+        """Take note of an observation, without blocking: it runs on the event loop, inside the step it reports.
+
+        The sessions and requests may have begun before this observer was added.
         """
 
 
@@ -196,69 +142,96 @@ class _Interest:
 
 
 class Observers:
-    """Those who listen to a server.
+    """The observers of one server, which may change while it runs.
 
-    Look at ``listening``, or for what comes with every chunk or output at ``listening_to_chunks`` and
-    ``listening_to_outputs``, before making an observation.
+    Check ``listening`` before making an observation; for those of every chunk or output, check
+    ``listening_to_chunks`` or ``listening_to_outputs``. Making one for nobody costs more than the check.
     """
 
     def __init__(self) -> None:
         self.listening = False
         self.listening_to_chunks = False
         self.listening_to_outputs = False
-        self._observers: dict[Observer, _Interest] = {}
-        self._told: tuple[tuple[Observer, _Interest], ...] = ()
+        self._interests: dict[Observer, _Interest] = {}
+        #: The same, as a value that does not change while it is iterated over.
+        self._registered: tuple[tuple[Observer, _Interest], ...] = ()
 
     def add(self, observer: Observer, *, every_chunk: bool = False, every_output: bool = True) -> None:
-        self._observers[observer] = _Interest(every_chunk, every_output)
-        self._look()
+        """Report to this observer from here on, each chunk and each output only where it asks for them."""
+        self._interests[observer] = _Interest(every_chunk, every_output)
+        self._update()
 
     def remove(self, observer: Observer) -> None:
-        """Idempotent."""
-        self._observers.pop(observer, None)
-        self._look()
+        """Report to it no longer. Idempotent."""
+        self._interests.pop(observer, None)
+        self._update()
 
-    def tell(self, session: SessionIdentity, observation: Observation) -> None:
-        for observer, interest in self._told:
+    def notify(self, session: SessionIdentity, observation: Observation) -> None:
+        """Pass an observation to all observers. Never raises."""
+        for observer, interest in self._registered:
             if not interest.covers(observation):
                 continue
             try:
                 observer.observe(session, observation)
             except Exception:
-                # Looking on must never harm what is looked at; who fails once would fail, and complain, all the time.
+                # An observer that failed once would fail, and fill the log, with every observation.
                 log.exception("%s failed and hears no more", type(observer).__name__)
                 self.remove(observer)
 
-    def _look(self) -> None:
-        self._told = tuple(self._observers.items())
-        self.listening = bool(self._observers)
-        self.listening_to_chunks = any(one.every_chunk for one in self._observers.values())
-        self.listening_to_outputs = any(one.every_output for one in self._observers.values())
+    def _update(self) -> None:
+        self._registered = tuple(self._interests.items())
+        self.listening = bool(self._interests)
+        self.listening_to_chunks = any(one.every_chunk for one in self._interests.values())
+        self.listening_to_outputs = any(one.every_output for one in self._interests.values())
 
 
 class ObservedSession:
-    """What one session tells the observers of its server."""
+    """One session as its observers see it: reports observations under its identity and opens its timelines."""
 
-    def __init__(self, identity: SessionIdentity, observers: Observers) -> None:
+    def __init__(self, identity: SessionIdentity, observers: Observers, *, now: Callable[[], float]) -> None:
         self.identity = identity
-        #: Look at what they listen to before making an observation that comes often.
         self.observers = observers
+        self.timeline = SessionTimeline(now())
+        self._now = now
 
     @property
     def listening(self) -> bool:
+        """Whether there is any observer."""
         return self.observers.listening
 
     @property
     def listening_to_outputs(self) -> bool:
+        """Whether any observer takes every output."""
         return self.observers.listening_to_outputs
 
-    def tell(self, observation: Observation) -> None:
+    def notify(self, observation: Observation) -> None:
+        """Report an observation of this session, if anything observes it."""
         if self.observers.listening:
-            self.observers.tell(self.identity, observation)
+            self.observers.notify(self.identity, observation)
+
+    def opened(self) -> None:
+        """Report that the session begins."""
+        self.notify(SessionOpened(self.timeline))
 
     def ended(self) -> None:
-        self.tell(SessionEnded())
+        """Report that the session is over."""
+        self.notify(SessionEnded(self.timeline))
+
+    def open_request(self, request_id: str, *, task: Task, input_mode: InputMode, by_speech: bool) -> RequestTimeline:
+        """Begin the timeline of a new request and report that it opened."""
+        timeline = RequestTimeline(
+            request_id,
+            task=task,
+            input_mode=input_mode,
+            by_speech=by_speech,
+            session=self.timeline,
+            report=self.notify,
+            now=self._now,
+        )
+        self.notify(RequestReached(timeline, Milestone.OPENED))
+        return timeline
 
     @classmethod
-    def unobserved(cls) -> ObservedSession:
-        return cls(SessionIdentity("", Origin.HTTP), Observers())
+    def unobserved(cls, now: Callable[[], float]) -> ObservedSession:
+        """A session without observers."""
+        return cls(SessionIdentity("", Origin.HTTP), Observers(), now=now)

@@ -1,4 +1,4 @@
-"""ProfileEvents: what happens to sessions and requests, as events of the profiler."""
+"""ProfileEvents: writes what happens to sessions and requests as events of the profiler."""
 
 from __future__ import annotations
 
@@ -9,25 +9,18 @@ from omni_ws.core.output import FinalChunk
 from omni_ws.core.reorder import NONE_REORDERED
 from omni_ws.profiler import events
 from omni_ws.profiler.events import COORDINATOR
-from omni_ws.service.conversation.request import Request
 from omni_ws.service.observing.observer import (
-    AnswerEnded,
-    AnswerStarted,
     InputAcknowledged,
-    InputEnded,
     Observation,
     OutputMade,
     OutputStalled,
     OutputWritten,
-    PolicyFired,
-    RequestCancelled,
-    RequestEnded,
-    RequestOpened,
     SessionEnded,
     SessionIdentity,
     SessionOpened,
     SpeechHeard,
 )
+from omni_ws.service.observing.timeline import Milestone, RequestEnded, RequestReached, RequestTimeline
 
 #: Stages of the service, beside the coordinator. An engine has stages of its own.
 INPUT: Final = "input"
@@ -38,51 +31,46 @@ TRANSPORT: Final = "transport"
 
 
 @dataclass(slots=True)
-class _Record:
-    """What is open of a request, to be closed at its end."""
-
-    input_open: bool = True
-    queued: bool = False
-
-
-@dataclass(slots=True)
-class _Session:
-    """What was told of a session's input so far, where that is known, and its requests that have not ended, or said
-    nothing yet."""
-
+class _ProfiledSession:
+    #: None until the first acknowledgement of a session that was open before the profile began.
     acknowledged: InputAcknowledged | None = None
+    #: The request that opened last, to which the input belongs.
     newest: str | None = None
-    requests: dict[str, _Record] = field(default_factory=dict)
+    #: Requests that opened since the profile began, and are not over.
+    followed: set[str] = field(default_factory=set)
+    #: Those of which the socket has got no output.
     unwritten: set[str] = field(default_factory=set)
-    #: Those that an engine works on, which may take longer than they do.
-    in_engine: set[str] = field(default_factory=set)
 
 
 class ProfileEvents:
-    """Requests that were open when it began to listen are not told of: half of a request explains nothing."""
+    """Emits an event for each step of each request that opens while it observes.
+
+    Requests that were open before are left out: half a request explains nothing.
+    """
 
     def __init__(self) -> None:
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, _ProfiledSession] = {}
 
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
+        """Emit the events of an observation."""
         known = self._sessions.get(session.session_id)
-        if type(observation) is InputAcknowledged:  # what comes most often
+        if type(observation) is InputAcknowledged:  # by far the most frequent
             if known is not None:
                 self._input(observation, known)
             return
         match observation:
             case SessionOpened():
-                self._sessions[session.session_id] = _Session(InputAcknowledged(None, 0, 0, 0, NONE_REORDERED))
+                self._sessions[session.session_id] = _ProfiledSession(InputAcknowledged(0, 0, 0, NONE_REORDERED))
                 return
             case SessionEnded():
                 self._sessions.pop(session.session_id, None)
                 return
-            case RequestOpened() if known is None:
-                known = self._sessions[session.session_id] = _Session()
+            case RequestReached(milestone=Milestone.OPENED) if known is None:
+                known = self._sessions[session.session_id] = _ProfiledSession()
         if known is not None:
             self._observe(session, known, observation)
 
-    def _observe(self, session: SessionIdentity, known: _Session, observation: Observation) -> None:
+    def _observe(self, session: SessionIdentity, known: _ProfiledSession, observation: Observation) -> None:
         match observation:
             case OutputMade(chunk=chunk):
                 events.emit(
@@ -98,21 +86,24 @@ class ProfileEvents:
             case SpeechHeard(event=event):
                 name = type(event).__struct_config__.tag
                 events.emit(INPUT, str(name), request_id=known.newest, audio_ms=event.audio_ms)
-            case OutputStalled(request=request, seconds=seconds) if request is not None:
-                events.emit(TRANSPORT, "send_stall", request_id=request.request_id, stalled_ms=seconds * 1000)
-            case RequestOpened(request=request, by_speech=by_speech):
-                self._opened(session, request, known, by_speech=by_speech)
-            case AnswerEnded() if observation.request.request_id in known.in_engine:
-                self._answer_ended(observation, known)
-            case PolicyFired() | InputEnded() | AnswerStarted() | RequestCancelled() | RequestEnded():
-                record = known.requests.get(observation.request.request_id)
-                if record is not None:
-                    self._progress(observation, record, known)
+            case OutputStalled(request_id=str() as request_id, seconds=seconds):
+                events.emit(TRANSPORT, "send_stall", request_id=request_id, stalled_ms=seconds * 1000)
+            case RequestReached(timeline=timeline, milestone=Milestone.OPENED):
+                self._opened(session, timeline, known)
+            case RequestReached(timeline=timeline, milestone=milestone) if timeline.request_id in known.followed:
+                self._reached(timeline, milestone)
+                self._drop_if_over(timeline, known)
+            case RequestEnded(timeline=timeline) if timeline.request_id in known.followed:
+                self._ended(observation)
+                self._drop_if_over(timeline, known)
 
-    def _opened(self, session: SessionIdentity, request: Request, known: _Session, *, by_speech: bool) -> None:
-        request_id = request.request_id
-        known.newest = request_id
-        known.requests[request_id] = _Record()
+    def _drop_if_over(self, timeline: RequestTimeline, known: _ProfiledSession) -> None:
+        if timeline.is_over:
+            known.followed.discard(timeline.request_id)
+
+    def _opened(self, session: SessionIdentity, timeline: RequestTimeline, known: _ProfiledSession) -> None:
+        request_id = known.newest = timeline.request_id
+        known.followed.add(request_id)
         known.unwritten.add(request_id)
         events.emit(
             COORDINATOR,
@@ -120,97 +111,79 @@ class ProfileEvents:
             request_id=request_id,
             session_id=session.session_id,
             origin=str(session.origin),
-            task=request.config.task.value,
-            by_speech=by_speech,
+            task=timeline.task.value,
+            by_speech=timeline.by_speech,
         )
         events.emit(INPUT, events.STAGE_START, request_id=request_id, from_stage=COORDINATOR)
 
-    def _progress(
-        self,
-        observation: PolicyFired | InputEnded | AnswerStarted | RequestCancelled | RequestEnded,
-        record: _Record,
-        known: _Session,
-    ) -> None:
-        request_id = observation.request.request_id
-        match observation:
-            case PolicyFired(request=request, event=event):
-                mode = request.session.settings.mode.value
+    def _reached(self, timeline: RequestTimeline, milestone: Milestone) -> None:
+        request_id = timeline.request_id
+        match milestone:
+            case Milestone.POLICY_FIRED if timeline.policy is not None:
                 events.emit(
                     INPUT,
                     "policy_fired",
                     request_id=request_id,
-                    trigger=event.trigger.value,
-                    sequence_id=event.sequence_id,
-                    chunks=len(event.chunks),
-                    input_mode=mode,
+                    trigger=timeline.policy.trigger.value,
+                    sequence_id=timeline.policy.sequence_id,
+                    chunks=timeline.policy.chunks,
+                    input_mode=timeline.input_mode.value,
                 )
-                record.queued = True
                 events.emit(QUEUE, events.STAGE_START, request_id=request_id, from_stage=INPUT)
-            case AnswerStarted():
-                self._leave_queue(request_id, record)
-                known.in_engine.add(request_id)
+            case Milestone.ENGINE_STARTED:
+                events.emit(QUEUE, events.STAGE_END, request_id=request_id, next=ENGINE)
                 events.emit(ENGINE, "model_path_start", request_id=request_id)
-            case InputEnded():
-                self._end_input(request_id, record)
-            case RequestCancelled(by=by):
-                name = "cancel" if by is None else "interrupt"
-                events.emit(COORDINATOR, name, request_id=request_id, by=None if by is None else by.request_id)
-            case RequestEnded(final=final, error=error):
-                self._end_input(request_id, record)
-                self._leave_queue(request_id, record)
-                del known.requests[request_id]
-                events.emit(
-                    COORDINATOR,
-                    "terminal_response",
-                    request_id=request_id,
-                    finish_reason=final.finish_reason.value,
-                    error=None if error is None else error.code,
-                    input_audio_ms=final.usage.input_audio_ms,
-                    output_audio_ms=final.usage.output_audio_ms,
-                    input_tokens=final.usage.input_tokens,
-                    output_tokens=final.usage.output_tokens,
-                )
+            case Milestone.INPUT_ENDED:
+                events.emit(INPUT, events.STAGE_END, request_id=request_id, next=ENGINE)
+            case Milestone.CANCELLED:
+                by = timeline.cancellations[-1].by
+                events.emit(COORDINATOR, "cancel" if by is None else "interrupt", request_id=request_id, by=by)
+            case Milestone.ENGINE_ENDED if timeline.engine_end is not None:
+                events.emit(ENGINE, "model_path_end", request_id=request_id, status=timeline.engine_end.status)
 
-    def _answer_ended(self, observation: AnswerEnded, known: _Session) -> None:
-        request = observation.request
-        known.in_engine.discard(request.request_id)
-        cut_short = "cancelled" if request.error is None else request.error.code
-        status = "ok" if observation.whole else cut_short
-        events.emit(ENGINE, "model_path_end", request_id=request.request_id, status=status)
-
-    def _end_input(self, request_id: str, record: _Record) -> None:
-        if record.input_open:
-            record.input_open = False
+    def _ended(self, ended: RequestEnded) -> None:
+        timeline, final, error = ended.timeline, ended.outcome.final, ended.outcome.error
+        request_id = timeline.request_id
+        # Stages that the end cut short are closed, so that each event of a beginning has its end.
+        if timeline.input_ended is None:
             events.emit(INPUT, events.STAGE_END, request_id=request_id, next=ENGINE)
-
-    def _leave_queue(self, request_id: str, record: _Record) -> None:
-        if record.queued:
-            record.queued = False
+        if timeline.policy is not None and not timeline.reached_engine:
             events.emit(QUEUE, events.STAGE_END, request_id=request_id, next=ENGINE)
+        events.emit(
+            COORDINATOR,
+            "terminal_response",
+            request_id=request_id,
+            finish_reason=final.finish_reason.value,
+            error=None if error is None else error.code,
+            input_audio_ms=final.usage.input_audio_ms,
+            output_audio_ms=final.usage.output_audio_ms,
+            input_tokens=final.usage.input_tokens,
+            output_tokens=final.usage.output_tokens,
+        )
 
-    def _input(self, new: InputAcknowledged, known: _Session) -> None:
-        """What came since the last time."""
-        request_id = known.newest if new.request is None else new.request.request_id
+    def _input(self, new: InputAcknowledged, known: _ProfiledSession) -> None:
+        """Emit what was acknowledged since the last time."""
+        request_id = known.newest
         old, known.acknowledged = known.acknowledged, new
         if request_id is None or old is None:
             return
         if (old.next_sequence_id, old.duplicates) == (new.next_sequence_id, new.duplicates):
             return
         before, now = old.reordering, new.reordering
-        told: dict[str, float] = {
+        counts: dict[str, float] = {
             "chunks": new.next_sequence_id - old.next_sequence_id,
             "bytes": new.received_bytes - old.received_bytes,
             "duplicates": new.duplicates - old.duplicates,
         }
-        if now is not before:  # nearly always they are one
-            told |= {
+        if now is not before:  # nearly always they are one object
+            counts |= {
                 "reordered": now.items - before.items,
                 "reorder_wait_ms": 1000 * (now.waited - before.waited),
                 "gap_ms": 1000 * (now.gaps - before.gaps),
             }
-        events.emit(INPUT, "input_received", request_id=request_id, **told)
+        events.emit(INPUT, "input_received", request_id=request_id, **counts)
 
-    def _written(self, observation: OutputWritten, known: _Session) -> None:
+    def _written(self, observation: OutputWritten, known: _ProfiledSession) -> None:
         chunk = observation.chunk
         request_id = chunk.request_id
         if isinstance(chunk, FinalChunk):

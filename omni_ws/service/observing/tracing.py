@@ -1,45 +1,34 @@
-"""Spans of OpenTelemetry: one for each request, and one in it for each of its stages.
+"""RequestSpans: requests as spans of OpenTelemetry.
 
 Imported only where tracing is on: it needs the extra ``otel``.
 """
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from operator import itemgetter
 from typing import Final
 
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace import SpanKind, Status, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from omni_ws import __version__
 from omni_ws.errors import EngineError
-from omni_ws.service.conversation.request import Request
-from omni_ws.service.observing.observer import (
-    AnswerEnded,
-    AnswerStarted,
-    InputEnded,
-    Observation,
-    OutputBegan,
-    PolicyFired,
-    RequestCancelled,
-    RequestEnded,
-    RequestOpened,
-    RequestProgress,
-    SessionEnded,
-    SessionIdentity,
-    SessionOpened,
-)
+from omni_ws.service.observing.observer import Observation, SessionEnded, SessionIdentity, SessionOpened
+from omni_ws.service.observing.timeline import RequestEnded, RequestReached, RequestTimeline
 from omni_ws.service.observing.trace_context import incoming_trace
 
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
 
 
 def tracer_provider(*processors: SpanProcessor) -> TracerProvider:
-    """What ends with ``shutdown``, which waits for the network. The variables of OpenTelemetry may say more of it."""
+    """A provider for this server's spans, which OpenTelemetry's environment variables may configure further.
+
+    Call ``shutdown`` at the end; it waits for the network.
+    """
     resource = Resource.create({SERVICE_NAME: "omni_ws", SERVICE_VERSION: __version__})
     provider = TracerProvider(resource=resource)
     for processor in processors:
@@ -48,128 +37,97 @@ def tracer_provider(*processors: SpanProcessor) -> TracerProvider:
 
 
 def network_processor() -> SpanProcessor:
-    """Sends spans by OTLP over HTTP to where OTEL_EXPORTER_OTLP_ENDPOINT says, from a thread of its own."""
+    """Sends spans by OTLP over HTTP to OTEL_EXPORTER_OTLP_ENDPOINT, from a thread of its own."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
     return BatchSpanProcessor(OTLPSpanExporter())
 
 
-@dataclass(slots=True)
-class _Record:
-    span: Span
-    within: Context
-    stage: Span | None = None
-    answering: bool = False
-    ended: bool = False
-
-
-@dataclass(slots=True)
-class _Session:
-    #: The trace that its client named.
-    parent: Context
-    requests: dict[str, _Record] = field(default_factory=dict)
-
-
 class RequestSpans:
-    """An observer, but not of every chunk and output. What a client wrote is in no span."""
+    """Exports each request as a span when it is over: its stages are spans in it, its other steps events of it.
+
+    Register it without ``every_chunk`` and ``every_output``. No span contains anything that a client wrote.
+    """
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._sessions: dict[str, _Session] = {}
+        #: By session, the trace that its client named, or an empty context.
+        self._parents: dict[str, Context] = {}
 
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
-        if isinstance(observation, SessionOpened):
-            self._sessions[session.session_id] = _Session(_PROPAGATOR.extract(incoming_trace.get() or {}, Context()))
-            return
-        known = self._sessions.get(session.session_id)
-        if known is None:
-            return
+        """Export the request that is over with this observation, if one is."""
         match observation:
-            case SessionEnded():
-                del self._sessions[session.session_id]
-                for record in known.requests.values():
-                    self._end(record)
-            case RequestOpened(request=request):
-                known.requests[request.request_id] = self._open(session, known, request)
-            case _ if isinstance(observation, RequestProgress):
-                request_id = observation.request.request_id
-                if (found := known.requests.get(request_id)) is not None:
-                    self._progress(found, observation)
-                    if found.ended and not found.answering:
-                        self._end(known.requests.pop(request_id))
+            case SessionOpened():
+                self._parents[session.session_id] = _PROPAGATOR.extract(incoming_trace.get() or {}, Context())
+            case SessionEnded(timeline=session_timeline):
+                parent = self._parents.pop(session.session_id, None)
+                if parent is not None:
+                    # An engine that has not released a request by now is not waited for.
+                    for timeline in session_timeline.unfinished.values():
+                        self._export(session, timeline, parent)
+            case RequestReached(timeline=timeline) | RequestEnded(timeline=timeline) if timeline.is_over:
+                parent = self._parents.get(session.session_id)
+                if parent is not None:
+                    self._export(session, timeline, parent)
 
-    def _open(self, session: SessionIdentity, known: _Session, request: Request) -> _Record:
-        now = time.time_ns()
-        attributes = {
-            "omni_ws.request_id": request.request_id,
-            "omni_ws.session_id": session.session_id,
-            "omni_ws.origin": str(session.origin),
-            "omni_ws.task": request.config.task.value,
-        }
-        if session.owner is not None:
-            attributes["omni_ws.key_name"] = session.owner
+    def _export(self, session: SessionIdentity, timeline: RequestTimeline, parent: Context) -> None:
+        wall_ns = timeline.wall_ns
         span = self._tracer.start_span(
-            "request", context=known.parent, kind=SpanKind.SERVER, attributes=attributes, start_time=now
+            "request",
+            context=parent,
+            kind=SpanKind.SERVER,
+            attributes=_attributes(session, timeline),
+            start_time=wall_ns(timeline.opened),
         )
-        record = _Record(span, set_span_in_context(span, Context()))
-        self._enter("input", record, now)
-        return record
+        within = set_span_in_context(span, Context())
+        for passed in timeline.passed:
+            stage = self._tracer.start_span(passed.stage.value, context=within, start_time=wall_ns(passed.began))
+            stage.end(wall_ns(passed.ended))
+        if timeline.stage is not None:
+            unended = self._tracer.start_span(
+                timeline.stage.value, context=within, start_time=wall_ns(timeline.stage_began)
+            )
+            unended.end(wall_ns(timeline.now()))
+        for when, name, attributes in sorted(_events(timeline), key=itemgetter(0)):
+            span.add_event(name, attributes, wall_ns(when))
+        error = None if timeline.outcome is None else timeline.outcome.error
+        # By the conventions a server's span is an error where the fault is the server's.
+        if isinstance(error, EngineError):
+            span.set_status(Status(StatusCode.ERROR, error.code))
+        span.end(wall_ns(timeline.now()))
 
-    def _progress(
-        self,
-        record: _Record,
-        observation: RequestProgress,
-    ) -> None:
-        now = time.time_ns()
-        match observation:
-            case PolicyFired(event=event):
-                record.span.add_event("policy_fired", {"omni_ws.trigger": event.trigger.value}, now)
-                self._enter("queue", record, now)
-            case InputEnded():
-                record.span.add_event("input_ended", timestamp=now)
-            case AnswerStarted():
-                record.answering = True
-                self._enter("engine", record, now)
-            case AnswerEnded():
-                record.answering = False
-                self._leave(record, now)
-            case OutputBegan(modality=modality):
-                record.span.add_event("first_output", {"omni_ws.modality": modality.value}, now)
-            case RequestCancelled(by=by):
-                record.span.add_event("cancelled" if by is None else "interrupted", timestamp=now)
-            case RequestEnded():
-                self._account(record, observation)
 
-    def _account(self, record: _Record, observation: RequestEnded) -> None:
-        final, error, span = observation.final, observation.error, record.span
-        record.ended = True
-        usage = final.usage
-        span.set_attributes(
-            {
-                "omni_ws.finish_reason": final.finish_reason.value,
-                "omni_ws.input_audio_ms": usage.input_audio_ms,
-                "omni_ws.output_audio_ms": usage.output_audio_ms,
-                "omni_ws.input_tokens": usage.input_tokens,
-                "omni_ws.output_tokens": usage.output_tokens,
-            }
-        )
-        if error is not None:
-            span.set_attribute("error.type", error.code)
-            # By the conventions a server's span is an error where the fault is the server's.
-            if isinstance(error, EngineError):
-                span.set_status(Status(StatusCode.ERROR, error.code))
+def _attributes(session: SessionIdentity, timeline: RequestTimeline) -> dict[str, str | int]:
+    attributes: dict[str, str | int] = {
+        "omni_ws.request_id": timeline.request_id,
+        "omni_ws.session_id": session.session_id,
+        "omni_ws.origin": str(session.origin),
+        "omni_ws.task": timeline.task.value,
+    }
+    if session.owner is not None:
+        attributes["omni_ws.key_name"] = session.owner
+    if (outcome := timeline.outcome) is not None:
+        usage = outcome.final.usage
+        attributes |= {
+            "omni_ws.finish_reason": outcome.final.finish_reason.value,
+            "omni_ws.input_audio_ms": usage.input_audio_ms,
+            "omni_ws.output_audio_ms": usage.output_audio_ms,
+            "omni_ws.input_tokens": usage.input_tokens,
+            "omni_ws.output_tokens": usage.output_tokens,
+        }
+        if outcome.error is not None:
+            attributes["error.type"] = outcome.error.code
+    return attributes
 
-    def _enter(self, stage: str, record: _Record, now: int) -> None:
-        self._leave(record, now)
-        record.stage = self._tracer.start_span(stage, context=record.within, start_time=now)
 
-    def _leave(self, record: _Record, now: int) -> None:
-        if record.stage is not None:
-            record.stage.end(now)
-            record.stage = None
-
-    def _end(self, record: _Record) -> None:
-        now = time.time_ns()
-        self._leave(record, now)
-        record.span.end(now)
+def _events(timeline: RequestTimeline) -> Iterator[tuple[float, str, dict[str, str]]]:
+    """The steps that are no stages: when, their names and attributes."""
+    if timeline.policy is not None:
+        yield timeline.policy.at, "policy_fired", {"omni_ws.trigger": timeline.policy.trigger.value}
+    if timeline.input_ended is not None:
+        yield timeline.input_ended, "input_ended", {}
+    for modality, when in timeline.first_outputs.items():
+        yield when, "first_output", {"omni_ws.modality": modality.value}
+    for cancelled in timeline.cancellations:
+        yield cancelled.at, "cancelled" if cancelled.by is None else "interrupted", {}

@@ -32,7 +32,7 @@ from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.listening.workers import SpeechWorkers
 from omni_ws.service.observing.accounts import Accounts
-from omni_ws.service.observing.observer import ObservedSession, Observers, Origin, SessionIdentity, SessionOpened
+from omni_ws.service.observing.observer import ObservedSession, Observers, Origin, SessionIdentity
 from omni_ws.service.observing.session_log import SessionLog
 from omni_ws.service.sessions.admission import Admission
 from omni_ws.service.sessions.stand_in_log import StandInLog
@@ -158,8 +158,10 @@ class SessionFactory:
             forced_start_policy=streaming.force_start_policy,
             turn_detection=listens,
         )
-        observed = ObservedSession(SessionIdentity(session_id or new_id("sess_"), origin, owner), self.observers)
-        observed.tell(SessionOpened())
+        observed = ObservedSession(
+            SessionIdentity(session_id or new_id("sess_"), origin, owner), self.observers, now=now
+        )
+        observed.opened()
         conversation = Conversation(
             self.engine,
             Configuration(rules),

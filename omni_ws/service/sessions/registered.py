@@ -302,7 +302,7 @@ class RegisteredSession:
         assert conversation is not None
         while (message := conversation.outbox.take()) is not None:
             if isinstance(message, AnyOutput):
-                conversation.observed.tell(OutputWritten(message))  # from here on whoever asks may read it
+                conversation.observed.notify(OutputWritten(message))  # from here on whoever asks may read it
             match message:
                 case FinalChunk() if self.live:
                     self.answer.append(message)

@@ -122,4 +122,4 @@ class WebSocketOutput:
             connection.write_message(data, is_text=not is_binary)
             size += len(data)
             if observed.listening_to_outputs and isinstance(message, AnyOutput):
-                observed.tell(OutputWritten(message))
+                observed.notify(OutputWritten(message))

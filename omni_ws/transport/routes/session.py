@@ -160,7 +160,7 @@ class HttpSession:
         if not self._unwritten:
             return
         for message in self._unwritten:
-            self.conversation.observed.tell(OutputWritten(message))
+            self.conversation.observed.notify(OutputWritten(message))
         self._unwritten.clear()
 
     async def _guard(self, work: Callable[[], Awaitable[None]]) -> None:

@@ -20,6 +20,7 @@ from omni_ws.profiler.events import EventRecorder
 from omni_ws.service.observing import observer
 from omni_ws.service.observing.observer import Observation, SessionIdentity
 from omni_ws.service.observing.profile_events import ProfileEvents
+from omni_ws.service.observing.timeline import RequestReached
 
 
 class Hearing:
@@ -33,7 +34,10 @@ class Hearing:
 
     @property
     def names(self) -> list[str]:
-        return [type(observation).__name__ for _, observation in self.heard]
+        return [
+            observation.milestone.name if isinstance(observation, RequestReached) else type(observation).__name__
+            for _, observation in self.heard
+        ]
 
 
 class Events:
@@ -68,13 +72,13 @@ async def test_the_life_of_a_request_over_a_websocket() -> None:
             await client.say("hello")
             await client.answer()
         await server.until(lambda: "SessionEnded" in hearing.names)
-    expected = ["SessionOpened", "InputReceived", "RequestOpened", "PolicyFired", "InputAcknowledged", "InputEnded"]
+    expected = ["SessionOpened", "InputReceived", "OPENED", "POLICY_FIRED", "InputAcknowledged", "INPUT_ENDED"]
     assert hearing.names[:6] == expected
     rest = [
-        "AnswerStarted",
+        "ENGINE_STARTED",
         "OutputBegan",
         "OutputMade",
-        "AnswerEnded",
+        "ENGINE_ENDED",
         "RequestEnded",
         "OutputWritten",
         "SessionEnded",
