@@ -23,6 +23,7 @@ from omni_ws.config import (
 )
 from omni_ws.config.settings import SETTINGS, SettingKind
 from omni_ws.config.values import format_size, parse_size
+from omni_ws.wire.openai_media_limits import MediaLimitFields
 
 MIB = 1024**2
 
@@ -117,7 +118,7 @@ def test_every_setting_is_a_flag_a_variable_and_a_key(setting) -> None:  # type:
 
 def test_proxies_are_addresses_or_networks() -> None:
     assert load(["--trusted-proxies", "10.0.0.0/8,2001:db8::1"]).config.trusted_proxies[0] == "10.0.0.0/8"
-    with pytest.raises(ConfigurationError, match="is no address, nor a network"):
+    with pytest.raises(ConfigurationError, match="is neither an address nor a network"):
         load(["--trusted-proxies", "proxy.example"])
 
 
@@ -149,7 +150,7 @@ def test_empty_text_unsets_what_is_optional() -> None:
 
 def test_an_empty_key_is_refused() -> None:
     message = problems(environ={"OMNI_WS_API_KEY": ""})
-    assert message.startswith("api_key = ******** (environment variable OMNI_WS_API_KEY): the key is empty; leave")
+    assert message.startswith("api_key = ******** (environment variable OMNI_WS_API_KEY): the key is empty; remove")
     assert "remote.api_key = ********" in problems(toml='remote.api_key = ""')
     assert load(["--api-key", "k"]).config.api_key == SecretStr("k")
 
@@ -269,7 +270,7 @@ def test_values_at_a_limit_are_taken() -> None:
 
 
 def test_a_number_is_not_a_switch() -> None:
-    assert problems(toml="port = true").startswith("port = True (configuration file): is a switch")
+    assert problems(toml="port = true").startswith("port = True (configuration file): is a boolean")
 
 
 def test_everything_wrong_is_told_at_once() -> None:
@@ -340,8 +341,8 @@ def test_beyond_loopback_needs_a_key_or_a_word(host: str) -> None:
     ("grpc", "problem"),
     [
         (GrpcConfig(port=50051), "the fake engine has no token sessions"),
-        (GrpcConfig(readout_vectors=Path("v.safetensors")), "go together"),
-        (GrpcConfig(readout_manifest=Path("v.json")), "go together"),
+        (GrpcConfig(readout_vectors=Path("v.safetensors")), "need each other"),
+        (GrpcConfig(readout_manifest=Path("v.json")), "need each other"),
         (
             GrpcConfig(readout_vectors=Path("v.safetensors"), readout_manifest=Path("v.json")),
             "the fake engine has no readouts",
@@ -357,8 +358,8 @@ def test_grpc_settings_that_mean_nothing_are_refused(grpc: GrpcConfig, problem: 
     ("vllm", "problem"),
     [
         (VllmConfig(), "needs a model"),
-        (VllmConfig(model="m", talker_profile="orpheus"), "are for a Talker"),
-        (VllmConfig(model="m", talker_args={"dtype": "float16"}), "are for a Talker"),
+        (VllmConfig(model="m", talker_profile="orpheus"), "need a Talker"),
+        (VllmConfig(model="m", talker_args={"dtype": "float16"}), "need a Talker"),
     ],
 )
 def test_what_the_vllm_engine_lacks_is_said_before_it_starts(
@@ -377,18 +378,18 @@ def test_what_the_vllm_engine_lacks_is_said_before_it_starts(
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"upstreams": ()}, "needs the servers behind it"),
-        ({"upstreams": ("127.0.0.1:8000",)}, "remote.upstreams holds what is no base URL"),
-        ({"upstreams": ("ftp://host/v1",)}, "remote.upstreams holds what is no base URL"),
-        ({"upstreams": ("http://host:99999/v1",)}, "remote.upstreams holds what is no base URL"),
-        ({"upstreams": ("http://host/v1?key=hush",)}, "remote.upstreams holds what is no base URL"),
-        ({"speech_upstream": "http://"}, "remote.speech_upstream holds what is no base URL"),
-        ({"modalities": ("audio",)}, "remote.modalities must hold text"),
-        ({"modalities": ("text", "smell")}, "remote.modalities holds 'smell'; it may hold text, audio"),
+        ({"upstreams": ()}, "needs upstream servers"),
+        ({"upstreams": ("127.0.0.1:8000",)}, "remote.upstreams holds an invalid base URL"),
+        ({"upstreams": ("ftp://host/v1",)}, "remote.upstreams holds an invalid base URL"),
+        ({"upstreams": ("http://host:99999/v1",)}, "remote.upstreams holds an invalid base URL"),
+        ({"upstreams": ("http://host/v1?key=hush",)}, "remote.upstreams holds an invalid base URL"),
+        ({"speech_upstream": "http://"}, "remote.speech_upstream holds an invalid base URL"),
+        ({"modalities": ("audio",)}, "remote.modalities must contain text"),
+        ({"modalities": ("text", "smell")}, "remote.modalities holds 'smell'; known are text, audio"),
         ({"input_modalities": ("speech",)}, "remote.input_modalities holds 'speech'"),
-        ({"options": ("tool",)}, "remote.options holds 'tool'; it may hold tools, logprobs,"),
+        ({"options": ("tool",)}, "remote.options holds 'tool'; known are tools, logprobs,"),
         ({"sampling": ("temprature",)}, "remote.sampling holds 'temprature'"),
-        ({"stage_params": ("talker",)}, "remote.stage_params holds 'talker', which is no name"),
+        ({"stage_params": ("talker",)}, "remote.stage_params holds 'talker', which does not have the form"),
         ({"audio_sample_rate": 7_999}, "between 8000 and 192000"),
         ({"audio_sample_rate": 192_001}, "between 8000 and 192000"),
     ],
@@ -407,7 +408,7 @@ def test_remote_settings_that_can_work() -> None:
         speech_upstream="http://127.0.0.1:8001",
         modalities=("text", "audio"),
         input_modalities=("text", "audio", "image", "video"),
-        options=("tools", "logprobs", "response_format", "n", "priority"),
+        options=("tools", "logprobs", "response_format", "n", "priority", *MediaLimitFields.__struct_fields__),
         stage_params=("talker.temperature",),
         audio_sample_rate=8_000,
     )

@@ -1,4 +1,4 @@
-"""Flags: how they are declared, for parsing and for --help, and how a command line becomes a layer."""
+"""Command-line flags of the settings: their declaration, their help, and their values as a layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omni_ws.config.rendering import default_words
 from omni_ws.config.settings import SECTIONS, SETTINGS, Setting, SettingKind, hint
 from omni_ws.config.values import parse_free_form, parse_list
 
-#: What ``serve --help`` shows; ``--help-all`` shows every setting.
+#: Settings that ``serve --help`` shows; ``--help-all`` shows all.
 MOST_USED: Final = frozenset(
     (
         *("host", "port", "engine", "api_key", "auth.keys_file", "auth.insecure_no_auth", "allow_origin"),
@@ -22,12 +22,15 @@ MOST_USED: Final = frozenset(
     )
 )
 
-#: The value of a switch that is named without one.
+#: Value of a switch that is given without one.
 _SWITCHED_ON: Final = "true"
 
 
 def command_line_layer(argv: Sequence[str]) -> Layer:
-    """Flags; ``--flag value`` and ``--flag=value``, with hyphens or underscores."""
+    """Parses the flags in ``argv``, which holds settings only.
+
+    Takes ``--flag value`` and ``--flag=value``, with hyphens or underscores. Problems are collected in the layer.
+    """
     layer = Layer()
     ordinary = _take_free_form([_hyphenated(argument) for argument in argv], layer)
     parser = FlagParser()
@@ -44,7 +47,7 @@ def command_line_layer(argv: Sequence[str]) -> Layer:
         else:
             layer.set_text(setting, value, origin=origin)
     flags = [flag for setting in SETTINGS.values() for flag in setting.flags]
-    # The value of an unknown flag is not worth a complaint of its own.
+    # The value of an unknown flag is not reported as another problem.
     for argument in [a for a in unknown if a.startswith("-")] or unknown:
         name = argument.partition("=")[0]
         what = "flag" if name.startswith("-") else "argument"
@@ -68,7 +71,10 @@ def _hyphenated(argument: str) -> str:
 
 
 def _take_free_form(argv: Iterable[str], layer: Layer) -> list[str]:
-    """Move ``--vllm.args.<name> value`` to the layer; a name alone is a switch. Returns the other arguments."""
+    """Moves ``--vllm.args.<name> value`` into the layer, and returns the other arguments.
+
+    The name alone is a switch.
+    """
     prefixes = {setting.flag + ".": setting for setting in FREE_FORM}
     others: list[str] = []
     waiting: tuple[tuple[str, ...], str] | None = None
@@ -92,7 +98,7 @@ def _take_free_form(argv: Iterable[str], layer: Layer) -> list[str]:
 
 
 class FlagParser(argparse.ArgumentParser):
-    """Knows every setting as a flag. Its errors are ConfigurationError, never an exit."""
+    """argparse with every setting as a flag. It raises ConfigurationError instead of exiting."""
 
     def __init__(self) -> None:
         super().__init__(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
@@ -103,7 +109,10 @@ class FlagParser(argparse.ArgumentParser):
 
 
 def add_flags(parser: argparse.ArgumentParser, *, only: Collection[str] | None = None) -> None:
-    """One group of flags for each section; values arrive as text under the setting's key. ``only``: these keys."""
+    """Adds the flags to a parser, one group for each section.
+
+    Values are stored as text under the key of their setting. ``only`` restricts the flags to these keys.
+    """
     chosen = [setting for key, setting in SETTINGS.items() if only is None or key in only]
     sections = {setting.path[0] if len(setting.path) > 1 else "" for setting in chosen}
     groups = {

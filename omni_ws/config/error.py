@@ -1,4 +1,4 @@
-"""What a configuration that cannot be used looks like to its caller."""
+"""The exception for a configuration that cannot be used."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 
 class ConfigurationError(ValueError):
-    """The server cannot start as configured. Never crosses the wire: it is printed, and the process exits with 2.
+    """The server cannot start as configured.
 
-    ``problems`` holds one finished sentence for each thing that is wrong, all of them at once.
+    Never crosses the wire: the command prints it and exits with status 2. ``problems`` holds one sentence for each
+    mistake, all of them at once.
     """
 
     def __init__(self, problems: Iterable[str]) -> None:

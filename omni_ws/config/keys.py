@@ -1,4 +1,4 @@
-"""The keys that clients present: who they are and what they may do."""
+"""API keys: who a client is, and what it may do."""
 
 from __future__ import annotations
 
@@ -21,30 +21,33 @@ _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiKey:
-    """A key, known by its SHA-256 digest alone. A limit that is None is not set."""
+    """An API key, stored as its SHA-256 digest. A limit of None does not apply."""
 
     name: str
-    #: The 32 bytes of the digest of the key's UTF-8 text.
     key_sha256: bytes = field(repr=False)
-    #: Sessions at a time.
+    #: Concurrent sessions.
     max_sessions: int | None = None
     requests_per_sec: float | None = None
-    #: Requests at once, before ``requests_per_sec`` holds; unset: one second's worth, and one at least.
+    #: Requests that may exceed ``requests_per_sec`` in a burst; default: the requests of one second, at least 1.
     burst: int | None = None
-    #: Of all its connections together, as the bytes come over the wire.
+    #: All connections of the key together, counted as received.
     input_bytes_per_sec: int | None = None
-    #: Whether the key opens the profiling routes.
+    #: Grants access to the profiling routes.
     admin: bool = False
-    #: Whether its requests may go before those of others: a priority below 0 counts.
+    #: Allows a request priority below 0, which precedes that of other keys.
     priority: bool = False
 
 
 def digest(key: str) -> bytes:
+    """Returns the 32 bytes of the SHA-256 digest of the key's UTF-8 text."""
     return hashlib.sha256(key.encode()).digest()
 
 
 def configured_keys(config: ServerConfig) -> tuple[ApiKey, ...]:
-    """The single key, named ``api_key``, and those of the keys file. Raises ConfigurationError."""
+    """Returns the single key, named ``api_key``, and those of the keys file.
+
+    Raises ConfigurationError if the file is invalid.
+    """
     single = (
         ()
         if config.api_key is None
@@ -54,12 +57,15 @@ def configured_keys(config: ServerConfig) -> tuple[ApiKey, ...]:
 
 
 def load_keys(path: Path) -> tuple[ApiKey, ...]:
-    """The keys of a keys file, of which there is at least one. Raises ConfigurationError with all that is wrong."""
+    """Reads a keys file, which holds at least one key.
+
+    Raises ConfigurationError with every problem in it.
+    """
     document = read_toml(path, name=str(path))
     problems = [f"{path}: unknown key {name}{hint(name, ['keys'])}" for name in document if name != "keys"]
     entries = document.get("keys", [])
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
-        raise ConfigurationError([*problems, f"{path}: holds no key; each begins with [[keys]]"])
+        raise ConfigurationError([*problems, f"{path}: holds no key; each key starts with [[keys]]"])
     keys: list[ApiKey] = []
     for number, entry in enumerate(entries, start=1):
         name = entry.get("name")
@@ -68,9 +74,9 @@ def load_keys(path: Path) -> tuple[ApiKey, ...]:
         if not found:
             key = _key(entry)
             if any(other.name == key.name for other in keys):
-                found.append("another key has this name")
+                found.append("an earlier key has the same name")
             if any(other.key_sha256 == key.key_sha256 for other in keys):
-                found.append("another entry has this very key")
+                found.append("an earlier entry has the same key")
             keys.append(key)
         problems += [f"{place}: {problem}" for problem in found]
     if problems:
@@ -79,7 +85,7 @@ def load_keys(path: Path) -> tuple[ApiKey, ...]:
 
 
 def _key(entry: Mapping[str, Any]) -> ApiKey:
-    """The key of an entry in which ``_problems`` found nothing."""
+    """Builds the key of an entry without problems."""
     limits = {name: value for name, value in entry.items() if name not in ("key", "key_sha256")}
     if "input_bytes_per_sec" in limits:
         limits["input_bytes_per_sec"] = parse_size(limits["input_bytes_per_sec"])
@@ -88,7 +94,7 @@ def _key(entry: Mapping[str, Any]) -> ApiKey:
 
 
 def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with an entry. Keys themselves are never part of a message."""
+    """Yields the problems of an entry. The keys themselves never appear in a message."""
     known = [*(f.name for f in fields(ApiKey)), "key"]
     for name, value in entry.items():
         if name not in known:
@@ -96,18 +102,18 @@ def _problems(entry: Mapping[str, Any]) -> Iterator[str]:
         elif (wanted := _wanted(name, value)) is not None:
             yield f"{name} must be {wanted}"
     if "burst" in entry and "requests_per_sec" not in entry:
-        yield "burst is the room above requests_per_sec, which is missing"
+        yield "burst needs requests_per_sec, which is missing"
     if "name" not in entry:
         yield "name is missing"
     if ("key" in entry) == ("key_sha256" in entry):
-        yield "either key or key_sha256 is needed, and not both"
+        yield "exactly one of key and key_sha256 is needed"
 
 
 def _wanted(name: str, value: object) -> str | None:
-    """What a value of this name must be, or None where it is that."""
+    """Describes the values that are valid for this name; None if ``value`` is one."""
     match name:
         case "name" | "key":
-            return None if isinstance(value, str) and value.strip() else "a text that is not empty"
+            return None if isinstance(value, str) and value.strip() else "a non-empty text"
         case "key_sha256":
             return None if isinstance(value, str) and _SHA256.fullmatch(value) else "64 hexadecimal digits"
         case "admin" | "priority":

@@ -1,4 +1,4 @@
-"""The sources of configuration, each read into one layer: a tree of values, and where every value came from."""
+"""Configuration sources, each read into a layer: a tree of values with the origin of each."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ FREE_FORM: Final = tuple(setting for setting in SETTINGS.values() if setting.kin
 
 @dataclass(slots=True)
 class Layer:
-    """``tree`` is nested like the configuration; ``origins`` has one entry for each key that the layer sets."""
+    """Values from one source.
+
+    ``tree`` is nested like the configuration. ``origins`` maps each key that the layer sets to where it was set.
+    """
 
     tree: dict[str, Any] = field(default_factory=dict)
     origins: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def set(self, path: tuple[str, ...], value: object, *, origin: str) -> None:
+        """Stores a value; records a problem if the path leads through another value."""
         branch = self.tree
         for part in path[:-1]:
             branch = branch.setdefault(part, {})
@@ -35,7 +39,7 @@ class Layer:
         self.origins[".".join(path)] = origin
 
     def set_text(self, setting: Setting, text: str, *, origin: str) -> None:
-        """Take a value as flags and variables have it; types are checked later, for all layers alike."""
+        """Stores a value given as text. Only its syntax is checked here; validation of types follows for all layers."""
         try:
             value = _from_text(setting, text)
         except ValueError as error:
@@ -49,7 +53,7 @@ class Layer:
 
 
 def _from_text(setting: Setting, text: str) -> object:
-    # An empty key is far more often a variable that was forgotten than the wish to have no key.
+    # An empty secret is more likely a mistake than the wish to have none, so validation sees and refuses it.
     if text == "" and setting.nullable and setting.kind is not SettingKind.SECRET:
         return None
     if setting.kind is SettingKind.LIST:
@@ -57,13 +61,13 @@ def _from_text(setting: Setting, text: str) -> object:
     if setting.kind is SettingKind.FREE_FORM:
         value = json.loads(text) if text.lstrip().startswith("{") else None
         if not isinstance(value, dict):
-            raise ValueError(f"takes a JSON object, or single arguments as {setting.flag}.<name>")
+            raise ValueError(f"takes a JSON object; or set single arguments by {setting.flag}.<name>")
         return value
     return text
 
 
 def toml_layer(source: str | Path | None) -> Layer:
-    """A configuration file, or its text."""
+    """Reads a configuration file (Path) or its content (str)."""
     layer = Layer()
     if source is None:
         return layer
@@ -75,14 +79,17 @@ def toml_layer(source: str | Path | None) -> Layer:
         if setting is not None:
             layer.set(path, value, origin=name)
         elif key in SECTIONS:
-            layer.problems.append(f"{key} ({name}): is a section, so it is written [{key}] with keys below it")
+            layer.problems.append(f"{key} ({name}): is a section; write [{key}] and its keys below")
         else:
             layer.problems.append(f"unknown key {key} in {name}{hint(key, (*SETTINGS, *SECTIONS))}")
     return layer
 
 
 def read_toml(source: str | Path, *, name: str) -> dict[str, Any]:
-    """Raises ConfigurationError for what cannot be read or is no TOML."""
+    """Reads a TOML document; ``name`` is how messages call it.
+
+    Raises ConfigurationError if it cannot be read or is not TOML.
+    """
     try:
         return tomllib.loads(source.read_text(encoding="utf-8") if isinstance(source, Path) else source)
     except OSError as error:
@@ -94,7 +101,10 @@ def read_toml(source: str | Path, *, name: str) -> dict[str, Any]:
 
 
 def _walk(tree: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """The leaves of a tree. What lies inside a setting's own table belongs to the setting, entry by entry."""
+    """Yields the leaves of a tree with their paths.
+
+    A free-form table is walked too; any other table below a setting is its value.
+    """
     for name, value in tree.items():
         path = (*prefix, name)
         key = ".".join(path)
@@ -107,7 +117,7 @@ def _walk(tree: Mapping[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tup
 
 
 def environment_layer(environ: Mapping[str, str]) -> Layer:
-    """The variables that begin with OMNI_WS_; all of them must be known."""
+    """Reads the variables with the prefix ``OMNI_WS_``. An unknown one is a problem."""
     layer = Layer()
     by_variable = {setting.variable: setting for setting in SETTINGS.values()}
     for name in sorted(environ):
@@ -126,7 +136,7 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
 
 
 def free_form_path(name: str, prefixes: Mapping[str, Setting], separator: str) -> tuple[str, ...] | None:
-    """The path of ``<prefix>a<separator>b`` inside the free-form setting that the prefix belongs to."""
+    """Returns the path that ``<prefix>a<separator>b`` names within a free-form setting; None if it names none."""
     for prefix, setting in prefixes.items():
         parts = name.removeprefix(prefix).replace("-", "_").split(separator)
         if name.startswith(prefix) and all(parts):

@@ -1,4 +1,4 @@
-"""IP addresses as people and protocols write them."""
+"""IP addresses in text form."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 def literal_address(text: str) -> Address | None:
-    """The address that ``text`` is, with or without brackets and zone; IPv4 inside IPv6 as IPv4. None for a name."""
+    """Parses an address, with or without brackets and zone; returns None for a host name.
+
+    An IPv4-mapped IPv6 address is returned as IPv4.
+    """
     try:
         address = ipaddress.ip_address(text.strip("[]").partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""From the sources to one configuration: default < configuration file < environment < command line."""
+"""Merges the configuration sources. Precedence: command line, environment, configuration file, default."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from omni_ws.config.settings import SETTINGS, Setting, SettingKind
 
 @dataclass(frozen=True, slots=True)
 class LoadedConfig:
-    """``origins`` says for each key that is not at its default where its value came from."""
+    """A configuration with the origin of each value that was set."""
 
     config: ServerConfig
     origins: Mapping[str, str]
 
     def origin(self, key: str) -> str:
+        """Where the value of a key comes from, such as ``command line --port`` or ``default``."""
         return self.origins.get(key, "default")
 
     def render(self) -> str:
-        """Every value with its origin, as a configuration file has them; secrets are masked."""
+        """Formats the configuration as a commented TOML file, with origins; secrets are masked."""
         return render_values(self.config, self.origins)
 
 
@@ -38,9 +39,10 @@ def load(
     environ: Mapping[str, str] | None = None,
     toml: str | Path | None = None,
 ) -> LoadedConfig:
-    """``argv`` holds settings only; ``toml`` is a file's path or, as ``str``, a file's text.
+    """Loads the configuration.
 
-    Raises ConfigurationError with everything that is wrong, in all sources together.
+    ``argv`` holds settings only. ``toml`` is the path of a file or, as ``str``, its content. Raises
+    ConfigurationError with every problem in all sources.
     """
     layers = (toml_layer(toml), environment_layer(environ or {}), command_line_layer(argv))
     origins = {key: origin for layer in layers for key, origin in layer.origins.items()}
@@ -64,7 +66,7 @@ def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, A
 
 
 def _explained(error: ValidationError, origins: Mapping[str, str]) -> Iterator[str]:
-    """One line for each bad value: its key, where it came from and what is wrong with it."""
+    """Yields a line for each invalid value: key, value, origin and reason."""
     for detail in error.errors(include_url=False, include_context=False):
         reason = detail["msg"].removeprefix("Value error, ")
         setting = _blamed(detail["loc"])
@@ -76,6 +78,6 @@ def _explained(error: ValidationError, origins: Mapping[str, str]) -> Iterator[s
 
 
 def _blamed(location: tuple[int | str, ...]) -> Setting | None:
-    """The setting that pydantic's location lies in; None for a rule over several settings."""
+    """Finds the setting in pydantic's location; None if the rule spans several settings."""
     names = tuple(part for part in location if isinstance(part, str))
     return next((s for n in range(len(names), 0, -1) if (s := SETTINGS.get(".".join(names[:n])))), None)

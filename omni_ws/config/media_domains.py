@@ -1,4 +1,4 @@
-"""MediaDomains: the hosts that media may be fetched from."""
+"""Allowlist of hosts from which media may be fetched."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ DEFAULT_PORTS: Final = {"https": 443, "http": 80}
 
 _NAME: Final = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*")
 _HOST_AND_PORT: Final = re.compile(r"(?P<host>\[[^\]]*\]|[^:\[\]]*)(?::(?P<port>\d{1,5}))?")
-#: IPv4 addresses inside of IPv6 ones (RFC 6052).
+#: Well-known prefix of NAT64 (RFC 6052).
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
 
 @dataclass(frozen=True, slots=True)
 class MediaDomain:
-    """One entry: a host name, or addresses. ``port`` None means the default port of the scheme."""
+    """An entry of the list: a host name or a network.
+
+    ``port`` None means the default port of the scheme.
+    """
 
     name: str | None
     network: Network | None
@@ -29,26 +32,29 @@ class MediaDomain:
 
     @classmethod
     def parse(cls, entry: str) -> MediaDomain:
-        """``example.org``, ``example.org:8443``, ``192.0.2.7``, ``10.0.0.0/8``, ``[::1]:80``; in front of each may
-        stand ``https://`` or ``http://``, which allows plain HTTP as well. Raises ValueError."""
+        """Parses ``example.org``, ``example.org:8443``, ``192.0.2.7``, ``10.0.0.0/8`` or ``[::1]:80``.
+
+        A prefix ``http://`` allows plain HTTP as well; ``https://`` is the default. Raises ValueError.
+        """
         scheme, separator, host = entry.strip().lower().rpartition("://")
         if separator and scheme not in DEFAULT_PORTS:
-            raise ValueError(f"{entry!r}: only https:// and http:// are fetched")
+            raise ValueError(f"{entry!r}: the scheme must be https or http")
         plain_http = scheme == "http"
         if (network := _network(host)) is not None:
             return cls(None, network, None, plain_http)
         match = _HOST_AND_PORT.fullmatch(host)
         port = int(match["port"]) if match and match["port"] else None
         if match is None or (port is not None and not 0 < port < 65536):
-            raise ValueError(f"{entry!r} is no host, such as example.org, example.org:8443 or 10.0.0.0/8")
+            raise ValueError(f"{entry!r} is not a host such as example.org, example.org:8443 or 10.0.0.0/8")
         if (network := _network(match["host"])) is not None:
             return cls(None, network, port, plain_http)
         name = match["host"].rstrip(".")
         if not _NAME.fullmatch(name):
-            raise ValueError(f"{entry!r} is no host, such as example.org, example.org:8443 or 10.0.0.0/8")
+            raise ValueError(f"{entry!r} is not a host such as example.org, example.org:8443 or 10.0.0.0/8")
         return cls(name, None, port, plain_http)
 
     def lists(self, scheme: str, host: str, port: int) -> bool:
+        """Returns whether the entry covers this scheme, host and port."""
         if (scheme == "http" and not self.plain_http) or port != (self.port or DEFAULT_PORTS.get(scheme)):
             return False
         if self.name is not None:
@@ -57,26 +63,30 @@ class MediaDomain:
         return address is not None and self.holds(address)
 
     def holds(self, address: Address) -> bool:
+        """Returns whether the entry is a network with this address."""
         return self.network is not None and address in self.network
 
 
 class MediaDomains:
-    """The configured entries (``http.media_domains``). Empty: nothing is fetched."""
+    """The entries of ``http.media_domains``. An empty list allows nothing."""
 
     def __init__(self, entries: Iterable[str]) -> None:
-        """Raises ValueError for an entry that is no host."""
+        """Parses the entries. Raises ValueError for an invalid one."""
         self._domains = tuple(MediaDomain.parse(entry) for entry in entries)
 
     def __bool__(self) -> bool:
         return bool(self._domains)
 
     def allow_url(self, scheme: str, host: str, port: int) -> bool:
-        """Whether a URL with this scheme, host and port is listed."""
+        """Returns whether a URL with this scheme, host and port may be fetched."""
         host = host.lower().rstrip(".")
         return any(domain.lists(scheme, host, port) for domain in self._domains)
 
     def allow_address(self, address: str) -> bool:
-        """Whether a listed host may be at ``address``: a public one, or one that is listed itself."""
+        """Returns whether a listed host may resolve to ``address``.
+
+        It must be public, or within a listed network; otherwise a name could lead into the private network (SSRF).
+        """
         parsed = literal_address(address)
         if parsed is None:
             return False
@@ -93,7 +103,7 @@ def _network(text: str) -> Network | None:
 
 
 def _embedded(address: Address) -> Address:
-    """The IPv4 address that a translator or tunnel takes out of an IPv6 one; else ``address`` itself."""
+    """Returns the IPv4 address that NAT64, 6to4 or Teredo embeds in an IPv6 one; otherwise ``address``."""
     if isinstance(address, ipaddress.IPv4Address):
         return address
     if address in _NAT64:

@@ -1,4 +1,4 @@
-"""Settings and their values as people read them: in ``--help``, ``--print-config`` and the documentation."""
+"""Formats settings for ``--help``, ``--print-config`` and the documentation."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from omni_ws.config.settings import SETTINGS, Setting, SettingKind
 from omni_ws.config.values import format_size
 
 MASK: Final = "********"
-#: Names of vLLM arguments whose values are nobody's business.
+#: Names of free-form arguments that hold secrets.
 _SECRET_NAME: Final = re.compile(r"(^|_)(token|secret|password|passphrase|key)$")
 _USER_IN_URL: Final = re.compile(r"(?<=://)[^/@]+(?=@)")
 
 
 def default_words(setting: Setting) -> str:
-    """The default as a person writes it; empty where there is none."""
+    """Formats the default of a setting; empty if it has none."""
     if setting.default in (None, (), {}, ""):
         return ""
     if isinstance(setting.default, tuple):
@@ -30,7 +30,7 @@ def default_words(setting: Setting) -> str:
 
 
 def render_values(config: ServerConfig, origins: Mapping[str, str]) -> str:
-    """Every value with its origin, in the form of a configuration file; secrets are masked and commented out."""
+    """Formats a configuration as a TOML file with the origin of each value. Secrets are masked and commented out."""
     lines = list(_lines(config, origins))
     width = min(max(len(line) for line, _ in lines), 60)
     return "".join(f"{line:<{width}}  # {origin}\n" for line, origin in lines)
@@ -86,5 +86,5 @@ def _toml(value: object) -> str:
     if isinstance(value, (int, float)):
         return str(value)
     text = value.value if isinstance(value, Enum) else str(value)
-    # JSON's escapes are TOML's, except that TOML wants DEL escaped too.
+    # JSON strings are valid TOML strings, except that TOML requires DEL to be escaped.
     return json.dumps(_USER_IN_URL.sub(MASK, str(text)), ensure_ascii=False).replace("\x7f", "\\u007f")

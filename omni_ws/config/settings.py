@@ -1,4 +1,4 @@
-"""One table of all settings, with the names that each has as a key, a flag and an environment variable."""
+"""Table of all settings, with the key, flag and environment variable of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from omni_ws.config.values import SizeMark
 
 VARIABLE_PREFIX: Final = "OMNI_WS_"
 
-#: Shorter flags for what is typed often, besides the derived ones.
+#: Short aliases of frequent flags.
 FLAG_ALIASES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "grpc.port": "--grpc-port",
@@ -30,7 +30,7 @@ FLAG_ALIASES: Final[Mapping[str, str]] = MappingProxyType(
 
 
 class SettingKind(StrEnum):
-    """How a value is written."""
+    """Syntax of a value."""
 
     TEXT = "text"
     INTEGER = "integer"
@@ -46,36 +46,40 @@ class SettingKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
+    """A setting as declared by a field of the model."""
+
     path: tuple[str, ...]
     kind: SettingKind
     choices: tuple[str, ...]
-    #: Whether it may be unset.
+    #: Whether the value may be unset (None).
     nullable: bool
     default: object
     description: str
 
     @property
     def key(self) -> str:
-        """As the configuration file has it: ``streaming_input.start_policy``."""
+        """Its name in the configuration file: ``streaming_input.start_policy``."""
         return ".".join(self.path)
 
     @property
     def flag(self) -> str:
-        """As the command line has it: ``--streaming-input.start-policy``."""
+        """Its name on the command line: ``--streaming-input.start-policy``."""
         return "--" + self.key.replace("_", "-")
 
     @property
     def flags(self) -> tuple[str, ...]:
+        """The flag and its alias, if it has one."""
         alias = FLAG_ALIASES.get(self.key)
         return (self.flag,) if alias is None else (self.flag, alias)
 
     @property
     def variable(self) -> str:
-        """As the environment has it: ``OMNI_WS_STREAMING_INPUT__START_POLICY``."""
+        """Its name in the environment: ``OMNI_WS_STREAMING_INPUT__START_POLICY``."""
         return VARIABLE_PREFIX + "__".join(self.path).upper()
 
     @property
     def type_words(self) -> str:
+        """The type, or the choices, as the help shows them."""
         return "|".join(self.choices) if self.choices else self.kind.value
 
 
@@ -141,7 +145,7 @@ SECTIONS: Final[Mapping[str, str]] = MappingProxyType(
 
 
 def setting_at(path: tuple[str, ...]) -> Setting | None:
-    """The setting that a path names or, where it is free-form, lies within."""
+    """Returns the setting at a path, or the free-form setting that contains it."""
     for length in range(len(path), 0, -1):
         setting = SETTINGS.get(".".join(path[:length]))
         if setting is not None and (length == len(path) or setting.kind is SettingKind.FREE_FORM):
@@ -150,9 +154,9 @@ def setting_at(path: tuple[str, ...]) -> Setting | None:
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean X?"``, or nothing where nothing is near.
+    """Returns ``"; did you mean X?"`` for a similar name; otherwise an empty text.
 
-    A name without its section is met often (``--session-timeout-sec``), so the last part alone counts too.
+    The last part of a name is compared too, since sections are often left out (``--session-timeout-sec``).
     """
     names = list(known)
     last = _last_part(name)

@@ -1,4 +1,4 @@
-"""What must hold before the server starts, beyond each value being a good one."""
+"""Checks before the start that go beyond single values: exposure, engines, packages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ TRACING_PACKAGES: Final = ("opentelemetry.sdk.trace", "opentelemetry.exporter.ot
 _REMOTE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "modalities": ("text", "audio"),
     "input_modalities": ("text", "audio", "image", "video"),
-    "options": ("tools", "logprobs", "response_format", "n", "priority"),
+    "options": (
+        *("tools", "logprobs", "response_format", "n", "priority"),
+        *("image_min_pixels", "image_max_pixels", "video_min_pixels", "video_max_pixels", "video_fps"),
+        *("video_min_frames", "video_max_frames", "video_total_pixels"),
+    ),
     "sampling": (
         *("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop", "seed"),
         *("presence_penalty", "frequency_penalty", "repetition_penalty"),
@@ -27,21 +31,24 @@ _REMOTE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def check_exposure(config: ServerConfig) -> None:
-    """Without a key, only this machine may reach the server, unless the operator insists. Raises ConfigurationError."""
+    """Refuses to listen beyond this machine without a key, unless ``insecure_no_auth`` is set.
+
+    Raises ConfigurationError.
+    """
     has_key = config.api_key is not None or config.auth.keys_file is not None
     if has_key or config.auth.insecure_no_auth or is_loopback(config.host):
         return
     raise ConfigurationError(
         [
-            f"refusing to listen on {config.host}, where other machines could use the server without a key: "
+            f"refusing to listen on {config.host} without a key, where other machines could use the server: "
             "set a key (environment variable OMNI_WS_API_KEY, --api-key, or --auth.keys-file for several), "
-            "listen on --host 127.0.0.1, or allow everybody with --insecure-no-auth"
+            "listen on --host 127.0.0.1, or allow unauthenticated access with --insecure-no-auth"
         ]
     )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` is this machine alone. A name other than ``localhost`` could be anything, so it is not."""
+    """Returns whether ``host`` is this machine only. A name other than ``localhost`` is not assumed to be."""
     if host.lower() == "localhost":
         return True
     address = literal_address(host)
@@ -49,7 +56,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_available(config: ServerConfig) -> None:
-    """Refuse by name what can be configured and is not there yet. Raises ConfigurationError."""
+    """Refuses settings that the engine or the installed packages cannot honour. Raises ConfigurationError."""
     if problems := [*_unavailable_settings(config)]:
         raise ConfigurationError(problems)
 
@@ -67,21 +74,21 @@ def _unavailable_settings(config: ServerConfig) -> Iterator[str]:
     if config.grpc.port is not None and any(find_spec(name) is None for name in GRPC_PACKAGES):
         yield f"the gRPC service needs its packages: {install_command('grpc')}"
     if config.grpc.port is not None and config.engine is not EngineName.VLLM:
-        yield f"the {config.engine} engine has no token sessions; leave grpc.port out"
+        yield f"the {config.engine} engine has no token sessions; remove grpc.port"
     if (config.grpc.readout_vectors is None) != (config.grpc.readout_manifest is None):
-        yield "grpc.readout_vectors and grpc.readout_manifest go together"
+        yield "grpc.readout_vectors and grpc.readout_manifest need each other"
     if config.grpc.readout_vectors is not None and config.engine is not EngineName.VLLM:
-        yield f"the {config.engine} engine has no readouts; leave grpc.readout_vectors out"
+        yield f"the {config.engine} engine has no readouts; remove grpc.readout_vectors"
     if config.tracing and not all(map(_is_installed, TRACING_PACKAGES)):
         yield f"tracing needs OpenTelemetry: {install_command('otel')}"
     if config.record is not None and os.name != "posix":
-        yield "recording sessions (record) needs a system whose files belong to a user"
+        yield "recording sessions (record) needs a POSIX system, where the files can be made private"
 
 
 def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # of a package that it is in
+    except ModuleNotFoundError:  # a parent package is missing
         return False
 
 
@@ -92,35 +99,35 @@ def _vllm_problems(vllm: VllmConfig) -> Iterator[str]:
     if vllm.model is None:
         yield "the vllm engine needs a model: --model NAME-OR-FOLDER"
     if vllm.talker is None and (vllm.talker_profile is not None or vllm.talker_args):
-        yield "vllm.talker_profile and vllm.talker_args are for a Talker: name it with --vllm.talker"
+        yield "vllm.talker_profile and vllm.talker_args need a Talker: --vllm.talker NAME-OR-FOLDER"
 
 
 def _remote_problems(remote: RemoteConfig) -> Iterator[str]:
     if find_spec("httpx") is None:
         yield f"the remote engine needs httpx: {install_command('remote')}"
     if not remote.upstreams:
-        yield "the remote engine needs the servers behind it: --remote.upstreams http://127.0.0.1:8000/v1"
+        yield "the remote engine needs upstream servers: --remote.upstreams http://127.0.0.1:8000/v1"
     yield from _url_problems(remote)
     for key, known in _REMOTE_WORDS.items():
         for word in getattr(remote, key):
             if word not in known:
-                yield f"remote.{key} holds {word!r}; it may hold {', '.join(known)}"
+                yield f"remote.{key} holds {word!r}; known are {', '.join(known)}"
     if not 8_000 <= remote.audio_sample_rate <= 192_000:
-        yield "remote.audio_sample_rate lies between 8000 and 192000 Hz"
+        yield "remote.audio_sample_rate must be between 8000 and 192000 Hz"
     if "text" not in remote.modalities:
-        yield "remote.modalities must hold text"
+        yield "remote.modalities must contain text"
     for key in ("stage_params", "stage_sampling"):
         for name in getattr(remote, key):
             if not all(name.partition(".")):
-                yield f"remote.{key} holds {name!r}, which is no name of the form stage.parameter"
+                yield f"remote.{key} holds {name!r}, which does not have the form stage.parameter"
 
 
 def _url_problems(remote: RemoteConfig) -> Iterator[str]:
     for key, urls in (("upstreams", remote.upstreams), ("speech_upstream", (remote.speech_upstream,))):
         for url in filter(None, urls):
             if not _is_base_url(url):
-                # Not the value itself: there may be a password in it.
-                yield f"remote.{key} holds what is no base URL such as http://127.0.0.1:8000/v1"
+                # The value is not shown, since it may contain a password.
+                yield f"remote.{key} holds an invalid base URL; a valid one is http://127.0.0.1:8000/v1"
 
 
 def _is_base_url(url: str) -> bool:

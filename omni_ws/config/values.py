@@ -1,4 +1,4 @@
-"""The types that configuration values have, and how people write them."""
+"""Types of configuration values, and their text forms."""
 
 from __future__ import annotations
 
@@ -22,16 +22,18 @@ _SIZE_UNITS: Final = {
 
 
 def parse_size(value: object) -> object:
-    """Bytes, from a number or from text such as ``65536``, ``64KiB`` or ``1.5MB``.
+    """Parses a number of bytes: a number, or text such as ``65536``, ``64KiB`` or ``1.5MB``.
 
-    What is neither is returned as it came, for the type check that follows. Raises ValueError for bad text.
+    Returns a value of another type unchanged, for the type check that follows. Raises ValueError for bad text.
     """
     if not isinstance(value, str):
         return _not_a_switch(value)
     match = _SIZE.fullmatch(value)
     factor = _SIZE_UNITS.get(match[2].lower()) if match else None
     if match is None or factor is None:
-        raise ValueError("a size is a number of bytes, or a number with KiB, MiB, GiB, KB, MB or GB, such as 64MiB")
+        raise ValueError(
+            "is not a size: a number of bytes, or a number with KiB, MiB, GiB, KB, MB or GB, such as 64MiB"
+        )
     size = float(match[1]) * factor if "." in match[1] else int(match[1]) * factor
     if size != int(size):
         raise ValueError("is not a whole number of bytes")
@@ -39,7 +41,7 @@ def parse_size(value: object) -> object:
 
 
 def format_size(size: int) -> str:
-    """The shortest exact spelling that ``parse_size`` reads back."""
+    """Returns the shortest exact text that ``parse_size`` reads."""
     for unit, factor in (("GiB", 1024**3), ("MiB", 1024**2), ("KiB", 1024)):
         if size and size % factor == 0:
             return f"{size // factor}{unit}"
@@ -47,7 +49,7 @@ def format_size(size: int) -> str:
 
 
 def parse_list(text: str) -> list[Any]:
-    """``a,b`` or a JSON list; empty text is the empty list. Raises ValueError."""
+    """Parses ``a,b`` or a JSON list; empty text is the empty list. Raises ValueError."""
     if text.lstrip().startswith("["):
         parsed = json.loads(text)
         if isinstance(parsed, list):
@@ -56,9 +58,9 @@ def parse_list(text: str) -> list[Any]:
 
 
 def parse_free_form(text: str) -> Any:
-    """A value that is handed to somebody else: as JSON reads it where it is JSON, else the text itself.
+    """Parses a value for another program: JSON if it is JSON, otherwise the text itself.
 
-    ``4096`` is a number, ``true`` a switch, ``{"a": 1}`` an object, ``bfloat16`` a text, and ``"4096"`` in quotes too.
+    ``4096`` is a number, ``true`` a boolean, ``{"a": 1}`` an object; ``bfloat16`` and ``"4096"`` in quotes are text.
     """
     try:
         return json.loads(text, parse_constant=_no_constant)
@@ -71,35 +73,35 @@ def _no_constant(name: str) -> Any:
 
 
 def _not_a_switch(value: object) -> object:
-    # Without this, true would pass for the number 1.
+    # bool is a subclass of int: true would be accepted as 1.
     if isinstance(value, bool):
-        raise ValueError("is a switch, where a number is wanted")
+        raise ValueError("is a boolean; a number is needed")
     return value
 
 
 class SizeMark:
-    """Marks the fields that hold bytes, for help texts and for printing."""
+    """Marks fields that hold a number of bytes, for help and rendering."""
 
 
 _number = BeforeValidator(_not_a_switch)
 
-#: Bytes, more than none.
+#: Bytes, above 0.
 Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0), SizeMark()]
 #: A whole number, at least 1.
 Count = Annotated[int, _number, Field(ge=1)]
 #: A whole number, at least 0.
 Whole = Annotated[int, _number, Field(ge=0)]
 Port = Annotated[int, _number, Field(ge=0, le=65535)]
-#: Seconds, more than none.
+#: Seconds, above 0.
 Seconds = Annotated[float, _number, Field(gt=0, allow_inf_nan=False)]
-#: Seconds, where 0 switches the thing off.
+#: Seconds; 0 turns the feature off.
 SecondsOrOff = Annotated[float, _number, Field(ge=0, allow_inf_nan=False)]
 Text = Annotated[str, Field(min_length=1)]
 
 
 def _not_empty(key: SecretStr) -> SecretStr:
     if not key.get_secret_value():
-        raise ValueError("the key is empty; leave the setting away where there is none")
+        raise ValueError("the key is empty; remove the setting to have none")
     return key
 
 
