@@ -351,8 +351,8 @@ async def test_from_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "complaint"),
     [
-        ((), 2, b"needs the servers behind it"),
-        (("--remote.upstreams", "nonsense"), 2, b"no base URL"),
+        ((), 2, b"needs upstream servers"),
+        (("--remote.upstreams", "nonsense"), 2, b"invalid base URL"),
         (
             ("--remote.upstreams", "http://127.0.0.1:1", "--remote.start-timeout-sec", "0"),
             1,
