@@ -1,8 +1,35 @@
-"""One HTTP/1.1 connection: a socket's bytes through h11, one handler task for each request, and every way to end.
+"""One HTTP/1.1 connection of the server: an asyncio protocol around h11.
 
-h11 keeps the protocol's state machine and refuses what breaks it. What stands here is what h11 leaves to its user:
-timers, back-pressure in bytes, pipelined requests that wait, answers to what cannot be understood, and the closing of a
-connection so that its last answer still arrives.
+h11 parses requests, refuses what breaks RFC 9112, and knows what may be sent next. It has no clock, no limits on what
+it buffers, and no tasks; this module adds them.
+
+    transport → data_received → h11 → HttpInput.body → HttpExchange.read ─────────→ handler
+    transport ← HttpOutput ←─── h11 ←───────────────── HttpExchange.respond, write ←─ handler
+
+Driving h11: ``data_received`` feeds h11 and dispatches its events until it needs more data. A request head starts an
+exchange, which is one task that runs the application's handler; body events go to the handler through HttpInput. The
+two directions are independent: a handler may respond while the body still arrives. A read can hold tens of thousands
+of tiny chunks, so the connection yields to the event loop after 256 events.
+
+Deadlines: the phase has one (for a head, for keep-alive, for lingering), HttpInput one for a body that stalls, and
+HttpOutput one for a peer that does not read. A handler may take as long as it likes.
+
+Pipelining: h11 pauses behind a complete request until both sides are done and the next cycle starts. Requests are
+served one at a time, in order; bytes of later ones wait in h11's buffer, and past the high-water mark in the kernel.
+
+Half-close: a client may close its sending side and read on. That looks the same as a closed socket until something is
+sent, so such a peer is probed with bytes without meaning: an interim response before the head, a comment or a leading
+zero of a chunk size behind it. A peer that is gone answers with a reset, the connection is lost, and that cancels the
+handler. A peer whose reading is paused is watched by HangUpWatch. TLS has no half-close: its end of data ends all.
+
+Closing: a close with unread input makes the kernel send a reset, which overtakes the response. Where the peer may
+still be sending, the connection therefore closes its sending side only, and lingers while it discards input.
+
+WebSocket: a valid handshake leaves h11 in the state MIGHT_SWITCH_PROTOCOL. ``upgrade`` calls ``release`` and gives the
+transport, the head and the bytes behind it to another protocol. Nothing of this one runs from then on.
+
+Drain: ``Connections.close_idle`` closes connections between two requests; the others close behind their response, and
+behind those to pipelined requests that had arrived. Then ``interrupt`` ends handlers with an error, and ``abort`` all.
 """
 
 from __future__ import annotations
@@ -20,39 +47,60 @@ from omni_ws.core.addresses import Addresses
 from omni_ws.errors import EngineOverloaded, HeaderTooLarge, OmniError, OriginNotAllowed, SessionTimeout, http_status
 from omni_ws.service.failure import unexpected
 from omni_ws.transport.http import cors
+from omni_ws.transport.http.access_log import AccessRecord, LogAccess
 from omni_ws.transport.http.application import Application, HttpLimits
-from omni_ws.transport.http.body import PeerGone
-from omni_ws.transport.http.chunk_sizes import bound_chunk_sizes
 from omni_ws.transport.http.connections import Connections
 from omni_ws.transport.http.deadline import Deadline
 from omni_ws.transport.http.error_response import error_body, error_headers
-from omni_ws.transport.http.exchange import JSON, HttpExchange, answer_head
-from omni_ws.transport.http.half_close import HalfCloseProbe
-from omni_ws.transport.http.hang_up import HangUp
+from omni_ws.transport.http.exchange import JSON, HttpExchange, response_head, serve_exchange
+from omni_ws.transport.http.hang_up import HalfCloseProbe, HangUp, PeerGone
 from omni_ws.transport.http.receiving import HttpInput
 from omni_ws.transport.http.request import HttpRequest, protocol_failure, read_request
 from omni_ws.transport.http.sending import HttpOutput
-from omni_ws.transport.http.served_request import Account, answer_request, refused
 
 logger = logging.getLogger(__name__)
 
-#: Events of one connection's input handled at a stretch. One read can hold tens of thousands of tiny chunks, and the
-#: other connections' audio must not wait until all of them are parsed.
-_EVENTS_PER_TURN: Final = 256
+#: Events of h11 handled in one pass of the event loop; others' audio must not wait until a whole read is parsed.
+_EVENTS_PER_PASS: Final = 256
 
 
 class Phase(enum.Enum):
-    """What the next bytes from the peer mean."""
+    """What the next bytes from the peer mean, and thereby what the connection does with them.
 
-    HEAD = "a request head, or nothing yet"
-    EXCHANGE = "the body of the request being answered, then pipelined requests"
-    LINGER = "nothing: the last answer is out, and the peer may need a moment to read it"
-    HANDED_OVER = "another protocol, which reads them itself"
-    CLOSED = "nothing"
+    ============ ======================================================= ========================================
+    phase        bytes from the peer                                     next
+    ============ ======================================================= ========================================
+    HEAD         a request head, or nothing yet                          EXCHANGE, HANDED_OVER; on errors and
+                                                                         deadlines LINGER or CLOSED
+    EXCHANGE     the body, then pipelined requests                       HEAD, LINGER, CLOSED
+    LINGER       discarded: the last response is sent, and may need a    CLOSED
+                 moment to be read
+    HANDED_OVER  read by another protocol                                LINGER or CLOSED if its start failed
+    CLOSED       ignored                                                 none
+    ============ ======================================================= ========================================
+    """
+
+    HEAD = enum.auto()
+    EXCHANGE = enum.auto()
+    LINGER = enum.auto()
+    HANDED_OVER = enum.auto()
+    CLOSED = enum.auto()
+
+
+_NEXT_PHASES: Final = {
+    Phase.HEAD: frozenset({Phase.EXCHANGE, Phase.HANDED_OVER, Phase.LINGER, Phase.CLOSED}),
+    Phase.EXCHANGE: frozenset({Phase.HEAD, Phase.LINGER, Phase.CLOSED}),
+    Phase.LINGER: frozenset({Phase.CLOSED}),
+    Phase.HANDED_OVER: frozenset({Phase.LINGER, Phase.CLOSED}),
+    Phase.CLOSED: frozenset({Phase.CLOSED}),
+}
 
 
 class HttpConnection(asyncio.Protocol, abc.ABC):
-    """Fulfils OpenConnection for the registry."""
+    """Serves the requests of one connection, one after another; an OpenConnection of the registry.
+
+    ``account`` is called with the record of every request.
+    """
 
     def __init__(
         self,
@@ -60,7 +108,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         application: Application,
         connections: Connections,
         limits: HttpLimits,
-        account: Account,
+        account: LogAccess,
         addresses: Addresses,
     ) -> None:
         self._application = application
@@ -70,41 +118,49 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._addresses = addresses
         self._loop = asyncio.get_running_loop()
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.max_header_bytes)
-        self._output = HttpOutput(self._http, timeout_sec=limits.write_timeout_sec, stuck=self._drop_slow_peer)
+        self._output = HttpOutput(
+            self._http, timeout_sec=limits.write_timeout_sec, on_timeout=self._write_timeout_expired
+        )
         self._input = HttpInput(
             self._http,
             high_water_bytes=limits.body_high_water_bytes,
             body_timeout_sec=limits.body_timeout_sec,
             min_rate=limits.min_body_rate,
-            invite=self._output.send_continue,
-            unread=self._look_after_unread,
+            send_continue=self._output.send_continue,
+            on_hang_up=self._hang_up_checked,
         )
         self._transport: asyncio.Transport
         self._secure = False
         self._client = ""
         self._phase = Phase.HEAD
         self._peer_finished = False
+        #: Of the connection; tells TLS from HTTP.
         self._first_byte = b""
-        #: Received of the head being read, and of what is thrown away.
+        #: Bytes received of the head in HEAD, and bytes discarded in LINGER.
         self._head_bytes = 0
         self._lingered_bytes = 0
-        #: The request being answered, and the owner of everything that its handler does.
         self._request: HttpRequest | None = None
         self._is_head_method = False
+        #: Owner of all that the handler does; cancelling it is the only way to abort a handler.
         self._task: asyncio.Task[None] | None = None
         self._exchange: HttpExchange | None = None
         self._phase_deadline = Deadline(self._loop, self._phase_expired)
         first, longest = limits.half_close_probe_sec, limits.half_close_probe_max_sec
-        self._probe = HalfCloseProbe(self._loop, self._ask_peer, first_sec=first, longest_sec=longest)
+        self._probe = HalfCloseProbe(self._loop, self._probe_peer, first_sec=first, longest_sec=longest)
 
     @abc.abstractmethod
     def upgrade(self, event: h11.Request, request: HttpRequest) -> None:
-        """Turn the connection over to WebSocket, after ``release``. An exception refuses the upgrade."""
+        """Give the transport to another protocol, after ``release``. An exception refuses the upgrade."""
 
     @property
     @abc.abstractmethod
     def upgraded_connections(self) -> int:
-        """How many connections of the same port have been turned over."""
+        """How many connections of the same port have been upgraded."""
+
+    def _enter(self, phase: Phase) -> None:
+        if phase not in _NEXT_PHASES[self._phase]:
+            raise RuntimeError(f"illegal transition from {self._phase.name} to {phase.name}")
+        self._phase = phase
 
     # asyncio.Protocol
 
@@ -112,7 +168,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._transport = cast("asyncio.Transport", transport)
         self._input.attach(self._transport)
         self._output.attach(self._transport)
-        # Asked now: once the connection is lost, the TLS transport of the standard library no longer knows.
+        # Read now: once the connection is lost, asyncio's TLS transport no longer knows.
         self._secure = transport.get_extra_info("sslcontext") is not None
         peer = transport.get_extra_info("peername")
         self._client = str(peer[0]) if isinstance(peer, tuple) else ""
@@ -130,9 +186,9 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
                     self._phase_deadline.arm(self._limits.header_timeout_sec)
                 self._head_bytes += len(data)
             case Phase.EXCHANGE if self._input.body.complete:
-                self._input.hold(len(data))
+                self._input.hold_pipelined(len(data))
             case Phase.EXCHANGE if self._input.body.ended:
-                return  # broken framing, or too late: no sense can be made of the rest
+                return  # the framing is broken, or the body timed out: what follows cannot be parsed
             case Phase.EXCHANGE:
                 pass
             case Phase.LINGER:
@@ -143,7 +199,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             case Phase.HANDED_OVER | Phase.CLOSED:
                 return
         self._http.receive_data(data)
-        self._advance()
+        self._dispatch_events()
 
     def eof_received(self) -> bool:
         self._peer_finished = True
@@ -151,9 +207,9 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             self._close()
             return False
         if self._secure:
-            return False  # TLS cannot be half closed
+            return False
         self._http.receive_data(b"")
-        self._advance()
+        self._dispatch_events()
         self._probe.begin()
         return True
 
@@ -164,14 +220,14 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._output.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._phase = Phase.CLOSED
+        self._enter(Phase.CLOSED)
         self._detach()
         if self._task is None:
             self._connections.discard(self)
         else:
             self._task.cancel()
 
-    # OpenConnection, for the registry
+    # OpenConnection
 
     @property
     def busy(self) -> bool:
@@ -189,25 +245,25 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
     def abort(self) -> None:
         self._output.abort()
 
-    # h11's events, one effect each
+    # Events of h11
 
-    def _advance(self) -> None:
+    def _dispatch_events(self) -> None:
         try:
-            for _ in range(_EVENTS_PER_TURN):
+            for _ in range(_EVENTS_PER_PASS):
                 if self._phase not in (Phase.HEAD, Phase.EXCHANGE):
                     return
                 event = self._http.next_event()
                 if event is h11.NEED_DATA or event is h11.PAUSED:
                     return
-                if isinstance(event, h11.ConnectionClosed):  # h11 would say so again and again
+                if isinstance(event, h11.ConnectionClosed):  # h11 repeats this event forever
                     if self._phase is Phase.HEAD:
                         self._close()
                     return
                 self._dispatch(cast("h11.Event", event))
         except h11.RemoteProtocolError as error:
-            self._misunderstood(error)
+            self._protocol_error(error)
             return
-        self._input.fall_behind(self._advance)
+        self._input.yield_to_loop(self._dispatch_events)
 
     def _dispatch(self, event: h11.Event) -> None:
         match event:
@@ -216,14 +272,15 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             case h11.Data(data=data):
                 self._input.feed(data)
             case h11.EndOfMessage():
-                self._input.finish()
+                self._input.finish_body()
 
     def _receive_head(self, event: h11.Request) -> None:
+        """Start the exchange of a request, upgrade the connection, or refuse the request."""
         self._is_head_method = event.method == b"HEAD"
         self._phase_deadline.disarm()
         limit = self._limits.max_header_bytes
         try:
-            # h11 bounds incomplete heads only; how a head was cut into packets must not decide about it.
+            # h11 limits incomplete heads only, but the limit must not depend on how a head was cut into packets.
             if self._head_bytes > limit and self._head_bytes - len(self._http.trailing_data[0]) > limit:
                 raise HeaderTooLarge(f"the request head has more than {limit} bytes")
             self._request = request = read_request(
@@ -234,7 +291,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             cors.check_origin(request)
             origin_allowed = "origin" not in request.headers or self._application.allows_origin(request)
             if not request.wants_websocket:
-                self._begin(request, origin_allowed=origin_allowed)
+                self._begin_exchange(request, origin_allowed=origin_allowed)
             elif origin_allowed:
                 self.upgrade(event, request)
             else:
@@ -244,41 +301,38 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         except Exception as error:
             self._refuse(unexpected(error, where="the opening of a request"))
 
-    def _misunderstood(self, error: h11.RemoteProtocolError) -> None:
+    def _protocol_error(self, error: h11.RemoteProtocolError) -> None:
         in_body = self._phase is Phase.EXCHANGE
         failure = protocol_failure(
             error, first_byte=self._first_byte, in_body=in_body, max_header_bytes=self._limits.max_header_bytes
         )
         if in_body:
-            self._input.fail(failure)
+            self._input.fail_body(failure)
         else:
             self._refuse(failure)
 
     # One request
 
-    def _begin(self, request: HttpRequest, *, origin_allowed: bool) -> None:
-        self._phase = Phase.EXCHANGE
-        self._input.begin(request)
-        bound_chunk_sizes(self._http)
+    def _begin_exchange(self, request: HttpRequest, *, origin_allowed: bool) -> None:
+        self._enter(Phase.EXCHANGE)
+        self._input.begin_body(request)
         if self._peer_finished:
             self._probe.begin()
-        self._exchange = exchange = HttpExchange(
+        self._exchange = HttpExchange(
             request,
             http_input=self._input,
             http_output=self._output,
             connections=self._connections,
             origin_allowed=origin_allowed,
         )
-        # Cancelling this task is the one way to abort what a handler does.
-        work = answer_request(self._application, exchange, origin_allowed=origin_allowed, account=self.account)
-        self._task = self._loop.create_task(work)
-        self._task.add_done_callback(self._answered)
+        self._task = self._loop.create_task(serve_exchange(self._exchange, self._application.handle, self.account))
+        self._task.add_done_callback(self._exchange_done)
 
-    def _answered(self, task: asyncio.Task[None]) -> None:
-        """The request's task is done: on to the next request, or to the connection's end."""
+    def _exchange_done(self, task: asyncio.Task[None]) -> None:
+        """Go on to the next request, or close the connection."""
         self._task = self._exchange = None
         self._probe.stop()
-        self._input.over()
+        self._input.end_request()
         failure = None if task.cancelled() else task.exception()
         if failure is not None and not isinstance(failure, PeerGone):
             logger.error("an answer could not be sent", exc_info=failure)
@@ -287,90 +341,78 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         elif failure is not None or task.cancelled() or self._transport.is_closing():
             self.abort()
         elif not self._reusable:
-            self._end()
+            self._finish()
         else:
             self._next_request()
 
     @property
     def _reusable(self) -> bool:
+        """Whether another request may follow on this connection."""
         idle = self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
         return idle and not (self._connections.draining and not self._input.pipelined_bytes)
 
     def _next_request(self) -> None:
         self._http.start_next_cycle()
-        self._phase = Phase.HEAD
+        self._enter(Phase.HEAD)
         self._request = None
         self._is_head_method = False
         self._output.begin_content(filler=b"", chunked=False)
         self._head_bytes = self._input.next_request()
         waiting = self._head_bytes > 0
         self._phase_deadline.arm(self._limits.header_timeout_sec if waiting else self._limits.keepalive_timeout_sec)
-        self._advance()
+        self._dispatch_events()
 
     def _refuse(self, error: OmniError) -> None:
-        """Answer what never became an exchange, and end the connection."""
-        self.account(refused(self._request, http_status(error) or 400, client=self._client, error=error))
+        """Respond with ``error`` to what did not become an exchange, and close the connection."""
+        status = http_status(error) or 400
+        method = "" if self._request is None else self._request.method
+        self.account(AccessRecord(method, "", status, client=self._client, error=error))
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self._transport.is_closing():
             content = error_body(error)
             fields = [("Content-Type", JSON), ("Content-Length", str(len(content))), *error_headers(error)]
-            head = answer_head(http_status(error) or 400, [*fields, ("Connection", "close")])
+            head = response_head(status, [*fields, ("Connection", "close")])
             self._output.send(head, *([] if self._is_head_method else [h11.Data(data=content)]), h11.EndOfMessage())
-        self._end()
+        self._finish()
 
     def _turn_away(self) -> None:
-        """Before anything was read: what a flood of connections costs is their acceptance."""
+        """Refuse a connection over the limit before anything is read, so that a flood costs only its acceptance."""
         if self._connections.turn_away(self):
             self._refuse(EngineOverloaded("all connections are taken", retry_after_ms=1000))
         else:
             self.abort()
 
-    # How a connection ends
+    # Closing
 
     def release(self) -> None:
-        """Let go of the transport, which another protocol is about to get."""
-        self._phase = Phase.HANDED_OVER
+        """Stop all timers and leave the registry: another protocol takes the transport over."""
+        self._enter(Phase.HANDED_OVER)
         self._detach()
         self._connections.discard(self)
 
-    def _end(self) -> None:
-        """No more requests. Where the peer may still be sending, closing at once would make the kernel drop the answer
-        (a reset overtakes data): what it sends is then read and thrown away for a while."""
+    def _finish(self) -> None:
+        """Take no more requests, and close the connection such that the peer receives the last response."""
         if self._peer_finished or (self._input.body.complete and not self._input.pipelined_bytes):
             self._close()
             return
-        self._phase = Phase.LINGER
+        self._enter(Phase.LINGER)
         self._phase_deadline.arm(self._limits.linger_timeout_sec)
         self._input.resume()
         if self._transport.can_write_eof():
-            with contextlib.suppress(OSError):  # of a peer that is gone, which the loop is about to say
+            with contextlib.suppress(OSError):  # the peer has disconnected, which connection_lost will report
                 self._transport.write_eof()
 
     def _close(self) -> None:
-        self._phase = Phase.CLOSED
+        self._enter(Phase.CLOSED)
         self._phase_deadline.disarm()
         self._output.close()
 
     def _detach(self) -> None:
-        """Stop every timer and wake every waiter: the transport is gone, or another's."""
         self._phase_deadline.disarm()
         self._probe.stop()
-        self._input.lost()
-        self._output.lost()
+        self._input.detach()
+        self._output.detach()
 
-    def _drop_slow_peer(self) -> None:
-        logger.info("dropped a client that did not read for %g s", self._limits.write_timeout_sec)
-        self.abort()
-
-    def _look_after_unread(self, found: HangUp) -> None:
-        """Of a peer that is not being read, the end of what it sends would be read late, or never."""
-        if found is HangUp.UNKNOWN:
-            self._output.ask()
-        elif found is HangUp.GONE or self._secure:
-            self.abort()
-        elif self._phase is Phase.EXCHANGE:
-            self._probe.begin()
-
-    # Deadlines
+    # Deadlines and probes
 
     def _phase_expired(self) -> None:
         if self._phase is Phase.HEAD and self._head_bytes:
@@ -379,11 +421,26 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         else:
             self._close()
 
-    def _ask_peer(self) -> None:
-        """Send what is harmless to a peer that listens: an interim answer (RFC 9110, 15.2), or what an answer under way
-        has for it. Where nobody does, the connection is lost, and the request is given up."""
-        modern = self._request is not None and self._request.http_version == "1.1"
-        if self._http.our_state is h11.SEND_RESPONSE and modern and not self._transport.is_closing():
+    def _write_timeout_expired(self) -> None:
+        logger.info("dropped a client that did not read for %g s", self._limits.write_timeout_sec)
+        self.abort()
+
+    def _hang_up_checked(self, found: HangUp) -> None:
+        """Act on what is known of a peer whose reading is paused, and whose end of data is not read therefore."""
+        if found is HangUp.UNKNOWN:
+            self._output.probe()
+        elif found is HangUp.GONE or self._secure:
+            self.abort()
+        elif self._phase is Phase.EXCHANGE:
+            self._probe.begin()
+
+    def _probe_peer(self) -> None:
+        """Send what a connected peer ignores: an interim response (RFC 9110, section 15.2), or a probe in the content.
+
+        Only HTTP/1.1 has interim responses.
+        """
+        http_1_1 = self._request is not None and self._request.http_version == "1.1"
+        if self._http.our_state is h11.SEND_RESPONSE and http_1_1 and not self._transport.is_closing():
             self._output.send_continue()
         else:
-            self._output.ask()
+            self._output.probe()

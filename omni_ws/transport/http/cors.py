@@ -1,4 +1,4 @@
-"""The header fields by which a browser lets a page of an allowed origin read an answer (Fetch standard, CORS)."""
+"""Cross-origin access by pages in browsers: the checks and header fields of CORS (Fetch standard, section 3.2)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from omni_ws.errors import InvalidFrame
 from omni_ws.transport.http.error_response import HeaderList
 from omni_ws.transport.http.request import HttpRequest
 
-#: Methods that change nothing: an answer without CORS fields is already unreadable to a foreign page.
+#: Methods without side effects: without CORS fields, a page of another origin cannot read the response.
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _PREFLIGHT_LIFETIME_SEC: Final = 600
@@ -18,7 +18,7 @@ _EXPOSED: Final = "Retry-After, WWW-Authenticate, Location"
 
 
 def check_origin(request: HttpRequest) -> None:
-    """Raises InvalidFrame for an ``Origin`` that is none, which no browser sends."""
+    """Raise InvalidFrame for an ``Origin`` that no browser sends."""
     origins = request.headers.get_all("origin")
     if len(origins) > 1:
         raise InvalidFrame("a request has one Origin field, not several")
@@ -32,13 +32,14 @@ def check_origin(request: HttpRequest) -> None:
 
 
 def is_own_origin(request: HttpRequest) -> bool:
-    """Whether the page in a request's ``Origin`` comes from here: by scheme, host and port."""
+    """Whether ``Origin`` names this server: the scheme, host and port that the request was sent to."""
     scheme = "https" if request.secure else "http"
     host = request.headers.get("host") or ""
     return (request.headers.get("origin") or "").lower() == f"{scheme}://{host}".lower()
 
 
 def is_preflight(request: HttpRequest) -> bool:
+    """Whether a browser asks, with OPTIONS, for permission to send another request."""
     return (
         request.method == "OPTIONS"
         and "origin" in request.headers
@@ -46,8 +47,8 @@ def is_preflight(request: HttpRequest) -> bool:
     )
 
 
-def answer_headers(request: HttpRequest, *, allowed: bool) -> HeaderList:
-    """For every answer. ``Vary`` also where the origin is not allowed: a cache must not hand that answer on."""
+def response_headers(request: HttpRequest, *, allowed: bool) -> HeaderList:
+    """Header fields of every response. An origin that is not allowed gets ``Vary``, for the sake of caches."""
     origin = request.headers.get("origin")
     if origin is None:
         return []
@@ -57,9 +58,9 @@ def answer_headers(request: HttpRequest, *, allowed: bool) -> HeaderList:
 
 
 def preflight_headers(request: HttpRequest, methods: Iterable[str]) -> HeaderList:
-    """For the answer to a preflight of an allowed origin; the requested header names are granted as they are.
+    """Header fields of the response to the preflight of an allowed origin; all requested header names are granted.
 
-    Raises InvalidFrame for what are no names.
+    Raises InvalidFrame for requested names that are not ASCII.
     """
     headers = [
         ("Access-Control-Allow-Methods", ", ".join(methods)),

@@ -1,4 +1,4 @@
-"""How an OmniError looks as an HTTP answer: its status, the headers which that calls for, OpenAI's JSON body."""
+"""HTTP responses to errors: header fields by status, and JSON bodies in the shape of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import orjson
 
 from omni_ws.errors import MethodNotAllowed, OmniError, OriginNotAllowed, Unauthenticated, UpgradeRequired, http_status
 
-#: Header fields of an answer, in the order in which they are sent.
+#: Names and values of header fields, in the order in which they are sent.
 HeaderList = list[tuple[str, str]]
 
 _RETRY_AFTER_STATUSES: Final = frozenset({429, 503})
 
 
 def error_type(error: OmniError) -> str:
-    """The ``type`` of OpenAI's error object, which its SDKs show to their users."""
+    """The ``type`` of OpenAI's error object."""
     status = http_status(error) or 500
     if isinstance(error, Unauthenticated):
         return "authentication_error"
@@ -28,12 +28,12 @@ def error_type(error: OmniError) -> str:
 
 
 def error_object(error: OmniError) -> dict[str, str | None]:
-    """What goes under ``error`` in a JSON answer, and into the data of an ``event: error``."""
+    """OpenAI's error object, the value of ``error`` in a JSON body and in the data of an ``event: error``."""
     return {"message": error.message, "type": error_type(error), "param": error.param, "code": error.code}
 
 
 def error_headers(error: OmniError) -> HeaderList:
-    """The header fields that the status of ``error`` asks for (RFC 9110, 15.5)."""
+    """The header fields that a response with the status of ``error`` has (RFC 9110, sections 10.2.3 and 15.5)."""
     headers: HeaderList = []
     if isinstance(error, MethodNotAllowed):
         headers.append(("Allow", ", ".join(error.allow)))
@@ -50,11 +50,5 @@ def error_headers(error: OmniError) -> HeaderList:
 
 
 def error_body(error: OmniError) -> bytes:
+    """The JSON body of the response."""
     return orjson.dumps({"error": error_object(error)})
-
-
-def sole_cause(raised: Exception) -> Exception:
-    """What a task group wrapped, where it is one exception: handlers use task groups, and clients see causes."""
-    while isinstance(raised, ExceptionGroup) and len(raised.exceptions) == 1:
-        raised = raised.exceptions[0]
-    return raised

@@ -1,17 +1,19 @@
-"""One request and its answer, as a handler sees them.
+"""One request with its response, as handlers see them, and the task that runs a handler.
 
     async def handler(exchange: HttpExchange) -> None:
         body = await exchange.read_body(limit)
         await exchange.respond_json(200, {"received": len(body)})
 
-The two directions are independent: a handler may read a part of the body, answer it, and read on. Every write waits
-until the peer has room for it, every read lets the peer send more; when the peer goes, the handler's task is cancelled.
+The two directions are independent: a handler may read a part of the body, write a part of the response, and read on.
+Writes wait while the peer does not read, and reads make the server receive more. When the peer disconnects, the task of
+the handler is cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+import enum
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any, Final, Protocol
@@ -20,10 +22,14 @@ import h11
 import orjson
 
 from omni_ws.core.quota import Share
-from omni_ws.errors import OmniError, PayloadTooLarge, UnsupportedFormat, http_status
+from omni_ws.errors import OmniError, OriginNotAllowed, PayloadTooLarge, UnsupportedFormat, http_status
+from omni_ws.service.failure import unexpected
+from omni_ws.service.observing.trace_context import take_trace
 from omni_ws.transport.http import cors
+from omni_ws.transport.http.access_log import AccessRecord, LogAccess
 from omni_ws.transport.http.connections import Connections
 from omni_ws.transport.http.error_response import HeaderList, error_body, error_headers
+from omni_ws.transport.http.hang_up import PeerGone
 from omni_ws.transport.http.receiving import HttpInput
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.http.sending import HttpOutput
@@ -33,39 +39,54 @@ __all__ = ["HttpExchange", "HttpRequest"]
 SERVER_NAME: Final = "omni_ws"
 JSON: Final = "application/json"
 
-#: Statuses whose answers have no body and no Content-Length (RFC 9110, 8.6).
+#: Statuses whose responses have neither content nor Content-Length (RFC 9110, section 8.6).
 _BODILESS: Final = frozenset({204, 304})
 
 
 class ExchangeRecording(Protocol):
-    """Who wants to know what is read and written."""
+    """Observer of what an exchange reads and writes."""
 
     def read(self, data: bytes) -> None:
-        """A piece of the body, b"" at its end."""
+        """Observe a piece of the body, ``b""`` at its end."""
 
-    def begun(self, status: int, headers: HeaderList) -> None: ...
+    def begun(self, status: int, headers: HeaderList) -> None:
+        """Observe the head of the response."""
 
-    def written(self, data: bytes) -> None: ...
+    def written(self, data: bytes) -> None:
+        """Observe a part of the response's content."""
 
-    def ended(self) -> None: ...
+    def ended(self) -> None:
+        """Observe the end of a complete response."""
 
     def opens_session(self, session_id: str) -> None:
-        """The request has opened a session, to which others will belong."""
+        """Observe that the request has opened a session, to which later requests belong."""
 
     def ends_session(self) -> None:
-        """Nothing is left to be said about the session that the request belongs to."""
+        """Observe that no more requests of the session are expected."""
 
     def over(self) -> None:
-        """Nothing more is read or written, also where that was not all."""
+        """Observe the end of the exchange, complete or not."""
+
+
+class ResponseState(enum.Enum):
+    """How far the response has been sent: PENDING → STARTED → ENDED, or straight from PENDING to ENDED."""
+
+    PENDING = "nothing has been sent, and the status may still be chosen"
+    STARTED = "the head has been sent, and content may follow"
+    ENDED = "the response is complete"
+
+
+# Bound once: writing a part of a response, which is done for every token, looks at the state.
+_PENDING: Final = ResponseState.PENDING
+_STARTED: Final = ResponseState.STARTED
+_ENDED: Final = ResponseState.ENDED
 
 
 class HttpExchange:
-    """``route`` and ``path_parameters`` are set by the router.
+    """A request and the response to it.
 
-    ``input_pace`` may be set before the body is read: it is told how many bytes of it came, and says for how many
-    seconds no more should. They are handed out when that is over; meanwhile, once enough waits, the socket is not read.
-    ``input_share`` may be set before that, too: what is kept of the body is counted there, until the exchange is over.
-    ``recording`` may be set before anything is read or written.
+    The router sets ``route`` and ``path_parameters``. Handlers may set the other public attributes before they read the
+    body. Response methods raise PeerGone once the client has disconnected.
     """
 
     def __init__(
@@ -78,37 +99,45 @@ class HttpExchange:
         origin_allowed: bool,
     ) -> None:
         self.request = request
+        #: Template of the matched route, "" where none matched.
         self.route: str = ""
         self.path_parameters: Mapping[str, str] = {}
-        #: For the account of this request: the session that it is for, and an error that it told by itself.
+        #: For the access log: the session of the request, and an error that the handler sent as part of a response.
         self.session_id: str = ""
         self.error: OmniError | None = None
-        #: Of the answer; 0 before it began.
+        #: Status of the response; 0 before its head was sent.
         self.status = 0
+        #: Bytes of content sent.
         self.sent_bytes = 0
+        #: Whether pages of the request's ``Origin`` may use this server.
+        self.origin_allowed = origin_allowed
         self._input = http_input
         self._body = http_input.body
         self._output = http_output
         self._connections = connections
-        self._origin_allowed = origin_allowed
+        #: Throttle: called with the size of every piece of the body, returns for how many seconds to hold the piece
+        #: back. The socket is not read meanwhile, once enough is held.
         self.input_pace: Callable[[int], float] | None = None
-        self.input_share: Share | None = None
-        #: How what runs for this request hears that it must end.
-        self.interrupts: list[Callable[[OmniError], None]] = []
-        #: Whether the body waits because it came faster than it may.
+        #: Whether a piece is being held back by ``input_pace``.
         self.input_held_to_pace = False
+        #: Where ``charge`` counts the bytes kept of the body; released when the exchange is over.
+        self.input_share: Share | None = None
+        #: Called with an error that ends what runs for this request, in order that the client receives it.
+        self.interrupts: list[Callable[[OmniError], None]] = []
         self.recording: ExchangeRecording | None = None
-        #: Called with what comes of the body, before any pace, b"" at its end; what it raises, ``read`` raises.
+        #: Called with every piece of the body before it is throttled, with ``b""`` at the end. ``read`` raises what it
+        #: raises.
         self.on_body: Callable[[bytes], None] | None = None
-        self._head_sent = False
-        self._unread: list[bytes] = []
+        self._pushed_back: list[bytes] = []
+        self._state = _PENDING
+        #: Whether parts of the response are sent as chunks.
         self._chunked = False
-        self._ended = False
 
-    # The request's body.
+    # The body of the request
 
     @property
     def received_bytes(self) -> int:
+        """Bytes received of the body."""
         return self._body.received
 
     @property
@@ -121,20 +150,20 @@ class HttpExchange:
         self._input.body_timeout = seconds
 
     def body_is_live(self, silence: float) -> None:
-        """The body is made while it is sent: it may be slow, with pauses of so many seconds."""
+        """Accept a body that is produced while it is sent: at any rate, with pauses of up to ``silence`` seconds."""
         self._input.min_rate = None
         self._input.body_timeout = silence
 
     async def read(self) -> bytes:
-        """The next bytes of the body, b"" at its end.
+        """Wait for body bytes and return them; return ``b""`` at the end of the body.
 
-        Raises UnsupportedFormat for an encoded body, SessionTimeout for a peer that stopped sending, InvalidFrame for
-        a body that is broken.
+        Raises UnsupportedFormat for a body with a Content-Encoding, SessionTimeout for a peer that stopped sending or
+        is too slow, InvalidFrame for broken framing, and PeerGone.
         """
         self._refuse_encoded_body()
-        if self._unread:
-            return self._unread.pop(0)
-        self._input.wanted()
+        if self._pushed_back:
+            return self._pushed_back.pop(0)
+        self._input.before_read()
         chunk = await self._body.take()
         if self.on_body is not None:
             self.on_body(chunk)
@@ -142,24 +171,24 @@ class HttpExchange:
             self.input_held_to_pace = True
             await asyncio.sleep(seconds)
             self.input_held_to_pace = False
-        self._input.taken()
+        self._input.after_read()
         if self.recording is not None:
             self.recording.read(chunk)
         return chunk
 
-    def unread(self, data: bytes, *, ended: bool) -> None:
-        """Bytes that were read are to be read once more, and with ``ended`` the end of the body behind them."""
-        self._unread = [data, b""] if ended else [data]
+    def push_back(self, data: bytes, *, ended: bool) -> None:
+        """Make the next ``read`` return ``data`` again, and with ``ended`` the one after that the end of the body."""
+        self._pushed_back = [data, b""] if ended else [data]
 
     async def body(self) -> AsyncIterator[bytes]:
-        """The body as it arrives; raises as ``read`` does."""
+        """Iterate over the body as it arrives. Raises as ``read`` does."""
         while chunk := await self.read():
             yield chunk
 
     async def read_body(self, limit: int) -> bytes:
-        """The whole body of at most ``limit`` bytes.
+        """Read a whole body of at most ``limit`` bytes.
 
-        Raises PayloadTooLarge, before reading where the size is known, and EngineOverloaded as ``keep`` does.
+        Raises as ``read`` and ``charge`` do, and PayloadTooLarge, before reading where Content-Length names the size.
         """
         self._refuse_encoded_body()
         if (self.request.content_length or 0) > limit:
@@ -169,11 +198,14 @@ class HttpExchange:
             whole += chunk
             if len(whole) > limit:
                 raise PayloadTooLarge(f"the request body has more than {limit} bytes")
-            self.keep(len(whole))
+            self.charge(len(whole))
         return bytes(whole)
 
-    def keep(self, size: int) -> None:
-        """So many bytes of the body are kept from here on. Raises EngineOverloaded where the server has no room."""
+    def charge(self, size: int) -> None:
+        """Charge ``size`` bytes in all, kept of the body, to ``input_share``, in place of what was charged before.
+
+        Raises EngineOverloaded where that exceeds the server's budget.
+        """
         if self.input_share is not None:
             self.input_share.resize(size)
 
@@ -185,27 +217,30 @@ class HttpExchange:
                     param="Content-Encoding",
                 )
 
-    # The answer.
+    # The response
 
     @property
     def head_sent(self) -> bool:
-        """Whether the answer began, so that its status can no longer change."""
-        return self._head_sent
+        """Whether the head of the response has been sent, so that its status can no longer change."""
+        return self._state is not _PENDING
 
     async def respond(self, status: int, headers: Iterable[tuple[str, str]] = (), body: bytes = b"") -> None:
-        """Send a whole answer."""
+        """Send a whole response.
+
+        It closes the connection where the server drains, and where a part of the request's body has not arrived: that
+        part stands between this response and the next request.
+        """
         fields = [*headers]
         if status not in _BODILESS:
             fields.append(("Content-Length", str(len(body))))
         if self._connections.draining or not self._body.complete:
-            # What was not read of the request stands between this answer and the next request.
             fields.append(("Connection", "close"))
         events: list[h11.Event] = [self._head(status, fields)]
         if body and self._sends_content(status):
             events.append(h11.Data(data=body))
             self.sent_bytes = len(body)
         self._output.send(*events, h11.EndOfMessage())
-        self._head_sent = self._ended = True
+        self._state = _ENDED
         if self.recording is not None:
             self.recording.begun(status, fields)
             self.recording.written(body)
@@ -213,12 +248,13 @@ class HttpExchange:
         await self._output.drain()
 
     async def respond_json(self, status: int, content: Any, headers: Iterable[tuple[str, str]] = ()) -> None:
+        """Send a whole response whose content is ``content`` as JSON."""
         await self.respond(status, [("Content-Type", JSON), *headers], orjson.dumps(content))
 
     async def respond_error(self, error: OmniError) -> None:
-        """Answer with ``error``; drops the connection where the answer began, or where the error has no status."""
+        """Send ``error`` as a response. Drops the connection where the head was sent or the error has no status."""
         status = http_status(error)
-        if self._head_sent or status is None:
+        if self._state is not _PENDING or status is None:
             self._output.abort()
             return
         headers: HeaderList = [("Content-Type", JSON), *error_headers(error)]
@@ -227,26 +263,28 @@ class HttpExchange:
         await self.respond(status, headers, error_body(error))
 
     async def respond_options(self, methods: Iterable[str]) -> None:
-        """Answer OPTIONS for a path that takes ``methods``; to a browser's preflight, with what it asks for."""
+        """Respond to OPTIONS for a path that takes ``methods``, with CORS fields where it is a browser's preflight."""
         allow = tuple(methods)
         headers: HeaderList = [("Allow", ", ".join(allow))]
-        if self._origin_allowed and cors.is_preflight(self.request):
+        if self.origin_allowed and cors.is_preflight(self.request):
             headers += cors.preflight_headers(self.request, allow)
         await self.respond(204, headers)
 
     async def start(self, status: int, headers: Iterable[tuple[str, str]] = (), *, filler: bytes = b"") -> None:
-        """Begin an answer of unknown length: chunked, or until the connection closes for HTTP/1.0.
+        """Send the head of a response of unknown length.
 
-        ``filler`` is content without a meaning, that may stand between any two parts of the answer.
+        The content is sent in chunks, with HTTP/1.0 until the connection closes. ``filler`` is content without meaning
+        that may be sent between any two parts, to probe a half-closed client; without one, chunked responses probe
+        with zeros in front of a chunk size.
         """
         fields = [*headers]
         if self._connections.draining:
             fields.append(("Connection", "close"))
         self._output.send(self._head(status, fields))
-        self._head_sent = True
+        self._state = _STARTED
         if self.recording is not None:
             self.recording.begun(status, fields)
-        # What h11 makes of a head that says nothing of its length.
+        # h11 chooses chunks under the same conditions.
         sized = any(name.lower() == "content-length" for name, _ in fields)
         self._chunked = self.request.http_version == "1.1" and self._sends_content(status) and not sized
         if self.request.method != "HEAD":
@@ -254,23 +292,23 @@ class HttpExchange:
         await self._output.drain()
 
     async def write(self, data: bytes) -> None:
-        """Send a part of a started answer, and wait while the peer is behind. Raises PeerGone."""
+        """Send a part of a started response, and wait while the peer does not read."""
         self._send_part(data)
         await self._output.drain()
 
     def write_all(self, parts: Sequence[bytes]) -> Coroutine[Any, Any, None]:
-        """Send several parts at once."""
+        """Send several parts with one write."""
         return self.write(b"".join(parts))
 
     def try_write(self, parts: Sequence[bytes]) -> bool:
-        """The same where nothing has to be waited for; False, and nothing is sent, where the peer is behind."""
-        if not self._head_sent or not self._output.has_room:
+        """Send several parts where ``write_all`` would not wait. Returns False, having sent nothing, where it would."""
+        if self._state is _PENDING or not self._output.has_room:
             return False
         self._send_part(b"".join(parts))
         return True
 
     def _send_part(self, data: bytes) -> None:
-        if data and self._chunked and not self._ended:
+        if data and self._chunked and self._state is _STARTED:
             self.sent_bytes += len(data)
             self._output.send_chunk(data)
         elif data and self.request.method != "HEAD":
@@ -280,17 +318,17 @@ class HttpExchange:
             self.recording.written(data)
 
     async def end(self) -> None:
-        """End a started answer; does nothing where it has ended."""
-        if not self._ended:
+        """End a started response. Does nothing where it has ended."""
+        if self._state is not _ENDED:
             self._output.send(h11.EndOfMessage())
-            self._ended = True
+            self._state = _ENDED
             if self.recording is not None:
                 self.recording.ended()
             await self._output.drain()
 
-    def over(self) -> None:
-        """For the connection: nothing more is read or written."""
-        self.keep(0)
+    def close(self) -> None:
+        """Release what the exchange holds, once its handler has returned or was cancelled."""
+        self.charge(0)
         if self.recording is not None:
             self.recording.over()
 
@@ -299,11 +337,75 @@ class HttpExchange:
 
     def _head(self, status: int, headers: HeaderList) -> h11.Response:
         self.status = status
-        return answer_head(status, [*headers, *cors.answer_headers(self.request, allowed=self._origin_allowed)])
+        return response_head(status, [*headers, *cors.response_headers(self.request, allowed=self.origin_allowed)])
 
 
-def answer_head(status: int, headers: HeaderList) -> h11.Response:
-    """The head of any answer of this server."""
+async def serve_exchange(
+    exchange: HttpExchange, handle: Callable[[HttpExchange], Awaitable[None]], log_access: LogAccess
+) -> None:
+    """Run ``handle`` for one exchange, make sure that a response is sent, and log the request.
+
+    An error becomes a response where none has started, and drops the connection otherwise. Raises PeerGone, and what
+    sending a response raises.
+    """
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
+    error: OmniError | None = None
+    take_trace(exchange.request.headers.get)
+    try:
+        error = await _respond(exchange, handle)
+    finally:
+        exchange.close()
+        request = exchange.request
+        log_access(
+            AccessRecord(
+                request.method,
+                exchange.route,
+                exchange.status,
+                seconds=loop.time() - begin,
+                received_bytes=exchange.received_bytes,
+                sent_bytes=exchange.sent_bytes,
+                client=request.client,
+                error=error or exchange.error,
+                session_id=exchange.session_id,
+            )
+        )
+
+
+async def _respond(exchange: HttpExchange, handle: Callable[[HttpExchange], Awaitable[None]]) -> OmniError | None:
+    """Run ``handle``, and respond with the error that it raises, which is returned."""
+    request = exchange.request
+    try:
+        if not exchange.origin_allowed and (request.method not in cors.SAFE_METHODS or cors.is_preflight(request)):
+            raise OriginNotAllowed("pages of this origin may not use this server")
+        await handle(exchange)
+        if not exchange.head_sent:
+            raise RuntimeError(f"the handler of {_where(exchange)} returned without an answer")
+        await exchange.end()
+    except Exception as raised:
+        cause = _sole_cause(raised)
+        if isinstance(cause, PeerGone):
+            raise cause from None
+        error = cause if isinstance(cause, OmniError) else unexpected(raised, where=_where(exchange))
+        await exchange.respond_error(error)
+        return error
+    return None
+
+
+def _sole_cause(raised: Exception) -> Exception:
+    """Unwrap groups of one exception: task groups of handlers wrap what clients are to see."""
+    while isinstance(raised, ExceptionGroup) and len(raised.exceptions) == 1:
+        raised = raised.exceptions[0]
+    return raised
+
+
+def _where(exchange: HttpExchange) -> str:
+    """Name the request for the log by its route, since a path is text of the client's."""
+    return f"{exchange.request.method} {exchange.route or 'a request'}"
+
+
+def response_head(status: int, headers: HeaderList) -> h11.Response:
+    """Build the head of a response, with the fields that all responses of this server have."""
     fields = [("Date", formatdate(usegmt=True)), ("Server", SERVER_NAME), *headers]
     return h11.Response(status_code=status, headers=fields, reason=_reason(status))
 

@@ -31,11 +31,11 @@ from websockets.typing import Subprotocol
 
 from omni_ws.core.addresses import Addresses
 from omni_ws.errors import HeaderTooLarge, InvalidFrame, UpgradeRequired
+from omni_ws.transport.http.access_log import AccessRecord, LogAccess, discard_record
 from omni_ws.transport.http.application import Application, HttpLimits, UpgradeDecision
 from omni_ws.transport.http.connection import HttpConnection
 from omni_ws.transport.http.connections import Connections
 from omni_ws.transport.http.request import HttpRequest
-from omni_ws.transport.http.served_request import Account, ServedRequest, no_account
 
 _KEY_BYTES: Final = 16
 #: What the library reads once more.
@@ -59,7 +59,7 @@ class FrontDoor(HttpConnection):
         application: Application,
         connections: Connections,
         limits: HttpLimits | None = None,
-        account: Account = no_account,
+        account: LogAccess = discard_record,
         addresses: Addresses | None = None,
         **options: Any,
     ) -> None:
@@ -84,7 +84,7 @@ class FrontDoor(HttpConnection):
         if self._peer_finished:
             raise InvalidFrame("a WebSocket needs both directions of the connection, and one is closed")
         connection = decision.connection(self._protocol_for(decision), self._server, **self._options)
-        self.account(ServedRequest(request.method, decision.route, 101, client=request.client))
+        self.account(AccessRecord(request.method, decision.route, 101, client=request.client))
         head = b"GET %b HTTP/1.1\r\n" % event.target
         head += b"".join(b"%b: %b\r\n" % field for field in event.headers.raw_items())
         trailing = self._http.trailing_data[0]
@@ -115,7 +115,7 @@ def front_door(
     *,
     connections: Connections,
     limits: HttpLimits | None = None,
-    account: Account = no_account,
+    account: LogAccess = discard_record,
     addresses: Addresses | None = None,
 ) -> type[ServerConnection]:
     """What to give to ``serve`` as ``create_connection``."""

@@ -1,4 +1,12 @@
-"""Peers that go without a word: those that are not being read, and those behind a network that has failed."""
+"""Detection of peers that disconnect unnoticed: unread, half-closed, or behind a network that has failed.
+
+A server learns of a disconnect from the socket's end of data or from a reset. Three peers give neither in time:
+
+- One whose socket is not read, for backpressure: its end of data waits behind data. ``HangUpWatch`` asks the kernel.
+- One that has closed its sending side: it may still read, or may have closed its socket altogether, and both look the
+  same until something is sent. ``HalfCloseProbe`` says when to send something.
+- One behind a dead network: ``notice_dead_networks`` has the kernel send keep-alive probes.
+"""
 
 from __future__ import annotations
 
@@ -11,50 +19,57 @@ from typing import Final
 
 from omni_ws.transport.http.deadline import Deadline
 
-#: How long after the socket was read last it is looked at; then after twice as long each time, up to the second.
+#: Seconds after which a socket that is not read is checked first; the interval then doubles up to the second.
 FIRST_CHECK_SEC: Final = 1.0
 LONGEST_CHECK_SEC: Final = 4.0
-#: That the peer closed its sending side, which not every system tells ahead of the data before it.
+#: Reports that the peer closed its sending side, ahead of the data before it; Linux only.
 _END_OF_DATA: Final[int] = getattr(select, "POLLRDHUP", 0)
 
-#: Seconds of silence after which the kernel asks a peer's kernel whether it is there; then between two such questions,
-#: and how many may stay without an answer.
+#: Seconds of silence before the kernel's first keep-alive probe, seconds between two probes, and how many may stay
+#: unanswered.
 _KEEP_ALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 
-class HangUp(enum.Enum):
-    """What has become of the peer."""
+class PeerGone(ConnectionResetError):
+    """The client of this connection has disconnected.
 
-    UNKNOWN = "it may be there, or be gone behind more than the kernel can take of it"
-    HALF = "it sends nothing any more, and may be gone"
-    GONE = "it is gone"
+    A type of its own, so that a reset of another connection, raised in a handler, is not mistaken for it.
+    """
+
+
+class HangUp(enum.Enum):
+    """What the kernel knows of the peer's end of a connection."""
+
+    UNKNOWN = "nothing: the peer may be connected, or gone behind more data than the kernel can buffer"
+    HALF = "the peer has closed its sending side, and perhaps its socket"
+    GONE = "the peer has disconnected"
 
 
 class HangUpWatch:
-    """``found`` hears again and again what has become of the peer, for as long as its socket is not read.
+    """Checks at intervals what the kernel knows of a peer, while its socket is not read.
 
-    An event loop that does not read a socket does not hear of its end either, and there may be data in front of it.
+    ``report`` is called with the result of every check.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, found: Callable[[HangUp], None]) -> None:
-        self._found = found
+    def __init__(self, loop: asyncio.AbstractEventLoop, report: Callable[[HangUp], None]) -> None:
+        self._report = report
         self._interval = FIRST_CHECK_SEC
         self._transport: asyncio.BaseTransport | None = None
         self._deadline = Deadline(loop, self._due)
 
     def begin(self, transport: asyncio.BaseTransport) -> None:
-        """The socket is not read from here on."""
+        """Start: reading has paused."""
         if self._transport is None:
             self._transport = transport
             self._interval = FIRST_CHECK_SEC
             self._deadline.arm(self._interval)
 
     def end(self) -> None:
-        """It is read again. The timer is left to run out: sockets rest often, and briefly."""
+        """Stop checking: reading has resumed. The timer runs out by itself, since pauses are frequent and short."""
         self._transport = None
 
     def stop(self) -> None:
-        """There is nothing to watch any more."""
+        """Stop for good, timer included."""
         self._transport = None
         self._deadline.disarm()
 
@@ -63,11 +78,48 @@ class HangUpWatch:
             return
         self._interval = min(2 * self._interval, LONGEST_CHECK_SEC)
         self._deadline.arm(self._interval)
-        self._found(hang_up(self._transport))
+        self._report(hang_up(self._transport))
+
+
+class HalfCloseProbe:
+    """Timer that says when to probe a peer that has closed its sending side.
+
+    ``probe`` is called ``first_sec`` after ``begin``, then at intervals that double up to ``longest_sec``. The first
+    call comes soon, because most peers that close their sending side have closed the whole socket; later ones are rare,
+    because a client may count what they send.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, probe: Callable[[], None], *, first_sec: float, longest_sec: float
+    ) -> None:
+        self._probe = probe
+        self._first_sec = first_sec
+        self._longest_sec = longest_sec
+        self._interval = first_sec
+        self._running = False
+        self._deadline = Deadline(loop, self._due)
+
+    def begin(self) -> None:
+        """Start probing. Does nothing where the timer runs already."""
+        if self._running:
+            return
+        self._running = True
+        self._interval = self._first_sec
+        self._deadline.arm(self._interval)
+
+    def stop(self) -> None:
+        """Stop probing."""
+        self._running = False
+        self._deadline.disarm()
+
+    def _due(self) -> None:
+        self._interval = min(2 * self._interval, self._longest_sec)
+        self._deadline.arm(self._interval)
+        self._probe()
 
 
 def hang_up(transport: asyncio.BaseTransport) -> HangUp:
-    """What the kernel knows."""
+    """Ask the kernel whether the peer of ``transport`` has hung up, without reading."""
     descriptor = transport.get_extra_info("socket").fileno()
     if descriptor < 0:
         return HangUp.GONE
@@ -80,9 +132,9 @@ def hang_up(transport: asyncio.BaseTransport) -> HangUp:
 
 
 def notice_dead_networks(listening: socket.socket) -> None:
-    """Connections that are accepted here end when the network behind them has been dead for half a minute.
+    """Have the kernel drop connections accepted by ``listening`` when their network has been dead for half a minute.
 
-    Where the system has the options; what is accepted takes them over from the socket that listens.
+    Accepted sockets inherit the options of the listening one. Systems without these options ignore this.
     """
     if listening.family not in (socket.AF_INET, socket.AF_INET6):
         return

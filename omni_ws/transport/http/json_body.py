@@ -1,4 +1,4 @@
-"""JSON bodies of requests: read whole, parsed where it holds up nobody."""
+"""JSON request bodies: read whole, and parsed in a worker thread where they are large."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ from omni_ws.errors import InvalidFrame, UnsupportedFormat
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.wire.frames import loads_object
 
-#: Larger bodies are parsed, and their base64 decoded, in a worker thread: it would hold up every other session.
+#: Larger bodies are parsed, and their base64 decoded, in a worker thread; on the event loop that would delay the audio
+#: of every other session.
 INLINE_BYTES: Final = 256 * 1024
 
-#: Content types of JSON bodies besides those that end in ``+json``: JSON, and what clients say that say nothing.
+#: Content types of JSON bodies besides those that end in ``+json``: JSON, and the defaults of clients that name none.
 _JSON_TYPES: Final = frozenset({"", "application/json", "application/x-www-form-urlencoded", "text/plain", "text/json"})
 
 Result = TypeVar("Result")
 
 
-async def beside(size: int, work: Callable[[], Result]) -> Result:
-    """Work on so many bytes: on the event loop where they are few, else in a worker thread."""
+async def to_thread_if_large(size: int, work: Callable[[], Result]) -> Result:
+    """Run ``work`` on ``size`` bytes: on the event loop where they are few, else in a worker thread."""
     return await asyncio.to_thread(work) if size > INLINE_BYTES else work()
 
 
 async def read_json_object(
-    exchange: HttpExchange, limit: int, *, otherwise: str = "", may_be_empty: bool = False
+    exchange: HttpExchange, limit: int, *, hint: str = "", may_be_empty: bool = False
 ) -> tuple[dict[str, Any], int]:
-    """The object that a body is, and the body's size in bytes.
+    """Read a body of at most ``limit`` bytes that is one JSON object. Returns the object and the size of the body.
 
-    ``otherwise`` tells those who send something else what they may have meant. Raises UnsupportedFormat,
-    PayloadTooLarge, EngineOverloaded, InvalidFrame.
+    ``hint`` ends the message to clients that send another type. Raises as ``HttpExchange.read_body`` does, and
+    UnsupportedFormat for another type, InvalidFrame for anything but a JSON object.
     """
     kind = exchange.request.content_type
     if kind not in _JSON_TYPES and not kind.endswith("+json"):
-        raise UnsupportedFormat(f"a body here is JSON, not {kind[:64]!r}{otherwise}", param="Content-Type")
+        raise UnsupportedFormat(f"a body here is JSON, not {kind[:64]!r}{hint}", param="Content-Type")
     data = await exchange.read_body(limit)
     if may_be_empty and not data:
         return {}, 0
     try:
-        return await beside(len(data), partial(loads_object, data)), len(data)
+        return await to_thread_if_large(len(data), partial(loads_object, data)), len(data)
     except UnicodeDecodeError:
         raise InvalidFrame("the body is not UTF-8") from None

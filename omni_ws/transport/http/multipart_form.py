@@ -41,7 +41,7 @@ async def read_form(exchange: HttpExchange, limit: int) -> list[FormPart]:
         size += len(data)
         if size > limit:
             raise PayloadTooLarge(f"the request body has more than {limit} bytes")
-        exchange.keep(size)
+        exchange.charge(size)
         reader.feed(data)
     return reader.finish()
 

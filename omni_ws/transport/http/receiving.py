@@ -1,24 +1,117 @@
-"""The receiving half of an HTTP connection: the body under way, its deadline, and when the socket is not read."""
+"""The receiving half of an HTTP connection: the request body, its deadline, and when the socket is read."""
 
 from __future__ import annotations
 
 import asyncio
+import enum
 from collections.abc import Callable
+from typing import Final
 
 import h11
+from h11._readers import ChunkedReader
+from h11._receivebuffer import ReceiveBuffer
 
 from omni_ws.errors import SessionTimeout
-from omni_ws.transport.http.body import PeerGone, RequestBody
 from omni_ws.transport.http.deadline import Deadline
-from omni_ws.transport.http.hang_up import HangUp, HangUpWatch
+from omni_ws.transport.http.hang_up import HangUp, HangUpWatch, PeerGone
 from omni_ws.transport.http.request import HttpRequest
+
+#: Digits of a chunk size, enough for 64 bits. Implementations differ in what they make of more, and a proxy that reads
+#: another size sees another request.
+MAX_CHUNK_SIZE_DIGITS: Final = 16
+
+_HEX_DIGITS: Final = frozenset(b"0123456789abcdefABCDEF")
+
+
+class Reading(enum.Enum):
+    """Whether the socket is read.
+
+    ======== ============================================== ================================
+    state    leaves when                                    for
+    ======== ============================================== ================================
+    ON       too much is held, or too much was parsed       PAUSED, YIELDED
+    PAUSED   the handler has made room                      ON; YIELDED, as above
+    YIELDED  the event loop has made its next pass          PAUSED, and from there perhaps ON
+    ======== ============================================== ================================
+    """
+
+    ON = enum.auto()
+    PAUSED = enum.auto()
+    YIELDED = enum.auto()
+
+
+class RequestBody:
+    """Buffer of the body bytes that arrived and were not read yet.
+
+    Borders of chunks carry no meaning in HTTP (RFC 9112, section 7.1), so they are not kept. The buffer has no limit of
+    its own; ``HttpInput`` pauses the socket.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+        #: Bytes received in all.
+        self.received = 0
+        self._complete = False
+        self._failure: Exception | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def held(self) -> int:
+        """Bytes in the buffer."""
+        return len(self._bytes)
+
+    @property
+    def ended(self) -> bool:
+        """Whether no more bytes follow: the body is complete, or has failed."""
+        return self._complete or self._failure is not None
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole body has been received."""
+        return self._complete
+
+    def feed(self, data: bytes | bytearray) -> None:
+        """Append received bytes."""
+        self._bytes += data
+        self.received += len(data)
+        self._changed.set()
+
+    def finish(self) -> None:
+        """Mark the body as complete."""
+        self._complete = True
+        self._changed.set()
+
+    def fail(self, failure: Exception) -> None:
+        """Make ``take`` raise ``failure`` once the buffer is empty. Does nothing where the body has ended."""
+        if not self.ended:
+            self._failure = failure
+            self._changed.set()
+
+    async def take(self) -> bytes:
+        """Remove and return all bytes of the buffer; wait where it is empty. Return ``b""`` at the end of the body."""
+        while not self._bytes:
+            if self._failure is not None:
+                raise self._failure
+            if self._complete:
+                return b""
+            self._changed.clear()
+            await self._changed.wait()
+        taken = bytes(self._bytes)
+        self._bytes.clear()
+        return taken
 
 
 class HttpInput:
-    """Bounds what is held: ``high_water_bytes`` of unread body, and as much of requests ahead of their turn.
+    """Flow control and deadline of the request bodies of one connection.
 
-    ``invite`` asks for a body whose sender waits for that (RFC 9110, 10.1.1). ``unread`` hears now and then what has
-    become of a peer that is not being read.
+    Reading pauses while ``high_water_bytes`` of the body are unread, or as many bytes of pipelined requests are held.
+
+    The deadline runs only while the peer owes body bytes and the server does not hold them up, by a pause or by a
+    ``100 Continue`` that has not been sent. It allows ``body_timeout_sec`` of silence and, over the whole body, that
+    time plus what its bytes take at ``min_rate`` bytes a second. When it expires, readers get SessionTimeout.
+
+    ``send_continue`` asks for a body whose sender waits for that (RFC 9110, section 10.1.1). ``on_hang_up`` is called
+    with what the kernel knows of the peer, at intervals, while the socket is not read.
     """
 
     def __init__(
@@ -28,113 +121,120 @@ class HttpInput:
         high_water_bytes: int,
         body_timeout_sec: float | None,
         min_rate: float | None,
-        invite: Callable[[], None],
-        unread: Callable[[HangUp], None],
+        send_continue: Callable[[], None],
+        on_hang_up: Callable[[HangUp], None],
     ) -> None:
         self._http = http
         self._high_water_bytes = high_water_bytes
         self._default_timeout = body_timeout_sec
         self._timeout = body_timeout_sec
         self._default_min_rate = min_rate
-        #: Bytes a second with which the body has to come on the whole, after the time-out; None for no bound.
+        #: Least average rate of this body in bytes a second; None for no bound.
         self.min_rate = min_rate
-        #: Seconds in which the peer owed bytes of this body, up to the time from which on it does so again.
+        #: Seconds for which the peer has owed bytes of this body, without the time since ``_owed_since``.
         self._owed_for = 0.0
         self._owed_since: float | None = None
-        self._invite = invite
+        self._send_continue = send_continue
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
-        #: Incomplete also where there is no request: then, too, it is not known what the peer is about to send.
+        #: Incomplete also between requests: the peer may be about to send something then, too.
         self.body = RequestBody()
+        #: Bytes held of requests behind the current one.
         self.pipelined_bytes = 0
-        self._owing = False
-        self._paused = False
-        self._behind = False
+        self._expects_body = False
+        self._reading = Reading.ON
         self._deadline = Deadline(self._loop, self._expired)
-        self._watch = HangUpWatch(self._loop, unread)
+        self._watch = HangUpWatch(self._loop, on_hang_up)
 
     def attach(self, transport: asyncio.Transport) -> None:
+        """Set the transport whose reading is paused and resumed."""
         self._transport = transport
 
     # The body of one request
 
     @property
     def body_timeout(self) -> float | None:
+        """Longest silence of the peer while it owes body bytes, in seconds; None for no bound."""
         return self._timeout
 
     @body_timeout.setter
     def body_timeout(self, seconds: float | None) -> None:
         self._timeout = seconds
-        self.watch()
+        self._update_deadline()
 
-    def begin(self, request: HttpRequest) -> None:
+    def begin_body(self, request: HttpRequest) -> None:
+        """Expect the body of ``request``, whose head h11 has just parsed."""
         self._timeout = self._default_timeout
         self.min_rate = self._default_min_rate
         self._owed_for, self._owed_since = 0.0, None
-        self._owing = request.has_body
-        self.watch()
+        self._expects_body = request.has_body
+        self._update_deadline()
+        limit_chunk_sizes(self._http)
 
     def feed(self, data: bytes | bytearray) -> None:
+        """Append received bytes of the body."""
         self.body.feed(data)
         if self.body.held >= self._high_water_bytes:
             self._pause()
-        self.watch()
+        self._update_deadline()
 
-    def finish(self) -> None:
-        """The body is complete; what else has arrived belongs to the next request."""
+    def finish_body(self) -> None:
+        """Mark the body as complete; what else h11 has buffered belongs to pipelined requests."""
         self.body.finish()
-        self.watch()
-        self.hold(len(self._http.trailing_data[0]))
+        self._update_deadline()
+        self.hold_pipelined(len(self._http.trailing_data[0]))
 
-    def fail(self, failure: Exception) -> None:
+    def fail_body(self, failure: Exception) -> None:
+        """Make readers raise ``failure`` behind what has arrived."""
         self.body.fail(failure)
-        self.watch()
+        self._update_deadline()
 
-    def wanted(self) -> None:
-        """The handler is about to wait for body bytes. Raises PeerGone."""
+    def before_read(self) -> None:
+        """Ask for the body where its sender waits for ``100 Continue``. Raises PeerGone."""
         if self._http.they_are_waiting_for_100_continue and not self.body.ended:
-            self._invite()
-            self.watch()
+            self._send_continue()
+            self._update_deadline()
 
-    def taken(self) -> None:
-        """The handler made room. After the end, too, the socket is read: a paused one would not tell that it closed."""
+    def after_read(self) -> None:
+        """Resume reading. Also behind the end of the body: only a socket that is read reports that it was closed."""
         if self.pipelined_bytes <= self._high_water_bytes:
             self.resume()
-        self.watch()
+        self._update_deadline()
 
-    def over(self) -> None:
-        """The request was answered: nothing is owed any more."""
-        self._owing = False
-        self.watch()
+    def end_request(self) -> None:
+        """Stop the deadline: once the response is sent, the peer owes nothing."""
+        self._expects_body = False
+        self._update_deadline()
 
     def next_request(self) -> int:
-        """Make ready for it; how many of its bytes have been received already."""
+        """Prepare for the next request. Returns how many bytes of it have been received already."""
         self.body = RequestBody()
         waiting, self.pipelined_bytes = self.pipelined_bytes, 0
         self.resume()
         return waiting
 
-    def lost(self) -> None:
-        """The transport is gone, or another's."""
+    def detach(self) -> None:
+        """Stop all timers and fail readers with PeerGone: the transport is closed, or belongs to another protocol."""
         self._deadline.disarm()
         self._watch.stop()
         self.body.fail(PeerGone("the client closed the connection"))
 
-    def watch(self) -> None:
-        """Run the deadline exactly while the peer owes bytes and nothing of ours holds it up."""
-        held_up = self._paused or self._http.they_are_waiting_for_100_continue
-        owing = self._owing and not self.body.ended and not held_up
+    # Deadline
+
+    def _update_deadline(self) -> None:
+        """Run the deadline exactly while the peer owes bytes and nothing of the server's holds them up."""
+        held_up = self._reading is not Reading.ON or self._http.they_are_waiting_for_100_continue
+        owing = self._expects_body and not self.body.ended and not held_up
         now = self._loop.time()
         if self._owed_since is not None:
             self._owed_for += now - self._owed_since
         self._owed_since = now if owing else None
-        self._deadline.arm(self._patience() if owing else None)
+        self._deadline.arm(self._allowed_silence() if owing else None)
 
-    def _patience(self) -> float | None:
+    def _allowed_silence(self) -> float | None:
         """How long the peer may be silent from now on, in seconds."""
         if self._timeout is None or self.min_rate is None:
             return self._timeout
-        # The whole body has the time-out and what its bytes take at the least rate.
         whole = self._timeout + self.body.received / self.min_rate
         return max(0.0, min(self._timeout, whole - self._owed_for))
 
@@ -146,35 +246,62 @@ class HttpInput:
             message = f"the request body came with less than {self.min_rate:g} bytes a second"
         self.body.fail(SessionTimeout(message))
 
-    # Back-pressure
+    # Backpressure
 
-    def hold(self, size: int) -> None:
-        """Requests ahead of their turn are held, not stopped at once: a paused socket would not tell of its end."""
+    def hold_pipelined(self, size: int) -> None:
+        """Count ``size`` bytes of pipelined requests, which h11 buffers.
+
+        Reading goes on up to the high-water mark, since only a socket that is read reports that it was closed.
+        """
         self.pipelined_bytes += size
         if self.pipelined_bytes > self._high_water_bytes:
             self._pause()
 
-    def fall_behind(self, catch_up: Callable[[], None]) -> None:
-        """Read no more until ``catch_up`` was called, in the loop's next turn."""
+    def yield_to_loop(self, catch_up: Callable[[], None]) -> None:
+        """Stop reading until the event loop's next pass, and call ``catch_up`` in that pass."""
 
-        def turn() -> None:
-            self._behind = False
+        def next_pass() -> None:
+            if self._reading is Reading.YIELDED:
+                self._reading = Reading.PAUSED
             if self.body.held < self._high_water_bytes:
                 self.resume()
             catch_up()
 
         self._pause()
-        self._behind = True
-        self._loop.call_soon(turn)
+        if self._reading is Reading.PAUSED:
+            self._reading = Reading.YIELDED
+        self._loop.call_soon(next_pass)
+
+    def resume(self) -> None:
+        """Read the socket again, unless the connection has yielded to the event loop."""
+        if self._reading is Reading.PAUSED and not self._transport.is_closing():
+            self._reading = Reading.ON
+            self._transport.resume_reading()
+            self._watch.end()
 
     def _pause(self) -> None:
-        if not self._paused and not self._transport.is_closing():
-            self._paused = True
+        if self._reading is Reading.ON and not self._transport.is_closing():
+            self._reading = Reading.PAUSED
             self._transport.pause_reading()
             self._watch.begin(self._transport)
 
-    def resume(self) -> None:
-        if self._paused and not self._behind and not self._transport.is_closing():
-            self._paused = False
-            self._transport.resume_reading()
-            self._watch.end()
+
+class BoundedChunkedReader(ChunkedReader):
+    """h11's reader of chunked bodies, with a limit on the digits of a chunk size; h11 itself takes 20.
+
+    Relies on private parts of h11, which tests/transport/http/test_front_door_contract.py checks.
+    """
+
+    def __call__(self, buffer: ReceiveBuffer) -> h11.Data | h11.EndOfMessage | None:
+        if not (self._bytes_in_chunk or self._reading_trailer):
+            start = len(self._bytes_to_discard)
+            digits = buffer._data[start : start + MAX_CHUNK_SIZE_DIGITS + 1]
+            if len(digits) > MAX_CHUNK_SIZE_DIGITS and _HEX_DIGITS.issuperset(digits):
+                raise h11.RemoteProtocolError("chunk size too long")
+        return super().__call__(buffer)
+
+
+def limit_chunk_sizes(http: h11.Connection) -> None:
+    """Limit the chunk sizes of the request whose head ``http`` has just parsed."""
+    if isinstance(http._reader, ChunkedReader):
+        http._reader = BoundedChunkedReader()

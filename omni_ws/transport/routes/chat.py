@@ -40,7 +40,7 @@ class ChatRoutes(GenerationRoutes):
                 return
             async with self.ordinary(exchange, chat_wants_events) as body:
                 request = await body.read(partial(read_chat, input_follows=False))
-                chunks = await self._media.read(request.input, lambda size: exchange.keep(body.size + size))
+                chunks = await self._media.read(request.input, lambda size: exchange.charge(body.size + size))
                 await self._respond(exchange, request, self.feed(chunks), owner=owner)
 
     async def _respond(

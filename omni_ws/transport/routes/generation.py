@@ -21,10 +21,10 @@ from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.openai_requests import configure, ended_on_error
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
 from omni_ws.transport.http.authentication import Authenticator
-from omni_ws.transport.http.body_place import place_for_body
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.front_end import FrontEnd
-from omni_ws.transport.http.json_body import beside, read_json_object
+from omni_ws.transport.http.json_body import read_json_object, to_thread_if_large
+from omni_ws.transport.routes.body_slot import slot_for_body
 from omni_ws.transport.routes.event_output import Answering, EventEncoder, write_error_event, write_events
 from omni_ws.transport.routes.mode_a import StreamingBody, is_streaming_input
 from omni_ws.transport.routes.session import HttpSession, feed_all
@@ -40,7 +40,7 @@ class OrdinaryBody:
     size: int
 
     async def read(self, read: Callable[[Mapping[str, Any]], Request]) -> Request:
-        return await beside(self.size, partial(read, self.fields))
+        return await to_thread_if_large(self.size, partial(read, self.fields))
 
 
 class GenerationRoutes(FrontEnd):
@@ -56,7 +56,7 @@ class GenerationRoutes(FrontEnd):
         """For as long as a request takes it is a session of its key, whose name is yielded, and of the server."""
         key = self.authenticator.authenticate(exchange.request)
         admission = self.sessions.admission
-        with place_for_body(exchange, admission, key, live=is_streaming_input(exchange.request)):
+        with slot_for_body(exchange, admission, key, live=is_streaming_input(exchange.request)):
             self.sessions.check_ready()
             exchange.input_pace = admission.input_pace(key)
             exchange.input_share = Share(self.sessions.budget)
@@ -76,7 +76,7 @@ class GenerationRoutes(FrontEnd):
     ) -> AsyncIterator[OrdinaryBody]:
         """An ordinary body, and the form in which its client hears what goes wrong before the answer began."""
         fields, size = await read_json_object(
-            exchange, self.config.http.max_body_bytes, otherwise="; a stream of input needs X-Streaming-Input: true"
+            exchange, self.config.http.max_body_bytes, hint="; a stream of input needs X-Streaming-Input: true"
         )
         async with self.errors_as_wanted(exchange, events=wants_events(fields)):
             yield OrdinaryBody(fields, size)

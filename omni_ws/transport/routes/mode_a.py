@@ -12,7 +12,7 @@ from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk
 from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, UnsupportedFormat
 from omni_ws.transport.http.exchange import HttpExchange, HttpRequest
-from omni_ws.transport.http.json_body import beside
+from omni_ws.transport.http.json_body import to_thread_if_large
 from omni_ws.transport.routes.session import HttpSession
 from omni_ws.wire.lone_object import LoneObject
 from omni_ws.wire.session_config import effective
@@ -68,11 +68,11 @@ async def _is_ordinary(exchange: HttpExchange, config: ServerConfig) -> bool:
         ordinary = body.feed(data)
         if ordinary is None and len(body.data) > limit:
             raise PayloadTooLarge(f"the request body has more than {limit} bytes")
-        exchange.keep(len(body.data))
+        exchange.charge(len(body.data))
     ended = ordinary is None
     if ordinary is None:
-        ordinary = await beside(len(body.data), body.finish)
-    exchange.unread(bytes(body.data), ended=ended)
+        ordinary = await to_thread_if_large(len(body.data), body.finish)
+    exchange.push_back(bytes(body.data), ended=ended)
     return ordinary
 
 
@@ -129,11 +129,11 @@ class StreamingBody:
                 await asyncio.sleep(0)  # thousands of items may be in what was read, and others share the loop
                 self._items = self._reader.feed(self._next_piece())
                 continue
-            self._exchange.keep(self._reader.unfinished_bytes)
+            self._exchange.charge(self._reader.unfinished_bytes)
             if self._ended:
                 break
             self._unread = await self._exchange.read()
-            self._exchange.keep(0)  # until it is known what of it is no whole item still
+            self._exchange.charge(0)  # until it is known what of it is no whole item still
             if self._session is not None:
                 self._session.touch()
             self._ended = not self._unread

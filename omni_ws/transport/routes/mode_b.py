@@ -18,13 +18,13 @@ from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
 from omni_ws.service.sessions.registered import RegisteredSession, ResultForm
 from omni_ws.service.sessions.registry import SessionRegistry
 from omni_ws.transport.http.authentication import Authenticator
-from omni_ws.transport.http.body_place import place_for_body
 from omni_ws.transport.http.error_response import error_object
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.front_end import FrontEnd
-from omni_ws.transport.http.json_body import beside, read_json_object
+from omni_ws.transport.http.json_body import read_json_object, to_thread_if_large
 from omni_ws.transport.http.router import Router
 from omni_ws.transport.native.endpoint import NATIVE_PATH
+from omni_ws.transport.routes.body_slot import slot_for_body
 from omni_ws.transport.routes.result_stream import write_answer_events, write_whole_answer
 from omni_ws.wire.append_body import BodyChunk, read_append, read_create
 from omni_ws.wire.openai_request import read_chat
@@ -67,14 +67,14 @@ class ModeBRoutes(FrontEnd):
 
     async def create(self, exchange: HttpExchange) -> None:
         key = self._enter(exchange)
-        with place_for_body(exchange, self._sessions.admission, key) as place:
+        with slot_for_body(exchange, self._sessions.admission, key) as place:
             self._sessions.check_ready()
             self._count_input(exchange, key)
             fields: dict[str, Any] = {}
             size = 0
             if exchange.request.has_body:
                 fields, size = await read_json_object(exchange, self._config.http.max_body_bytes, may_be_empty=True)
-            parameters, chunks = await beside(size, partial(read_create, fields))
+            parameters, chunks = await to_thread_if_large(size, partial(read_create, fields))
             session = self._open(parameters, key, place)
         try:
             await session.feed(chunks)
@@ -115,7 +115,7 @@ class ModeBRoutes(FrontEnd):
         except PayloadTooLarge as error:
             session.fail(error)
             raise
-        chunks: list[BodyChunk] = await beside(size, partial(read_append, fields))
+        chunks: list[BodyChunk] = await to_thread_if_large(size, partial(read_append, fields))
         await session.feed(chunks)
         await exchange.respond_json(202, self._status(session))
 

@@ -16,7 +16,7 @@ from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.sessions.output_log import AnswerMessage
 from omni_ws.service.sessions.registered import RegisteredSession, ResultForm
 from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.json_body import beside
+from omni_ws.transport.http.json_body import to_thread_if_large
 from omni_ws.transport.routes.event_output import SSE_HEADERS, held_answer, write_events
 from omni_ws.wire import sse
 from omni_ws.wire.openai_chat_response import ChatCompletion, ChatStream, finished_well
@@ -49,7 +49,7 @@ async def write_whole_answer(exchange: HttpExchange, session: RegisteredSession,
         hold(2 * size)  # gathered, and in base64
         # Taken now: the session may be deleted, or expire, while it is written.
         messages = session.answer.messages
-        await exchange.respond_json(200, await beside(size, lambda: whole_answer(session.form, messages)))
+        await exchange.respond_json(200, await to_thread_if_large(size, lambda: whole_answer(session.form, messages)))
 
 
 class ResultReader:

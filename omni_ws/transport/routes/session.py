@@ -15,8 +15,8 @@ from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.service.failure import unexpected
 from omni_ws.service.observing.observer import OutputWritten
-from omni_ws.transport.http.body import PeerGone
 from omni_ws.transport.http.deadline import Deadline
+from omni_ws.transport.http.hang_up import PeerGone
 
 
 class HttpSession:

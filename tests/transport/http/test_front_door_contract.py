@@ -15,7 +15,7 @@ from support.raw_http import websocket_upgrade
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.server import ServerProtocol
 
-from omni_ws.transport.http.chunk_sizes import bound_chunk_sizes
+from omni_ws.transport.http.receiving import limit_chunk_sizes
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
 
@@ -142,7 +142,7 @@ def test_h11_takes_sizes_of_chunks_with_more_digits_than_others() -> None:
         http.receive_data(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
         assert isinstance(http.next_event(), h11.Request)
         if bounded:
-            bound_chunk_sizes(http)
+            limit_chunk_sizes(http)
         http.receive_data(b"1\r\na\r\n00000000000000001\r\nb\r\n")
         assert isinstance(http.next_event(), h11.Data)
         with pytest.raises(h11.RemoteProtocolError) if bounded else contextlib.nullcontext():

@@ -9,7 +9,7 @@ from typing import Any
 import h11
 import pytest
 
-from omni_ws.transport.http.body import PeerGone
+from omni_ws.transport.http.hang_up import PeerGone
 from omni_ws.transport.http.sending import HttpOutput
 
 pytestmark = pytest.mark.virtual_clock
@@ -31,12 +31,12 @@ class ObedientTransport(asyncio.Transport):
         self.closing = True
 
 
-def started(stuck: Callable[[], None] = lambda: None) -> tuple[HttpOutput, ObedientTransport]:
+def started(on_timeout: Callable[[], None] = lambda: None) -> tuple[HttpOutput, ObedientTransport]:
     """An output in the middle of a chunked answer."""
     http = h11.Connection(h11.SERVER)
     http.receive_data(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     http.next_event()
-    output, transport = HttpOutput(http, timeout_sec=20, stuck=stuck), ObedientTransport()
+    output, transport = HttpOutput(http, timeout_sec=20, on_timeout=on_timeout), ObedientTransport()
     output.attach(transport)
     output.send(h11.Response(status_code=200, headers=[]))
     return output, transport
@@ -112,7 +112,7 @@ async def test_lost_output_lets_its_writers_go() -> None:
     draining = asyncio.create_task(output.drain())
     await asyncio.sleep(0)
     transport.closing = True
-    output.lost()
+    output.detach()
     with pytest.raises(PeerGone):
         await draining
     with pytest.raises(PeerGone):

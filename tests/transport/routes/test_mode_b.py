@@ -29,8 +29,8 @@ from omni_ws.engine.base import (
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 from omni_ws.errors import InvalidValue
 from omni_ws.service.observing.observer import Observation, SessionEnded, SessionIdentity, SessionOpened
-from omni_ws.transport.http.body import PeerGone
 from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.hang_up import PeerGone
 from omni_ws.transport.routes import result_stream as kept_answer
 from omni_ws.transport.routes.mode_b import MAX_WAIT_SEC
 
@@ -743,7 +743,7 @@ async def test_an_answer_that_is_being_written_may_be_deleted(monkeypatch: pytes
             assert await session.delete() == 204
             return work()
 
-        monkeypatch.setattr(kept_answer, "beside", deleted_meanwhile)
+        monkeypatch.setattr(kept_answer, "to_thread_if_large", deleted_meanwhile)
         assert await session.completion() == before
 
 

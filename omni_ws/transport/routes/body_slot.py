@@ -11,7 +11,7 @@ from omni_ws.transport.http.exchange import HttpExchange
 
 
 @contextmanager
-def place_for_body(
+def slot_for_body(
     exchange: HttpExchange, admission: Admission, key: ApiKey | None, *, live: bool = False
 ) -> Iterator[ExitStack]:
     """A place from when the body begins to come, given back by what is yielded: a head alone takes none.
