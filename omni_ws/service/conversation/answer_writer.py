@@ -62,17 +62,20 @@ class AnswerWriter:
         events.current_request.set(request.request_id)
         request.timeline.mark_engine_started()
         finished: Finished | None = None
+        failure: OmniError | None = None
         try:
             finished = await self._write_all(engine.generate(request.generation_request(history)))
         except OmniError as error:
-            request.error = error
+            failure = error
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and being_cancelled():
                 raise
             # Something inside the engine was cancelled, and not this request, or failed.
-            request.error = unexpected(error, where=f"request {request.request_id}")
+            failure = unexpected(error, where=f"request {request.request_id}")
         finally:
-            request.timeline.mark_engine_ended(whole=finished is not None, error=request.error)
+            request.timeline.mark_engine_ended(whole=finished is not None, error=failure)
+        if failure is not None and request.answering:  # else it was cancelled before
+            request.fail(failure)
         return finished or Finished(FinishReason.ERROR, Usage())
 
     async def _write_all(self, outputs: AsyncIterator[EngineOutput]) -> Finished:

@@ -32,7 +32,7 @@ from omni_ws.service.conversation.loudspeaker import Loudspeaker
 from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.service.conversation.owner import NOBODY, ConversationOwner
 from omni_ws.service.conversation.playback import Playback
-from omni_ws.service.conversation.request import FieldNames, Request, as_they_are
+from omni_ws.service.conversation.request import FieldNames, Request, RequestState, as_they_are
 from omni_ws.service.conversation.request_queue import RequestQueue
 from omni_ws.service.failure import identified, unexpected
 from omni_ws.service.identifiers import new_id
@@ -112,11 +112,10 @@ class Conversation:
         return RequestQueue(
             self.engine,
             self.outbox,
+            self,
             history=self.history,
             loudspeaker=self.loudspeaker,
             observed=self.observed,
-            progressed=self._update_answering,
-            ended=self._ended,
         )
 
     # the owner
@@ -181,7 +180,7 @@ class Conversation:
             self._stop_receiving()
         else:
             self.stream.drop_waiting(now=self._now())
-        if request is None or request.answer is not None:
+        if request is None or request.answering:
             self.loudspeaker.silence()
         if request is not None:
             self._queue.cancel(request)
@@ -221,12 +220,12 @@ class Conversation:
     @property
     def refused(self) -> bool:
         """Whether a request has failed before any work on it began, and its end is about to be told."""
-        return any(request.error is not None and request.answer is None for request in self._queue.requests)
+        return any(request.state is RequestState.FAILED for request in self._queue.requests)
 
     def input_full(self) -> bool:
         """Whether the socket should rest until the owner's ``input_may_continue``: there is more than is worked on."""
         request = self._receiving
-        can_be = self.stream.diverting or (request is not None and request.answer is not None)  # asked for each chunk
+        can_be = self.stream.diverting or (request is not None and request.answering)  # asked for each chunk
         return can_be and self._room.is_full(request)
 
     def take_ack(self) -> InputAckFrame:
@@ -279,7 +278,12 @@ class Conversation:
     def closing(self) -> bool:
         return self._queue.closing
 
-    def _ended(self, request: Request) -> None:
+    # QueueOwner
+
+    def request_progressed(self) -> None:
+        self._update_answering()
+
+    def request_ended(self, request: Request) -> None:
         """A request has had its final: nothing of it is held any more."""
         self.stream.forget(request.session)
         if request is self._receiving:
@@ -370,7 +374,7 @@ class Conversation:
             self.configuration.check_options(self.options)
             self._check_room(waits=not interrupts)
         except OmniError as error:
-            request.error = error
+            request.fail(error)
             self._queue.end(request, FinishReason.ERROR)
             return
         if interrupts:
@@ -402,7 +406,8 @@ class Conversation:
         self._room.notify_observers()
         request.timeline.mark_input_ended()
         self._stop_receiving()
-        request.error = request.error or error
+        if error is not None:
+            request.fail(error)
         request.input.close()
         request.input_ended.set()
         self._update_answering()
@@ -425,7 +430,7 @@ class Conversation:
     def _update_answering(self) -> None:
         """Nothing is idle while an answer is owed for input that is complete, or frozen."""
         answering = any(
-            request is not self._receiving or (request.is_frozen and not request.answered)
+            request is not self._receiving or (request.is_frozen and request.state is not RequestState.ANSWERED)
             for request in self._queue.requests
         )
         silence_begins = self.stream.answering and not answering

@@ -30,7 +30,7 @@ class InputFlow:
 
     def is_full(self, receiving: Request | None) -> bool:
         """Whether the engine is behind with the request that receives input, or the listener with what it has."""
-        behind = receiving is not None and receiving.answer is not None and receiving.input.full
+        behind = receiving is not None and receiving.answering and receiving.input.full
         if not behind and (self._listener is None or not self._listener.full):
             return False
         self._wanted = True
@@ -41,7 +41,7 @@ class InputFlow:
         self.notify_observers()
         limits = self._stream.limits
         credit = limits.max_held_bytes - self._stream.held_bytes
-        if receiving is not None and receiving.answer is not None:
+        if receiving is not None and receiving.answering:
             # The chunk that makes the queue full still fits, whatever its size.
             credit = min(credit, INPUT_QUEUE_BYTES + limits.max_chunk_bytes - int(receiving.input.queued))
             # A client that keeps to its credit may now wait for more.

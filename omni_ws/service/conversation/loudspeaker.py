@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from omni_ws.service.conversation.history import History
-from omni_ws.service.conversation.request import Request
+from omni_ws.service.conversation.request import Request, RequestState
 
 
 class Loudspeaker:
@@ -37,7 +37,8 @@ class Loudspeaker:
     def silence(self) -> None:
         """The client is interrupted, and plays nothing more of what it has."""
         for request in self._requests:
-            if request.playback.playing and request.finished and request.playback.reported_ms is not None:
-                request.interrupted = True
+            playback = request.playback
+            heard_in_part = playback.playing and playback.reported_ms is not None
+            playback.stop()
+            if heard_in_part and request.state is RequestState.FINISHED:
                 self._history.revise_answer(request.request_id, request.answer_message)
-            request.playback.stop()

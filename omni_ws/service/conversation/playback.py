@@ -26,7 +26,8 @@ class Playback:
         self._now = now
         #: When the beginning of the answer was played, or would have been, had it been played without a break.
         self._origin: float | None = None
-        self._stopped = False
+        #: Whether the answer was interrupted: the client plays nothing more of it.
+        self.stopped = False
         #: How often, and how long together, a player that reports had played all there was before more came.
         self.underruns = 0
         self.underrun_sec: float = 0
@@ -40,7 +41,7 @@ class Playback:
 
     @property
     def playing(self) -> bool:
-        return not self._stopped and self.position_ms < self.sent_ms
+        return not self.stopped and self.position_ms < self.sent_ms
 
     @property
     def heard_ms(self) -> float:
@@ -76,7 +77,7 @@ class Playback:
 
     def stop(self) -> None:
         """The answer was interrupted: a client plays nothing of it any more."""
-        self._stopped = True
+        self.stopped = True
 
 
 def heard_part(text: str, words: Sequence[Word], playback: Playback) -> str:

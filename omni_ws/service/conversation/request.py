@@ -1,4 +1,4 @@
-"""Request: one request of a conversation, from the chunk that opened it to its final."""
+"""Request: one request of a conversation, its state machine and what it holds."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Final, TypeAlias
 
 from omni_ws.core.audio_format import AudioFormat
@@ -24,23 +25,60 @@ from omni_ws.wire.session_config import SessionConfig
 
 log = logging.getLogger(__name__)
 
-#: Input that may wait between the socket and the engine; beyond it the socket is not read.
+#: Input that may wait between the socket and the engine, in bytes; beyond it the socket is not read.
 INPUT_QUEUE_BYTES: Final = 1 << 20
-#: Text of a request that is kept for the history, which could not hold more anyway.
+#: Text of a request that is kept for the history, which could not hold more anyway. Characters, or bytes of input.
 MAX_KEPT_TEXT: Final = 1 << 18
 
 
-#: From the names that fields have here to those that the client wrote.
+#: Maps the name of a field of ``session_config`` to the name that the client used for it.
 FieldNames: TypeAlias = Callable[[str | None], str | None]
 
 
 def as_they_are(param: str | None) -> str | None:
-    """The names of ``session_config`` are its client's own."""
+    """The names of a client that writes ``session_config`` itself."""
     return param
 
 
+class RequestState(Enum):
+    """Where a request stands; see ``Request`` for the transitions."""
+
+    #: Collects input; its start policy has not fired.
+    OPEN = "open"
+    #: Its policy has fired; earlier requests are answered first.
+    WAITING = "waiting"
+    #: The engine works on it.
+    ANSWERING = "answering"
+    #: The engine is done; the input, which it does not use any more, has not ended.
+    ANSWERED = "answered"
+    #: ``error`` is known, and its final is not written yet.
+    FAILED = "failed"
+    #: Cancelled or interrupted, and its final is not written yet.
+    CANCELLED = "cancelled"
+    #: Its final is in the outbox.
+    FINISHED = "finished"
+
+
+_ANSWERING: Final = frozenset({RequestState.ANSWERING, RequestState.ANSWERED})
+_TRANSITIONS: Final[dict[RequestState, frozenset[RequestState]]] = {
+    RequestState.OPEN: frozenset(
+        {RequestState.WAITING, RequestState.FAILED, RequestState.CANCELLED, RequestState.FINISHED}
+    ),
+    RequestState.WAITING: frozenset(
+        {RequestState.ANSWERING, RequestState.FAILED, RequestState.CANCELLED, RequestState.FINISHED}
+    ),
+    RequestState.ANSWERING: frozenset(
+        {RequestState.ANSWERED, RequestState.FAILED, RequestState.CANCELLED, RequestState.FINISHED}
+    ),
+    RequestState.ANSWERED: frozenset({RequestState.CANCELLED, RequestState.FINISHED}),
+    RequestState.FAILED: frozenset({RequestState.CANCELLED, RequestState.FINISHED}),
+    RequestState.CANCELLED: frozenset({RequestState.FINISHED}),
+    RequestState.FINISHED: frozenset(),
+}
+
+
 class KeptText:
-    """A text that comes in pieces, up to a length; what is longer is cut."""
+    """Pieces of a text, up to MAX_KEPT_TEXT characters together; the rest is dropped."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
@@ -53,7 +91,7 @@ class KeptText:
             self._room -= len(piece)
 
     def take_back(self, length: int) -> None:
-        """The last pieces, of this length together, were not said after all."""
+        """Remove the last pieces, which are ``length`` characters together."""
         while self._pieces and length >= len(self._pieces[-1]):
             length -= len(self._pieces[-1])
             self._room += len(self._pieces.pop())
@@ -64,7 +102,21 @@ class KeptText:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """``config`` is what was in effect when the request opened."""
+    """One request, from the chunk that opened it to its final: its state, its input, and what it leaves behind.
+
+    ``config`` is the configuration in effect when it opened. The state changes through the methods below only; an
+    illegal transition raises RuntimeError:
+
+    =========  ==================================================================================
+    OPEN       ``start`` → WAITING, ``fail`` → FAILED, ``cancel`` → CANCELLED
+    WAITING    ``begin_answer`` → ANSWERING, ``fail`` → FAILED, ``cancel`` → CANCELLED
+    ANSWERING  ``await_rest_of_input`` → ANSWERED, ``fail`` → FAILED, ``cancel`` → CANCELLED
+    ANSWERED   ``cancel`` → CANCELLED
+    FAILED     ``cancel`` → CANCELLED, which drops the error
+    CANCELLED  ``cancel`` again changes nothing
+    any        ``finish`` → FINISHED, which is final; the end of a session finishes requests in any state
+    =========  ==================================================================================
+    """
 
     request_id: str
     session: StreamingInputSession
@@ -74,70 +126,107 @@ class Request:
     playback: Playback
     media_room: MediaRoom
     options: AnswerOptions = field(default_factory=AnswerOptions)
+    #: The name of the API key that the session was opened with.
     owner: str | None = None
     meter: UsageMeter = field(default_factory=UsageMeter)
     #: The audio of the input, for the history where its words are not known; None where no later request needs it.
     speech: KeptSpeech | None = None
     field_names: FieldNames = as_they_are
+    state: RequestState = RequestState.OPEN
+    #: Whether the state is ANSWERING or ANSWERED. Read for each chunk.
+    answering: bool = False
+    #: What fired the start policy; None before.
     started: GenerationStarted | None = None
-    #: Why the request cannot be worked on, found out before or beside the work.
+    #: Why there is no whole answer. Set with FAILED, and still known when the request has FINISHED.
     error: OmniError | None = None
-    cancelled: bool = False
-    finished: bool = False
-    #: The task that produces the answer, while it runs.
-    answer: asyncio.Task[None] | None = None
+    #: Input that the engine has not taken.
     input: Channel[InputChunk] = field(init=False)
-    #: Text of the input, as far as a history can use it.
-    typed: bytearray = field(default_factory=bytearray)
-    heard: KeptText = field(default_factory=KeptText)
-    #: The transcript that went out last, if it may still change.
-    interim: TranscriptOutput | None = None
-    said: KeptText = field(default_factory=KeptText)
-    #: Results of tools, by the id of the call.
-    tool_results: dict[str, bytearray] = field(default_factory=dict)
-    #: Words of the audio that went out, where the engine tells them.
-    spoken: list[Word] = field(default_factory=list)
-    #: Whether its answer was cut short while it was being played.
-    interrupted: bool = False
     input_ended: asyncio.Event = field(default_factory=asyncio.Event)
-    #: Whether the engine is done, and only the final is missing.
-    answered: bool = False
+    #: Text of the input, as much of it as a history can use.
+    typed: bytearray = field(default_factory=bytearray)
+    #: Transcripts of the input that are settled.
+    heard: KeptText = field(default_factory=KeptText)
+    #: The latest transcript that was sent, while it is interim.
+    interim: TranscriptOutput | None = None
+    #: Text of the answer that was sent.
+    said: KeptText = field(default_factory=KeptText)
+    #: Results of tools in the input, by the id of the call.
+    tool_results: dict[str, bytearray] = field(default_factory=dict)
+    #: Words of the audio that was sent, where the engine reports them.
+    spoken: list[Word] = field(default_factory=list)
     _queued_chunks: int = 0
     #: Bytes of typed text and results of tools that may still be kept.
     _text_room: int = MAX_KEPT_TEXT
-    #: Id and name of each tool call that went out, by its index; and its arguments, as they come.
+    #: Id and name of each tool call that was sent, by its index; and its arguments in pieces.
     _calls: dict[int, tuple[str, str]] = field(default_factory=dict)
     _arguments: dict[int, KeptText] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.input = Channel(INPUT_QUEUE_BYTES, cost=lambda chunk: len(chunk.payload), on_take=self._taken)
 
+    # state
+
     @property
     def is_frozen(self) -> bool:
-        """Whether the engine has all that it will get, though more may come."""
+        """Whether the engine has all the input it will get; what follows is only counted (InputMode.SNAPSHOT)."""
         return self.started is not None and self.session.settings.mode is InputMode.SNAPSHOT
 
-    @property
-    def ready(self) -> bool:
-        """Whether there is something to do for it: an answer to start, or an end to tell."""
-        return self.started is not None or self.error is not None or self.cancelled
-
-    def interrupts(self, *, by_speech: bool) -> bool:
-        """Whether it ends the requests before it as it opens. Speech does so where turn detection says so, too."""
-        turns = self.config.turn_detection
-        spares = by_speech and turns is not None and not turns.interrupt_response
-        return self.config.overlap == "interrupt" and not spares
-
     def start(self, event: GenerationStarted) -> None:
+        """The start policy has fired: hand the input over to the engine's queue, and wait for the engine."""
+        self._set_state(RequestState.WAITING)
         self.started = event
         for chunk in event.chunks:
             self.append(chunk)
         if self.is_frozen:
             self.input.close()
 
+    def begin_answer(self) -> None:
+        """The engine gets the request."""
+        self._set_state(RequestState.ANSWERING)
+
+    def await_rest_of_input(self) -> None:
+        """The engine has answered frozen input, and the rest of the input goes on."""
+        self._set_state(RequestState.ANSWERED)
+
+    def fail(self, error: OmniError) -> None:
+        """Record why there is no whole answer. ``finish`` must follow, at once or when its turn in the queue comes."""
+        self._set_state(RequestState.FAILED)
+        self.error = error
+
+    def cancel(self, *, by: Request | None = None) -> None:
+        """Drop input and error; ``by`` is the request that interrupts this one. ``finish`` must follow, as above."""
+        self.timeline.mark_cancelled(None if by is None else by.timeline)
+        if self.state is not RequestState.CANCELLED:
+            self._set_state(RequestState.CANCELLED)
+        self.error = None
+        self.session.cancel()
+
+    def finish(self) -> None:
+        """Release what the request holds: its final is in the outbox."""
+        self._set_state(RequestState.FINISHED)
+        self.input.discard()
+        self.meter = UsageMeter()  # through which an engine might hold on to its work
+        if self.speech is not None:
+            self.speech.release()
+
+    def _set_state(self, state: RequestState) -> None:
+        if state not in _TRANSITIONS[self.state]:
+            raise RuntimeError(f"illegal transition from {self.state.name} to {state.name}")
+        self.state = state
+        self.answering = state in _ANSWERING
+
+    def interrupts(self, *, by_speech: bool) -> bool:
+        """Whether it ends earlier requests as it opens. Detected speech does so unless turn detection is set not to."""
+        detection = self.config.turn_detection
+        spares = by_speech and detection is not None and not detection.interrupt_response
+        return self.config.overlap == "interrupt" and not spares
+
+    # input
+
     def append(self, chunk: InputChunk) -> None:
+        """Queue a chunk for the engine; after a frozen start, or the end, it is dropped."""
         if self.input.closed:
-            return  # a request that ended early leaves its rest to nobody
+            return
         if chunk.modality is Modality.TEXT:
             self._keep_text(chunk)
         elif chunk.modality is Modality.AUDIO and self.speech is not None:
@@ -152,53 +241,25 @@ class Request:
         kept += piece
         self._text_room -= len(piece)
 
+    @property
+    def waiting_chunks(self) -> int:
+        """Chunks that the engine has not taken."""
+        return self.session.received.chunks if self.started is None else self._queued_chunks
+
+    def _taken(self, size: float) -> None:
+        self._queued_chunks -= 1
+        self.on_input_taken(self, int(size))
+
+    # what was said
+
     def called(self, fragment: ToolCallFragment) -> None:
-        """A piece of a tool call went out."""
+        """A fragment of a tool call was sent."""
         call_id, name = self._calls.get(fragment.index, ("", ""))
         self._calls[fragment.index] = (fragment.id or call_id, fragment.name or name)
         self._arguments.setdefault(fragment.index, KeptText()).append(fragment.arguments)
 
-    @property
-    def tool_calls(self) -> tuple[ToolCall, ...]:
-        """Those that went out, in the order in which they began."""
-        return tuple(ToolCall(*names, self._arguments[index].joined()) for index, names in self._calls.items())
-
-    def take_messages(self, *, all_heard: bool, audio_ms: float) -> tuple[Message, ...]:
-        """What this request leaves to those after it, once.
-
-        ``all_heard`` says that there were no words but those of the transcripts, ``audio_ms`` how much audio the engine
-        decoded, 0 where it did not tell.
-        """
-        results = (
-            Message("tool", text.decode("utf-8", "replace"), tool_call_id=call)
-            for call, text in self.tool_results.items()
-        )
-        user = Message("user", self.user_text)
-        if not all_heard and not self.heard.joined():
-            user = self._spoken(audio_ms)
-        return (*results, user, self.answer_message)
-
-    def _spoken(self, audio_ms: float) -> Message:
-        """The message of a user whose words, if there were any, are not known."""
-        kept = self.speech
-        if kept is None or not kept.began:
-            return Message("user", self.user_text)
-        if (speech := kept.hand_over(audio_ms=audio_ms)) is not None:
-            return Message("user", self.user_text, speech=speech)
-        log.warning("request %s: later turns do not know what was said: %s", self.request_id, kept.lost)
-        return Message("user", " ".join(filter(None, [self.user_text, WORDS_UNKNOWN])))
-
-    @property
-    def answer_message(self) -> Message:
-        """The answer as later requests see it: what of it was heard, where it was cut short."""
-        text = self.said.joined()
-        if self.cancelled or self.interrupted:
-            text = heard_part(text, self.spoken, self.playback)
-        calls = tuple(call for call in self.tool_calls if call.is_whole or not self.cancelled)
-        return Message("assistant", text, tool_calls=calls)
-
     def withdrawn(self, chunks: Sequence[OutputChunk]) -> None:
-        """These did not go out."""
+        """These outputs, the latest of the answer, were taken back from the outbox."""
         for chunk in reversed(chunks):
             if chunk.modality is OutputModality.AUDIO and chunk.start_ms is not None:
                 self.playback.withdraw(chunk.start_ms)
@@ -210,25 +271,60 @@ class Request:
                 self._arguments.pop(chunk.tool_call.index, None)
 
     @property
-    def waiting_chunks(self) -> int:
-        """Chunks that the engine has not taken over."""
-        return self.session.received.chunks if self.started is None else self._queued_chunks
-
-    def _taken(self, size: float) -> None:
-        self._queued_chunks -= 1
-        self.on_input_taken(self, int(size))
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls that were sent, in the order in which they began."""
+        return tuple(ToolCall(*names, self._arguments[index].joined()) for index, names in self._calls.items())
 
     @property
     def user_text(self) -> str:
-        """What the user typed and said."""
+        """The words of the user, typed and spoken."""
         return " ".join(filter(None, [self.typed.decode("utf-8", "replace"), self.heard.joined(" ")]))
 
     @property
     def answer_text(self) -> str:
-        """The text of the answer that went out so far."""
+        """The text of the answer that was sent."""
         return self.said.joined()
 
+    def take_messages(self, *, all_heard: bool, audio_ms: float) -> tuple[Message, ...]:
+        """The messages that this request adds to the history. Call it once: it hands over the kept speech.
+
+        ``all_heard`` says that the transcripts have all the words there were; ``audio_ms`` is the length of the audio
+        as the engine decoded it, 0 where it did not report that.
+        """
+        results = (
+            Message("tool", text.decode("utf-8", "replace"), tool_call_id=call)
+            for call, text in self.tool_results.items()
+        )
+        user = Message("user", self.user_text)
+        if not all_heard and not self.heard.joined():
+            user = self._spoken(audio_ms)
+        return (*results, user, self.answer_message)
+
+    def _spoken(self, audio_ms: float) -> Message:
+        """The message of a user whose spoken words, if there were any, are not known."""
+        kept = self.speech
+        if kept is None or not kept.began:
+            return Message("user", self.user_text)
+        if (speech := kept.hand_over(audio_ms=audio_ms)) is not None:
+            return Message("user", self.user_text, speech=speech)
+        log.warning("request %s: later turns do not know what was said: %s", self.request_id, kept.lost)
+        return Message("user", " ".join(filter(None, [self.user_text, WORDS_UNKNOWN])))
+
+    @property
+    def answer_message(self) -> Message:
+        """The answer for the history: where its playback was stopped, only the part that was heard."""
+        text = self.said.joined()
+        if self.playback.stopped:
+            text = heard_part(text, self.spoken, self.playback)
+        # Of a cancelled answer the client has seen half a call at most, which it cannot answer.
+        cancelled = self.state is RequestState.CANCELLED
+        calls = tuple(call for call in self.tool_calls if call.is_whole or not cancelled)
+        return Message("assistant", text, tool_calls=calls)
+
+    # the engine
+
     def generation_request(self, history: tuple[Message, ...]) -> GenerationRequest:
+        """The request as the engine gets it."""
         config, settings = self.config, self.session.settings
         sampling = config.sampling
         return GenerationRequest(
@@ -256,11 +352,16 @@ class Request:
 
     @property
     def output_format(self) -> AudioFormat:
+        """The format that audio is sent in."""
         audio = self.config.output_audio
         return AudioFormat(audio.format, audio.sample_rate)
 
     def usage(self, reported: Usage | None) -> Usage:
-        """What the engine reports, or, where it was cut short, what it has counted or what was seen from outside."""
+        """The usage for the final.
+
+        ``reported`` is the engine's own at its end. Where it was cut short, its meter counts; without one, the words of
+        the input and the output do.
+        """
         audio_ms = reported.input_audio_ms if reported is not None else round(self.session.received.audio_ms)
         reported = (
             reported

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 from omni_ws.core.chunks import FinishReason
 from omni_ws.core.output import OutputSequencer
 from omni_ws.core.session import GenerationStarted
-from omni_ws.engine.base import Engine, Finished, UsageMeter
+from omni_ws.engine.base import Engine, Finished
 from omni_ws.errors import websocket_close_code
 from omni_ws.service.conversation.answer_writer import AnswerWriter, final_chunk, over, transcript_chunk
 from omni_ws.service.conversation.history import History
 from omni_ws.service.conversation.loudspeaker import Loudspeaker
 from omni_ws.service.conversation.outbox import Outbox
-from omni_ws.service.conversation.request import Request
+from omni_ws.service.conversation.request import Request, RequestState
 from omni_ws.service.failure import of_request
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
+
+
+class QueueOwner(Protocol):
+    """The conversation that a queue belongs to. No method may raise."""
+
+    def request_progressed(self) -> None:
+        """The engine has begun with the first request, or is done with it before its input has ended."""
+
+    def request_ended(self, request: Request) -> None:
+        """The final of this request is in the outbox, and the request has left the queue."""
 
 
 class RequestQueue:
@@ -32,23 +42,23 @@ class RequestQueue:
         self,
         engine: Engine,
         outbox: Outbox,
+        owner: QueueOwner,
         *,
         history: History,
         loudspeaker: Loudspeaker,
         observed: ObservedSession,
-        progressed: Callable[[], None],
-        ended: Callable[[Request], None],
     ) -> None:
         self._engine = engine
         self._outbox = outbox
         self._history = history
         self._loudspeaker = loudspeaker
         self._observed = observed
-        self._progressed = progressed
-        self._ended = ended
+        self._owner = owner
         self._sequencer = OutputSequencer()
         self._wake = asyncio.Event()
-        #: The first is the one that runs.
+        #: The task that answers the first request, or wound up the one before it.
+        self._answer: asyncio.Task[None] | None = None
+        #: The first is being answered, or will be next.
         self.requests: deque[Request] = deque()
         #: Whether no further requests come; see ``close``.
         self.closing = False
@@ -56,7 +66,7 @@ class RequestQueue:
     @property
     def current(self) -> Request | None:
         """The request whose answer is under way."""
-        return self.requests[0] if self.requests and self.requests[0].answer is not None else None
+        return self.requests[0] if self.requests and self.requests[0].answering else None
 
     def find(self, request_id: str | None) -> Request | None:
         """The request of this id; without one that which is answered, else the newest."""
@@ -85,11 +95,10 @@ class RequestQueue:
 
     def cancel(self, request: Request, *, by: Request | None = None) -> None:
         """``by`` is the request that interrupts it, if one does."""
-        request.timeline.mark_cancelled(None if by is None else by.timeline)
-        request.cancelled = True
-        request.session.cancel()
-        if request.answer is not None:
-            request.answer.cancel()
+        answering = request.answering
+        request.cancel(by=by)
+        if answering and self._answer is not None:
+            self._answer.cancel()
             withdrawn = self._outbox.withdraw(request.request_id)
             self._sequencer.take_back(len(withdrawn))
             request.withdrawn(withdrawn)
@@ -100,10 +109,10 @@ class RequestQueue:
 
     def end(self, request: Request, reason: FinishReason, finished: Finished | None = None) -> None:
         """The one final of a request, and the end of everything that it held. Idempotent."""
-        if request.finished:
+        if request.state is RequestState.FINISHED:
             return
-        if request.cancelled:
-            request.error, reason = None, FinishReason.CANCELLED
+        if request.state is RequestState.CANCELLED:
+            reason = FinishReason.CANCELLED
         if request.error is not None:
             request.error.param = request.field_names(request.error.param)
             self._outbox.put_nowait(of_request(request.error, request.request_id, engine=self._engine))
@@ -122,14 +131,10 @@ class RequestQueue:
             content=request,
         )
         self._outbox.put_nowait(final)
-        request.finished = True
-        request.input.discard()
-        request.meter = UsageMeter()  # through which an engine might hold on to its work
-        if request.speech is not None:
-            request.speech.release()
+        request.finish()
         if request in self.requests:
             self.requests.remove(request)
-        self._ended(request)
+        self._owner.request_ended(request)
         self._wake.set()
 
     def _settle(self, request: Request) -> None:
@@ -163,34 +168,34 @@ class RequestQueue:
         while self.requests or not self.closing:
             await self._wake.wait()
             self._wake.clear()
-            while self.requests and self.requests[0].ready:
+            while self.requests and self.requests[0].state is not RequestState.OPEN:
                 await self._serve(self.requests[0])
 
     async def _serve(self, request: Request) -> None:
-        if request.started is not None and request.error is None and not request.cancelled:
-            request.answer = asyncio.create_task(
-                self._answer(request, request.started), name=f"answer {request.request_id}"
+        if request.state is RequestState.WAITING and request.started is not None:
+            request.begin_answer()
+            answer = self._answer = asyncio.create_task(
+                self._write_answer(request, request.started), name=f"answer {request.request_id}"
             )
-            self._progressed()
-            await over(request.answer)
-            if not request.answer.cancelled():
-                request.answer.result()
+            self._owner.request_progressed()
+            await over(answer)
+            if not answer.cancelled():
+                answer.result()
         self.end(request, FinishReason.CANCELLED)
-        # What goes wrong while a cancelled answer winds up is nobody's business any more.
-        if request.error is not None and not request.cancelled and websocket_close_code(request.error) is not None:
+        if request.error is not None and websocket_close_code(request.error) is not None:
             raise request.error
 
-    async def _answer(self, request: Request, started: GenerationStarted) -> None:
+    async def _write_answer(self, request: Request, started: GenerationStarted) -> None:
         writer = AnswerWriter(request, self._outbox, self._sequencer, self._observed)
         self._loudspeaker.answering(request)
         writer.start(started)
         finished = await writer.answer(self._engine, self._history.messages if request.config.history else ())
-        if request.error is None and request.is_frozen and not request.input_ended.is_set():
+        if request.answering and request.is_frozen and not request.input_ended.is_set():
             await self._rest_of_input(request)
         self.end(request, finished.reason, finished)
 
     async def _rest_of_input(self, request: Request) -> None:
         """What comes after the freezing is not used, but the usage in the final says how much it was."""
-        request.answered = True
-        self._progressed()
+        request.await_rest_of_input()
+        self._owner.request_progressed()
         await request.input_ended.wait()
