@@ -1,1 +1,1 @@
-"""Floor 5: sockets. One port speaks HTTP/1.1 and WebSocket; what is said on it is decided elsewhere."""
+"""Floor 5: transports. One port serves HTTP/1.1 and WebSocket; gRPC has one of its own. No policy is decided here."""

@@ -1,1 +1,1 @@
-"""HTTP/1.1 on one connection: heads, bodies, responses, and the upgrade to a WebSocket."""
+"""HTTP/1.1: connections, exchanges, routing, and the upgrade of a connection to WebSocket."""

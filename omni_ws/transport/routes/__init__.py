@@ -1,1 +1,1 @@
-"""What answers at which path over HTTP."""
+"""Routes: the HTTP API, from request bodies to sessions and from their answers to responses."""

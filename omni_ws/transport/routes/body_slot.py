@@ -1,4 +1,4 @@
-"""The place of a session whose first input is the body of a request."""
+"""Admission of a session whose first input is the body of a request."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from omni_ws.transport.http.exchange import HttpExchange
 def slot_for_body(
     exchange: HttpExchange, admission: Admission, key: ApiKey | None, *, live: bool = False
 ) -> Iterator[ExitStack]:
-    """A place from when the body begins to come, given back by what is yielded: a head alone takes none.
+    """Take a session's slot when the body of ``exchange`` begins to arrive; a head alone takes none.
 
-    An ordinary body has its place lent until it is whole, so that a slow one keeps nobody out; ``live`` input is not
-    slow by its own fault. Raises as ``Admission.session``: here, and in ``exchange.read``.
+    The slot is released with the yielded stack, at the end of the block unless the caller has moved it elsewhere.
+
+    Until an ordinary body is complete its slot is lent: another session may take it, so that slow uploads block
+    nobody. ``live`` bodies keep theirs from the start, since they are slow by nature. Raises as ``Admission.session``
+    does, here and in ``exchange.read``.
     """
     place: Place | None = None
     client = exchange.request.client
     admission.check(key, client=client)
     with ExitStack() as held:
 
-        def came(data: bytes) -> None:
+        def body_received(data: bytes) -> None:
             nonlocal place
             if place is None:
                 place = held.enter_context(admission.session(key, client=client, lent=not live))
@@ -32,7 +35,7 @@ def slot_for_body(
                 place.keep()
 
         if exchange.request.has_body:
-            exchange.on_body = came
+            exchange.on_body = body_received
         else:
-            came(b"")
+            body_received(b"")
         yield held

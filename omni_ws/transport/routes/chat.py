@@ -9,10 +9,10 @@ from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.transport.http.authentication import Authenticator
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.router import Router
-from omni_ws.transport.routes.event_output import gather, held_answer
-from omni_ws.transport.routes.generation import GenerationRoutes, Source, encode_audio_file
-from omni_ws.transport.routes.mode_a import brings_streaming_input
+from omni_ws.transport.routes.generation import GenerationRoutes, InputSource, encode_audio_file
+from omni_ws.transport.routes.mode_a import has_streaming_input
 from omni_ws.transport.routes.named_media import MediaReader
+from omni_ws.transport.routes.response_stream import charging, collect_answer
 from omni_ws.wire.openai_chat_response import ChatCompletion, ChatStream
 from omni_ws.wire.openai_request import ChatRequest, chat_wants_events, read_chat
 
@@ -33,21 +33,21 @@ class ChatRoutes(GenerationRoutes):
         Streaming input is answered with events unless its parameters say ``"stream": false``.
         """
         async with self.admitted(exchange) as owner:
-            if await brings_streaming_input(exchange, self.config):
+            if await has_streaming_input(exchange, self.config):
                 stream = self.streaming_body(exchange)
                 request = read_chat(await stream.parameters(), input_follows=True)
                 await self._respond(exchange, request, stream.feed, owner=owner, streaming_input=True)
                 return
-            async with self.ordinary(exchange, chat_wants_events) as body:
+            async with self.json_body(exchange, chat_wants_events) as body:
                 request = await body.read(partial(read_chat, input_follows=False))
                 chunks = await self._media.read(request.input, lambda size: exchange.charge(body.size + size))
-                await self._respond(exchange, request, self.feed(chunks), owner=owner)
+                await self._respond(exchange, request, self.source_of(chunks), owner=owner)
 
     async def _respond(
         self,
         exchange: HttpExchange,
         request: ChatRequest,
-        source: Source,
+        source: InputSource,
         *,
         owner: str | None,
         streaming_input: bool = False,
@@ -64,11 +64,11 @@ class ChatRoutes(GenerationRoutes):
         options = chat_options(request, model=self.sessions.model.names[0])
         if streamed:
             async with session.running(partial(source, session)):
-                await self.events(exchange, session, ChatStream(options), head_at_start=streaming_input)
+                await self.stream_events(exchange, session, ChatStream(options), head_at_start=streaming_input)
             return
-        with held_answer(self.sessions.budget) as hold:
+        with charging(self.sessions.budget) as charge:
             async with session.running(partial(source, session)):
-                outputs, final = await gather(session, hold)
+                outputs, final = await collect_answer(session, charge)
             completion = ChatCompletion(options)
             for output in outputs:
                 completion.output(output)

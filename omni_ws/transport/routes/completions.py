@@ -1,4 +1,4 @@
-"""``/v1/completions``: prompts as they stand, texts or token ids."""
+"""``/v1/completions``: raw prompts, as texts or token ids, without a chat template."""
 
 from __future__ import annotations
 
@@ -17,30 +17,33 @@ from omni_ws.service.conversation.openai_requests import checked_options
 from omni_ws.service.identifiers import new_id
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.router import Router
-from omni_ws.transport.routes.event_output import Answering, gather, held_answer
 from omni_ws.transport.routes.generation import GenerationRoutes
+from omni_ws.transport.routes.merged_answers import MergedAnswers
+from omni_ws.transport.routes.response_stream import AnswerSource, charging, collect_answer
 from omni_ws.transport.routes.session import HttpSession
-from omni_ws.transport.routes.several_sessions import SeveralSessions
 from omni_ws.wire.openai_completion import CompletionRequest, read_completion
 from omni_ws.wire.openai_completion_response import Completion, CompletionOptions, CompletionStream
 from omni_ws.wire.openai_request import chat_wants_events
 
 
 class CompletionRoutes(GenerationRoutes):
+    """The handler of ``/v1/completions``."""
+
     def register(self, router: Router) -> None:
         router.add("POST", "/v1/completions", self.completions)
 
     async def completions(self, exchange: HttpExchange) -> None:
+        """Respond with the completions of all prompts of one request, each of which is a session of its own."""
         async with (
             self.admitted(exchange) as owner,
-            self.ordinary(exchange, chat_wants_events) as body,
+            self.json_body(exchange, chat_wants_events) as body,
         ):
             request = await body.read(read_completion)
             sessions = [
                 self._prompt_session(exchange, request, one, owner=owner) for one in range(len(request.prompts))
             ]
-            async with self._answering(request, sessions) as answering:
-                await self._answer(exchange, request, answering)
+            async with self._running(request, sessions) as source:
+                await self._respond(exchange, request, source)
 
     def _prompt_session(
         self, exchange: HttpExchange, request: CompletionRequest, index: int, *, owner: str | None
@@ -63,21 +66,21 @@ class CompletionRoutes(GenerationRoutes):
         return session
 
     @asynccontextmanager
-    async def _answering(self, request: CompletionRequest, sessions: list[HttpSession]) -> AsyncIterator[Answering]:
-        """All prompts are worked on at the same time."""
+    async def _running(self, request: CompletionRequest, sessions: list[HttpSession]) -> AsyncIterator[AnswerSource]:
+        """Run all sessions at the same time, until the block ends. Yields the source of the merged answer."""
         async with AsyncExitStack() as running:
             for prompt, session in zip(request.prompts, sessions, strict=True):
                 text = prompt.encode() if isinstance(prompt, str) else orjson.dumps(prompt)
-                source = self.feed([InputChunk(Modality.TEXT, text)])
-                await running.enter_async_context(session.running(partial(source, session)))
+                feed = self.source_of([InputChunk(Modality.TEXT, text)])
+                await running.enter_async_context(session.running(partial(feed, session)))
             if len(sessions) == 1:
                 yield sessions[0]
                 return
-            several = SeveralSessions(sessions, choices=request.answer.choices)
-            await running.enter_async_context(several.receiving())
-            yield several
+            merged = MergedAnswers(sessions, choices=request.answer.choices)
+            await running.enter_async_context(merged.receiving())
+            yield merged
 
-    async def _answer(self, exchange: HttpExchange, request: CompletionRequest, answering: Answering) -> None:
+    async def _respond(self, exchange: HttpExchange, request: CompletionRequest, source: AnswerSource) -> None:
         options = CompletionOptions(
             completion_id="cmpl-" + (request.request_id or new_id("")),
             created=int(time.time()),
@@ -88,10 +91,10 @@ class CompletionRoutes(GenerationRoutes):
             usage_on_final_chunk=request.usage_on_final_chunk,
         )
         if request.stream:
-            await self.events(exchange, answering, CompletionStream(options), head_at_start=False)
+            await self.stream_events(exchange, source, CompletionStream(options), head_at_start=False)
             return
-        with held_answer(self.sessions.budget) as hold:
-            outputs, final = await gather(answering, hold)
+        with charging(self.sessions.budget) as charge:
+            outputs, final = await collect_answer(source, charge)
             completion = Completion(options)
             for output in outputs:
                 completion.output(output)

@@ -1,4 +1,4 @@
-"""The page at ``/``: the browser demo of ``examples/browser``, which an installed package has in ``web/browser``."""
+"""The demo page at ``/``: the files of ``examples/browser``, which the wheel installs as ``web/browser``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.front_end import FrontEnd
 from omni_ws.transport.http.router import Router, shown_path
 
-#: What the page consists of; other files are not served.
+#: Content types of the files by suffix; others are not served.
 MEDIA_TYPES: Final = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -24,7 +24,7 @@ MEDIA_TYPES: Final = {
     "svg": "image/svg+xml",
 }
 
-#: Scripts, styles and connections from this server alone, nothing inline; pictures also from the page's own memory.
+#: Scripts, styles and connections from this server only, nothing inline; images and media also from blobs.
 CONTENT_SECURITY_POLICY: Final = "; ".join(
     (
         "default-src 'none'",
@@ -50,31 +50,36 @@ _HEADERS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class _File:
+    """One file of the page, with its headers."""
+
     content: bytes
     media_type: str
     entity_tag: str
 
 
 class DemoRoutes(FrontEnd):
-    """``/`` and ``/browser/{name}``; both need no key, since the page is where a person enters one."""
+    """The handlers of ``/`` and ``/browser/{name}``. They need no key, since the page asks the user for it."""
 
     def register(self, router: Router) -> None:
         router.add("GET", "/", self.page)
         router.add("GET", "/browser/{name}", self.file)
 
     async def page(self, exchange: HttpExchange) -> None:
+        """Respond with the page."""
         await _send(exchange, "index.html")
 
     async def file(self, exchange: HttpExchange) -> None:
+        """Respond with a file that the page loads."""
         await _send(exchange, exchange.path_parameters["name"])
 
 
 async def _send(exchange: HttpExchange, name: str) -> None:
+    """Respond with a file, or with 304 where the client has it. Raises NotFound."""
     file = _files().get(name)
     if file is None:
         raise NotFound(f"there is nothing at {shown_path(exchange.request.segments)}")
     tag = ("ETag", file.entity_tag)
-    # A client that asks may add W/ to a tag, and compares weakly (RFC 9110, 13.1.2).
+    # If-None-Match compares weakly, that is, without W/ (RFC 9110, section 13.1.2).
     known = {entry.removeprefix("W/") for entry in exchange.request.headers.tokens("if-none-match")}
     if file.entity_tag in known:
         await exchange.respond(304, [*_HEADERS, tag])
@@ -84,7 +89,7 @@ async def _send(exchange: HttpExchange, name: str) -> None:
 
 @cache
 def _files() -> Mapping[str, _File]:
-    """All files of the page; read once, since reading holds up the event loop."""
+    """All files of the page, by name. Cached, because reading blocks the event loop."""
     found = {}
     for entry in _folder().iterdir():
         media_type = MEDIA_TYPES.get(entry.name.rpartition(".")[2])
@@ -95,5 +100,6 @@ def _files() -> Mapping[str, _File]:
 
 
 def _folder() -> Traversable:
+    """The files' folder: in the installed package, or in the repository."""
     packaged = resources.files("omni_ws").joinpath("web", "browser")
     return packaged if packaged.is_dir() else Path(__file__).parents[3] / "examples" / "browser"

@@ -1,4 +1,4 @@
-"""What every route that answers has in common: who may ask, how a body is read, and the session behind it."""
+"""Base class of the routes that generate answers: admission, request bodies, sessions and responses."""
 
 from __future__ import annotations
 
@@ -25,26 +25,36 @@ from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.front_end import FrontEnd
 from omni_ws.transport.http.json_body import read_json_object, to_thread_if_large
 from omni_ws.transport.routes.body_slot import slot_for_body
-from omni_ws.transport.routes.event_output import Answering, EventEncoder, write_error_event, write_events
 from omni_ws.transport.routes.mode_a import StreamingBody, is_streaming_input
+from omni_ws.transport.routes.response_stream import AnswerSource, EventEncoder, respond_error_event, write_events
 from omni_ws.transport.routes.session import HttpSession, feed_all
 from omni_ws.wire.openai_fields import ConfigurationPatch
 
-Source = Callable[[HttpSession], Awaitable[None]]
+#: Feeds a session with its input, to the end.
+InputSource = Callable[[HttpSession], Awaitable[None]]
 Request = TypeVar("Request")
 
 
 @dataclass(frozen=True, slots=True)
-class OrdinaryBody:
+class JsonBody:
+    """An ordinary request body: the fields of its object, and its size in bytes."""
+
     fields: dict[str, Any]
     size: int
 
     async def read(self, read: Callable[[Mapping[str, Any]], Request]) -> Request:
+        """Return what ``read`` makes of the fields; run it in a worker thread where they are large."""
         return await to_thread_if_large(self.size, partial(read, self.fields))
 
 
 class GenerationRoutes(FrontEnd):
-    """The base of the objects whose methods are handlers; one of each a server."""
+    """Base class of front ends whose handlers run one session for each request.
+
+    Attributes:
+        sessions: Opens the sessions.
+        authenticator: Checks the keys.
+        config: The server's configuration.
+    """
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
         self.sessions = sessions
@@ -53,7 +63,10 @@ class GenerationRoutes(FrontEnd):
 
     @asynccontextmanager
     async def admitted(self, exchange: HttpExchange) -> AsyncIterator[str | None]:
-        """For as long as a request takes it is a session of its key, whose name is yielded, and of the server."""
+        """Authenticate a request, and hold a session's slot for it until the block ends. Yields the name of its key.
+
+        Raises Unauthenticated, and what admission refuses a session for.
+        """
         key = self.authenticator.authenticate(exchange.request)
         admission = self.sessions.admission
         with slot_for_body(exchange, admission, key, live=is_streaming_input(exchange.request)):
@@ -63,6 +76,7 @@ class GenerationRoutes(FrontEnd):
             yield None if key is None else key.name
 
     def streaming_body(self, exchange: HttpExchange) -> StreamingBody:
+        """The body of a Mode A request. Raises NotFound where streaming input is disabled."""
         streaming = self.config.streaming_input
         if not streaming.enabled:
             raise NotFound("streaming input is turned off on this server")
@@ -71,36 +85,39 @@ class GenerationRoutes(FrontEnd):
         )
 
     @asynccontextmanager
-    async def ordinary(
+    async def json_body(
         self, exchange: HttpExchange, wants_events: Callable[[Mapping[str, Any]], bool]
-    ) -> AsyncIterator[OrdinaryBody]:
-        """An ordinary body, and the form in which its client hears what goes wrong before the answer began."""
+    ) -> AsyncIterator[JsonBody]:
+        """Read an ordinary body and yield it; errors in the block are sent as ``errors_as_events`` describes.
+
+        ``wants_events`` reads from the fields whether the response is to be a stream of events.
+        """
         fields, size = await read_json_object(
             exchange, self.config.http.max_body_bytes, hint="; a stream of input needs X-Streaming-Input: true"
         )
-        async with self.errors_as_wanted(exchange, events=wants_events(fields)):
-            yield OrdinaryBody(fields, size)
+        async with self.errors_as_events(exchange, wanted=wants_events(fields)):
+            yield JsonBody(fields, size)
 
     @asynccontextmanager
-    async def errors_as_wanted(self, exchange: HttpExchange, *, events: bool) -> AsyncIterator[None]:
-        """``events``: the client asked for an answer in events.
+    async def errors_as_events(self, exchange: HttpExchange, *, wanted: bool) -> AsyncIterator[None]:
+        """Send errors of the block as an event, where the client has ``wanted`` events and does not accept JSON.
 
-        OpenAI's SDKs accept JSON even when they stream, and get a status; readers of events alone get the error as an
-        event, without a role frame before it.
+        OpenAI's SDKs accept JSON also when they stream; they get a status. Other clients read errors from events only.
         """
         try:
             yield
         except OmniError as error:
             accepted = ",".join(exchange.request.headers.get_all("accept")).lower()
-            if exchange.head_sent or not events or "application/json" in accepted:
+            if exchange.head_sent or not wanted or "application/json" in accepted:
                 raise
-            await write_error_event(exchange, error)
+            await respond_error_event(exchange, error)
 
-    def feed(self, chunks: Iterable[InputChunk]) -> Source:
-        return lambda session: feed_all(session, self.pieces(chunks))
+    def source_of(self, chunks: Iterable[InputChunk]) -> InputSource:
+        """The source of a session whose whole input is at hand."""
+        return lambda session: feed_all(session, self.split(chunks))
 
-    def pieces(self, chunks: Iterable[InputChunk]) -> Iterator[InputChunk]:
-        """Chunks of a size that sessions take; an image stays whole."""
+    def split(self, chunks: Iterable[InputChunk]) -> Iterator[InputChunk]:
+        """Split chunks into such of the size that sessions accept; images stay whole."""
         size = self.config.streaming_input.max_chunk_bytes
         for chunk in chunks:
             if chunk.modality is Modality.IMAGE:
@@ -119,10 +136,16 @@ class GenerationRoutes(FrontEnd):
         streaming_input: bool,
         prepare: Callable[[Conversation], None] = lambda conversation: None,
     ) -> tuple[HttpSession, AudioFormat]:
-        """A session with this configuration, and the format that its client wants.
+        """Open a session, to be run by the caller. Returns it, and the audio format that the client asked for.
 
-        ``prepare`` does what else is to be done before it runs, and may refuse to. For an answer that goes out as
-        files, one or one a piece, the audio is made as ``samples``.
+        Raises an InvalidRequest that names the field of the body.
+
+        Args:
+            patch: The session's configuration, as far as the request sets it.
+            owner: Name of the key.
+            samples: Whether the session produces pcm16, for audio that is sent as whole files.
+            streaming_input: Whether the input is still arriving.
+            prepare: Called with the conversation before the session runs; may raise.
         """
         new = self.sessions.open(
             output_formats=FILE_FORMATS,
@@ -139,15 +162,16 @@ class GenerationRoutes(FrontEnd):
         exchange.interrupts.append(session.interrupt)
         return session, target
 
-    async def events(
+    async def stream_events(
         self,
         exchange: HttpExchange,
-        session: Answering,
+        session: AnswerSource,
         encoder: EventEncoder,
         *,
         head_at_start: bool,
         done: bool = True,
     ) -> None:
+        """Write the answer of ``session`` as events; see ``write_events``."""
         await write_events(
             exchange,
             session,

@@ -1,9 +1,13 @@
-"""MediaFetcher: media by URL, from listed hosts alone.
+"""Fetches media by URL, from listed hosts only.
 
-The risk is a server-side request forgery: a client names a URL, and this server, which reaches more than the client
-does, reads it. So a URL must be listed, its host is resolved once, the connection goes to that very address, which must
-be public or listed itself, and the same holds for each redirect. Proxies and credentials of the environment, cookies
-and URLs with user names are never used.
+The risk is server-side request forgery: a client names a URL, and the server, which reaches more hosts than the client
+does, reads it. Therefore:
+
+- The scheme, host and port of the URL must be listed in ``http.media_domains``.
+- The host is resolved once, and the connection goes to that very address, so that DNS cannot change in between.
+- The address must be public, or listed itself.
+- All of this applies to every redirect.
+- Proxies and credentials of the environment, cookies and URLs with user names are never used.
 """
 
 from __future__ import annotations
@@ -24,25 +28,25 @@ if TYPE_CHECKING:
 MAX_REDIRECTS: Final = 3
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _CONNECT_SEC: Final = 5.0
-#: What httpcore reads at a time, at most.
+#: The most that httpcore reads at once.
 _PIECE_BYTES: Final = 64 * 1024
 
-#: Called with the bytes to be held in all, before so many are; raises EngineOverloaded where there is no room.
-Keep = Callable[[int], None]
+#: Called with the bytes to be held in all, before they are; raises EngineOverloaded where the budget is exhausted.
+Charge = Callable[[int], None]
 
 
 class MediaFetcher:
-    """``tls`` is the context of https connections; None: the system's certificates."""
+    """Fetches from the hosts in ``domains``. ``tls`` is the context of https connections; None for the system's."""
 
     def __init__(self, domains: MediaDomains, *, tls: ssl.SSLContext | None = None) -> None:
         self._domains = domains
         self._tls = tls
 
-    async def fetch(self, url: str, *, max_bytes: int, keep: Keep) -> tuple[bytes, str]:
-        """The content and its media type ("" where the server names none).
+    async def fetch(self, url: str, *, max_bytes: int, charge: Charge) -> tuple[bytes, str]:
+        """Fetch ``url``. Returns the content, and its media type or "" where the host names none.
 
         Raises UnsupportedParameter for a URL that may not be fetched, InvalidValue for one that cannot be,
-        PayloadTooLarge, EngineOverloaded. The caller limits the time.
+        PayloadTooLarge, and what ``charge`` raises. The caller limits the time.
         """
         import httpcore
 
@@ -52,9 +56,9 @@ class MediaFetcher:
                 async with httpcore.AsyncConnectionPool(
                     ssl_context=self._context(), max_keepalive_connections=0, network_backend=_backend(self._domains)
                 ) as pool:
-                    target = await _get(pool, url, max_bytes=max_bytes, keep=keep)
+                    target = await _get(pool, url, max_bytes=max_bytes, charge=charge)
             except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError, OSError):
-                # The reason could tell a client what stands in this server's network.
+                # The reason would let clients explore the server's network.
                 raise InvalidValue("the media could not be fetched: no usable answer from its host") from None
             if not isinstance(target, str):
                 return target
@@ -62,6 +66,7 @@ class MediaFetcher:
         raise InvalidValue(f"the media could not be fetched: more than {MAX_REDIRECTS} redirects")
 
     def _check(self, url: str) -> None:
+        """Raise for a URL that is malformed or not listed."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port or DEFAULT_PORTS.get(parts.scheme, 0)
@@ -87,8 +92,10 @@ def _not_listed(parts: SplitResult) -> UnsupportedParameter:
     )
 
 
-async def _get(pool: httpcore.AsyncConnectionPool, url: str, *, max_bytes: int, keep: Keep) -> tuple[bytes, str] | str:
-    """The content and its type, or where the answer redirects to."""
+async def _get(
+    pool: httpcore.AsyncConnectionPool, url: str, *, max_bytes: int, charge: Charge
+) -> tuple[bytes, str] | str:
+    """Send one request. Returns the content and its media type, or the location of a redirect."""
     headers = [("Host", urlsplit(url).netloc), ("Accept", "*/*"), ("Accept-Encoding", "identity")]
     headers.append(("User-Agent", f"omni_ws/{__version__}"))
     timeout = {"connect": _CONNECT_SEC}
@@ -104,13 +111,13 @@ async def _get(pool: httpcore.AsyncConnectionPool, url: str, *, max_bytes: int, 
         if length.isdecimal() and int(length) > max_bytes:
             raise _too_large(max_bytes)
         content = bytearray()
-        keep(int(length) if length.isdecimal() else _PIECE_BYTES)
+        charge(int(length) if length.isdecimal() else _PIECE_BYTES)
         async for piece in response.aiter_stream():
             content += piece
             if len(content) > max_bytes:
                 raise _too_large(max_bytes)
             if not length.isdecimal():
-                keep(len(content) + _PIECE_BYTES)
+                charge(len(content) + _PIECE_BYTES)
         return bytes(content), fields.get("content-type", "")
 
 
@@ -119,7 +126,7 @@ def _too_large(max_bytes: int) -> PayloadTooLarge:
 
 
 def _backend(domains: MediaDomains) -> httpcore.AsyncNetworkBackend:
-    """Connects to checked addresses alone."""
+    """A network backend that connects to allowed addresses only."""
     import httpcore
 
     class CheckedAddresses(httpcore.AnyIOBackend):
@@ -138,7 +145,7 @@ def _backend(domains: MediaDomains) -> httpcore.AsyncNetworkBackend:
 
 
 async def _resolve(host: str, port: int, domains: MediaDomains) -> str:
-    """The first address of ``host`` that may be connected to. Raises OSError where there is none."""
+    """Resolve ``host`` to its first allowed address. Raises OSError where there is none."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, proto=6)
     for *_, address in found:
         if domains.allow_address(str(address[0])):

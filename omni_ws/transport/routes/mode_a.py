@@ -1,4 +1,4 @@
-"""Mode A: one request whose body is a stream, answered while it is still on its way."""
+"""Mode A: one request whose body is a stream of input, answered while it is still arriving."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from omni_ws.wire.streaming_body import (
     query_parameters,
 )
 
-#: An object with one of these is the body of an ordinary request, where nothing else says what it is.
+#: Fields that mark an object as the body of an ordinary request, where the headers do not tell.
 ORDINARY_FIELDS: Final = frozenset({"messages", "input"})
-#: Lines and frames are taken apart so many bytes at a time: a few milliseconds where each is as short as can be.
+#: Bytes that are parsed at a stretch: a few milliseconds if all lines or frames in them are as short as possible.
 PIECE_BYTES: Final = 16 * 1024
 
 
 def is_streaming_input(request: HttpRequest) -> bool:
-    """Whether a request's body is a stream of input, by its header or its content type."""
+    """Whether the headers of a request say that its body is a stream of input."""
     if (request.headers.get("x-streaming-input") or "").strip().lower() in ("true", "1"):
         return True
     return request.content_type == CONTENT_TYPE
 
 
-async def brings_streaming_input(exchange: HttpExchange, config: ServerConfig) -> bool:
-    """As ``is_streaming_input``, and by how bodies are sent in chunks that are lines of JSON.
+async def has_streaming_input(exchange: HttpExchange, config: ServerConfig) -> bool:
+    """Whether the body of ``exchange`` is a stream of input, by its headers or by how it begins.
 
-    curl calls whatever it is given a form. An ordinary request may be sent like that, too: so much is read of such a
-    body, and left to be read once more, as it takes to know.
+    A chunked body without the header is one if its type is NDJSON. A chunked body that claims to be a form, as curl
+    sends by default, may be NDJSON or one ordinary JSON object: its beginning is read to tell, and pushed back.
     """
     request = exchange.request
     if is_streaming_input(request):
@@ -59,7 +59,10 @@ async def brings_streaming_input(exchange: HttpExchange, config: ServerConfig) -
 
 
 async def _is_ordinary(exchange: HttpExchange, config: ServerConfig) -> bool:
-    """Raises PayloadTooLarge where it takes more than an ordinary body may have."""
+    """Whether the body is one ordinary object. Reads as much of it as that takes, and pushes it back.
+
+    Raises PayloadTooLarge beyond the limit of ordinary bodies.
+    """
     streaming, limit = config.streaming_input, config.http.max_body_bytes
     exchange.body_timeout = streaming.session_timeout_sec
     body = LoneObject(ORDINARY_FIELDS, max_line_bytes=max_line_bytes(streaming.max_chunk_bytes))
@@ -77,27 +80,29 @@ async def _is_ordinary(exchange: HttpExchange, config: ServerConfig) -> bool:
 
 
 class StreamingBody:
-    """The body of a Mode A request: its parameters first, then its chunks."""
+    """The body of a Mode A request: its parameters, then its chunks.
+
+    ``max_chunk_bytes`` limits one chunk; ``session_timeout_sec`` is the longest pause in the upload.
+    """
 
     def __init__(self, exchange: HttpExchange, *, max_chunk_bytes: int, session_timeout_sec: float) -> None:
         content_type = exchange.request.headers.get("content-type") or ""
         self._exchange = exchange
-        # A pause in the upload may last as long as a pause in a session.
         exchange.body_is_live(session_timeout_sec)
         self._reader = body_reader(content_type, max_chunk_bytes=max_chunk_bytes)
         self._items: Iterator[BodyItem] = iter(())
-        #: What was read and not looked into.
+        #: Bytes read and not parsed yet.
         self._unread = b""
         self._ended = False
         self._first: InputChunk | None = None
-        #: Once there is one, its clock tells the client's silence, and knows when an answer is owed.
+        #: Set by ``feed``; from then on the session's clock times out a silent client, not the body's deadline.
         self._session: HttpSession | None = None
 
     async def parameters(self) -> dict[str, Any]:
-        """The parameters, as soon as they can be known: from the query, or from the first object of the body."""
+        """Read the parameters, from the query for raw audio, otherwise from the first object of the body."""
         if isinstance(self._reader, RawAudioBody):
             first = await self._next()
-            assert not isinstance(first, Parameters), "they stand in the query"
+            assert not isinstance(first, Parameters), "they are in the query"
             self._first = first
             fields = query_parameters(self._exchange.request.query.items())
             return fields | {"input_audio": _audio_format(self._reader.media_type, fields.get("input_audio"))}
@@ -108,7 +113,7 @@ class StreamingBody:
         return {}
 
     async def feed(self, session: HttpSession) -> None:
-        """Everything else into the session, to the end of the body."""
+        """Feed ``session`` with all chunks of the body, and end its input with the body: an InputSource."""
         self._session = session
         session.is_unread = lambda: self._exchange.input_held_to_pace
         self._exchange.body_timeout = None
@@ -123,17 +128,17 @@ class StreamingBody:
         session.end_input()
 
     async def _next(self) -> BodyItem | None:
-        """The next item, None at the end of the body."""
+        """Read the next item; return None at the end of the body."""
         while (item := next(self._items, None)) is None:
             if self._unread:
-                await asyncio.sleep(0)  # thousands of items may be in what was read, and others share the loop
+                await asyncio.sleep(0)  # one read may hold thousands of items
                 self._items = self._reader.feed(self._next_piece())
                 continue
             self._exchange.charge(self._reader.unfinished_bytes)
             if self._ended:
                 break
             self._unread = await self._exchange.read()
-            self._exchange.charge(0)  # until it is known what of it is no whole item still
+            self._exchange.charge(0)  # charged again once it is known how much of it is an incomplete item
             if self._session is not None:
                 self._session.touch()
             self._ended = not self._unread
@@ -146,12 +151,12 @@ class StreamingBody:
         return piece
 
 
-def _audio_format(content_type: str, said_in_query: Any) -> dict[str, Any]:
-    """What the content type says of the audio, and where it is silent the query's ``input_audio``."""
-    if said_in_query is not None and not isinstance(said_in_query, dict):
+def _audio_format(content_type: str, from_query: Any) -> dict[str, Any]:
+    """The ``input_audio`` of raw audio: from the content type, and from the query what that leaves open."""
+    if from_query is not None and not isinstance(from_query, dict):
         raise InvalidValue("input_audio is an object", param="input_audio")
-    said = effective({"input_audio": {**(said_in_query or {}), "format": "pcm16"}}).input_audio
-    default = AudioFormat(said.format, said.sample_rate, said.channels)
+    defaults = effective({"input_audio": {**(from_query or {}), "format": "pcm16"}}).input_audio
+    default = AudioFormat(defaults.format, defaults.sample_rate, defaults.channels)
     try:
         audio = parse_audio_mime(content_type, default=default)
     except (InvalidValue, UnsupportedFormat) as error:

@@ -1,4 +1,12 @@
-"""Mode B: one request whose input comes in several HTTP requests, and whose answer is read by as many as want it."""
+"""Mode B: a session whose input arrives in several HTTP requests, and whose result any number of readers may read.
+
+POST   …/sessions             creates a session, optionally with its first chunks
+PATCH  …/sessions/{id}        appends chunks (also POST …/chunks and …/append)
+POST   …/sessions/{id}/finish ends the input
+GET    …/sessions/{id}        reports the state
+GET    …/sessions/{id}/result reads the result, as events or as one object
+DELETE …/sessions/{id}        cancels the session and discards its result
+"""
 
 from __future__ import annotations
 
@@ -25,19 +33,19 @@ from omni_ws.transport.http.json_body import read_json_object, to_thread_if_larg
 from omni_ws.transport.http.router import Router
 from omni_ws.transport.native.endpoint import NATIVE_PATH
 from omni_ws.transport.routes.body_slot import slot_for_body
-from omni_ws.transport.routes.result_stream import write_answer_events, write_whole_answer
+from omni_ws.transport.routes.result_stream import write_result, write_result_events
 from omni_ws.wire.append_body import BodyChunk, read_append, read_create
 from omni_ws.wire.openai_request import read_chat
 
 SESSIONS_PATH: Final = f"{NATIVE_PATH}/sessions"
-#: The longest that ``?wait=`` waits.
+#: Limit of ``?wait=``.
 MAX_WAIT_SEC: Final = 60
-#: When it is worth asking again for an answer that is not complete.
+#: With a 202: when to ask again for a result that is not complete.
 _RETRY_AFTER: Final = ("Retry-After", "1")
 
 
 class ModeBRoutes(FrontEnd):
-    """The handlers; one object a server."""
+    """The handlers of Mode B, over the registry of its sessions."""
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator, registry: SessionRegistry) -> None:
         self._sessions = sessions
@@ -66,10 +74,11 @@ class ModeBRoutes(FrontEnd):
         await self._registry.wait_over()
 
     async def create(self, exchange: HttpExchange) -> None:
-        key = self._enter(exchange)
+        """Create a session, and feed it with the chunks of the body, if any. Responds with 201 and its state."""
+        key = self._authenticate(exchange)
         with slot_for_body(exchange, self._sessions.admission, key) as place:
             self._sessions.check_ready()
-            self._count_input(exchange, key)
+            self._limit_input(exchange, key)
             fields: dict[str, Any] = {}
             size = 0
             if exchange.request.has_body:
@@ -84,7 +93,7 @@ class ModeBRoutes(FrontEnd):
             location = ("Location", f"{exchange.request.path}/{session.id}")
             await exchange.respond_json(201, self._status(session), [location])
         except BaseException:
-            # Whoever asked does not get to know its id.
+            # The client does not learn the id.
             self._registry.discard(session)
             raise
 
@@ -107,8 +116,9 @@ class ModeBRoutes(FrontEnd):
         return self._registry.add(conversation, form, key=key, place=place.pop_all())
 
     async def append(self, exchange: HttpExchange) -> None:
+        """Feed a session with chunks, and wait while the engine is behind. Responds with 202 and its state."""
         session = self._session(exchange)
-        self._count_input(exchange, self._enter(exchange))
+        self._limit_input(exchange, self._authenticate(exchange))
         try:
             with session.incoming():
                 fields, size = await read_json_object(exchange, self._config.http.max_body_bytes)
@@ -120,28 +130,35 @@ class ModeBRoutes(FrontEnd):
         await exchange.respond_json(202, self._status(session))
 
     async def finish(self, exchange: HttpExchange) -> None:
+        """End the input of a session. Idempotent."""
         session = self._session(exchange)
         session.finish()
         await session.settled()
         await exchange.respond_json(200, self._status(session))
 
     async def status(self, exchange: HttpExchange) -> None:
+        """Respond with the state of a session, without waiting."""
         await exchange.respond_json(200, self._status(self._session(exchange)))
 
     async def delete(self, exchange: HttpExchange) -> None:
+        """Cancel a session, and respond with 204 once its engine has stopped."""
         session = self._session(exchange)
         session.cancel()
         await session.over()
         await exchange.respond(204)
-        _nothing_left(exchange)
+        _end_recording(exchange)
 
     async def result(self, exchange: HttpExchange) -> None:
+        """Respond with the result: as events as they are produced, or whole.
+
+        A whole result is waited for as long as ``?wait=`` says; one that is not complete then gets a 202.
+        """
         session = self._session(exchange)
         wait = _wait(exchange)
         with session.reading():
             if _wants_events(exchange, session):
-                await write_answer_events(exchange, session, heartbeat_sec=self._config.sse_heartbeat_sec)
-                _nothing_left(exchange)
+                await write_result_events(exchange, session, heartbeat_sec=self._config.sse_heartbeat_sec)
+                _end_recording(exchange)
                 return
             try:
                 async with asyncio.timeout(wait):
@@ -150,23 +167,25 @@ class ModeBRoutes(FrontEnd):
                 await exchange.respond_json(202, self._status(session), [_RETRY_AFTER])
                 return
             if session.state is not SessionState.FINISHED:
-                _nothing_left(exchange)
+                _end_recording(exchange)
                 raise session.failure()
-            await write_whole_answer(exchange, session, budget=self._sessions.budget)
-            _nothing_left(exchange)
+            await write_result(exchange, session, budget=self._sessions.budget)
+            _end_recording(exchange)
 
-    def _enter(self, exchange: HttpExchange) -> ApiKey | None:
+    def _authenticate(self, exchange: HttpExchange) -> ApiKey | None:
+        """Raises NotFound where streaming input is disabled, and Unauthenticated."""
         if not self._config.streaming_input.enabled:
             raise NotFound("streaming input is turned off on this server")
         return self._authenticator.authenticate(exchange.request)
 
-    def _count_input(self, exchange: HttpExchange, key: ApiKey | None) -> None:
+    def _limit_input(self, exchange: HttpExchange, key: ApiKey | None) -> None:
+        """Throttle the body to the key's rate, and charge it to the server's budget."""
         exchange.input_pace = self._sessions.admission.input_pace(key)
         exchange.input_share = Share(self._sessions.budget)
 
     def _session(self, exchange: HttpExchange) -> RegisteredSession:
-        """Raises SessionNotFound and SessionExpired."""
-        key = self._enter(exchange)
+        """The session of the path, if it belongs to the key. Raises SessionNotFound and SessionExpired."""
+        key = self._authenticate(exchange)
         session = self._registry.get(exchange.path_parameters["id"], key)
         exchange.session_id = session.id
         return session
@@ -191,12 +210,14 @@ class ModeBRoutes(FrontEnd):
         }
 
 
-def _nothing_left(exchange: HttpExchange) -> None:
+def _end_recording(exchange: HttpExchange) -> None:
+    """Complete the recording of the session: nothing more is expected of it."""
     if exchange.recording is not None:
         exchange.recording.ends_session()
 
 
 def _wait(exchange: HttpExchange) -> float:
+    """Seconds of ``?wait=``, within its limit."""
     text = exchange.request.query.get("wait")
     try:
         seconds = 0.0 if text is None else float(text)
@@ -208,7 +229,7 @@ def _wait(exchange: HttpExchange) -> float:
 
 
 def _wants_events(exchange: HttpExchange, session: RegisteredSession) -> bool:
-    """What ``Accept`` names, or, where it names neither or both, what the session was opened with."""
+    """Whether ``Accept`` names events only; what the session was created with where it names both or neither."""
     accepted = ",".join(exchange.request.headers.get_all("accept")).lower()
     events, whole = "text/event-stream" in accepted, "application/json" in accepted
     return session.form.events if events is whole else events

@@ -1,4 +1,4 @@
-"""The media that a body names instead of sending them: files below one folder, and URLs of listed hosts."""
+"""Media that a request body refers to: files below one folder, and URLs of hosts that the operator lists."""
 
 from __future__ import annotations
 
@@ -11,27 +11,30 @@ from omni_ws.config.model import HttpConfig
 from omni_ws.core.chunks import InputChunk
 from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge
 from omni_ws.media.files import open_below
-from omni_ws.transport.routes.media_fetch import Keep, MediaFetcher
+from omni_ws.transport.routes.media_fetch import Charge, MediaFetcher
 from omni_ws.wire.openai_media import MediaFile, MediaUrl, NamedMedia
 
 
 class MediaReader:
-    """One a server. All media of one body together are no larger than a body may be."""
+    """Reads the media that request bodies refer to.
+
+    All media of one request together may have ``http.max_body_bytes`` and take ``http.media_timeout_sec``.
+    """
 
     def __init__(self, config: HttpConfig, fetcher: MediaFetcher | None = None) -> None:
         self._config = config
         self._fetcher = fetcher or MediaFetcher(MediaDomains(config.media_domains))
 
-    async def read(self, items: Sequence[InputChunk | NamedMedia], keep: Keep) -> list[InputChunk]:
-        """``items`` with the content of those that are named. ``keep`` is called before so many bytes are held in all.
+    async def read(self, items: Sequence[InputChunk | NamedMedia], charge: Charge) -> list[InputChunk]:
+        """Replace references in ``items`` by the media, in order. Raises an OmniError that names the field.
 
-        Raises an OmniError that names the field.
+        ``charge`` is called with the bytes held in all, before they are read.
         """
         chunks: list[InputChunk] = []
         held = 0
 
-        def keep_more(size: int) -> None:
-            keep(held + size)
+        def charge_more(size: int) -> None:
+            charge(held + size)
 
         deadline = asyncio.get_running_loop().time() + self._config.media_timeout_sec
         for item in items:
@@ -42,29 +45,29 @@ class MediaReader:
             try:
                 match item:
                     case MediaFile():
-                        chunk = item.chunk(await self._file(item.path, room, keep_more))
+                        chunk = item.chunk(await self._file(item.path, room, charge_more))
                     case MediaUrl():
-                        chunk = item.chunk(*await self._fetched(item.url, room, keep_more, deadline))
+                        chunk = item.chunk(*await self._fetched(item.url, room, charge_more, deadline))
             except OmniError as error:
                 error.param = item.place
                 raise
             held += len(chunk.payload)
-            keep(held)
+            charge(held)
             chunks.append(chunk)
         return chunks
 
-    async def _file(self, path: str, room: int, keep: Keep) -> bytes:
+    async def _file(self, path: str, room: int, charge: Charge) -> bytes:
         with await asyncio.to_thread(open_below, self._config.media_root, path) as file:
             size = os.fstat(file.fileno()).st_size
             if size > room:
                 raise PayloadTooLarge(f"the file has more than {room} bytes")
-            keep(size)
+            charge(size)
             return await asyncio.to_thread(file.read, size)
 
-    async def _fetched(self, url: str, room: int, keep: Keep, deadline: float) -> tuple[bytes, str]:
+    async def _fetched(self, url: str, room: int, charge: Charge, deadline: float) -> tuple[bytes, str]:
         try:
             async with asyncio.timeout_at(deadline):
-                return await self._fetcher.fetch(url, max_bytes=room, keep=keep)
+                return await self._fetcher.fetch(url, max_bytes=room, charge=charge)
         except TimeoutError:
             limit = self._config.media_timeout_sec
             raise InvalidValue(f"the media could not be fetched within {limit:g} s") from None

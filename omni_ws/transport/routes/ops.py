@@ -1,4 +1,4 @@
-"""What a server says of itself: its health, its numbers, its models, its interface."""
+"""Routes for operators and SDKs: ``/health``, ``/metrics``, ``/v1/models`` and ``/openapi.json``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from omni_ws.transport.http.router import Router
 
 
 class OperationsRoutes(FrontEnd):
-    """``/health`` and ``/openapi.json`` need no key; ``/metrics`` and ``/v1/models`` do where there are keys."""
+    """The handlers. ``/health`` and ``/openapi.json`` need no key; the others do where keys are configured."""
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator) -> None:
         self._sessions = sessions
@@ -34,6 +34,7 @@ class OperationsRoutes(FrontEnd):
         router.add("GET", "/v1/models/{id:path}", self.model)
 
     async def health(self, exchange: HttpExchange) -> None:
+        """Respond with 200 where the server takes new sessions, else with 503; the body tells the state."""
         status = self._status()
         engine = self._sessions.engine
         await exchange.respond_json(
@@ -51,17 +52,20 @@ class OperationsRoutes(FrontEnd):
         )
 
     async def metrics(self, exchange: HttpExchange) -> None:
+        """Respond with the metrics, in the exposition format that ``Accept`` prefers."""
         self._authenticator.authenticate(exchange.request)
         accept = ",".join(exchange.request.headers.get_all("accept"))
         text, media_type = await asyncio.to_thread(self._sessions.metrics.render(accept))
         await exchange.respond(200, [("Content-Type", media_type), ("Cache-Control", "no-store")], text)
 
     async def models(self, exchange: HttpExchange) -> None:
+        """List the names of the one model that is served."""
         self._authenticator.authenticate(exchange.request)
         data = [self._model(name) for name in self._sessions.model.names]
         await exchange.respond_json(200, {"object": "list", "data": data})
 
     async def model(self, exchange: HttpExchange) -> None:
+        """Describe the model by one of its names. Raises ModelNotFound."""
         self._authenticator.authenticate(exchange.request)
         name = exchange.path_parameters["id"]
         try:
@@ -72,6 +76,7 @@ class OperationsRoutes(FrontEnd):
         await exchange.respond_json(200, self._model(name))
 
     async def openapi(self, exchange: HttpExchange) -> None:
+        """Respond with the OpenAPI document."""
         await exchange.respond(200, [("Content-Type", "application/json")], _web("openapi.json"))
 
     def _status(self) -> str:
@@ -95,5 +100,5 @@ class OperationsRoutes(FrontEnd):
 
 @cache
 def _web(name: str) -> bytes:
-    """A file of the package; read once, since reading holds up the event loop."""
+    """A file of the package. Cached, because reading blocks the event loop."""
     return resources.files("omni_ws").joinpath("web", name).read_bytes()

@@ -1,4 +1,7 @@
-"""The routes that start and stop profiles: for an administrator's key, or without keys for clients on this machine."""
+"""Routes that start and stop profiles.
+
+They need the key of an administrator; where no keys are configured, a client on the server's own machine.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ from omni_ws.transport.http.json_body import read_json_object
 from omni_ws.transport.http.router import Router
 
 _MAX_BODY_BYTES: Final = 64 * 1024
-#: Part of the names of files and folders.
+#: A run id becomes part of file names.
 _RUN_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
-#: Fields of a proxy, whose own address says nothing about the client's.
+#: Header fields that proxies add; behind one, the peer's address is not that of the client.
 _FORWARDING: Final = ("forwarded", "x-forwarded-for")
 
 
 class ProfilingRoutes(FrontEnd):
-    """The handlers; one object a server."""
+    """The handlers of ``/start_profile``, ``/start_request_profile`` and the routes that stop them."""
 
     def __init__(self, profiling: Profiling, authenticator: Authenticator) -> None:
         self._profiling = profiling
@@ -37,28 +40,28 @@ class ProfilingRoutes(FrontEnd):
         router.add("POST", "/stop_request_profile", self.stop)
 
     async def start_profile(self, exchange: HttpExchange) -> None:
-        """Events, and a trace of the engine where it can make one, unless ``enable_torch`` is false."""
+        """Start recording events and, unless ``enable_torch`` is false, a trace if the engine supports that."""
         fields = await self._fields(exchange)
         await self._start(exchange, fields, trace=_flag(fields, "enable_torch", default=True))
 
     async def start_request_profile(self, exchange: HttpExchange) -> None:
-        """Events alone."""
+        """Start recording events only."""
         await self._start(exchange, await self._fields(exchange), trace=False)
 
     async def stop(self, exchange: HttpExchange) -> None:
-        """Whatever runs, or the run of this id alone."""
+        """Stop the run with the id of the body, or any run where it has none."""
         fields = await self._fields(exchange)
         run_id = _run_id(fields)
         finished = await self._profiling.stop(run_id)
-        answer: dict[str, Any] = {"run_id": run_id, "stopped": finished is not None}
+        report: dict[str, Any] = {"run_id": run_id, "stopped": finished is not None}
         if finished is not None:
-            answer |= {
+            report |= {
                 "run_id": finished.run_id,
                 **_event_files(finished.event_files),
                 "dropped_events": finished.dropped_events,
                 "trace_files": [str(path) for path in finished.traces],
             }
-        await exchange.respond_json(200, answer)
+        await exchange.respond_json(200, report)
 
     async def _start(self, exchange: HttpExchange, fields: dict[str, Any], *, trace: bool) -> None:
         running = await self._profiling.start(
@@ -80,6 +83,7 @@ class ProfilingRoutes(FrontEnd):
         )
 
     async def _fields(self, exchange: HttpExchange) -> dict[str, Any]:
+        """Check that the client may profile, and read the body's object; a body is optional."""
         check_may_profile(self._authenticator, exchange.request)
         if not exchange.request.has_body:
             return {}
@@ -88,7 +92,7 @@ class ProfilingRoutes(FrontEnd):
 
 
 def check_may_profile(authenticator: Authenticator, request: HttpRequest) -> None:
-    """Raises Unauthenticated."""
+    """Raise Unauthenticated for a client that may not profile."""
     key = authenticator.authenticate(request)
     if authenticator.has_keys:
         if key is None or not key.admin:
@@ -98,7 +102,7 @@ def check_may_profile(authenticator: Authenticator, request: HttpRequest) -> Non
 
 
 def _event_files(paths: tuple[Path, ...]) -> dict[str, Any]:
-    """All files, and by itself the coordinator's, which has the events about whole requests."""
+    """Fields that name the event files; the first one is the coordinator's, with the events of whole requests."""
     return {"event_file": str(paths[0]), "event_files": [str(path) for path in paths]}
 
 

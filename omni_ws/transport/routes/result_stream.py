@@ -1,4 +1,4 @@
-"""The answer of a registered session over HTTP: as events that can be resumed, or whole."""
+"""Results of Mode B sessions over HTTP: as events that can be resumed, or as one JSON object."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from omni_ws.service.sessions.output_log import AnswerMessage
 from omni_ws.service.sessions.registered import RegisteredSession, ResultForm
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.json_body import to_thread_if_large
-from omni_ws.transport.routes.event_output import SSE_HEADERS, held_answer, write_events
+from omni_ws.transport.routes.response_stream import SSE_HEADERS, charging, write_events
 from omni_ws.wire import sse
 from omni_ws.wire.openai_chat_response import ChatCompletion, ChatStream, finished_well
 
-#: Events that are made again for a client that has them, between two looks at the other connections.
+#: Events encoded for a client that has them already, after which the event loop gets a pass.
 _SKIPPED_AT_A_STRETCH: Final = 64
 
 
-async def write_answer_events(exchange: HttpExchange, session: RegisteredSession, *, heartbeat_sec: float) -> None:
-    """From the beginning, or after the event that ``Last-Event-ID`` names.
+async def write_result_events(exchange: HttpExchange, session: RegisteredSession, *, heartbeat_sec: float) -> None:
+    """Write the result as events, all of them or those behind the ``Last-Event-ID`` of the request.
 
-    Made again from what was said, an answer has the same events each time.
+    Encoding is deterministic: each reader gets the same events with the same numbers.
     """
     events = NumberedEvents(exchange, _last_event_id(exchange))
     reader = ResultReader(session, events)
@@ -42,18 +42,21 @@ async def write_answer_events(exchange: HttpExchange, session: RegisteredSession
     )
 
 
-async def write_whole_answer(exchange: HttpExchange, session: RegisteredSession, *, budget: ByteBudget) -> None:
-    """The session must be finished. Raises EngineOverloaded where the server holds too much to write it now."""
+async def write_result(exchange: HttpExchange, session: RegisteredSession, *, budget: ByteBudget) -> None:
+    """Respond with the result of a finished session as one object.
+
+    Raises EngineOverloaded where ``budget`` has no room for it.
+    """
     size = session.answer.size
-    with held_answer(budget) as hold:
-        hold(2 * size)  # gathered, and in base64
-        # Taken now: the session may be deleted, or expire, while it is written.
+    with charging(budget) as charge:
+        charge(2 * size)  # the outputs, and their base64
+        # Taken now, since the session may be deleted or expire during the write.
         messages = session.answer.messages
-        await exchange.respond_json(200, await to_thread_if_large(size, lambda: whole_answer(session.form, messages)))
+        await exchange.respond_json(200, await to_thread_if_large(size, lambda: result_object(session.form, messages)))
 
 
 class ResultReader:
-    """Reads what a session says from its beginning, for a writer of events."""
+    """An AnswerSource over the output log of a session, from its beginning."""
 
     def __init__(self, session: RegisteredSession, events: NumberedEvents) -> None:
         self._session = session
@@ -61,12 +64,12 @@ class ResultReader:
         self._position = 0
 
     def take(self) -> ServerMessage | None:
-        """Raises why there is no whole answer."""
+        """Return the next message of the log. Raises the error that ended the session."""
         found = self._session.answer.find(self._position)
         return None if found is None else self._read(*found)
 
     async def wait(self, *, idle_sec: float | None = None, meanwhile: Callable[[], bool] | None = None) -> bool:
-        """See ``Answering``. Raises why there is no whole answer."""
+        """Wait for the log to grow; see ``AnswerSource``."""
         if self._position >= self._session.answer.end:
             await self._events.caught_up()
         try:
@@ -87,11 +90,15 @@ class ResultReader:
         return message
 
     def written(self) -> None:
-        """Nobody counts how often an answer is read."""
+        """Do nothing: only live answers report what is written."""
 
 
 class NumberedEvents:
-    """Gives each event its number, from 1 on, and leaves out those that the client has: an EventSink."""
+    """An EventSink that numbers events from 1 on and skips those that the client has received.
+
+    The head of the response is deferred until an event follows: behind the last event the response is a 204, and an
+    unknown ``Last-Event-ID`` is refused with a status.
+    """
 
     def __init__(self, exchange: HttpExchange, last_event_id: int) -> None:
         self._exchange = exchange
@@ -109,11 +116,11 @@ class NumberedEvents:
 
     @property
     def head_sent(self) -> bool:
-        """Whether the answer began, for this client or for the one that it was before."""
+        """Whether the response has started, on this connection or on an earlier one of the same client."""
         return self._started or self._exchange.head_sent
 
     async def start(self, status: int, headers: Iterable[tuple[str, str]] = (), *, filler: bytes = b"") -> None:
-        """The head waits until it is known that there is anything to say."""
+        """Defer the head until there is an event to write."""
         self._started = True
 
     async def write_all(self, parts: Sequence[bytes]) -> None:
@@ -121,7 +128,7 @@ class NumberedEvents:
             await self.write(part)
 
     def try_write(self, parts: Sequence[bytes]) -> bool:
-        return False  # what the client has is passed over with pauses
+        return False  # skipping has to yield to the event loop
 
     async def write(self, data: bytes) -> None:
         if data != sse.HEARTBEAT:
@@ -135,7 +142,7 @@ class NumberedEvents:
         await self._exchange.write(data)
 
     async def caught_up(self) -> None:
-        """Everything was written that there is so far."""
+        """Send the head: all events so far are written, and more may follow."""
         if self._started:
             self._check_number()
             await self._send_head()
@@ -145,7 +152,7 @@ class NumberedEvents:
             await self._exchange.end()
             return
         self._check_number()
-        # What an EventSource that comes back after the end understands as: do not come back.
+        # Stops an EventSource from reconnecting (HTML standard, section 9.2.3).
         await self._exchange.respond(204)
 
     async def _send_head(self) -> None:
@@ -155,7 +162,7 @@ class NumberedEvents:
     def _check_number(self) -> None:
         if self._number < self._last_event_id:
             self._started = False
-            self._last_event_id = 0  # which is to be told, and not passed over
+            self._last_event_id = 0  # the error event itself must not be skipped
             raise InvalidValue("there was no such event", param="Last-Event-ID")
 
 
@@ -168,8 +175,8 @@ def _last_event_id(exchange: HttpExchange) -> int:
     return int(text)
 
 
-def whole_answer(form: ResultForm, messages: Iterable[AnswerMessage]) -> dict[str, object]:
-    """``messages`` are all of a session that is finished."""
+def result_object(form: ResultForm, messages: Iterable[AnswerMessage]) -> dict[str, object]:
+    """Build the JSON object of a finished session from all of its messages."""
     completion = ChatCompletion(form.options)
     final: FinalChunk | None = None
     for message in messages:
@@ -183,7 +190,7 @@ def whole_answer(form: ResultForm, messages: Iterable[AnswerMessage]) -> dict[st
 
 
 def _file(audio: bytes, target: AudioFormat) -> bytes:
-    """The stream of audio as a file: a wav stream does not know its length when it begins."""
+    """Turn an audio stream into a file: the header of a WAV stream does not know the length."""
     if target.encoding is not AudioEncoding.WAV or not audio:
         return audio
     header = wav_header(sample_rate=target.sample_rate, channels=target.channels, data_bytes=None)

@@ -1,4 +1,4 @@
-"""One request over HTTP as a conversation with a single request: its input fed in, its outputs handed to an encoder."""
+"""HttpSession: the conversation behind one HTTP request, between the source of its input and its response."""
 
 from __future__ import annotations
 
@@ -20,38 +20,42 @@ from omni_ws.transport.http.hang_up import PeerGone
 
 
 class HttpSession:
-    """``running`` runs everything; ``feed`` and ``end_input`` are for the source of the input, ``take`` and ``wait``
-    for the writer of the answer."""
+    """Runs a conversation of one request, as its owner.
+
+    Three tasks run inside ``running``: the conversation, the source of the input, which calls ``feed`` and
+    ``end_input``, and the session's clock. The handler's own task reads the answer with ``take`` and ``wait``, as from
+    any AnswerSource. An error of the three reaches it as the last message of the outbox.
+    """
 
     def __init__(self, conversation: Conversation, outbox: Outbox) -> None:
         self.conversation = conversation
         self._outbox = outbox
         self._loop = asyncio.get_running_loop()
-        #: Of the writer that waits for output, with what is called first when some is there.
+        #: The wait in progress, with its ``meanwhile`` and its ``idle_sec``.
         self._waiting: asyncio.Future[bool] | None = None
         self._meanwhile: Callable[[], bool] | None = None
         self._idle_sec: float | None = None
-        #: One timer that is moved: a new one for each output would cost as much as the output.
+        #: One timer, moved for each output: a new one would cost as much as handling the output.
         self._idle = Deadline(self._loop, self._idle_expired)
-        #: Outputs that were received and, as far as is known, not written yet; kept while anybody wants to know.
+        #: Outputs taken and not yet marked as written; collected only while observers listen to outputs.
         self._unwritten: list[AnyOutput] = []
         self._input_room = asyncio.Event()
         self._timer_changed = asyncio.Event()
-        #: Whether it is the server that does not read, and not the client that is silent.
+        #: Whether input waits for the engine, so that the client's silence is the server's doing.
         self._held_up = False
-        #: Whether what the client sends is not being read; for the source of the input to say.
+        #: Whether the source holds input back; set by the source.
         self.is_unread: Callable[[], bool] = lambda: False
         conversation.attach(self)
 
     async def feed(self, chunk: InputChunk) -> None:
-        """Waits while the engine is behind. Raises what the chunk is refused for."""
+        """Feed one chunk, and wait while the engine is behind. Raises the error that the chunk is refused with."""
         try:
             self.conversation.configuration.check_chunk(chunk)
             self.conversation.receive_chunk(chunk, now=self._loop.time())
         except OmniError as error:
             error.param = self.conversation.field_names(error.param)
             raise
-        self.conversation.stream.take_ack()  # which HTTP has no words for
+        self.conversation.stream.take_ack()  # HTTP has no acknowledgements
         if self.conversation.stream.gap_since is not None:
             self._timer_changed.set()
         while self.conversation.input_full():
@@ -61,15 +65,15 @@ class HttpSession:
         self._held_up = False
 
     def interrupt(self, error: OmniError) -> None:
-        """Its answer ends with ``error``, behind what is there to be written already."""
+        """End the answer with ``error``, behind the messages that are in the outbox."""
         self._outbox.put_nowait(copy.copy(error))
 
     def touch(self) -> None:
-        """A sign of life of the client: bytes that are no whole chunk yet."""
+        """Restart the time of the client's silence: bytes of an incomplete chunk have arrived."""
         self.conversation.stream.touch(now=self._loop.time())
 
     def end_input(self) -> None:
-        """The end of the body ends the input. Raises SequenceGap for chunks that can no longer come."""
+        """End the input with the body. Raises SequenceGap where chunks are missing, which can no longer arrive."""
         stream = self.conversation.stream
         if stream.gap_since is not None:
             raise stream.gap_error()
@@ -78,13 +82,13 @@ class HttpSession:
 
     @asynccontextmanager
     async def running(self, source: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-        """Runs ``source``, which feeds the input, and the conversation, for whoever receives the outputs meanwhile."""
+        """Run the conversation, with ``source`` feeding its input, until the block ends."""
         tasks = [
             asyncio.create_task(self._guard(work), name=f"http session: {name}")
             for name, work in (
                 ("answers", self.conversation.run),
                 ("input", source),
-                ("clock", self._watch_the_clock),
+                ("clock", self._run_clock),
             )
         ]
         try:
@@ -96,13 +100,13 @@ class HttpSession:
             try:
                 await asyncio.gather(*tasks, return_exceptions=True)
             finally:
-                self.conversation.end()  # which a task that was cancelled before its first step has not done
+                self.conversation.end()  # a task cancelled before its first step has not done so
                 self.written()
                 self._outbox.close()
                 self.conversation.observed.ended()
 
     def take(self) -> ServerMessage | None:
-        """The next message, if there is one. Raises the error of the input, of the clock, or of the request."""
+        """Return the next message, None where there is none yet. Raises an error of the input, clock or request."""
         message = self._outbox.take()
         if message is None:
             return None
@@ -113,7 +117,7 @@ class HttpSession:
         return message
 
     async def wait(self, *, idle_sec: float | None = None, meanwhile: Callable[[], bool] | None = None) -> bool:
-        """See ``Answering``. ``meanwhile`` is called when output has come, and begins the time of silence anew."""
+        """Wait for output; see ``AnswerSource``. The time ``idle_sec`` restarts whenever ``meanwhile`` returns true."""
         if self._outbox:
             return True
         self._waiting = self._loop.create_future()
@@ -124,10 +128,10 @@ class HttpSession:
         finally:
             self._waiting = None
 
-    # the conversation's owner
+    # ConversationOwner
 
     def output_has_room(self) -> None:
-        pass  # the writers of answers wait for it themselves
+        pass  # answer writers wait for room themselves
 
     def input_may_continue(self) -> None:
         self._input_room.set()
@@ -137,9 +141,9 @@ class HttpSession:
 
     def output_ready(self) -> None:
         if self._waiting is not None:
-            self._loop.call_soon(self._output_came)  # by then there may be more, which is written together with it
+            self._loop.call_soon(self._deliver)  # later outputs of this pass are written together with it
 
-    def _output_came(self) -> None:
+    def _deliver(self) -> None:
         waiting = self._waiting
         if waiting is None or waiting.done():
             return
@@ -156,7 +160,7 @@ class HttpSession:
             self._waiting.set_result(False)
 
     def written(self) -> None:
-        """What was received has been written."""
+        """Notify observers that the outputs taken so far have been written."""
         if not self._unwritten:
             return
         for message in self._unwritten:
@@ -164,17 +168,17 @@ class HttpSession:
         self._unwritten.clear()
 
     async def _guard(self, work: Callable[[], Awaitable[None]]) -> None:
-        """What goes wrong beside the receiver reaches it as a message."""
+        """Run ``work``; put its error into the outbox, from which the handler's task raises it."""
         try:
             await work()
         except OmniError as error:
             self._outbox.put_nowait(error)
         except PeerGone:
-            pass  # nobody is left to tell; the connection cancels the receiver
+            pass  # the connection cancels the handler's task
         except Exception as error:
             self._outbox.put_nowait(unexpected(error, where="a request over HTTP"))
 
-    async def _watch_the_clock(self) -> None:
+    async def _run_clock(self) -> None:
         while True:
             self._timer_changed.clear()
             try:
@@ -187,7 +191,7 @@ class HttpSession:
 
 
 async def feed_all(session: HttpSession, chunks: Iterable[InputChunk]) -> None:
-    """The source of a request whose input is at hand."""
+    """Feed ``session`` with all of its input: the source of a request whose input is complete."""
     for chunk in chunks:
         await session.feed(chunk)
     session.end_input()

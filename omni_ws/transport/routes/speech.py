@@ -11,9 +11,9 @@ from omni_ws.core.chunks import InputChunk, Modality, OutputModality
 from omni_ws.service.identifiers import new_id
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.router import Router
-from omni_ws.transport.routes.event_output import gather, held_answer, write_raw_audio
-from omni_ws.transport.routes.generation import GenerationRoutes, Source, encode_audio_file
-from omni_ws.transport.routes.mode_a import brings_streaming_input
+from omni_ws.transport.routes.generation import GenerationRoutes, InputSource, encode_audio_file
+from omni_ws.transport.routes.mode_a import has_streaming_input
+from omni_ws.transport.routes.response_stream import charging, collect_answer, write_raw_audio
 from omni_ws.wire.openai_request import SpeechDialect, SpeechRequest, read_speech, speech_wants_events
 from omni_ws.wire.openai_speech_response import SpeechChunks, SpeechEvents
 
@@ -27,21 +27,21 @@ class SpeechRoutes(GenerationRoutes):
     async def audio_speech(self, exchange: HttpExchange) -> None:
         """Respond with audio, whole or streamed, in the dialect that the request asks for."""
         async with self.admitted(exchange) as owner:
-            if await brings_streaming_input(exchange, self.config):
+            if await has_streaming_input(exchange, self.config):
                 stream = self.streaming_body(exchange)
                 request = read_speech(await stream.parameters(), input_follows=True)
                 await self._respond(exchange, request, stream.feed, owner=owner, streaming_input=True)
                 return
-            async with self.ordinary(exchange, speech_wants_events) as body:
+            async with self.json_body(exchange, speech_wants_events) as body:
                 request = await body.read(partial(read_speech, input_follows=False))
                 text = InputChunk(Modality.TEXT, (request.text or "").encode())
-                await self._respond(exchange, request, self.feed([text]), owner=owner)
+                await self._respond(exchange, request, self.source_of([text]), owner=owner)
 
     async def _respond(
         self,
         exchange: HttpExchange,
         request: SpeechRequest,
-        source: Source,
+        source: InputSource,
         *,
         owner: str | None,
         streaming_input: bool = False,
@@ -53,9 +53,9 @@ class SpeechRoutes(GenerationRoutes):
         )
         kind = media_type(target)
         if whole:
-            with held_answer(self.sessions.budget) as hold:
+            with charging(self.sessions.budget) as charge:
                 async with session.running(partial(source, session)):
-                    outputs, _ = await gather(session, hold)
+                    outputs, _ = await collect_answer(session, charge)
                 pcm = b"".join(output.payload for output in outputs if output.modality is OutputModality.AUDIO)
                 await exchange.respond(200, [("Content-Type", kind)], await encode_audio_file(pcm, target))
             return
@@ -64,12 +64,14 @@ class SpeechRoutes(GenerationRoutes):
                 case SpeechDialect.RAW:
                     await write_raw_audio(exchange, session, kind, head_at_start=streaming_input)
                 case SpeechDialect.EVENTS:
-                    await self.events(exchange, session, SpeechEvents(), head_at_start=streaming_input, done=False)
+                    await self.stream_events(
+                        exchange, session, SpeechEvents(), head_at_start=streaming_input, done=False
+                    )
                 case SpeechDialect.CHUNKS:
                     speech_id = "speech-" + (request.request_id or new_id(""))
                     piece = partial(_wav_file, target) if wav_pieces else bytes
                     chunks = SpeechChunks(speech_id, request.response_format, kind, target.sample_rate, piece=piece)
-                    await self.events(exchange, session, chunks, head_at_start=streaming_input)
+                    await self.stream_events(exchange, session, chunks, head_at_start=streaming_input)
 
 
 def _wav_file(target: AudioFormat, pcm: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""``/v1/audio/transcriptions``: a file in a form, or audio that is still on its way."""
+"""``/v1/audio/transcriptions``: a file in a multipart form, or audio that is still arriving."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from omni_ws.errors import InvalidValue, UnsupportedParameter
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.multipart_form import FormPart, read_form
 from omni_ws.transport.http.router import Router
-from omni_ws.transport.routes.event_output import gather, held_answer
-from omni_ws.transport.routes.generation import GenerationRoutes, Source
+from omni_ws.transport.routes.generation import GenerationRoutes, InputSource
 from omni_ws.transport.routes.mode_a import is_streaming_input
+from omni_ws.transport.routes.response_stream import charging, collect_answer
 from omni_ws.wire.openai_transcription import (
     TIMED_FORMATS,
     TranscriptionRequest,
@@ -26,30 +26,33 @@ _SUBTITLE_TYPES: Final = {"srt": "application/x-subrip; charset=utf-8", "vtt": "
 
 
 class TranscriptionRoutes(GenerationRoutes):
+    """The handler of ``/v1/audio/transcriptions``."""
+
     def register(self, router: Router) -> None:
         router.add("POST", "/v1/audio/transcriptions", self.transcriptions)
 
     async def transcriptions(self, exchange: HttpExchange) -> None:
+        """Respond with a transcript, in the format that the request asks for, or with events as it is recognised."""
         async with self.admitted(exchange) as owner:
             if is_streaming_input(exchange.request):
                 stream = self.streaming_body(exchange)
                 request = read_transcription(await stream.parameters())
-                await self._answer(exchange, request, stream.feed, owner=owner, streaming_input=True)
+                await self._respond(exchange, request, stream.feed, owner=owner, streaming_input=True)
                 return
             parts = await read_form(exchange, self.config.http.max_body_bytes)
             fields = form_fields(_texts(parts))
             streams = str(fields.get("stream")).lower() in ("true", "1")
-            async with self.errors_as_wanted(exchange, events=streams):
+            async with self.errors_as_events(exchange, wanted=streams):
                 request = read_transcription(fields, input_field="file")
                 file = _file(parts)
                 chunk = audio_file(bytes(file.data), filename=file.filename or "", content_type=file.content_type)
-                await self._answer(exchange, request, self.feed([chunk]), owner=owner)
+                await self._respond(exchange, request, self.source_of([chunk]), owner=owner)
 
-    async def _answer(
+    async def _respond(
         self,
         exchange: HttpExchange,
         request: TranscriptionRequest,
-        source: Source,
+        source: InputSource,
         *,
         owner: str | None,
         streaming_input: bool = False,
@@ -61,11 +64,13 @@ class TranscriptionRoutes(GenerationRoutes):
         streamed = streaming_input if request.stream is None else request.stream
         if streamed and request.response_format not in TIMED_FORMATS:
             async with session.running(partial(source, session)):
-                await self.events(exchange, session, TranscriptionEvents(), head_at_start=streaming_input, done=False)
+                await self.stream_events(
+                    exchange, session, TranscriptionEvents(), head_at_start=streaming_input, done=False
+                )
             return
-        with held_answer(self.sessions.budget) as hold:
+        with charging(self.sessions.budget) as charge:
             async with session.running(partial(source, session)):
-                outputs, final = await gather(session, hold)
+                outputs, final = await collect_answer(session, charge)
             transcription = Transcription(request, language=language)
             for output in outputs:
                 transcription.output(output)
@@ -80,7 +85,7 @@ class TranscriptionRoutes(GenerationRoutes):
             await exchange.respond(200, [("Content-Type", kind)], text.encode())
 
     def _language(self, request: TranscriptionRequest) -> str | None:
-        """What is listened for, where that is known. Raises UnsupportedParameter for what this engine cannot do."""
+        """The language that is recognised, None where the engine does not say. Raises UnsupportedParameter."""
         capabilities = self.sessions.engine.capabilities
         if request.response_format in TIMED_FORMATS and not capabilities.word_times:
             raise UnsupportedParameter("this engine does not tell the times of what it hears", param="response_format")
@@ -96,6 +101,7 @@ class TranscriptionRoutes(GenerationRoutes):
 
 
 def _texts(parts: list[FormPart]) -> Iterator[tuple[str, str]]:
+    """Names and values of the parts that are no files. Raises InvalidValue for a value that is not UTF-8."""
     for part in parts:
         if part.filename is None:
             try:
@@ -105,6 +111,7 @@ def _texts(parts: list[FormPart]) -> Iterator[tuple[str, str]]:
 
 
 def _file(parts: list[FormPart]) -> FormPart:
+    """The part that is the recording. Raises InvalidValue unless it is the only file."""
     files = [part for part in parts if part.filename is not None]
     if len(files) != 1 or files[0].name != "file":
         raise InvalidValue("one file is needed, and its field is called file", param="file")

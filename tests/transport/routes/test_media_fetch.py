@@ -244,7 +244,7 @@ async def test_a_name_is_resolved_once_and_connected_to_at_that_address(monkeypa
         domains = MediaDomains((f"http://media.example:{host.port}", "127.0.0.1"))
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", rebinding)
         url = host.url("/a.gif", host="media.example")
-        data, _ = await MediaFetcher(domains).fetch(url, max_bytes=100, keep=lambda size: None)
+        data, _ = await MediaFetcher(domains).fetch(url, max_bytes=100, charge=lambda size: None)
         assert (data, asked) == (GIF, ["media.example"])
 
 
@@ -252,10 +252,12 @@ async def test_https_is_checked_by_the_name_of_the_host(tmp_path: Path) -> None:
     for_server, for_client = tls_contexts(tmp_path)
     async with media_host(ssl=for_server) as host:
         fetcher = MediaFetcher(MediaDomains((f"localhost:{host.port}", "127.0.0.0/8", "::1")), tls=for_client)
-        data, kind = await fetcher.fetch(f"https://localhost:{host.port}/a.gif", max_bytes=100, keep=lambda size: None)
+        data, kind = await fetcher.fetch(
+            f"https://localhost:{host.port}/a.gif", max_bytes=100, charge=lambda size: None
+        )
         assert (data, kind) == (GIF, "image/gif")
         stranger = MediaFetcher(MediaDomains((f"localhost:{host.port}", "127.0.0.0/8", "::1")))
         with pytest.raises(OmniError, match="no usable answer"):
-            await stranger.fetch(f"https://localhost:{host.port}/a.gif", max_bytes=100, keep=lambda size: None)
+            await stranger.fetch(f"https://localhost:{host.port}/a.gif", max_bytes=100, charge=lambda size: None)
         with pytest.raises(UnsupportedParameter):
-            await fetcher.fetch(f"http://localhost:{host.port}/a.gif", max_bytes=100, keep=lambda size: None)
+            await fetcher.fetch(f"http://localhost:{host.port}/a.gif", max_bytes=100, charge=lambda size: None)

@@ -1,4 +1,4 @@
-"""Several requests that are answered as one."""
+"""The answers of several sessions, merged into the choices of one response."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from msgspec.structs import replace
 from omni_ws.core.chunks import FinishReason, Usage
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.transport.routes.event_output import Answering, receive
+from omni_ws.transport.routes.response_stream import AnswerSource, next_message
 
 
-class SeveralSessions:
-    """Each session gives ``choices`` answers; theirs are numbered on, in the order of the sessions.
+class MergedAnswers:
+    """An AnswerSource over several others.
 
-    There is one final, when the last of them has come.
+    Each session has ``choices`` choices, which are renumbered in the order of the sessions: the first choice of the
+    second session is number ``choices``. Outputs arrive in any order. One final, with the sum of the usage, follows
+    the last final of the sessions.
     """
 
-    def __init__(self, sessions: Sequence[Answering], *, choices: int) -> None:
+    def __init__(self, sessions: Sequence[AnswerSource], *, choices: int) -> None:
         self._sessions = sessions
         self._choices = choices
         self._finals: dict[int, FinalChunk] = {}
-        #: What is waited for, of each session that has more to say.
+        #: One task for the next message of each session without a final, by the index of the session.
         self._receiving: dict[int, asyncio.Task[ServerMessage]] = {}
 
     @asynccontextmanager
     async def receiving(self) -> AsyncIterator[None]:
-        """``wait`` may be called while the block lasts."""
+        """Own the tasks of ``wait``, which may be called while the block lasts."""
         try:
             yield
         finally:
@@ -39,22 +41,22 @@ class SeveralSessions:
             await asyncio.gather(*self._receiving.values(), return_exceptions=True)
 
     def take(self) -> ServerMessage | None:
-        """The next message of any of them, if one is there. Raises their errors."""
+        """Return the next message of any session. Raises the error of any."""
         for index, task in tuple(self._receiving.items()):
             if task.done() and (message := self._received(index)) is not None:
                 return message
         return None
 
     async def wait(self, *, idle_sec: float | None = None, meanwhile: Callable[[], bool] | None = None) -> bool:
-        """See ``Answering``."""
+        """Wait for a message of any session; see ``AnswerSource``."""
         for index, session in enumerate(self._sessions):
             if index not in self._finals and index not in self._receiving:
-                self._receiving[index] = asyncio.create_task(receive(session), name=f"prompt {index}")
+                self._receiving[index] = asyncio.create_task(next_message(session), name=f"prompt {index}")
         done, _ = await asyncio.wait(self._receiving.values(), timeout=idle_sec, return_when=asyncio.FIRST_COMPLETED)
         return bool(done)
 
     def _received(self, index: int) -> ServerMessage | None:
-        """What this session said, if it means anything for all of them."""
+        """The message of a session as one of the merged answer; None for a final that is not the last."""
         message = self._receiving.pop(index).result()
         if isinstance(message, OutputChunk):
             return replace(message, choice=index * self._choices + message.choice)
@@ -66,6 +68,7 @@ class SeveralSessions:
         return self._final(message) if len(self._finals) == len(self._sessions) else None
 
     def written(self) -> None:
+        """Mark the messages of all sessions as written."""
         for session in self._sessions:
             session.written()
 
@@ -79,5 +82,6 @@ class SeveralSessions:
         return dataclasses.replace(last, finish_reasons=tuple(reasons), usage=usage)
 
     def _reasons(self, final: FinalChunk) -> Sequence[FinishReason]:
+        """The finish reason of each choice."""
         reasons = final.finish_reasons
         return reasons if len(reasons) == self._choices else (final.finish_reason,) * self._choices
