@@ -1,4 +1,4 @@
-"""Which key a request presents."""
+"""Authenticator: API keys of HTTP requests and WebSocket handshakes."""
 
 from __future__ import annotations
 
@@ -11,26 +11,30 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.errors import Unauthenticated
 from omni_ws.transport.http.request import HttpRequest
 
-#: Browsers cannot set headers on a WebSocket handshake; they put the key into an entry of the subprotocol list.
+#: Prefixes of subprotocols that carry a key: pages cannot set header fields of a WebSocket handshake.
 KEY_SUBPROTOCOLS: Final = ("omni-api-key.", "openai-insecure-api-key.")
 
 
 class Authenticator:
-    """Knows keys by their digests. Without any key everybody may come in, and what is presented is ignored."""
+    """Checks keys against their digests. Where no keys are configured, all requests pass, whatever they present."""
 
     def __init__(self, keys: Iterable[ApiKey]) -> None:
         self._keys = tuple(keys)
 
     @property
     def has_keys(self) -> bool:
+        """Whether any keys are configured."""
         return bool(self._keys)
 
     def authenticate(self, request: HttpRequest) -> ApiKey | None:
-        """Raises Unauthenticated for a missing, malformed or unknown key."""
+        """Return the key of a request; None where no keys are configured.
+
+        Raises Unauthenticated for a missing, malformed or unknown key.
+        """
         return self._find(_presented_key(request)) if self._keys else None
 
     def authenticate_header(self, authorization: str | None) -> ApiKey | None:
-        """The same for protocols that have nothing but the ``Authorization`` field."""
+        """Do the same as ``authenticate``, for protocols that have only the ``Authorization`` field."""
         if not self._keys:
             return None
         if authorization is None:
@@ -38,11 +42,11 @@ class Authenticator:
         return self._find(_bearer(authorization))
 
     def _find(self, presented_key: str) -> ApiKey:
-        # Header fields are bytes to HTTP and were read as Latin-1: these are the bytes that the client sent.
+        # Header fields were decoded as Latin-1; this restores the bytes that the client sent.
         presented = hashlib.sha256(presented_key.encode("latin-1")).digest()
         found: ApiKey | None = None
         for key in self._keys:
-            # Every key is compared, so that the time tells nothing about which one came close.
+            # All keys are compared in constant time, so that timing reveals nothing about them.
             if hmac.compare_digest(presented, key.key_sha256):
                 found = key
         if found is None:

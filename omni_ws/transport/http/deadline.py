@@ -1,4 +1,4 @@
-"""One re-armable deadline on the event loop."""
+"""Deadline: a timer that is cheap to move."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class Deadline:
-    """Calls ``expired`` once, the given number of seconds after it was armed last.
+    """Calls ``expired`` once, the given number of seconds after ``arm`` was called last.
 
-    Moving a deadline later is an assignment, not a new timer: a body that arrives in thousands of packets must not
-    leave thousands of cancelled timers in the loop's heap.
+    Moving a deadline to a later time is an assignment: the loop's timer wakes up early and is scheduled again. A new
+    timer for each packet of a body would leave thousands of cancelled ones in the loop's heap.
     """
 
     __slots__ = ("_due", "_expired", "_handle", "_loop", "_scheduled")
@@ -23,7 +23,7 @@ class Deadline:
         self._scheduled = 0.0
 
     def arm(self, seconds: float | None) -> None:
-        """Expire ``seconds`` from now, whatever was armed before; None disarms."""
+        """Expire ``seconds`` from now, instead of at the time set before; None disarms."""
         if seconds is None:
             self.disarm()
             return
@@ -33,6 +33,7 @@ class Deadline:
         self._schedule(self._due)
 
     def disarm(self) -> None:
+        """Cancel the deadline. Does nothing where it is not armed."""
         self._due = None
         if self._handle is not None:
             self._handle.cancel()

@@ -1,4 +1,4 @@
-"""Bodies of type ``multipart/form-data`` (RFC 7578), read as they come."""
+"""Request bodies of type ``multipart/form-data`` (RFC 7578), parsed as they arrive."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from omni_ws.errors import InvalidFrame, InvalidValue, PayloadTooLarge, Unsuppor
 from omni_ws.transport.http.exchange import HttpExchange
 
 FORM_TYPE: Final = "multipart/form-data"
+#: Parts of one form.
 MAX_PARTS: Final = 64
-#: Of a part that is no file.
+#: Size of a part that is not a file.
 MAX_FIELD_BYTES: Final = 64 * 1024
+#: Size of one header line of a part.
 _MAX_HEADER_BYTES: Final = 4096
 
 
 @dataclass(slots=True)
 class FormPart:
-    """``filename`` is None where the part is no file; ``content_type`` is "" where the part does not say."""
+    """One part of a form. ``filename`` is None where it is not a file; ``content_type`` is "" where it has none."""
 
     name: str
     filename: str | None
@@ -29,9 +31,10 @@ class FormPart:
 
 
 async def read_form(exchange: HttpExchange, limit: int) -> list[FormPart]:
-    """The parts of a body of at most ``limit`` bytes, in order.
+    """Read a body of at most ``limit`` bytes, and return its parts in order.
 
-    Raises UnsupportedFormat, InvalidFrame, InvalidValue, PayloadTooLarge or EngineOverloaded.
+    Raises UnsupportedFormat for another content type, InvalidFrame for a malformed form, InvalidValue for too many
+    parts, PayloadTooLarge, and what ``HttpExchange.read`` and ``charge`` raise.
     """
     reader = FormReader(exchange.request.headers.get("content-type") or "")
     if (exchange.request.content_length or 0) > limit:
@@ -47,7 +50,11 @@ async def read_form(exchange: HttpExchange, limit: int) -> list[FormPart]:
 
 
 class FormReader:
-    """Takes a body in pieces, however it is cut. Raises what is wrong with it."""
+    """Incremental parser of a form: python-multipart's, with limits on parts and fields.
+
+    The result does not depend on how the body is cut into pieces. Time is linear in the size of the body, and memory
+    is bounded by that size. Raises UnsupportedFormat for a content type that is not a form's.
+    """
 
     def __init__(self, content_type: str) -> None:
         kind, parameters = parse_options_header(content_type)
@@ -58,7 +65,7 @@ class FormReader:
         self._headers: dict[str, bytes] = {}
         self._name, self._value = b"", b""
         self._ended = False
-        #: What has to come first; and what came of it, None once it is whole.
+        #: The delimiter that the body must begin with, and what has arrived of it; None once it is complete.
         self._delimiter = b"--" + boundary
         self._beginning: bytes | None = b""
         try:
@@ -79,8 +86,9 @@ class FormReader:
             raise InvalidFrame(f"not a boundary: {str(error)[:80]}") from None
 
     def feed(self, data: bytes) -> None:
+        """Parse the next piece. Raises InvalidFrame, InvalidValue or PayloadTooLarge."""
         if self._beginning is not None:
-            # Of what may stand before it the parser makes something else each time that it is cut otherwise.
+            # The parser skips a preamble, and what it takes for one depends on how the body is cut.
             data = (self._beginning + data).lstrip(b"\r\n")
             if not data.startswith(self._delimiter[: len(data)]):
                 raise InvalidFrame("the form does not begin with its boundary")
@@ -94,6 +102,7 @@ class FormReader:
             raise InvalidFrame(f"the form cannot be read: {str(error)[:80]}") from None
 
     def finish(self) -> list[FormPart]:
+        """Return the parts, at the end of the body. Raises InvalidFrame where the closing delimiter is missing."""
         if not self._ended:
             raise InvalidFrame("the form ends before its last boundary")
         return self._parts

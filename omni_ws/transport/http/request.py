@@ -1,7 +1,7 @@
-"""A request as handlers see it: the head of one HTTP/1.1 message, parsed once and never changed.
+"""HttpRequest: the head of one HTTP/1.1 request, parsed and validated.
 
-Everything that a client may get wrong in a request target is refused here, so that routes and policies compare
-plain decoded segments and need no rules of their own about escapes.
+All errors in a request target are refused here, so that routes and policies compare plain decoded segments and need no
+rules about escapes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import h11
 from omni_ws.core.addresses import Addresses
 from omni_ws.errors import HeaderTooLarge, InvalidFrame, OmniError
 
-#: Lines of a head besides its first; also what a WebSocket handshake may have.
+#: Header lines of a request; the same as websockets allows in a handshake.
 MAX_HEADER_LINES: Final = 128
-#: More query fields than any route has; a bound against hash-flooding targets.
+#: Query fields of a request; bounds the work on hostile targets.
 MAX_QUERY_FIELDS: Final = 256
 
 _NO_PROXIES: Final = Addresses()
 
-#: What h11 says of what it cannot read, by the beginning of its words, which go on with the client's bytes.
+#: Messages by the beginning of h11's own, which continue with bytes of the client's that are not repeated.
 _BROKEN: Final = (
     ("Missing mandatory Host", "a request has a Host field"),
     ("Found multiple Host", "a request has one Host field, not several"),
@@ -45,12 +45,12 @@ _BROKEN: Final = (
     ("peer unexpectedly closed", "the connection was closed in the middle of the request"),
 )
 
-#: How every TLS connection begins.
+#: First byte of a TLS connection: the type of a handshake record (RFC 8446, section 5.1).
 _TLS_RECORD: Final = b"\x16"
 
 
 class Fields:
-    """An ordered multi-dict of strings: header fields (names in lower case) or query parameters."""
+    """An ordered, immutable multi-dict of strings: header fields, with names in lower case, or query parameters."""
 
     __slots__ = ("_items",)
 
@@ -58,13 +58,15 @@ class Fields:
         self._items: tuple[tuple[str, str], ...] = tuple(items)
 
     def get(self, name: str) -> str | None:
-        """The first value of ``name``, or None."""
+        """Return the first value of ``name``, or None."""
         return next((value for key, value in self._items if key == name), None)
 
     def get_all(self, name: str) -> tuple[str, ...]:
+        """Return all values of ``name``, in order."""
         return tuple(value for key, value in self._items if key == name)
 
     def items(self) -> tuple[tuple[str, str], ...]:
+        """Return all names and values, in order."""
         return self._items
 
     def __contains__(self, name: object) -> bool:
@@ -82,7 +84,7 @@ class Fields:
 
 
 class Headers(Fields):
-    """Header fields; names compare without regard to case."""
+    """Header fields; lookups ignore the case of names."""
 
     __slots__ = ()
 
@@ -96,48 +98,50 @@ class Headers(Fields):
         return isinstance(name, str) and super().__contains__(name.lower())
 
     def tokens(self, name: str) -> tuple[str, ...]:
-        """The members of a comma-separated header field, over all its lines, in their own case."""
+        """Return the members of a comma-separated header field, over all its lines, in their own case."""
         members = (member.strip() for value in self.get_all(name) for member in value.split(","))
         return tuple(member for member in members if member)
 
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """One request head.
-
-    ``target`` is what stood on the request line; ``segments`` are the percent-decoded parts of its path without empty
-    ones (so an escaped slash stays inside its segment), and ``path`` joins them again, such slashes escaped.
-    ``client`` is the client's address without its port, as a trusted proxy tells it where one is in between, "" on a
-    Unix socket; ``secure`` says that the bytes came in TLS.
-    """
+    """One request head."""
 
     method: str
+    #: The request target as it was sent.
     target: str
+    #: ``segments`` joined by slashes, with slashes inside of them escaped; "*" for the asterisk-form.
     path: str
+    #: The percent-decoded segments of the path, without empty ones.
     segments: tuple[str, ...]
     query: Fields
     headers: Headers
+    #: "1.0" or "1.1".
     http_version: str
+    #: The client's address without its port, as reported by trusted proxies; "" on a Unix socket.
     client: str
+    #: Whether the request was received over TLS.
     secure: bool
 
     @property
     def content_length(self) -> int | None:
+        """Size of the body in bytes; None where it is not known in advance."""
         value = self.headers.get("content-length")
         return None if value is None else int(value)
 
     @property
     def content_type(self) -> str:
-        """The media type without its parameters, in lower case; "" when the client named none."""
+        """The media type without its parameters, in lower case; "" where there is none."""
         return (self.headers.get("content-type") or "").partition(";")[0].strip().lower()
 
     @property
     def has_body(self) -> bool:
+        """Whether body bytes may follow the head."""
         return "transfer-encoding" in self.headers or bool(self.content_length)
 
     @property
     def wants_websocket(self) -> bool:
-        """Whether this is an upgrade that may be answered by 101; anything less is plain HTTP (RFC 9110, 7.8)."""
+        """Whether the request asks for WebSocket in a way that permits a 101 (RFC 9110, section 7.8)."""
         return (
             self.http_version == "1.1"
             and self.method == "GET"
@@ -148,13 +152,15 @@ class HttpRequest:
 
     @property
     def offered_subprotocols(self) -> tuple[str, ...]:
+        """The subprotocols that a WebSocket client offers, in its order of preference."""
         return self.headers.tokens("sec-websocket-protocol")
 
 
 def read_request(event: h11.Request, *, client: str, secure: bool, addresses: Addresses = _NO_PROXIES) -> HttpRequest:
-    """``event`` as a request; ``client`` is the peer's address, which may be that of a proxy.
+    """Build a request from h11's event.
 
-    Raises InvalidFrame and HeaderTooLarge for what h11 lets through and this server does not.
+    ``client`` is the address of the peer, which may be a proxy; ``addresses`` knows the trusted ones. Raises
+    InvalidFrame and HeaderTooLarge for requests that h11 accepts and this server refuses.
     """
     if len(event.headers) > MAX_HEADER_LINES:
         raise HeaderTooLarge(f"the request head has more than {MAX_HEADER_LINES} header lines")
@@ -163,7 +169,7 @@ def read_request(event: h11.Request, *, client: str, secure: bool, addresses: Ad
         raise InvalidFrame(f"HTTP/{version} is not spoken here; use HTTP/1.1")
     headers = Headers((name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers)
     if "transfer-encoding" in headers and ("content-length" in headers or version == "1.0"):
-        # Two framings: a proxy in front may believe the other one and let a second request be smuggled in.
+        # A proxy that believes the other framing would forward a smuggled request (RFC 9112, section 6.1).
         raise InvalidFrame("a request has Transfer-Encoding or Content-Length, never both; HTTP/1.0 has no chunks")
     target = event.target.decode("ascii")
     segments, query = split_target(target)
@@ -183,20 +189,23 @@ def read_request(event: h11.Request, *, client: str, secure: bool, addresses: Ad
 def protocol_failure(
     error: h11.RemoteProtocolError, *, first_byte: bytes, in_body: bool, max_header_bytes: int
 ) -> OmniError:
-    """The error for what h11 could not read; ``first_byte`` is the first one of the connection."""
+    """The error to respond with when h11 raises. ``first_byte`` is that of the connection, ``in_body`` the place."""
     if error.error_status_hint == 431 and in_body:
         return InvalidFrame(f"the line before a chunk, or after the last one, has more than {max_header_bytes} bytes")
     if error.error_status_hint == 431:
         return HeaderTooLarge(f"the request head has more than {max_header_bytes} bytes")
     if first_byte == _TLS_RECORD:
         return InvalidFrame("this looks like TLS, but this port speaks plain HTTP and WebSocket")
-    said = str(error)
-    words = next((words for beginning, words in _BROKEN if said.startswith(beginning)), None)
-    return InvalidFrame("this is not HTTP/1.1" if words is None else f"this is not HTTP/1.1: {words}")
+    text = str(error)
+    reason = next((reason for beginning, reason in _BROKEN if text.startswith(beginning)), None)
+    return InvalidFrame("this is not HTTP/1.1" if reason is None else f"this is not HTTP/1.1: {reason}")
 
 
 def split_target(target: str) -> tuple[tuple[str, ...], Fields]:
-    """Decoded path segments and query of an origin-form, absolute-form or asterisk-form target (RFC 9112, 3.2)."""
+    """Split a target in origin-, absolute- or asterisk-form (RFC 9112, section 3.2) into path segments and query.
+
+    Raises InvalidFrame.
+    """
     if target == "*":
         return ("*",), Fields()
     if "#" in target:
@@ -229,7 +238,7 @@ def _split_query(raw_query: str) -> Fields:
         return Fields()
     try:
         pairs = parse_qsl(raw_query, keep_blank_values=True, errors="strict", max_num_fields=MAX_QUERY_FIELDS)
-    except ValueError as error:  # UnicodeDecodeError is one of them
+    except ValueError as error:  # a UnicodeDecodeError, too
         raise InvalidFrame("the query is not UTF-8 or has too many fields") from error
     if any("\0" in text for pair in pairs for text in pair):
         raise InvalidFrame("a query must not contain NUL")
