@@ -36,6 +36,7 @@ from omni_ws.transport.routes.ops import OperationsRoutes
 from omni_ws.transport.routes.profiling import ProfilingRoutes
 from omni_ws.transport.routes.speech import SpeechRoutes
 from omni_ws.transport.routes.transcriptions import TranscriptionRoutes
+from omni_ws.transport.telephony.endpoint import TelephonyStreams
 
 
 class App:
@@ -68,6 +69,7 @@ class App:
         recorder, recorded_http = (self.recordings.recorder, self.recordings.http) if self.recordings else (None, None)
         yield Attachments(self.config, authenticator, self.registry, recorded_http)
         yield StreamingInput(sessions, authenticator, recorder)
+        yield TelephonyStreams(sessions, authenticator, recorder)
         yield ModeBRoutes(sessions, authenticator, self.registry)
         yield ChatRoutes(sessions, authenticator)
         yield SpeechRoutes(sessions, authenticator)

@@ -298,6 +298,12 @@ class RemoteConfig(Section):
     )
 
 
+class TelephonyConfig(Section):
+    """Telephone calls: the media streams of a telephony gateway."""
+
+    enabled: bool = Field(default=False, description="Serve `/v1/telephony/media-stream`; off, it answers 404.")
+
+
 class GrpcConfig(Section):
     """The gRPC token service."""
 
@@ -403,6 +409,7 @@ class ServerConfig(Section):
     embedded: EmbeddedSettings = EmbeddedSettings()
     vllm: VllmConfig = VllmConfig()
     remote: RemoteConfig = RemoteConfig()
+    telephony: TelephonyConfig = TelephonyConfig()
     grpc: GrpcConfig = GrpcConfig()
     profiler: ProfilerConfig = ProfilerConfig()
 

@@ -51,6 +51,8 @@ def read_recording(path: Path, *, incomplete: bool = False) -> RecordedSession:
     header = _decoded(decode_header, path, 1, lines[0])
     if not header.payloads:
         raise RecordingError(path, 1, "recorded without payloads (record_payloads = false): nothing to send again")
+    if header.kind == "telephony":
+        raise RecordingError(path, 1, "a telephone call: nothing here can play the part of its gateway")
     events: list[RecordedLine] = []
     connections = 0
     for number, line in enumerate(lines[1:], start=2):

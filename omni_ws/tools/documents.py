@@ -119,7 +119,7 @@ scrape_configs:
 [grafana/omni_ws.json](grafana/omni_ws.json) is a dashboard of them, for import into Grafana.
 
 - Labels have values from short lists: no model name, address, path or id that a client sends is one. `origin` is how a
-  session came: `websocket`, `http` (one request) or `sessions` (over several requests).
+  session came: `websocket`, `http` (one request), `sessions` (over several requests) or `telephony`.
 - Counts of input are those of its last acknowledgement, and of all when its request or session ends; those of requests,
   and of their audio, grow at the final.
 - Times are those of the event loop's clock, which counts whole milliseconds under uvloop.

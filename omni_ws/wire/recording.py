@@ -10,7 +10,7 @@ from msgspec import Struct
 FORMAT: Final = "omni_ws"
 VERSION: Final = 1
 
-RecordingKind: TypeAlias = Literal["websocket", "http", "session"]
+RecordingKind: TypeAlias = Literal["websocket", "http", "session", "telephony"]
 Side: TypeAlias = Literal["client", "server", "lost"]
 
 
@@ -19,7 +19,7 @@ class HeaderLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     recording: str
     version: int
-    #: A native WebSocket session, one HTTP request, or a session that spans several HTTP requests.
+    #: A native WebSocket session, one HTTP request, a session that spans several HTTP requests, or a telephone call.
     kind: RecordingKind
     #: The ID of the session, or of the recording when there is no session.
     id: str

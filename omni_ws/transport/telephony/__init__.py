@@ -1,0 +1,1 @@
+"""Telephone calls, over the WebSocket media stream of a telephony gateway."""

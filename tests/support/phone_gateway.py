@@ -1,0 +1,182 @@
+"""The gateway of a telephone network: streams a caller's audio, and plays what it is sent as a telephone does."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+import orjson
+from support.live_server import LiveServer
+from support.virtual_clock import VirtualClockLoop
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+
+from omni_ws.audio.g711 import decode_mu_law, encode_mu_law
+from omni_ws.audio.samples import Samples
+
+PATH = "/v1/telephony/media-stream"
+STREAM = "MZ0000000000000000000000000000test"
+#: 20 ms.
+PACKET = 160
+PATIENCE_SEC = 15
+FORMAT = {"encoding": "audio/x-mulaw", "sampleRate": 8000, "channels": 1}
+
+
+def mu_law(pcm16: bytes, *, rate: int = 16_000) -> bytes:
+    """pcm16 as the telephone network carries it."""
+    samples = np.frombuffer(pcm16, "<i2")
+    if rate == 16_000:
+        samples = (samples[: len(samples) // 2 * 2].reshape(-1, 2).mean(axis=1)).astype(np.int16)
+    return encode_mu_law(np.ascontiguousarray(samples))
+
+
+def start_fields(**fields: Any) -> dict[str, Any]:
+    return {
+        "accountSid": "AC1",
+        "streamSid": STREAM,
+        "callSid": "CA1",
+        "tracks": ["inbound"],
+        "mediaFormat": FORMAT,
+        "customParameters": {},
+        **fields,
+    }
+
+
+class PhoneGateway:
+    """One call. ``returns_marks`` says whether marks come back at once, or when ``play`` gets to them."""
+
+    def __init__(self, connection: ClientConnection, *, returns_marks: bool) -> None:
+        self.connection = connection
+        self.returns_marks = returns_marks
+        self.received: list[dict[str, Any]] = []
+        #: Audio and marks that are not played yet.
+        self.buffer: deque[bytes | str] = deque()
+        self._sequence = 0
+        self._chunk = 0
+
+    async def send(self, event: str, **fields: Any) -> None:
+        self._sequence += 1
+        message = {"event": event, "sequenceNumber": str(self._sequence), "streamSid": STREAM, **fields}
+        await self.connection.send(orjson.dumps(message).decode())
+
+    async def connected(self) -> None:
+        await self.connection.send('{"event":"connected","protocol":"Call","version":"1.0.0"}')
+
+    async def start(self, **fields: Any) -> None:
+        await self.connected()
+        await self.send("start", start=start_fields(**fields))
+
+    async def media(self, payload: bytes, *, track: str = "inbound", **fields: Any) -> None:
+        self._chunk += 1
+        media = {
+            "track": track,
+            "chunk": str(self._chunk),
+            "timestamp": str(20 * self._chunk),
+            "payload": base64.b64encode(payload).decode(),
+            **fields,
+        }
+        await self.send("media", media=media)
+
+    async def speak(self, audio: bytes) -> None:
+        """µ-law, in packets."""
+        for position in range(0, len(audio), PACKET):
+            await self.media(audio[position : position + PACKET])
+
+    async def mark(self, name: str) -> None:
+        await self.send("mark", mark={"name": name})
+
+    async def stop(self) -> None:
+        await self.send("stop", stop={"accountSid": "AC1", "callSid": "CA1"})
+
+    async def receive(self) -> dict[str, Any]:
+        """The next message. Raises ConnectionClosed."""
+        virtual = isinstance(asyncio.get_running_loop(), VirtualClockLoop)
+        async with asyncio.timeout(None if virtual else PATIENCE_SEC):
+            text = await self.connection.recv()
+        assert isinstance(text, str)
+        message: dict[str, Any] = orjson.loads(text)
+        assert message["streamSid"] == STREAM
+        self.received.append(message)
+        match message["event"]:
+            case "media":
+                payload = base64.b64decode(message["media"]["payload"])
+                assert payload
+                assert len(payload) % PACKET == 0
+                self.buffer.append(payload)
+            case "mark":
+                self.buffer.append(message["mark"]["name"])
+            case "clear":
+                # The marks in the buffer come back at once, unplayed.
+                await self._return_marks()
+        if self.returns_marks:
+            await self._return_marks()
+        return message
+
+    async def _return_marks(self) -> None:
+        while self.buffer:
+            entry = self.buffer.popleft()
+            if isinstance(entry, str):
+                await self.mark(entry)
+
+    async def play(self, ms: int) -> None:
+        """Play so much of the buffer, and return the marks that this gets to."""
+        left = 8 * ms
+        while self.buffer:
+            entry = self.buffer[0]
+            if isinstance(entry, str):
+                self.buffer.popleft()
+                await self.mark(entry)
+            elif len(entry) <= left:
+                self.buffer.popleft()
+                left -= len(entry)
+            else:
+                self.buffer[0] = entry[left:]
+                return
+
+    async def until(self, event: str) -> dict[str, Any]:
+        while (message := await self.receive())["event"] != event:
+            pass
+        return message
+
+    async def end_of_answer(self) -> None:
+        """Everything up to the mark behind an answer."""
+        while not (await self.until("mark"))["mark"]["name"].endswith(":end"):
+            pass
+
+    async def closed(self) -> tuple[int, str]:
+        """The server's close code and reason; what arrives before it is passed over."""
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                await self.receive()
+        await self.connection.wait_closed()
+        assert self.connection.close_code is not None
+        return self.connection.close_code, self.connection.close_reason or ""
+
+    def seen(self, event: str) -> list[dict[str, Any]]:
+        return [message for message in self.received if message["event"] == event]
+
+    @property
+    def heard(self) -> bytes:
+        """All the audio that was received, µ-law."""
+        return b"".join(base64.b64decode(message["media"]["payload"]) for message in self.seen("media"))
+
+    @property
+    def heard_samples(self) -> Samples:
+        return decode_mu_law(self.heard)
+
+
+@contextlib.asynccontextmanager
+async def phone_gateway(
+    server: LiveServer, *, returns_marks: bool = True, query: str = "", **options: Any
+) -> AsyncIterator[PhoneGateway]:
+    """A gateway whose WebSocket is open, before its first message."""
+    async with connect(
+        f"ws://127.0.0.1:{server.port}{PATH}{query}",
+        **{"compression": None, "ping_interval": None, "proxy": None, "close_timeout": 2, **options},
+    ) as connection:
+        yield PhoneGateway(connection, returns_marks=returns_marks)
