@@ -103,7 +103,7 @@ class AudioDecoder:
         finally:
             self._decoder.close()
         if self._resampler is not None:
-            yield self._tidied(self._resampler.flush())
+            yield self._clipped(self._resampler.flush())
 
     def _guarded(self, blocks: Iterator[SourceBlock]) -> Iterator[SourceBlock]:
         """Record a failure, and release the thread, while passing ``blocks`` on."""
@@ -119,13 +119,13 @@ class AudioDecoder:
         self.consumed_ms += len(samples) * 1000 / source_rate
         if self._resampler is not None and self._resampler.source_rate != source_rate:
             # The parts of a chained Ogg file may differ in sample rate.
-            yield self._tidied(self._resampler.flush())
+            yield self._clipped(self._resampler.flush())
             self._resampler = None
         if self._resampler is None:
             self._resampler = StreamResampler(source_rate, self.sample_rate)
-        yield self._tidied(self._resampler.process(samples))
+        yield self._clipped(self._resampler.process(samples))
 
-    def _tidied(self, samples: Samples) -> Samples:
+    def _clipped(self, samples: Samples) -> Samples:
         """Clip resampled audio, since resampling overshoots near full scale."""
         if self._resampler is None or self._resampler.source_rate == self.sample_rate:
             return samples

@@ -49,7 +49,7 @@ class Room(Protocol):
         ...
 
 
-class _Uncounted:
+class _Unlimited:
     def take(self, size: int) -> None:
         pass
 
@@ -58,11 +58,11 @@ class _Uncounted:
 
 
 #: A room without limit, for media that do not come from a client.
-UNCOUNTED: Final[Room] = _Uncounted()
+UNLIMITED: Final[Room] = _Unlimited()
 
 
 @contextmanager
-def counted(room: Room, size: int, *, keep: bool = False) -> Iterator[None]:
+def reserved(room: Room, size: int, *, keep: bool = False) -> Iterator[None]:
     """Reserve ``size`` bytes while the block runs; with ``keep``, also after it, unless it raises."""
     room.take(size)
     try:
@@ -74,14 +74,14 @@ def counted(room: Room, size: int, *, keep: bool = False) -> Iterator[None]:
         room.give(size)
 
 
-class Holding:
+class Reservation:
     """Reserves the largest size requested so far, until the ``with`` block ends."""
 
     def __init__(self, room: Room) -> None:
         self._room = room
         self._size = 0
 
-    def hold(self, size: int) -> None:
+    def raise_to(self, size: int) -> None:
         """Raise the reservation to ``size`` bytes if it is smaller. Raises what the room raises."""
         if size > self._size:
             self._room.take(size - self._size)

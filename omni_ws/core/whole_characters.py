@@ -14,7 +14,7 @@ from omni_ws.errors import InvalidValue
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
+class PartialCharacter:
     """The leading bytes of a character that the next chunk completes.
 
     ``sequence_id`` is that of the chunk in which the character begins.
@@ -26,7 +26,7 @@ class Unfinished:
     tool_call_id: str | None = None
 
 
-_NOTHING = Unfinished()
+_NOTHING = PartialCharacter()
 
 
 class WholeCharacters:
@@ -38,12 +38,12 @@ class WholeCharacters:
     """
 
     def __init__(self) -> None:
-        self._unfinished = _NOTHING
+        self._partial = _NOTHING
 
     @property
     def pending(self) -> bool:
         """Whether the text so far ends within a character."""
-        return self._unfinished is not _NOTHING
+        return self._partial is not _NOTHING
 
     def deliver(
         self, chunk: InputChunk, take_in: Callable[[InputChunk], Sequence[StreamEvent]]
@@ -53,25 +53,25 @@ class WholeCharacters:
         When ``take_in`` raises, the state is unchanged and the client may send the chunk again.
         """
         try:
-            chunk, unfinished, problem = self._check(chunk)
+            chunk, partial, problem = self._check(chunk)
         except InvalidValue as error:
             return [TextRefused(error)]
         events = take_in(chunk)
-        self._unfinished = unfinished
+        self._partial = partial
         problems = [] if problem is None else [TextRefused(problem)]
         return [*problems, *(self.end() if chunk.end_of_input else ()), *events]
 
     def end(self) -> list[TextRefused]:
         """End the text; returns a TextRefused if it breaks off within a character."""
-        problem, self._unfinished = _broken(self._unfinished), _NOTHING
+        problem, self._partial = _broken(self._partial), _NOTHING
         return [] if problem is None else [TextRefused(problem)]
 
-    def _check(self, chunk: InputChunk) -> tuple[InputChunk, Unfinished, InvalidValue | None]:
+    def _check(self, chunk: InputChunk) -> tuple[InputChunk, PartialCharacter, InvalidValue | None]:
         """Return the chunk with whole characters, the bytes left over, and the error of the text before it, if any.
 
         Raises InvalidValue when the chunk's own bytes are not UTF-8; none of it is used then.
         """
-        before = self._unfinished
+        before = self._partial
         if not chunk.has_content:
             return chunk, before, None
         if chunk.modality is not Modality.TEXT:
@@ -94,14 +94,14 @@ class WholeCharacters:
         if used < len(data):
             began_here = len(data) - used <= len(chunk.payload)
             number = chunk.sequence_id if began_here else before.sequence_id
-            left = Unfinished(data[used:], number, chunk.tool_call_id)
+            left = PartialCharacter(data[used:], number, chunk.tool_call_id)
         return replace(chunk, payload=data[:used]), left, problem
 
 
-def _broken(unfinished: Unfinished) -> InvalidValue | None:
-    if unfinished is _NOTHING:
+def _broken(partial: PartialCharacter) -> InvalidValue | None:
+    if partial is _NOTHING:
         return None
-    return _not_text(unfinished.sequence_id, "it breaks off within a character, which is left out")
+    return _not_text(partial.sequence_id, "it breaks off within a character, which is left out")
 
 
 def _not_text(sequence_id: int | None, reason: str) -> InvalidValue:

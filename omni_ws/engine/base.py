@@ -1,8 +1,17 @@
 """The contract between the server and its engines.
 
 An engine turns a GenerationRequest into a stream of EngineOutputs. ``Engine`` describes what the server expects of it
-and what it may rely on; ``EngineCapabilities`` what it can declare. The server refuses requests for anything
-undeclared, so an engine need not check for it.
+and what it may rely on, ``EngineCapabilities`` what it can declare. The server refuses requests for anything
+undeclared, so an engine need not check for it. The core of an engine is an async generator::
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        with request.media_room.share() as share:
+            parts = decode_input(request.input, audio=request.input_audio, sample_rate=16_000, executor=…, share=share)
+            async with aclosing(parts):
+                async for part in parts:            # as the client sends it
+                    …
+            yield TextOutput("an answer")           # waits while the client does not read
+            yield Finished(FinishReason.STOP, Usage())
 """
 
 from __future__ import annotations
@@ -260,7 +269,7 @@ class AudioOutput:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last output of an answer.
+    """The last output of an answer; the server closes the generator after it.
 
     ``reason`` is STOP, LENGTH or TOOL_CALLS; ``reasons`` has one for each of several answers. CANCELLED and ERROR are
     for the server to report.
@@ -289,22 +298,22 @@ class EngineState(StrEnum):
 class Engine(Protocol):
     """An engine: ``start``, then any number of concurrent ``generate``, then ``stop``.
 
-    Threads. All methods are called on the event loop, which also serves the connections: an engine must not block it
-    for more than a few milliseconds. Blocking work belongs into threads or processes that the engine owns;
-    ``engine.threads`` runs calls in threads such that a cancellation waits for them.
+    **Threads.** All methods are called on the event loop that also serves the connections, which an engine must not
+    block for more than a few milliseconds. Blocking work belongs into threads or processes that the engine owns;
+    ``engine.threads`` runs calls in threads in such a way that a cancellation waits for them.
 
-    Backpressure. Outputs are pulled: while the client does not read, the server does not resume the generator. Between
-    ``yield`` and ``yield`` an engine may work ahead, within a bound (see ``Channel``). Input is pulled too: see
-    InputSource.
+    **Backpressure.** Outputs are pulled: the server does not resume the generator while the client's outbox is full. An
+    engine may work ahead meanwhile, within a bound (see ``Channel``). Input is pulled too, see InputSource.
 
-    Cancellation. The server aborts a request by closing the generator or cancelling the task that iterates it, at any
-    time, also while it waits for input. The engine stops the work and releases what the request holds in a ``finally``
-    block, before the generator ends; the server waits for that, so it has to be quick. It never cancels twice.
+    **Cancellation.** The server aborts a request by closing the generator or cancelling the task that iterates it, at
+    any time, also while it waits for input. The engine then stops the work and releases what the request holds before
+    the generator ends, in a ``finally`` block. The server waits for that, so it has to be quick, and does not cancel a
+    second time.
 
-    Errors. A request fails by raising an OmniError: InvalidValue for parameters, UnsupportedFormat for input that
-    cannot be decoded, EngineOverloaded (with ``retry_after_ms``) without capacity, EngineFailed when the engine breaks.
-    Any other exception is a bug: it is logged, and the client gets an EngineFailed without details. A failure ends the
-    session, too, if ``state`` is no longer OK.
+    **Errors.** A request fails by raising an OmniError: InvalidValue for parameters, UnsupportedFormat for input that
+    cannot be decoded, EngineOverloaded (with ``retry_after_ms``) when there is no capacity, EngineFailed when the
+    engine breaks. Any other exception is treated as a bug: it is logged, and the client gets an EngineFailed without
+    details. An EngineFailed also ends the session if ``state`` is no longer OK.
     """
 
     #: The name of the kind of engine, for logs, metrics and health reports.

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_ws.audio.samples import Samples
-from omni_ws.core.quota import Room, counted
+from omni_ws.core.quota import Room, reserved
 from omni_ws.engine.text_pieces import pieces_of
 from omni_ws.media.video import VideoFrame
 
@@ -62,7 +62,7 @@ class VideoPart:
 DecodedPart: TypeAlias = AudioPart | TextPart | ToolResultPart | ImagePart | VideoPart
 
 
-def counted_size(part: DecodedPart) -> int:
+def reserved_size(part: DecodedPart) -> int:
     """Return the bytes by which a part counts in the media room.
 
     Text counts as 0: it is no larger than its bytes, which are accounted for as input.
@@ -92,7 +92,7 @@ def joined(parts: list[DecodedPart], room: Room) -> list[DecodedPart]:
             case AudioPart():
                 blocks = [part.samples for part in members if isinstance(part, AudioPart) and len(part.samples)]
                 if len(blocks) > 1:
-                    with counted(room, sum(block.nbytes for block in blocks)):
+                    with reserved(room, sum(block.nbytes for block in blocks)):
                         joined.append(AudioPart(np.concatenate(blocks), number))
                 elif blocks:
                     joined.append(AudioPart(blocks[0], number))

@@ -18,10 +18,10 @@ import numpy as np
 from omni_ws.audio.samples import Samples
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk
-from omni_ws.core.quota import counted
+from omni_ws.core.quota import reserved
 from omni_ws.engine.base import InputSource, Speech
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.decoded_parts import AudioPart, DecodedPart, VideoPart, counted_size, joined, size_of
+from omni_ws.engine.decoded_parts import AudioPart, DecodedPart, VideoPart, joined, reserved_size, size_of
 from omni_ws.engine.input_decoder import InputDecoder, SlotRequest
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.threads import run_in_thread
@@ -85,7 +85,7 @@ async def decode_input(
         waiting.discard()
         await asyncio.gather(reader, return_exceptions=True)
         decoder.close()
-        share.give(decoder.in_hand)
+        share.give(decoder.yielded_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ async def decode_speech(speech: Speech, *, sample_rate: int, executor: Executor,
                 return None
     if not blocks:
         return np.zeros(0, np.float32)
-    with counted(share, sum(block.nbytes for block in blocks)):
+    with reserved(share, sum(block.nbytes for block in blocks)):
         return np.concatenate(blocks)
 
 
@@ -144,11 +144,11 @@ async def _hops(
             if not first:
                 await asyncio.sleep(0)  # let other tasks run between the pieces of a long text
             first = False
-            given = counted_size(hop.parts[0])
+            given = reserved_size(hop.parts[0])
             yield hop.parts.popleft()
             # The previous part is free only now that the consumer has asked for the next one.
-            share.give(decoder.in_hand)
-            decoder.in_hand = given
+            share.give(decoder.yielded_bytes)
+            decoder.yielded_bytes = given
         if hop.error is not None:
             if hop.error.sequence_id is None:
                 hop.error.sequence_id = decoder.last_sequence_id

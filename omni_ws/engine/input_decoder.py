@@ -11,7 +11,7 @@ from omni_ws.audio.decoder import AudioDecoder
 from omni_ws.audio.mime import parse_audio_format
 from omni_ws.core.audio_format import MIN_SAMPLE_RATE, SAMPLE_BYTES, AudioEncoding, AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.core.quota import Room, counted
+from omni_ws.core.quota import Room, reserved
 from omni_ws.engine.decoded_parts import AudioPart, DecodedPart, ImagePart, TextPart, ToolResultPart, VideoPart
 from omni_ws.media.frame_selection import FrameSelection
 from omni_ws.media.image import Pixels, decode_image, decoding_bytes
@@ -48,7 +48,7 @@ class InputDecoder:
         #: The number of the chunk to which an error belongs.
         self.last_sequence_id: int | None = None
         #: The bytes reserved for the part yielded last; maintained by the caller.
-        self.in_hand = 0
+        self.yielded_bytes = 0
         self._audio: AudioDecoder | None = None
         self._video: VideoDecoder | None = None
         self._selection: FrameSelection | None = None
@@ -100,15 +100,15 @@ class InputDecoder:
             for start in range(0, len(chunk.payload), AUDIO_PIECE_BYTES):
                 yield from self._samples(self._audio, chunk.payload[start : start + AUDIO_PIECE_BYTES])
         elif self._video is not None:
-            with counted(self._room, len(chunk.payload)):
+            with reserved(self._room, len(chunk.payload)):
                 yield SlotRequest(0)
-                yield from self._seen(self._video.frames(chunk.payload, chunk.timestamp_ms))
+                yield from self._video_parts(self._video.frames(chunk.payload, chunk.timestamp_ms))
         elif chunk.tool_call_id is not None:
             yield ToolResultPart(chunk.payload.decode(), chunk.tool_call_id, self._part)
         elif chunk.modality is Modality.TEXT:
             yield TextPart(chunk.payload.decode(), self._part)
         else:
-            with counted(self._room, len(chunk.payload)):
+            with reserved(self._room, len(chunk.payload)):
                 size = decoding_bytes(chunk.payload)
                 yield SlotRequest(size)
                 # Not assigned to a variable, which would keep the pixels alive until the generator resumes.
@@ -121,7 +121,7 @@ class InputDecoder:
                 yield from self._samples(self._audio, None)
             elif self._video is not None:
                 yield SlotRequest(0)
-                yield from self._seen(self._video.last_frames())
+                yield from self._video_parts(self._video.last_frames())
                 if self._selection is not None:
                     for frame in self._selection.frames():
                         yield VideoPart((frame,), self._part)
@@ -140,7 +140,7 @@ class InputDecoder:
             room=self._room,
         )
 
-    def _seen(self, frames: Iterator[VideoFrame]) -> Iterator[VideoPart]:
+    def _video_parts(self, frames: Iterator[VideoFrame]) -> Iterator[VideoPart]:
         """Yield the frames, or pass them to the selection, which yields at the end of the part."""
         for frame in frames:
             if self._selection is not None:
@@ -157,12 +157,12 @@ class InputDecoder:
             self._room.give(size)
             raise
         self._room.give(size - pixels.nbytes)
-        return self._counted(self._limits.fit_image, pixels)
+        return self._scaled(self._limits.fit_image, pixels)
 
     def _fitted(self, frame: VideoFrame) -> VideoFrame:
-        return VideoFrame(frame.timestamp_ms, self._counted(self._limits.fit_frame, frame.pixels))
+        return VideoFrame(frame.timestamp_ms, self._scaled(self._limits.fit_frame, frame.pixels))
 
-    def _counted(self, fit: Callable[[Pixels], Pixels], pixels: Pixels) -> Pixels:
+    def _scaled(self, fit: Callable[[Pixels], Pixels], pixels: Pixels) -> Pixels:
         """Scale ``pixels`` and reserve the result in place of the original."""
         fitted = fit(pixels)
         if fitted is not pixels:
@@ -172,7 +172,7 @@ class InputDecoder:
 
     def _samples(self, decoder: AudioDecoder, data: bytes | None) -> Iterator[AudioPart]:
         """Yield decoded audio; ``data`` None ends it."""
-        with counted(self._room, _unpacking_bytes(decoder, len(data or b""))):
+        with reserved(self._room, _unpacking_bytes(decoder, len(data or b""))):
             for samples in decoder.last_pieces() if data is None else decoder.pieces(data):
                 self._room.take(samples.nbytes)
                 yield AudioPart(samples, self._part)

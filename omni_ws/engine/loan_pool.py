@@ -33,7 +33,7 @@ class LoanPool(Generic[L]):
         self._load = load
         self._idle: list[L] = []
         #: How many objects ``fill`` is creating.
-        self._coming = 0
+        self._loading = 0
         self._closed = False
         self._changed = threading.Condition()
 
@@ -41,7 +41,7 @@ class LoanPool(Generic[L]):
     def borrowed(self) -> int:
         """How many objects are lent at the moment."""
         with self._changed:
-            return self.loaded - len(self._idle) - self._coming
+            return self.loaded - len(self._idle) - self._loading
 
     def fill(self, count: int) -> None:
         """Create objects in advance until ``count`` exist."""
@@ -50,21 +50,21 @@ class LoanPool(Generic[L]):
                 if self._closed or self.loaded >= count:
                     return
                 self.loaded += 1
-                self._coming += 1
+                self._loading += 1
             try:
                 item = self._load()
             except BaseException:
                 with self._changed:
                     self.loaded -= 1
-                    self._coming -= 1
+                    self._loading -= 1
                     self._changed.notify_all()
                 raise
-            self._return(item, coming=1)
+            self._return(item, was_loading=True)
 
     def borrow(self) -> L:
         """Return an idle object, one that is being created, or a new one. Raises EngineFailed on a closed pool."""
         with self._changed:
-            while not self._closed and not self._idle and self._coming:
+            while not self._closed and not self._idle and self._loading:
                 self._changed.wait()
             if self._closed:
                 raise EngineFailed("the engine has stopped")
@@ -81,13 +81,13 @@ class LoanPool(Generic[L]):
     def borrow_ready(self) -> L | None:
         """Return None if ``borrow`` would wait for an object that is being created, else what it returns."""
         with self._changed:
-            if not self._closed and not self._idle and self._coming:
+            if not self._closed and not self._idle and self._loading:
                 return None
         return self.borrow()
 
     def give_back(self, item: L) -> None:
         """Return a borrowed object to the pool."""
-        self._return(item, coming=0)
+        self._return(item, was_loading=False)
 
     def close(self) -> None:
         """Free the idle objects, and borrowed ones when they are returned. Idempotent."""
@@ -99,9 +99,9 @@ class LoanPool(Generic[L]):
         for item in idle:
             item.close()
 
-    def _return(self, item: L, *, coming: int) -> None:
+    def _return(self, item: L, *, was_loading: bool) -> None:
         with self._changed:
-            self._coming -= coming
+            self._loading -= was_loading
             self._changed.notify_all()
             if not self._closed:
                 self._idle.append(item)

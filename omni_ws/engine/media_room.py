@@ -92,7 +92,7 @@ class MediaRoom:
             raise
 
     def _admit(self) -> None:
-        """Grant slots to the waiting, longest wait first, as far as slots and memory go."""
+        """Grant slots to waiting requests, the longest wait first, while there are slots and memory."""
         blocked = False
         for one in tuple(self._waiting):
             if not self._free_slots:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from omni_ws.core.quota import UNCOUNTED, Room
+from omni_ws.core.quota import UNLIMITED, Room
 from omni_ws.errors import UnsupportedFormat
 from omni_ws.media.limits import MediaLimits
 from omni_ws.media.video import VideoFrame
@@ -23,7 +23,7 @@ class FrameSelection:
     selected frames remain the caller's.
     """
 
-    def __init__(self, limits: MediaLimits, room: Room = UNCOUNTED, *, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
+    def __init__(self, limits: MediaLimits, room: Room = UNLIMITED, *, max_kept_bytes: int = MAX_KEPT_BYTES) -> None:
         self._limits = limits
         self._room = room
         self._max_kept_bytes = max_kept_bytes

@@ -6,7 +6,7 @@ import io
 import struct
 from enum import Enum
 
-from omni_ws.core.quota import UNCOUNTED, Room
+from omni_ws.core.quota import UNLIMITED, Room
 from omni_ws.errors import UnsupportedFormat
 
 
@@ -26,7 +26,7 @@ class Mp4Boxes:
         self._position = 0
 
     def order(self, data: memoryview) -> Mp4Order:
-        """Return the order as far as it is known. ``data`` is the file so far, from its first byte.
+        """Return the order, or UNKNOWN. ``data`` is the file so far, from its first byte.
 
         Raises UnsupportedFormat for a damaged box.
         """
@@ -47,10 +47,10 @@ class Mp4Boxes:
 class BufferedFile:
     """Buffers a file up to ``max_bytes``, accounted for in ``room`` until it is taken or closed."""
 
-    def __init__(self, max_bytes: int, room: Room = UNCOUNTED) -> None:
+    def __init__(self, max_bytes: int, room: Room = UNLIMITED) -> None:
         self._max_bytes = max_bytes
         self._room = room
-        self._counted = 0
+        self._reserved = 0
         self._data = bytearray()
 
     def append(self, data: bytes) -> None:
@@ -60,7 +60,7 @@ class BufferedFile:
                 f"an mp4 with its index at the end can have {self._max_bytes} bytes; write it with the index first"
             )
         self._room.take(len(data))
-        self._counted += len(data)
+        self._reserved += len(data)
         self._data += data
 
     def view(self) -> memoryview:
@@ -80,5 +80,5 @@ class BufferedFile:
 
     def close(self) -> None:
         """Discard the bytes and release their memory in ``room``. Idempotent."""
-        counted, self._counted, self._data = self._counted, 0, bytearray()
-        self._room.give(counted)
+        reserved, self._reserved, self._data = self._reserved, 0, bytearray()
+        self._room.give(reserved)

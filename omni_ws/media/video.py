@@ -14,7 +14,7 @@ import numpy as np
 
 from omni_ws.audio.container import LENIENT_METADATA, STREAMING_OPTIONS, ByteSource, ContainerReader, PacketTally
 from omni_ws.core.image_type import sniff_image
-from omni_ws.core.quota import UNCOUNTED, Holding, Room, counted
+from omni_ws.core.quota import UNLIMITED, Reservation, Room, reserved
 from omni_ws.errors import OmniError, UnsupportedFormat
 from omni_ws.media.image import Pixels, decode_image, decoding_bytes
 from omni_ws.media.seekable import BufferedFile, Mp4Boxes, Mp4Order
@@ -82,7 +82,7 @@ class VideoDecoder:
         max_frames: int = MAX_FRAMES,
         frames_per_second: float | None = None,
         max_buffered_bytes: int = MAX_BUFFERED_BYTES,
-        room: Room = UNCOUNTED,
+        room: Room = UNLIMITED,
     ) -> None:
         self._limits = VideoLimits(max_pixels, max_frames, frames_per_second)
         self._room = room
@@ -144,7 +144,7 @@ class VideoDecoder:
 
     def _still(self, data: bytes) -> Iterator[VideoFrame]:
         size = decoding_bytes(data, max_pixels=self._limits.max_pixels)
-        with counted(self._room, size, keep=True):
+        with reserved(self._room, size, keep=True):
             pixels = decode_image(data, max_pixels=self._limits.max_pixels)
         self._room.give(size - pixels.nbytes)
         yield VideoFrame(self._start_ms, pixels)
@@ -257,7 +257,7 @@ def _frames(name: str, limits: VideoLimits, room: Room, source: ByteSource) -> I
     # Unlike the other containers, MPEG-TS has no header that lists its streams, so libav has to probe some input.
     options = {"probesize": "65536"} if name == "mpegts" else STREAMING_OPTIONS
     next_due_ms = -math.inf
-    codec = Holding(room)
+    codec = Reservation(room)
     try:
         with codec, av.open(source, "r", format=name, options=options, metadata_errors=LENIENT_METADATA) as container:
             if not container.streams.video:
@@ -267,7 +267,7 @@ def _frames(name: str, limits: VideoLimits, room: Room, source: ByteSource) -> I
             if context is None:
                 raise UnsupportedFormat("the video has a codec that is not known")
             _check_size(context.width, context.height, limits.max_pixels)
-            codec.hold(context.width * context.height * _CODEC_BYTES)
+            codec.raise_to(context.width * context.height * _CODEC_BYTES)
             # The frame size may change later, and libav then checks it before it allocates. It includes macroblocks
             # and padding, hence the slack; ``_pixels`` checks the exact size of each frame.
             context.options = {"max_pixels": str(2 * limits.max_pixels + _MARGIN_PIXELS)}
@@ -281,7 +281,7 @@ def _frames(name: str, limits: VideoLimits, room: Room, source: ByteSource) -> I
                     continue
                 for frame in decoded:
                     tally.count_good()
-                    codec.hold(frame.width * frame.height * _CODEC_BYTES)
+                    codec.raise_to(frame.width * frame.height * _CODEC_BYTES)
                     timestamp_ms = _timestamp_ms(frame, stream.start_time)
                     if timestamp_ms >= next_due_ms:
                         if limits.frames_per_second is not None:
@@ -305,7 +305,7 @@ def _pixels(frame: av.VideoFrame, max_pixels: int, room: Room) -> Pixels:
     _check_size(frame.width, frame.height, max_pixels)
     size = 3 * frame.width * frame.height
     # Once for the pixels returned, once for the intermediate copy that rotation may need.
-    with counted(room, size), counted(room, size, keep=True):
+    with reserved(room, size), reserved(room, size, keep=True):
         pixels: Any = frame.to_ndarray(format="rgb24")
         # Phones store frames in the sensor's orientation, with the rotation as metadata.
         quarter_turns = round(frame.rotation / 90) % 4

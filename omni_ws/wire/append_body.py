@@ -12,7 +12,7 @@ from omni_ws.core.chunks import InputChunk
 from omni_ws.core.reorder import MAX_SEQUENCE_ID
 from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue, UnknownType
 from omni_ws.wire.frames import RefusedChunk, field_error, to_chunk
-from omni_ws.wire.streaming_body import CHUNK_MARKS, ChunkObject
+from omni_ws.wire.streaming_body import CHUNK_MARKERS, ChunkObject
 
 #: Limits the chunks of a body: an empty chunk has few bytes on the wire but costs a whole object in memory.
 MAX_CHUNKS: Final = 1 << 16
@@ -39,10 +39,10 @@ def read_append(body: Mapping[str, Any]) -> list[BodyChunk]:
     Raises InvalidFrame or InvalidValue for a body without a chunk or a list of chunks.
     """
     if "chunks" not in body:
-        if not CHUNK_MARKS & body.keys() and body.get("type") != "input_chunk":
+        if not CHUNK_MARKERS & body.keys() and body.get("type") != "input_chunk":
             raise InvalidFrame("the body is an input chunk, or has a list of them under chunks", param="chunks")
         return [BodyChunk("", _read(body))]
-    if twice := sorted(CHUNK_MARKS & body.keys()):
+    if twice := sorted(CHUNK_MARKERS & body.keys()):
         raise InvalidValue("a body is one chunk or has a list of them, not both", param=twice[0])
     return _read_list(body["chunks"])
 
@@ -53,7 +53,7 @@ def read_create(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[BodyChunk
     Raises as ``read_append`` does.
     """
     parameters = {name: value for name, value in body.items() if name not in ("chunk", "chunks")}
-    if misplaced := sorted((CHUNK_MARKS - {"modality"}) & body.keys()):
+    if misplaced := sorted((CHUNK_MARKERS - {"modality"}) & body.keys()):
         raise InvalidValue("the first chunk stands under chunk", param=misplaced[0])
     chunk, chunks = body.get("chunk"), body.get("chunks")
     if chunk is not None and chunks is not None:

@@ -16,7 +16,7 @@ from omni_ws.core.chunks import InputChunk, Modality, Offset
 from omni_ws.core.image_type import sniff_image
 from omni_ws.core.reorder import MAX_SEQUENCE_ID
 from omni_ws.errors import InvalidFrame, InvalidRequest, InvalidValue, UnknownType, UnsupportedParameter
-from omni_ws.wire.refused_fields import CONTENT_ELSEWHERE, ContentElsewhere
+from omni_ws.wire.refused_fields import REFUSED_CONTENT_FIELDS, RefusedContentFields
 from omni_ws.wire.session_config import (
     MAX_DEPTH,
     invalid_value,
@@ -27,7 +27,7 @@ SequenceId: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_SEQUENCE_ID)]
 MAX_TIMESTAMP_MS: Final = 2**53 - 1
 
 
-class ChunkFields(ContentElsewhere, frozen=True, kw_only=True):
+class ChunkFields(RefusedContentFields, frozen=True, kw_only=True):
     """What an input chunk may say, wherever it comes from. Exactly one of ``payload`` and ``text``, or neither."""
 
     modality: Modality | None = None
@@ -252,7 +252,7 @@ def field_error(cause: msgspec.DecodeError) -> InvalidRequest:
     if not isinstance(cause, msgspec.ValidationError):
         return InvalidFrame(f"not JSON: {cause}")
     error = invalid_value(cause)
-    if error.param in CONTENT_ELSEWHERE:
+    if error.param in REFUSED_CONTENT_FIELDS:
         return UnsupportedParameter("the content of a chunk is its payload or its text", param=error.param)
     if error.param in _FORM_FIELDS:
         return InvalidFrame(error.message, param=error.param)

@@ -1,4 +1,4 @@
-"""LoneObject: tells a body that is one JSON object from NDJSON, reading as little of it as possible."""
+"""LoneObject: distinguishes a body that is one JSON object from NDJSON, reading as little of it as possible."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class LoneObject:
         self._searched = 0
         self._first_line_at: int | None = None
         #: Whether the first line is a complete object with a mark.
-        self._stands_alone = False
+        self._first_line_matches = False
         #: Whether the first line cannot be a line of NDJSON, so that the object, if it is one, spans several.
-        self._spread = False
+        self._spans_lines = False
 
     def feed(self, data: bytes) -> bool | None:
         """Return False once the body cannot be a lone object, and None while it can."""
@@ -44,22 +44,22 @@ class LoneObject:
             if self.data[self._searched] != ord("{"):
                 return False
             self._first_line_at = self._searched
-        if not self._stands_alone and not self._spread:
+        if not self._first_line_matches and not self._spans_lines:
             end = self.data.find(b"\n", self._searched)
             self._searched = len(self.data) if end < 0 else end + 1
             if self._searched - self._first_line_at > self._max_line_bytes:
-                self._spread = True
+                self._spans_lines = True
             elif end >= 0 and not self._read_first_line(bytes(self.data[self._first_line_at : end])):
                 return False
-        if not self._stands_alone:
+        if not self._first_line_matches:
             return None
         self._searched = self._skip_blanks(self._searched)
         return None if self._searched == len(self.data) else False
 
     def finish(self) -> bool:
         """Return whether the body, now complete, is a lone object."""
-        if self._stands_alone or self._first_line_at is None:
-            return self._stands_alone
+        if self._first_line_matches or self._first_line_at is None:
+            return self._first_line_matches
         try:
             return self._is_marked(orjson.loads(self.data))
         except orjson.JSONDecodeError:
@@ -68,10 +68,10 @@ class LoneObject:
     def _read_first_line(self, line: bytes) -> bool:
         """Return whether the body may still be a lone object."""
         try:
-            self._stands_alone = self._is_marked(orjson.loads(line))
+            self._first_line_matches = self._is_marked(orjson.loads(line))
         except orjson.JSONDecodeError as error:
-            self._spread = 0 < len(error.doc) <= error.pos  # an error at the end: the value is incomplete, not invalid
-        return self._stands_alone or self._spread
+            self._spans_lines = 0 < len(error.doc) <= error.pos  # an error at the end: incomplete
+        return self._first_line_matches or self._spans_lines
 
     def _is_marked(self, value: Any) -> bool:
         return isinstance(value, dict) and not self._marks.isdisjoint(value)

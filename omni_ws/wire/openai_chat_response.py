@@ -16,7 +16,7 @@ from omni_ws.core.chunks import FinishReason, OutputModality, TokenLogprob, Tool
 from omni_ws.core.output import FinalChunk, OutputChunk
 
 #: OpenAI's value for the log-probability of a token with negligible probability.
-LEAST_LOGPROB: Final = -9999.0
+MIN_LOGPROB: Final = -9999.0
 #: ``expires_at`` of audio is this many seconds after ``created``. OpenAI's schema requires the field; this server
 #: stores no audio of answers.
 AUDIO_EXPIRES_SEC: Final = 3600
@@ -46,7 +46,7 @@ class ChatOptions:
 
 def usage_object(usage: Usage) -> dict[str, Any]:
     """Return ``usage`` as OpenAI's object, with the audio durations in milliseconds as additional fields."""
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "prompt_tokens": usage.input_tokens,
         "completion_tokens": usage.output_tokens,
         "total_tokens": usage.total_tokens,
@@ -55,8 +55,8 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "input_after_start_bytes": usage.input_after_start_bytes,
     }
     if usage.cached_tokens is not None:
-        told["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
-    return told
+        fields["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+    return fields
 
 
 def transcript_object(chunk: OutputChunk) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def transcript_object(chunk: OutputChunk) -> dict[str, Any]:
 
 def finite_logprob(logprob: float | None) -> float | None:
     """Return ``logprob`` with a lower bound, since JSON cannot express minus infinity."""
-    return logprob if logprob is None else max(logprob, LEAST_LOGPROB)
+    return logprob if logprob is None else max(logprob, MIN_LOGPROB)
 
 
 def logprobs_object(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
@@ -207,19 +207,19 @@ class _Choice:
     def text(self) -> str:
         return "".join(self._text)
 
-    def say(self, chunk: OutputChunk) -> None:
+    def add_text(self, chunk: OutputChunk) -> None:
         self._text.append(chunk.text)
         self._logprobs += chunk.logprobs
 
-    def call(self, fragment: ToolCallFragment) -> None:
+    def add_call(self, fragment: ToolCallFragment) -> None:
         known = self._calls.get(fragment.index) or ToolCall("", "", "")
         self._calls[fragment.index] = ToolCall(fragment.id or known.id, fragment.name or known.name, "")
         self._arguments.setdefault(fragment.index, []).append(fragment.arguments)
 
     def message(self, *, wants_text: bool) -> dict[str, Any]:
         text = self.text
-        says = wants_text and not (self._calls and not text)
-        message: dict[str, Any] = {"role": "assistant", "content": text if says else None, "refusal": None}
+        has_text = wants_text and not (self._calls and not text)
+        message: dict[str, Any] = {"role": "assistant", "content": text if has_text else None, "refusal": None}
         if self._calls:
             message["tool_calls"] = [
                 {
@@ -241,20 +241,20 @@ class ChatCompletion:
     def __init__(self, options: ChatOptions) -> None:
         self._options = options
         self._choices = [_Choice() for _ in range(options.choices)]
-        self._heard: list[str] = []
+        self._transcript: list[str] = []
         self._audio = bytearray()
 
     def output(self, chunk: OutputChunk) -> None:
         """Add an output."""
         match chunk.modality:
             case OutputModality.TEXT:
-                self._choices[chunk.choice].say(chunk)
+                self._choices[chunk.choice].add_text(chunk)
             case OutputModality.TOOL_CALL if chunk.tool_call is not None:
-                self._choices[chunk.choice].call(chunk.tool_call)
+                self._choices[chunk.choice].add_call(chunk.tool_call)
             case OutputModality.AUDIO:
                 self._audio += chunk.payload
             case OutputModality.TRANSCRIPT if not chunk.interim:
-                self._heard.append(chunk.text)
+                self._transcript.append(chunk.text)
 
     def final(self, chunk: FinalChunk, *, audio: bytes | None = None) -> dict[str, Any]:
         """Return the response. ``audio`` replaces the accumulated audio, as a file whose header has the true length."""
@@ -277,8 +277,8 @@ class ChatCompletion:
             "choices": choices,
             "usage": usage_object(chunk.usage),
         }
-        if self._heard and options.input_transcript:
-            completion["input_transcript"] = {"text": " ".join(self._heard)}
+        if self._transcript and options.input_transcript:
+            completion["input_transcript"] = {"text": " ".join(self._transcript)}
         return completion
 
     def _choice(self, index: int, reason: str) -> dict[str, Any]:
@@ -322,6 +322,6 @@ def _audio_id(options: ChatOptions) -> str:
     return "audio_" + options.completion_id.removeprefix("chatcmpl-")
 
 
-def finished_well(chunk: FinalChunk) -> bool:
+def ended_normally(chunk: FinalChunk) -> bool:
     """Whether the answer ended normally, neither cancelled nor failed."""
     return chunk.finish_reason not in (FinishReason.CANCELLED, FinishReason.ERROR)

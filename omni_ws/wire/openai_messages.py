@@ -11,7 +11,7 @@ from omni_ws.errors import InvalidValue, UnsupportedParameter
 from omni_ws.wire.openai_media import MediaUrl, audio_chunk, media_by_url
 
 #: Fields of earlier assistant messages that no engine uses: refused rather than ignored.
-_LOST = ("function_call", "audio")
+_UNSUPPORTED = ("function_call", "audio")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class _Reader:
             case "tool":
                 self._tool_result(message, place, is_input=is_input)
             case "system" | "developer" | "assistant" if is_input:
-                self._last_of_another(message, place)
+                self._last_of_other_role(message, place)
             case "system" | "developer":
                 self.system.append(_text(content, place))
             case "user":
@@ -105,7 +105,7 @@ class _Reader:
             case _:
                 raise InvalidValue("role is one of system, developer, user, assistant and tool", param=f"{place}.role")
 
-    def _last_of_another(self, message: Mapping[str, Any], place: str) -> None:
+    def _last_of_other_role(self, message: Mapping[str, Any], place: str) -> None:
         """Read a last message that is not the user's: text for the assistant to continue, or instructions alone."""
         if message.get("tool_calls"):
             raise InvalidValue("the last message must be the user's, or a tool's", param=f"{place}.role")
@@ -114,7 +114,7 @@ class _Reader:
         self.input.append(InputChunk(Modality.TEXT, _text(message.get("content"), place).encode()))
 
     def _assistant(self, message: Mapping[str, Any], place: str) -> None:
-        for name in _LOST:
+        for name in _UNSUPPORTED:
             if message.get(name):
                 raise UnsupportedParameter(
                     f"{name} of earlier messages are not available here", param=f"{place}.{name}"

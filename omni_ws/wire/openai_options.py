@@ -82,7 +82,7 @@ def completion_logprobs(wanted: bool | int | None) -> int | None:
     return wanted
 
 
-def explained(error: InvalidValue) -> InvalidValue:
+def with_format_hint(error: InvalidValue) -> InvalidValue:
     """Append the valid forms to an error that is about ``response_format``."""
     if error.param is not None and error.param.partition(".")[0] == "response_format":
         error.message = f"{error.message}; {_FORMS}"
@@ -96,7 +96,7 @@ def answer_form(wanted: ResponseFormatBody | None) -> AnswerForm | None:
     if wanted.type == "json_object":
         return AnswerForm()
     if wanted.json_schema is None:
-        raise explained(InvalidValue("json_schema is missing", param="response_format.json_schema"))
+        raise with_format_hint(InvalidValue("json_schema is missing", param="response_format.json_schema"))
     place = "response_format.json_schema.schema"
     check_depth(wanted.json_schema.schema, place)
     _check_references(wanted.json_schema.schema, place)

@@ -36,7 +36,7 @@ from omni_ws.wire.openai_options import (
     ResponseFormatBody,
     answer_form,
     chat_logprobs,
-    explained,
+    with_format_hint,
 )
 
 #: Chat fields that the server does not support, with the values that are accepted because they change nothing.
@@ -159,7 +159,7 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
     try:
         fields = convert_body(body, ChatBody)
     except InvalidValue as error:
-        raise explained(error) from None
+        raise with_format_hint(error) from None
     brought = next((name for name in MEDIA_FIELDS if body.get(name)), "messages")
     patch = configuration_patch(body, fields, input_field=None if input_follows else brought)
     audio = fields.audio or AudioOptions()

@@ -28,7 +28,7 @@ _NOT_AVAILABLE: Final[Mapping[str, tuple[Any, ...]]] = {
     "known_speaker_references": ([],),
 }
 #: The signatures of audio files.
-_BEGINNINGS: Final = (
+_SIGNATURES: Final = (
     (b"RIFF", AudioEncoding.WAV),
     (b"fLaC", AudioEncoding.FLAC),
     (b"OggS", AudioEncoding.OGG),
@@ -120,8 +120,8 @@ def audio_file(data: bytes, *, filename: str, content_type: str) -> InputChunk:
     """
     if not data:
         raise InvalidValue("the file is empty", param="file")
-    for beginning, encoding in _BEGINNINGS:
-        if data.startswith(beginning):
+    for signature, encoding in _SIGNATURES:
+        if data.startswith(signature):
             return InputChunk(Modality.AUDIO, data, format=encoding.value)
     if content_type.lower().startswith("audio/"):
         return InputChunk(Modality.AUDIO, data, format=content_type)

@@ -49,20 +49,20 @@ class Transcription:
         """Return the response for ``json`` and ``verbose_json``."""
         if self._request.response_format == "json":
             return {"text": self.text(), "usage": duration_usage(final.usage)}
-        answer: dict[str, Any] = {"task": "transcribe"}
+        response: dict[str, Any] = {"task": "transcribe"}
         if self._language is not None:
-            answer["language"] = self._language
-        answer |= {"duration": final.usage.input_audio_ms / 1000, "text": self.text()}
+            response["language"] = self._language
+        response |= {"duration": final.usage.input_audio_ms / 1000, "text": self.text()}
         if "segment" in self._request.granularities:
-            answer["segments"] = [
+            response["segments"] = [
                 {"id": index, "start": one.start_ms / 1000, "end": one.end_ms / 1000, "text": one.text}
                 for index, one in enumerate(self._segments)
             ]
         if "word" in self._request.granularities:
-            answer["words"] = [
+            response["words"] = [
                 {"word": word.text, "start": word.start_ms / 1000, "end": word.end_ms / 1000} for word in self._words
             ]
-        return {**answer, "usage": duration_usage(final.usage)}
+        return {**response, "usage": duration_usage(final.usage)}
 
     def subtitles(self) -> str:
         """Return the segments as SubRip or WebVTT, one cue for each."""

@@ -10,7 +10,7 @@ from typing import Final
 from msgspec import Struct
 
 
-class ContentElsewhere(Struct, frozen=True, kw_only=True):
+class RefusedContentFields(Struct, frozen=True, kw_only=True):
     """Fields that have to be absent or null.
 
     Their type alone enforces that, at no cost to chunks that do not have them.
@@ -37,8 +37,8 @@ class ContentElsewhere(Struct, frozen=True, kw_only=True):
     prompt: None = None
 
 
-CONTENT_ELSEWHERE: Final = frozenset(ContentElsewhere.__struct_fields__)
+REFUSED_CONTENT_FIELDS: Final = frozenset(RefusedContentFields.__struct_fields__)
 #: The names that no request parameter has: an object that contains one is a chunk, not the parameters.
-MARKS_OF_CHUNKS: Final = CONTENT_ELSEWHERE - {
+CHUNK_ONLY_FIELDS: Final = REFUSED_CONTENT_FIELDS - {
     *("audio", "input_audio", "images", "audios", "videos", "messages", "input", "prompt")
 }

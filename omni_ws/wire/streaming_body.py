@@ -26,7 +26,7 @@ from omni_ws.wire.frames import (
     loads_object,
     to_chunk,
 )
-from omni_ws.wire.refused_fields import MARKS_OF_CHUNKS
+from omni_ws.wire.refused_fields import CHUNK_ONLY_FIELDS
 
 CONTENT_TYPE: Final = "application/x-multipart-streaming"
 NDJSON_TYPE: Final = "application/x-ndjson"
@@ -34,7 +34,7 @@ NDJSON_TYPE: Final = "application/x-ndjson"
 FORM_TYPE: Final = "application/x-www-form-urlencoded"
 _NDJSON_TYPES: Final = frozenset({"", NDJSON_TYPE, "application/json", FORM_TYPE, CONTENT_TYPE})
 #: Fields that identify the first object of a body as a chunk, rather than the parameters of the request.
-CHUNK_MARKS: Final = MARKS_OF_CHUNKS | {"modality", "payload", "text", "end_of_input", "sequence_id", "offset"}
+CHUNK_MARKERS: Final = CHUNK_ONLY_FIELDS | {"modality", "payload", "text", "end_of_input", "sequence_id", "offset"}
 #: The largest integer that all JSON parsers represent exactly.
 MAX_OFFSET: Final = 2**53 - 1
 #: Query parameters that are strings, even when they look like JSON.
@@ -173,7 +173,7 @@ class _Objects:
         try:
             if first:
                 fields = loads_object(data)
-                if not CHUNK_MARKS & fields.keys() and fields.get("type") != "input_chunk":
+                if not CHUNK_MARKERS & fields.keys() and fields.get("type") != "input_chunk":
                     return Parameters(fields)
             str(data, "utf-8")  # the decoder does not validate the values of unknown fields
             line = _line_decoder.decode(data)

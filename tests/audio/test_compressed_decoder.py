@@ -38,7 +38,7 @@ def compressed(encoding: AudioEncoding, channels: int = 1) -> bytes:
 
 @cache
 def streamed(encoding: AudioEncoding) -> bytes:
-    """As a live encoder writes it: no lengths, no index."""
+    """A file as a live encoder writes it: without lengths or an index."""
     encoder = AudioEncoder(AudioFormat(encoding, 16000), source_rate=16000)
     pieces = [encoder.encode(speech()[start : start + 320]) for start in range(0, len(speech()), 320)]
     return b"".join([*pieces, encoder.flush()])
@@ -83,7 +83,7 @@ def test_byte_by_byte(encoding: AudioEncoding) -> None:
 @pytest.mark.parametrize("channels", [1, 2])
 def test_speech_survives(encoding: AudioEncoding, channels: int) -> None:
     result = decoded(compressed(encoding, channels), encoding, [])
-    # mp3 has its frames' length to fill; everything else tells its length to the sample.
+    # MP3 pads the last frame; the other formats have an exact length.
     assert 0 <= len(result) - len(speech()) <= (800 if encoding is AudioEncoding.MP3 else 0)
     assert np.square(result).sum() == pytest.approx(np.square(speech()).sum(), rel=0.15)
     window = slice(4000, 40000)
@@ -111,7 +111,7 @@ def test_webm_is_nearly_live() -> None:
 
 
 def test_the_first_bytes_tell_the_container() -> None:
-    """Browsers say opus and send webm or ogg."""
+    """Browsers declare opus and send WebM or Ogg."""
     for encoding in (AudioEncoding.WEBM, AudioEncoding.OGG):
         assert np.array_equal(decoded(streamed(encoding), AudioEncoding.OPUS, []), in_one_piece(encoding))
 

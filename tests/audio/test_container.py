@@ -1,4 +1,4 @@
-"""The alternation of parser and pusher, with parsers that need no libav."""
+"""The alternation of parser and caller, with parsers that do not need libav."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bare samples and wav; what libav decodes has its own tests beside this file."""
+"""Raw samples and WAV; formats that libav decodes have their own tests."""
 
 from __future__ import annotations
 

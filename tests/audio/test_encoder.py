@@ -108,7 +108,7 @@ def test_compressed_round_trip(encoding: AudioEncoding, rate: int, whole: bool) 
     target = AudioFormat(encoding, rate)
     data = encode_file(speech(), source_rate=16000, target=target) if whole else streamed(speech(), target, 16000, 320)
     result = decoded(data, target, 16000)
-    # An mp3 stream cannot say how much of its first frames is run-up: up to 1105 + 1152 samples at its rate.
+    # An MP3 stream cannot declare its encoder delay: up to 1105 + 1152 samples at its rate.
     spare = 2300 * 16000 / rate if encoding is AudioEncoding.MP3 else 2
     assert abs(len(result) - len(speech())) <= spare
     assert np.square(result).sum() == pytest.approx(np.square(speech()).sum(), rel=0.3)

@@ -1,4 +1,4 @@
-"""Against libav's own G.711, and against values that the recommendation's tables give."""
+"""Comparison with libav's G.711, and with values from the tables of the recommendation."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def test_known_codes() -> None:
 
 def test_encoding_undoes_decoding() -> None:
     decoded = (g711.decode_mu_law(ALL_CODES) * 32768).astype(np.int16)
-    # Mu-law has two zeros; the negative one comes back as the positive.
+    # Mu-law has two zeros; the negative one decodes to the positive.
     assert g711.encode_mu_law(decoded) == ALL_CODES.replace(b"\x7f", b"\xff")
     decoded = (g711.decode_a_law(ALL_CODES) * 32768).astype(np.int16)
     assert g711.encode_a_law(decoded) == ALL_CODES
 
 
 def test_mu_law_decision_values() -> None:
-    """The intervals of table 2a: sixteen borders a segment, each segment's step twice that of the one before."""
+    """The intervals of table 2a: sixteen per segment, with a step that doubles from segment to segment."""
     borders: list[int] = []
     value = -1
     for segment in range(8):
@@ -86,7 +86,7 @@ def test_a_law_decision_values() -> None:
 
 @pytest.mark.parametrize("law", ["mu", "a"])
 def test_libav_hears_the_same(law: str) -> None:
-    """libav rounds to the nearest value where the recommendation has decision values: never more than one step off."""
+    """At most one step of difference: libav rounds to the nearest value, the recommendation has decision values."""
     encode, toggle = (g711.encode_mu_law, 0x7F) if law == "mu" else (g711.encode_a_law, 0x55)
     ours = np.frombuffer(encode(ALL_PCM16), dtype=np.uint8)
     theirs = np.frombuffer(libav_encoded("pcm_mulaw" if law == "mu" else "pcm_alaw", ALL_PCM16), dtype=np.uint8)
@@ -100,5 +100,5 @@ def test_encoding_is_monotonic_and_symmetric(law: str) -> None:
     encode, decode = (g711.encode_mu_law, g711.decode_mu_law) if law == "mu" else (g711.encode_a_law, g711.decode_a_law)
     values = decode(encode(ALL_PCM16))
     assert (np.diff(values) >= 0).all()
-    # One's complement: -1 - x is x on the other side.
+    # One's complement: -1 - x mirrors x.
     assert np.array_equal(values, -values[::-1])

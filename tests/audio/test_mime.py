@@ -90,7 +90,7 @@ def test_wire_names_keep_rate_and_channels() -> None:
     assert parse_audio_format("f32", default) == AudioFormat(AudioEncoding.F32, 44100, 2)
     assert parse_audio_format("audio/pcm", default) == default
     assert parse_audio_format("audio/pcm;rate=8000", default) == AudioFormat(AudioEncoding.PCM16, 8000, 2)
-    # A registered type means what its registration says.
+    # Registered types have the defaults of their registration.
     assert parse_audio_format("audio/pcmu", default) == AudioFormat(AudioEncoding.PCMU, 8000, 1)
     with pytest.raises(UnsupportedFormat, match="pcm24"):
         parse_audio_format("pcm24", default)

@@ -40,7 +40,7 @@ def test_length_and_frequency_are_kept(source: int, target: int, seconds: float)
 
 @pytest.mark.parametrize(("source", "target"), RATES)
 def test_no_click_at_chunk_borders(source: int, target: int) -> None:
-    """The second difference of a sine is small everywhere; a click stands out by orders of magnitude."""
+    """The second difference of a sine is small everywhere; a click exceeds it by orders of magnitude."""
     result = resampled(sine(source, source // 2), source, target, 37)
     bend = np.abs(np.diff(result[target // 20 : -target // 20], n=2)).max()
     assert bend < 1.1 * 0.8 * (2 * np.pi * 440 / target) ** 2 + 1e-3

@@ -1,4 +1,4 @@
-"""A stream that is watched for speech, in every form that a microphone may give it."""
+"""Speech detection on a stream, in every format that a microphone may have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omni_ws.audio.vad import ORDINARY_BAR, SpeechDetector, SpeechOffset, Speech
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 
 RATES = [8000, 11_025, 16_000, 22_050, 44_100, 48_000, 96_000, 192_000]
-#: Where speech begins and ends may be seen this much sooner or later: two windows.
+#: The tolerance for starts and ends of speech: two windows.
 TOLERANCE_MS = 64
 
 

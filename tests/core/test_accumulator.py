@@ -8,7 +8,7 @@ from omni_ws.core.accumulator import Alignment, InputAccumulator, by_timestamp
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality
 
-#: 32 bytes a millisecond.
+#: 32 bytes per millisecond.
 AUDIO = AudioFormat(AudioEncoding.PCM16, 16_000, 1)
 
 

@@ -1,4 +1,4 @@
-"""Clients behind proxies, and what they are counted under."""
+"""The client's address behind proxies, and the key of per-client limits."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ PROXIES = Addresses(["10.0.0.0/8", "2001:db8:ffff::/48", "127.0.0.1"])
 @pytest.mark.parametrize(
     ("peer", "forwarded", "client"),
     [
-        ("192.0.2.1", ["198.51.100.7"], "192.0.2.1"),  # nobody's proxy may say anything
+        ("192.0.2.1", ["198.51.100.7"], "192.0.2.1"),  # no proxy is trusted
         ("10.0.0.1", [], "10.0.0.1"),
         ("10.0.0.1", ["198.51.100.7"], "198.51.100.7"),
-        ("10.0.0.1", ["203.0.113.9", "198.51.100.7"], "198.51.100.7"),  # what stands before is the client's word
+        ("10.0.0.1", ["203.0.113.9", "198.51.100.7"], "198.51.100.7"),  # anything before it may be forged
         ("10.0.0.1", ["198.51.100.7", "10.1.2.3"], "198.51.100.7"),
         ("10.0.0.1", ["10.9.9.9", "10.1.2.3"], "10.9.9.9"),
         ("10.0.0.1", ["198.51.100.7", "unknown"], "10.0.0.1"),

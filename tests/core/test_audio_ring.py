@@ -1,4 +1,4 @@
-"""Audio that is held, cut at samples, whatever its chunks are."""
+"""Buffered audio is cut at samples, regardless of chunk boundaries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.audio_ring import AudioRing
 from omni_ws.core.chunks import InputChunk, Modality
 
-STEREO = AudioFormat(AudioEncoding.PCM16, 8_000, 2)  # 32 bytes a millisecond
+STEREO = AudioFormat(AudioEncoding.PCM16, 8_000, 2)  # 32 bytes per millisecond
 
 
 def ring_of(payloads: list[bytes], *, start_ms: float = 0) -> AudioRing:

@@ -1,4 +1,4 @@
-"""Names that a server answers to."""
+"""The names that the ``Host`` field may have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunks that say where they begin: whatever is cut, lost, repeated and shuffled, the engine gets the plain stream."""
+"""Chunks with offsets: however they are cut, lost, repeated and reordered, the engine gets the original stream."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SETTINGS = InputSettings(start_policy=OnFirstChunk(), mode=InputMode.EXTEND)
 
 
 class Intake:
-    """An InputStream of one request, and what came out of it."""
+    """An InputStream of one request, and the events that it returned."""
 
     def __init__(self, *, budget: int = 1 << 30, **limits: Any) -> None:
         self.budget = ByteBudget(budget)
@@ -65,12 +65,12 @@ class Intake:
         self.take(self.stream.receive_chunk(chunk, now=0))
 
 
-# whatever comes
+# any order of arrival
 
 
 @st.composite
 def deliveries(draw: st.DrawFn, units: st.SearchStrategy[Any]) -> tuple[Any, list[tuple[int, int]]]:
-    """A stream, and pieces of it that cover it: cut anywhere, overlapping, repeated, in any order."""
+    """A stream, and pieces that cover it: cut anywhere, overlapping, repeated, in any order."""
     stream = draw(units)
     size = len(stream)
     cuts = sorted({0, size, *draw(st.lists(st.integers(0, size), max_size=8))})
@@ -93,7 +93,7 @@ def test_the_bytes_of_the_plain_stream(delivery: tuple[bytes, list[tuple[int, in
         intake.audio(start, plain[start:stop])
         covered |= set(range(start, stop))
         whole = next(place for place in itertools.count() if place not in covered)
-        # What has no gap before it was passed on, no more and no less; and what waits is held.
+        # Exactly what has no gap before it was passed on, and what waits is accounted for.
         assert intake.passed_on == plain[:whole]
         assert intake.next == intake.stream.received_bytes == whole
         assert intake.stream.held_bytes == len(covered)
@@ -166,7 +166,7 @@ def test_one_chunk_may_fill_several_gaps_and_leave_several_pieces() -> None:
     intake.audio(3, b"d")
     intake.audio(6, b"g")
     with pytest.raises(ReorderWindowExceeded):
-        intake.audio(1, b"bcdefgh")  # three pieces around those two
+        intake.audio(1, b"bcdefgh")  # three pieces around the two that wait
     assert intake.stream.held_bytes == 2
     intake.audio(1, b"bcdef")
     assert intake.stream.buffered_chunks == 4
@@ -178,7 +178,7 @@ def test_a_gap_has_its_time_and_another_gap_a_time_of_its_own() -> None:
     intake = Intake(reorder_timeout=10, session_timeout=1000)
     intake.audio(2, b"c", now=1)
     intake.audio(4, b"e", now=2)
-    intake.audio(0, b"a", now=5)  # the gap is shorter, and no other
+    intake.audio(0, b"a", now=5)  # the same gap, only shorter
     assert intake.stream.get_timer() == 11
     intake.audio(1, b"b", now=9)
     assert intake.stream.get_timer() == 19
@@ -237,7 +237,7 @@ def test_giving_up_on_what_waits_gives_it_back() -> None:
     assert (intake.budget.used, intake.stream.gap_since, intake.next) == (0, None, 8)
 
 
-# ends, and what does not go together
+# ends and conflicts
 
 
 def test_the_end_is_idempotent_and_content_behind_it_is_a_conflict() -> None:
@@ -309,5 +309,5 @@ def test_one_modality_and_one_unit() -> None:
     with pytest.raises(InvalidValue, match="characters") as caught:
         intake.stream.receive_chunk(chunk, now=0)
     assert caught.value.param == "offset"
-    intake.audio(1, b"", end=True)  # what has no content has no modality
+    intake.audio(1, b"", end=True)  # a chunk without content has no modality
     assert (intake.passed_on.decode(), intake.ends) == ("é", 1)

@@ -10,7 +10,7 @@ WINDOW = 16
 
 
 def put(buffer: ReorderBuffer[int], number: int) -> list[int]:
-    """What a caller does with each arrival; the item is the number itself."""
+    """What a caller does for each arrival. The items are the numbers themselves."""
     match buffer.classify(number):
         case Arrival.NEXT:
             return buffer.release(number, now=0)
@@ -78,7 +78,7 @@ def test_discard_gives_up_the_gap_too() -> None:
 
 @st.composite
 def arrivals(draw: st.DrawFn) -> list[int]:
-    """Numbers in any order, any of them repeated, none ever outside the window."""
+    """Numbers in any order, some repeated, none ever outside the window."""
     count = draw(st.integers(1, 60))
     missing = list(range(count))
     sent: list[int] = []
@@ -108,7 +108,7 @@ def test_any_order_and_repetition_comes_out_sorted_and_unique(numbers: list[int]
 
 @pytest.mark.parametrize("now", [0.3, 1e3 + 0.7, 1e7 + 0.1])
 def test_statistics_only_grow(now: float) -> None:
-    """Also for gaps that are filled in the same moment, whatever the clock shows: they feed counters."""
+    """Even if a gap is filled at the same instant, or the clock stands still: they feed counters."""
     buffer: ReorderBuffer[str] = ReorderBuffer(window=8)
     before = buffer.statistics
     for turn in range(200):

@@ -1,4 +1,4 @@
-"""A rate and its burst, on a clock that the test says."""
+"""Rate and burst, with a clock that the test sets."""
 
 from __future__ import annotations
 

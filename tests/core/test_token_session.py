@@ -1,4 +1,4 @@
-"""Offsets, truncation, forks and images of a token session; and the ranges of positions."""
+"""Offsets, truncation, forks and images of a token session, and ranges of positions."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_model_that_sees_nothing_takes_no_images() -> None:
     made = TokenSession(max_length=8, vocabulary=100)
     with pytest.raises(InvalidValue, match="sees no images"):
         made.begin(BLOCK, offset=0, images=[image(0, 4)])
-    made.begin(BLOCK, offset=0).commit()  # tokens like any other there
+    made.begin(BLOCK, offset=0).commit()  # ordinary tokens for a model without images
 
 
 # forks

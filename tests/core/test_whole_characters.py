@@ -1,4 +1,4 @@
-"""Text that comes in chunks, cut between its characters."""
+"""Text chunks are cut at the boundaries of characters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def text(number: int, payload: bytes, call: str | None = None) -> InputChunk:
 
 
 def read(*chunks: InputChunk) -> tuple[str, list[int | None]]:
-    """What is passed on, and the chunks that were at fault."""
+    """Return the text passed on, and the numbers of the chunks that were refused."""
     characters, passed, faults = WholeCharacters(), list[str](), list[int | None]()
 
     def take_in(chunk: InputChunk) -> list[StreamEvent]:

@@ -1,4 +1,4 @@
-"""Where an answer ends does not depend on how it was cut into pieces, and finding out takes linear time."""
+"""Where an answer is cut off does not depend on its pieces, and finding out takes linear time."""
 
 from __future__ import annotations
 

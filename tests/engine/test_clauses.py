@@ -18,7 +18,7 @@ from omni_ws.engine.clauses import (
     is_speakable,
 )
 
-#: Words between which a cut is a question: abbreviations, numbers, numbering, quotes, long words.
+#: Words between which the splitter has to decide: abbreviations, numbers, list numbers, quotes, long words.
 PIECES = ("Dr.", "No.", "e.g.", "3.5", "1,000", "5", "1.", "so,", 'end."', "what?!", "ok:", "\n", "好。", "w" * 70, "a")
 
 
@@ -145,7 +145,7 @@ def test_any_cut_of_an_awkward_text_gives_the_same_clauses(words: list[str], ran
     assert all(len(clause) <= MAX_CLAUSE for clause in expected)
 
 
-#: The rules of the splitter as one expression over a whole text: what it does bit by bit must come to the same.
+#: The rules of the splitter as one regular expression for a whole text: the incremental result must be the same.
 ENDING = re.compile(r"([.!?…]+[\"'”’)\]]*(?=\s)|[。！？]|\n)|([,;:—–]+[\"'”’)\]]*(?=\s)|[，、；：])")
 BEFORE_NUMBERS = ("no", "vol", "fig", "pp", "ch", "sec", "eq")
 
@@ -230,7 +230,7 @@ class TestAsTheyCome:
             before = loop.time()
             assert await anext(clauses) == "Hello there."
             assert loop.time() - before == pytest.approx(0.2)
-            # Half a sentence waits for its end, however long that takes.
+            # An incomplete sentence waits for its end, however long that takes.
             text.put_nowait("And then he")
             loop.call_later(60, text.put_nowait, " left. So")
             assert await anext(clauses) == "And then he left."

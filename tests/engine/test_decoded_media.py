@@ -1,4 +1,4 @@
-"""What is decoded is counted before it exists, and no longer than it is there."""
+"""Decoded media are reserved before they are allocated, and only for as long as they exist."""
 
 import asyncio
 import io
@@ -35,7 +35,7 @@ def executor() -> Iterator[ThreadPoolExecutor]:
 
 
 class WatchedShare(MediaShare):
-    """Remembers the most that was counted at a time."""
+    """Records the largest reservation."""
 
     most = 0
 
@@ -75,7 +75,7 @@ def audio_chunk(encoding: AudioEncoding, seconds: float = 20) -> InputChunk:
 async def decoded(
     executor: ThreadPoolExecutor, share: MediaShare, *chunks: InputChunk
 ) -> tuple[list[DecodedPart], OmniError | None]:
-    """What comes, and what is counted while it is in hand is at least its size."""
+    """Yield the parts; while one is in use, at least its size is reserved."""
     parts: list[DecodedPart] = []
     try:
         async with aclosing(
@@ -132,7 +132,7 @@ async def test_at_the_limit_and_one_byte_past_it(executor: ThreadPoolExecutor, c
     assert whole
     assert watched.most >= max(map(size_of, whole))
     assert watched.size == 0
-    # What a container's thread is ahead by depends on how threads take turns; a limit far below it never fits.
+    # How far the decoder thread works ahead depends on scheduling; a limit far below that never suffices.
     ahead = chunks[0].payload.startswith((b"\x1a\x45", b"OggS", b"fLaC", b"ID3"))
     few = watched.most // 8 if ahead else watched.most
     budget = ByteBudget(few - 1)
@@ -162,9 +162,9 @@ async def test_what_others_hold_makes_it_wait_for_another_time(
 
 
 async def test_a_picture_is_refused_before_it_is_unpacked(executor: ThreadPoolExecutor) -> None:
-    """Its pixels would be 100 MB, and the limit is 100 kB: by its header alone."""
+    """Its pixels would take 100 MB, above a limit of 100 kB: refused by its header alone."""
     chunk = image_chunk((8192, 4096))
-    whole = InputChunk(Modality.IMAGE, chunk.payload[: len(chunk.payload) // 2])  # it could not be unpacked
+    whole = InputChunk(Modality.IMAGE, chunk.payload[: len(chunk.payload) // 2])  # could not be decoded anyway
     with MediaRoom(ByteBudget(100_000)).share() as share:
         _, error = await decoded(executor, share, whole)
         assert isinstance(error, PayloadTooLarge)

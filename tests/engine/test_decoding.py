@@ -201,7 +201,7 @@ async def test_decoding_is_not_done_on_the_loop(executor: ThreadPoolExecutor, mo
 
 
 class _ClosableDecoder:
-    """Stands in for the audio decoder: its call blocks until the test lets it go."""
+    """Replaces the audio decoder: its call blocks until the test releases it."""
 
     started = threading.Event()
     go_on = threading.Event()

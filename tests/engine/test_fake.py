@@ -1,4 +1,4 @@
-"""The engines that are shipped for tests of clients."""
+"""The engines for tests of clients."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def chunk(content: str | bytes, modality: Modality | None = None, form: str | No
 async def echo(
     *chunks: InputChunk, settings: EchoSettings | None = None, **fields: Any
 ) -> tuple[list[EngineOutput], Finished]:
-    """The outputs, and the last of them."""
+    """Return the outputs, and the last of them."""
     source = channel()
     for one in chunks:
         source.put_nowait(one)

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from omni_ws.core.quota import ByteBudget, Holding, counted
+from omni_ws.core.quota import ByteBudget, Reservation, reserved
 from omni_ws.engine import media_room
 from omni_ws.engine.embedded.engine import DECODING_THREADS
 from omni_ws.engine.media_room import MAX_WAIT_SEC, MediaRoom
@@ -56,8 +56,8 @@ def test_bytes_are_counted_from_many_threads() -> None:
 
     def work() -> None:
         for _ in range(5000):
-            with counted(share, 3), Holding(share) as holding:
-                holding.hold(5)
+            with reserved(share, 3), Reservation(share) as reservation:
+                reservation.raise_to(5)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
@@ -69,10 +69,10 @@ def test_bytes_are_counted_from_many_threads() -> None:
 
 def test_what_is_kept_stays_counted_unless_it_fails() -> None:
     with MediaRoom(ByteBudget(100)).share() as share:
-        with counted(share, 30, keep=True):
+        with reserved(share, 30, keep=True):
             pass
         assert share.size == 30
-        with pytest.raises(ZeroDivisionError), counted(share, 30, keep=True):
+        with pytest.raises(ZeroDivisionError), reserved(share, 30, keep=True):
             raise ZeroDivisionError
         assert share.size == 30
 
@@ -98,7 +98,7 @@ class TestPlaces:
 
     @pytest.mark.parametrize("size", [0, 60])
     async def test_a_wait_has_an_end(self, size: int) -> None:
-        """For a slot, and for room."""
+        """For a slot, and for memory."""
         room = MediaRoom(ByteBudget(100), slots=2 if size else 1)
         loop = asyncio.get_running_loop()
         with room.share() as first, room.share() as second:

@@ -1,4 +1,4 @@
-"""Stages joined by bounded channels."""
+"""Stages connected by bounded channels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def numbers(count: int) -> AsyncIterator[int]:
 
 
 class Passing:
-    """Passes everything on and tells the client of it, if it is the last."""
+    """Passes every item on; the last stage sends it to the client."""
 
     def __init__(self, name: str, *, fail_at: int | None = None, stop_at: int | None = None) -> None:
         self.name = name
@@ -47,7 +47,7 @@ class Passing:
 
 
 class Stuck:
-    """Reads nothing, for ever."""
+    """Never reads."""
 
     name = "stuck"
 
@@ -68,7 +68,7 @@ def one_each(capacity: float = 2) -> StageLink:
 
 
 class Slow(Stuck):
-    """Is cancelled, and winds up in several passes of the loop."""
+    """Takes several passes of the event loop to clean up when cancelled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class Slow(Stuck):
 
 
 class Filling:
-    """Makes one thing without reading any, and waits for ever."""
+    """Produces one item without reading, and waits forever."""
 
     name = "filling"
 
@@ -124,9 +124,9 @@ async def test_a_full_link_holds_the_stage_before_it() -> None:
     first, stuck = Passing("first"), Stuck()
     async with pipeline(numbers(1000), [first, stuck], [one_each(3)]):
         await stuck.started.wait()
-        for _ in range(100):  # turns of the loop, far more than it needs
+        for _ in range(100):  # passes of the loop, far more than needed
             await asyncio.sleep(0)
-        assert len(first.seen) == 4  # three in the link, one in the hand
+        assert len(first.seen) == 4  # three in the link, one being processed
     assert first.ended
     assert stuck.ended
 
@@ -166,7 +166,7 @@ async def test_leaving_early_ends_all_stages(taken: int) -> None:
 
 @pytest.mark.parametrize("by", ["leaving", "failing", "ending"])
 async def test_a_stage_winds_up_undisturbed(by: str) -> None:
-    """Cancelled a second time it would break off what it is about to let go of: a connection, a request."""
+    """A second cancellation would interrupt the release of a connection or a request."""
     slow = Slow()
     lasts: dict[str, Stage[Any]] = {
         "leaving": Stuck(),

@@ -1,4 +1,4 @@
-"""A call in a thread has ended when its caller has, however that ended."""
+"""A call in a thread has ended when its caller has, even if that was cancelled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which frames of a video are seen, and how large, where only the whole video tells."""
+"""Which frames of a video are selected, and at what size, when that depends on the whole video."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_all_of_them_together_keep_to_the_total() -> None:
     assert [frame.pixels.shape for frame in frames] == [(20, 20, 3)] * 4
     frames = selected(MediaLimits(video_total_pixels=1599), 4, size=(20, 20))
     assert sum(frame.pixels.shape[0] * frame.pixels.shape[1] for frame in frames) <= 1599
-    # Above the least of each frame, and by the frames that are left.
+    # The total wins over the minimum of a frame, and is shared by the selected frames only.
     frames = selected(MediaLimits(video_min_pixels=400, video_max_frames=2, video_total_pixels=200), 9, size=(10, 10))
     assert [frame.pixels.shape for frame in frames] == [(10, 10, 3)] * 2
 

@@ -61,11 +61,11 @@ def test_what_is_no_image(data: bytes) -> None:
 
 def test_orientation_is_applied() -> None:
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by 90 degrees clockwise
+    exif[0x0112] = 6  # rotate by 90 degrees clockwise
     for format in ("JPEG", "PNG", "WEBP"):
         pixels = decode_image(encoded(half_red_half_blue(), format, exif=exif))
         assert pixels.shape == (40, 20, 3)
-        # Left became top.
+        # The left side is now the top.
         assert pixels[5, 10, 0] > 200
         assert pixels[35, 10, 2] > 200
 

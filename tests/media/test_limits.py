@@ -1,4 +1,4 @@
-"""Sizes that images and frames are brought to."""
+"""The sizes to which images and frames are scaled."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_frames_have_limits_of_their_own() -> None:
 def test_a_limit_is_kept_and_no_side_vanishes(height: int, width: int, limit: int) -> None:
     pixels = np.zeros((height, width, 3), np.uint8)
     smaller = MediaLimits(image_max_pixels=limit).fit_image(pixels).shape
-    # A side of one pixel cannot give any more.
+    # A side of one pixel cannot shrink any further.
     assert smaller[0] * smaller[1] <= max(limit, *smaller[:2])
     assert min(smaller) >= 1
     larger = MediaLimits(image_min_pixels=limit).fit_image(pixels).shape

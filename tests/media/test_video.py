@@ -33,7 +33,7 @@ KINDS: dict[str, tuple[str, str, dict[str, str], bool]] = {
 
 
 class Sink:
-    """Cannot seek."""
+    """An output that cannot seek."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -47,7 +47,7 @@ def picture(index: int, width: int = 64, height: int = 48) -> np.ndarray[tuple[i
     pixels = np.zeros((height, width, 3), dtype=np.uint8)
     pixels[:, :, 0] = 200
     if width > 64:
-        # Larger ones are to have some weight as well.
+        # Make larger files non-trivial, too.
         pixels[:, :, 1] = np.random.default_rng(index).integers(0, 100, (height, width))
     pixels[:, : index * width // FRAMES] = (0, 0, 200)
     return pixels
@@ -74,7 +74,7 @@ def video(kind: str, width: int = 64, height: int = 48) -> bytes:
 
 
 def with_index_first(data: bytes) -> bytes:
-    """Moves ``moov`` before ``mdat`` and shifts the chunk offsets in ``stco``, as any packager does."""
+    """Move ``moov`` before ``mdat`` and adjust the chunk offsets in ``stco``, as packaging tools do."""
     boxes: list[tuple[bytes, bytes]] = []
     position = 0
     while position < len(data):
@@ -204,11 +204,11 @@ def test_a_turned_video_is_put_upright() -> None:
     data = bytearray(video("plain mp4"))
     # The matrix of the track header, 40 bytes after the version: (a b u; c d v; x y w), 16.16 and 2.30 fixed point.
     matrix = data.index(b"tkhd") + 4 + 40
-    # A quarter turn clockwise, as a telephone held upright writes it.
+    # A quarter turn clockwise, as phones held upright write it.
     struct.pack_into(">9i", data, matrix, 0, 1 << 16, 0, -(1 << 16), 0, 0, 48 << 16, 0, 1 << 30)
     frame = decoded(bytes(data), [])[10]
     assert frame.pixels.shape == (64, 48, 3)
-    # The blue left became the top.
+    # The blue left side is now the top.
     assert frame.pixels[10, 24, 2] > 150
     assert frame.pixels[54, 24, 0] > 150
 

@@ -29,7 +29,7 @@ def test_noise_is_no_motion() -> None:
     ]
     facts = describe_video(frames)
     assert facts is not None
-    # Pixel noise of a picture no larger than the grid counts in full; it stays far from what moves.
+    # An image no larger than the grid keeps its full pixel noise, which stays well below motion.
     assert facts.motion in (Motion.STILL, Motion.SOME)
     assert (facts.frame_count, facts.duration_ms, facts.dominant_colour) == (20, 760, "green")
 

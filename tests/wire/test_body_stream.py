@@ -13,7 +13,7 @@ Decoder = NdjsonDecoder | LengthPrefixedDecoder
 
 
 def decode(decoder: Decoder, pieces: list[bytes]) -> tuple[list[bytes], str | None]:
-    """Everything that comes out, and what it ends with if that is an error."""
+    """Return all items, followed by the error that ended them, if any."""
     out: list[bytes] = []
     try:
         for piece in pieces:
@@ -80,7 +80,7 @@ def test_lines_are_what_was_sent_but_for_white_space(lines: list[bytes]) -> None
     assert (out, error) == ([line for line in stripped if line], None)
 
 
-# frames behind a length
+# length-prefixed frames
 
 
 def frame(payload: bytes, prefix: int) -> bytes:

@@ -1,4 +1,4 @@
-"""LoneObject: an ordinary body in chunks told from lines of JSON, from as little of it as can be."""
+"""LoneObject tells an ordinary body from NDJSON, reading as little of it as possible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MARKS = frozenset({"messages", "input"})
 
 
 def lone(*parts: bytes, limit: int = 1000) -> tuple[bool, int]:
-    """The verdict, and after how many parts it was there."""
+    """Return the verdict, and after how many pieces it was reached."""
     body = LoneObject(MARKS, max_line_bytes=limit)
     for index, part in enumerate(parts, 1):
         if (verdict := body.feed(part)) is not None:
@@ -70,7 +70,7 @@ def test_a_line_that_is_longer_than_any_chunk_can_only_be_an_ordinary_body() -> 
     body = orjson.dumps({"messages": ["a" * 100]})
     assert lone(body + b"\n", limit=len(body)) == (True, 2)
     assert lone(body + b"\n{}", limit=len(body) + 1) == (False, 1)
-    # Not looked at before the end: whatever is behind it, the stream of lines would refuse it.
+    # Not examined before the end: NDJSON would refuse such a line, whatever follows it.
     assert lone(body + b"\n{}", limit=len(body) - 1) == (False, 2)
     assert lone(body + b"\n", limit=len(body) - 1) == (True, 2)
 

@@ -1,4 +1,4 @@
-"""Bodies of the OpenAI-compatible routes, without a server; what is refused over the wire is in tests/transport."""
+"""Bodies of the OpenAI-compatible routes, without a server; tests/transport has the refusals over the wire."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from omni_ws.wire.openai_request import (
 )
 
 USER = {"role": "user", "content": "hello"}
-#: What a client may put anywhere.
+#: Values that a client may send for any field.
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -78,7 +78,7 @@ def test_the_patch_has_the_fields_of_a_configuration_and_nothing_else() -> None:
         ({"sampling": {"temperature": 1, "top_p": 0.5}, "temperature": 0.1}, {"temperature": 0.1, "top_p": 0.5}),
         ({"presence_penalty": 0, "frequency_penalty": 0.0, "repetition_penalty": 1, "min_p": 0, "top_k": -1}, {}),
         ({"presence_penalty": 0.5}, {"presence_penalty": 0.5}),
-        # Not a neutral number, but a wrong type, which must not pass unseen.
+        # Equal to the neutral number, but of the wrong type, which must be refused.
         ({"presence_penalty": False}, {"presence_penalty": False}),
     ],
 )
@@ -102,7 +102,7 @@ def test_names_in_the_body() -> None:
         ("output_audio.format", "audio.format"),
         ("voice", "audio.voice"),
         ("modality", "messages"),
-        # Nobody wrote these.
+        # Fields that the client did not send.
         ("output_audio.sample_rate", None),
         ("start_policy.type", None),
         (None, None),
@@ -110,7 +110,7 @@ def test_names_in_the_body() -> None:
         assert patch.name_in_body(ours) == theirs
     patch = ConfigurationPatch({}, {"sampling.stop": "stop"}, frozenset({"sampling"}))
     assert patch.name_in_body("sampling.stopping") == "sampling.stopping"
-    assert patch.name_in_body("format") == "format"  # of a chunk
+    assert patch.name_in_body("format") == "format"  # a field of a chunk
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""OpenAI's bodies have flat fields for the Talker; the session's configuration has stages."""
+"""OpenAI bodies have flat fields for the Talker, which are mapped to the stages of the session's configuration."""
 
 from typing import Any
 

@@ -13,7 +13,7 @@ MESSAGE = messages.GenerateRequest(
     session_id="toks_1",
     append_tokens=range(1000),
     offset=2**32 - 1,
-    priority=-1,  # a number of ten bytes
+    priority=-1,  # encoded as ten bytes
     temperature=0.5,
     logprobs_ranges=[messages.PositionRange(start=1, end=2)] * 3,
     images=[messages.ImageAttachment(bytes=b"\x08" * 500, mime="image/png")],
@@ -33,7 +33,7 @@ def test_at_the_limit_and_one_past_it() -> None:
         (b"\x09" + bytes(8), 1),
         (b"\x0d" + bytes(4), 1),
         (b"\x0b\x10\x01\x0c\x10\x01", 4),  # a group of one field, and a field
-        (b"\x0e" + b"\x10\x01" * 9, 0),  # no kind of field: a parser stops there
+        (b"\x0e" + b"\x10\x01" * 9, 0),  # not a wire type: a parser stops there
         (b"\x80" * 11 + b"\x10\x01" * 9, 0),
         (b"\x10\x01\x80", 1),
     ],

@@ -68,7 +68,7 @@ def test_merging_is_deep() -> None:
         ({}, {"voice": None}, {}),
         ({"input_audio": {"channels": 2}}, {"input_audio": None}, {}),
         ({"input_audio": {"channels": 2}}, {"input_audio": {"channels": None}}, {"input_audio": {}}),
-        # Also where there is nothing yet to take the null away from.
+        # Even if the object to remove the null from does not exist yet.
         ({}, {"input_audio": {"channels": None, "format": "pcmu"}}, {"input_audio": {"format": "pcmu"}}),
         ({"start_policy": "on_end_only"}, {"start_policy": {"type": "x"}}, {"start_policy": {"type": "x"}}),
         ({"start_policy": {"type": "x"}}, {"start_policy": "on_end_only"}, {"start_policy": "on_end_only"}),

@@ -1,4 +1,4 @@
-"""Mode A bodies, without a server: the same items however they are cut, and a place for every error."""
+"""Mode A bodies, without a server: the items do not depend on how a body is cut, and every error names its place."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def frame(payload: bytes, size: int) -> bytes:
         (f"{MULTIPART};framing=ndjson", NdjsonBody),
         (f'{MULTIPART}; framing="length32"', LengthPrefixedBody),
         (f"{MULTIPART}; a=b; Framing = LENGTH64", LengthPrefixedBody),
-        # A parameter of another type means nothing.
+        # Parameters of other media types are ignored.
         ("application/x-ndjson; framing=length32", NdjsonBody),
         ("audio/pcm;rate=8000", RawAudioBody),
         ("AUDIO/WAV", RawAudioBody),
@@ -122,7 +122,7 @@ def test_only_the_first_object_is_parameters() -> None:
     assert ndjson(b'{}\n{"text":"a"}') == [Parameters({}), text(b"a")]
 
 
-# --- however it is cut
+# --- any cuts
 
 
 BODIES = {

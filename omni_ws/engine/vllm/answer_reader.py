@@ -39,7 +39,7 @@ class AnswerReader:
         self._logprobs = logprobs
         self._tools = tools
         #: Generated text that was not yielded: the tool parser holds back what may become a call.
-        self._unsaid = ""
+        self._held_text = ""
 
     def read(self, piece: CompletionOutput, prompt: Sequence[int]) -> Iterator[TextOutput | ToolCallOutput]:
         """Yield the content of vLLM's next output; ``prompt`` is the prompt's tokens. Raises EngineFailed."""
@@ -66,20 +66,20 @@ class AnswerReader:
             self.finish_reason = FinishReason.LENGTH
 
     def _note_tokens(self, logprobs: AlignedLogprobs, piece: CompletionOutput, prompt: Sequence[int]) -> None:
-        told = list(piece.token_ids)
+        tokens = list(piece.token_ids)
         ends = piece.finish_reason == "stop" and not isinstance(piece.stop_reason, str)
-        if told and ends and not self._names_end:
-            told.pop()  # the end token is not part of the text
-        logprobs.add(told, (piece.logprobs or [])[: len(told)], prompt)
+        if tokens and ends and not self._names_end:
+            tokens.pop()  # the end token is not part of the text
+        logprobs.add(tokens, (piece.logprobs or [])[: len(tokens)], prompt)
 
     def _tokens_of(self, text: str, piece: CompletionOutput) -> tuple[TokenLogprob, ...]:
         if self._logprobs is None:
             return ()
-        self._unsaid += piece.text
-        if not self._unsaid.startswith(text) or (self._tools is not None and self._tools.called):
+        self._held_text += piece.text
+        if not self._held_text.startswith(text) or (self._tools is not None and self._tools.called):
             self._logprobs = None  # the rest is a tool call, whose tokens are not text
             return ()
-        self._unsaid = self._unsaid[len(text) :]
+        self._held_text = self._held_text[len(text) :]
         tokens = self._logprobs.take(len(text))
         if piece.finish_reason is not None:
             tokens += self._logprobs.rest(cut=isinstance(piece.stop_reason, str))

@@ -49,7 +49,7 @@ class AudioSegmenter:
         closed: list[Samples] = []
         begin = 0
         for index, level in enumerate(np.sqrt(np.mean(frames * frames, axis=1, dtype=np.float64)).tolist()):
-            self._hear(level)
+            self._measure(level)
             cut = self._cut()
             if cut is None:
                 continue
@@ -70,7 +70,7 @@ class AudioSegmenter:
         self._restart(self._rest)
         return segment if len(segment) else None
 
-    def _hear(self, level: float) -> None:
+    def _measure(self, level: float) -> None:
         self._frames += 1
         self._loudest = max(self._loudest, level)
         self._quiet_frames = self._quiet_frames + 1 if level <= self._loudest * PAUSE_RATIO else 0

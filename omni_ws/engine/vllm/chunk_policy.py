@@ -1,10 +1,10 @@
 """ChunkPace: decides how many codec frames to decode at a time, trading latency for throughput.
 
-A codec hears its neighbourhood, so each chunk is decoded with some frames of context on either side (``snac_stream``).
-Decoding therefore costs ``frames + context``: single frames cost several times the work of long chunks, but long chunks
-arrive late. The pace starts with a small chunk, for low latency to first audio, and lets chunks grow while the player
-has enough audio left to bridge the wait. It measures the interval between frames and the decoding time, and models a
-player that starts with the first chunk and plays without pause.
+The codec's receptive field is longer than a frame, so each chunk is decoded with some frames of context on either side
+(``snac_stream``). Decoding therefore costs ``frames + context``: single frames cost several times the work of long
+chunks, but long chunks arrive late. The pace starts with a small chunk, for low latency to first audio, and lets chunks
+grow while the player has enough audio left to bridge the wait. It measures the interval between frames and the decoding
+time, and models a player that starts with the first chunk and plays without pause.
 """
 
 from __future__ import annotations

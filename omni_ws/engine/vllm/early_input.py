@@ -30,7 +30,7 @@ _SHARE: Final = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyOrigin:
-    """The request of which parts are computed, in terms of vLLM.
+    """What all prompts that are submitted to vLLM for one request have in common.
 
     Prompts with the same ``cache_salt`` share cached prefixes. Requests with a lower ``priority`` are scheduled first.
     """
@@ -86,7 +86,7 @@ class EarlyWork(Protocol):
 class EarlyBudget:
     """The vLLM slots and cache tokens left for streamed prompts."""
 
-    places: int
+    slots: int
     tokens: int
 
     @classmethod
@@ -97,11 +97,11 @@ class EarlyBudget:
         capacity = (cache.num_gpu_blocks or 0) * (cache.block_size or 0)
         return cls(int(config.scheduler_config.max_num_seqs * _SHARE), int(capacity * _SHARE))
 
-    def take_place(self) -> bool:
+    def take_slot(self) -> bool:
         """Take a slot; returns False if there is none."""
-        if self.places <= 0:
+        if self.slots <= 0:
             return False
-        self.places -= 1
+        self.slots -= 1
         return True
 
     def take_tokens(self, count: int) -> bool:
@@ -113,7 +113,7 @@ class EarlyBudget:
 
     def give_back(self, tokens: int) -> None:
         """Return a slot and its tokens."""
-        self.places += 1
+        self.slots += 1
         self.tokens += tokens
 
 
@@ -131,12 +131,12 @@ class StreamedPrompt:
         self._tokens = 0
         self._holding = True
         #: Whether media were processed that may not have reached the model.
-        self._media_under_way = False
+        self._media_in_flight = False
 
     @classmethod
     def begin(cls, origin: EarlyOrigin, budget: EarlyBudget) -> StreamedPrompt | None:
         """Return a new streamed prompt, or None if the budget has no slot left."""
-        return cls(origin, budget) if budget.take_place() else None
+        return cls(origin, budget) if budget.take_slot() else None
 
     async def extend(self, excerpt: StableExcerpt) -> bool:
         prompt = await self._render(excerpt)
@@ -160,11 +160,11 @@ class StreamedPrompt:
         try:
             await self._next.put((prompt, prefill_parameters(), False))
             async for output in self._outputs:
-                self._media_under_way = False
+                self._media_in_flight = False
                 if (reason := output.outputs[0].finish_reason) is not None:
                     return reason in ("length", "stop")
         except BaseException:
-            self._let_go()
+            self._release_slot()
             raise
         return False
 
@@ -180,27 +180,27 @@ class StreamedPrompt:
         room = self._context - self._tokens - len(prompt["prompt_token_ids"])
         parameters = parameters.clone()
         parameters.max_tokens = room if parameters.max_tokens is None else min(parameters.max_tokens, room)
-        self._let_go()
+        self._release_slot()
         await self._next.put((prompt, parameters, True))
         async for output in self._outputs:
-            self._media_under_way = False
+            self._media_in_flight = False
             yield output
 
     async def aclose(self) -> None:
-        self._let_go()
+        self._release_slot()
         await self._outputs.aclose()
-        if self._media_under_way:
-            self._media_under_way = False
+        if self._media_in_flight:
+            self._media_in_flight = False
             await self._origin.model.forget_media()
 
-    def _let_go(self) -> None:
+    def _release_slot(self) -> None:
         if self._holding:
             self._holding = False
             self._budget.give_back(self._tokens)
 
     async def _render(self, excerpt: Excerpt) -> Any:
         prompt = await self._origin.render(excerpt)
-        self._media_under_way = bool(excerpt.media)
+        self._media_in_flight = bool(excerpt.media)
         total = self._tokens + len(prompt["prompt_token_ids"])
         if total >= self._context:
             raise ContextLengthExceeded(

@@ -249,8 +249,8 @@ class VllmEngine:
         if shared is None or decoding is None or self.state is not EngineState.OK:
             raise EngineFailed("the engine is not running", fatal=True)
         share = request.media_room.share()
-        work = _Work(shared, self._speaker, request, share)
-        request.meter.read = lambda: work.usage if work.usage.input_tokens else None
+        run = _RequestStages(shared, self._speaker, request, share)
+        request.meter.read = lambda: run.usage if run.usage.input_tokens else None
         decoded = decode_input(
             request.input,
             audio=request.input_audio,
@@ -262,10 +262,10 @@ class VllmEngine:
         self.active_requests += 1
         try:
             # Leaving the pipeline cancels its stages, which abort their requests in vLLM.
-            async with aclosing(decoded), pipeline(decoded, work.stages, work.links) as outputs:
+            async with aclosing(decoded), pipeline(decoded, run.stages, run.links) as outputs:
                 async for output in outputs:
                     yield output
-            yield Finished(work.finish_reason, work.usage, work.finish_reasons)
+            yield Finished(run.finish_reason, run.usage, run.finish_reasons)
         except OmniError:
             raise
         except Exception as error:
@@ -279,7 +279,7 @@ def _token_bytes(model: LanguageModel) -> TokenBytes:
     return TokenBytes(model.llm.get_tokenizer())
 
 
-class _Work:
+class _RequestStages:
     """The stages of one request, and the results that they collect.
 
     Raises UnsupportedParameter for what the engine cannot do.

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 from omni_ws.config.error import ConfigurationError
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.incident import incident
-from omni_ws.engine.vllm.undertaker import Undertaker
+from omni_ws.engine.vllm.process_reaper import ProcessReaper
 from omni_ws.errors import (
     ContextLengthExceeded,
     EngineFailed,
@@ -304,11 +304,11 @@ class _Running(NamedTuple):
     """The engine client, and the process that kills the model if this one is killed."""
 
     llm: AsyncLLM
-    undertaker: Undertaker
+    reaper: ProcessReaper
 
     @classmethod
     def over(cls, llm: AsyncLLM) -> Self:
-        return cls(llm, Undertaker([process.pid for process in _processes(llm)]))
+        return cls(llm, ProcessReaper([process.pid for process in _processes(llm)]))
 
 
 def _processes(llm: AsyncLLM) -> list[Any]:
@@ -327,7 +327,7 @@ def _end_requests(llm: AsyncLLM) -> None:
 
 def _shut_down(running: _Running) -> None:
     """End the processes, killing them after SHUTDOWN_SEC. Blocks until they have exited."""
-    llm, undertaker = running
+    llm, reaper = running
     processes = _processes(llm)
     # vLLM would log a warning for each process that it kills.
     logging.getLogger("vllm.v1.utils").setLevel(logging.ERROR)
@@ -336,7 +336,7 @@ def _shut_down(running: _Running) -> None:
         if process.is_alive():
             process.kill()
         process.join()
-    undertaker.dismiss()
+    reaper.dismiss()
 
 
 def _no_argument(name: str, known: tuple[str, ...]) -> str:

@@ -17,7 +17,7 @@ from torch import nn
 _MASK_31 = (1 << 31) - 1
 
 
-class NoisePlaces:
+class NoisePositions:
     """The positions of the windows being decoded, shared by all noise blocks of a decoder."""
 
     def __init__(self) -> None:
@@ -34,20 +34,20 @@ class NoisePlaces:
 class PositionalNoise(nn.Module):  # type: ignore[misc]
     """Replaces one of SNAC's noise blocks, with the same weights."""
 
-    def __init__(self, linear: nn.Module, places: NoisePlaces, seed: int) -> None:
+    def __init__(self, linear: nn.Module, positions: NoisePositions, seed: int) -> None:
         super().__init__()
         self.linear = linear
-        self._places = places
+        self._positions = positions
         self._seed = seed
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        per_frame = x.shape[-1] // self._places.frames
-        places = self._places.starts[:, None] * per_frame + torch.arange(x.shape[-1], device=x.device)
-        mixed: torch.Tensor = x + normal_at(places, self._seed)[:, None].to(x.dtype) * self.linear(x)
+        per_frame = x.shape[-1] // self._positions.frames
+        positions = self._positions.starts[:, None] * per_frame + torch.arange(x.shape[-1], device=x.device)
+        mixed: torch.Tensor = x + normal_at(positions, self._seed)[:, None].to(x.dtype) * self.linear(x)
         return mixed
 
 
-def place_noise(decoder: nn.Module, places: NoisePlaces, seed: int | None) -> None:
+def replace_noise(decoder: nn.Module, positions: NoisePositions, seed: int | None) -> None:
     """Replace the noise blocks of ``decoder``, or, with ``seed`` None, remove them."""
     blocks = [
         (parent, name, child)
@@ -56,14 +56,14 @@ def place_noise(decoder: nn.Module, places: NoisePlaces, seed: int | None) -> No
         if isinstance(child, NoiseBlock)
     ]
     for number, (parent, name, block) in enumerate(blocks):
-        noise = nn.Identity() if seed is None else PositionalNoise(block.linear, places, seed * 1009 + number)
+        noise = nn.Identity() if seed is None else PositionalNoise(block.linear, positions, seed * 1009 + number)
         setattr(parent, name, noise)
 
 
-def normal_at(places: torch.Tensor, seed: int) -> torch.Tensor:
+def normal_at(positions: torch.Tensor, seed: int) -> torch.Tensor:
     """Return a standard normal sample for each position (an integer), determined by position and seed."""
-    first = _hashed(places * 2, seed).double() / (1 << 31)
-    second = _hashed(places * 2 + 1, seed).double() / (1 << 31)
+    first = _hashed(positions * 2, seed).double() / (1 << 31)
+    second = _hashed(positions * 2 + 1, seed).double() / (1 << 31)
     # The Box-Muller transform; 1 - first is never 0.
     return (torch.sqrt(-2 * torch.log1p(-first)) * torch.cos(2 * math.pi * second)).float()
 

@@ -372,10 +372,10 @@ class PromptDraft:
     def whole(self) -> Excerpt:
         """Return the complete prompt."""
         if self.tool_results:
-            self._tell_results()
+            self._insert_results()
         return Excerpt(self.form.tokens(self.text), tuple(self.media))
 
-    def _tell_results(self) -> None:
+    def _insert_results(self) -> None:
         """Insert the tool results into the template."""
         results = (
             Message("tool", "".join(pieces), tool_call_id=call_id) for call_id, pieces in self.tool_results.items()

@@ -30,16 +30,18 @@ class PromptEcho:
         self._top = top
         self._parts = [text] if text is not None and top is None else _parts(tokenizer, data, tokens, text)
 
-    def pieces(self, told: Sequence[Mapping[int, Any] | None] | None) -> Iterator[tuple[str, tuple[TokenLogprob, ...]]]:
-        """Yield pieces of text with their tokens. ``told`` is vLLM's ``prompt_logprobs``."""
-        if self._top is None or told is None:
+    def pieces(
+        self, entries: Sequence[Mapping[int, Any] | None] | None
+    ) -> Iterator[tuple[str, tuple[TokenLogprob, ...]]]:
+        """Yield pieces of text with their tokens. ``entries`` is vLLM's ``prompt_logprobs``."""
+        if self._top is None or entries is None:
             yield "".join(self._parts), ()
             return
         for start in range(0, len(self._tokens), PIECE_TOKENS):
             places = range(start, min(start + PIECE_TOKENS, len(self._tokens)))
             named = tuple(
                 replace(
-                    self._data.logprob(self._tokens[place], told[place], self._top),
+                    self._data.logprob(self._tokens[place], entries[place], self._top),
                     data=self._parts[place].encode(),
                 )
                 for place in places

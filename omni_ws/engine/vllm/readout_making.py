@@ -127,7 +127,7 @@ async def _last_streams(
     whole = ReadoutVectors(manifest, tuple(np.eye(hidden_size, dtype=np.float32) for _ in layers))
     readouts = Readouts(whole)
     language_model = LanguageModel("model", args, setting="vllm.args", prepare=readouts.install)
-    places = asyncio.Semaphore(_AT_ONCE)
+    slots = asyncio.Semaphore(_AT_ONCE)
     await readouts.channel.start()
     try:
         await language_model.start()
@@ -146,7 +146,7 @@ async def _last_streams(
                     max_tokens=0,
                     readout_ranges=TokenRanges([(len(tokens) - 1, len(tokens))]),
                 )
-                async with places, aclosing(generator.generate_tokens(asked)) as events:
+                async with slots, aclosing(generator.generate_tokens(asked)) as events:
                     async for event in events:
                         if isinstance(event, TokenOutput):
                             return np.asarray(event.readout, np.float32).reshape(len(layers), hidden_size)

@@ -39,19 +39,19 @@ class AskedSampling(NamedTuple):
     """The sampling parameters of a request by vLLM's names, and the field that set each, for error messages."""
 
     values: Mapping[str, Any]
-    places: Mapping[str, str]
+    fields: Mapping[str, str]
 
     @classmethod
     def of(cls, request: GenerationRequest, stage: str) -> Self:
         """Collect the parameters of ``stage``; ``stage_sampling`` takes precedence over ``sampling``."""
         staged = request.stage_sampling.get(stage, {})
-        places = {name: f"sampling.{name}" for name in request.sampling}
-        places |= {name: f"stage_sampling.{stage}.{name}" for name in staged}
-        return cls({**request.sampling, **staged}, places)
+        fields = {name: f"sampling.{name}" for name in request.sampling}
+        fields |= {name: f"stage_sampling.{stage}.{name}" for name in staged}
+        return cls({**request.sampling, **staged}, fields)
 
-    def place(self, parameter: str | None) -> str | None:
+    def field(self, parameter: str | None) -> str | None:
         """Return the client's field for a parameter that vLLM refuses, or None."""
-        return self.places.get(parameter or "") or _FIELDS.get(parameter or "")
+        return self.fields.get(parameter or "") or _FIELDS.get(parameter or "")
 
 
 def answer_parameters(asked: AskedSampling, defaults: Mapping[str, Any], options: AnswerOptions) -> SamplingParams:
@@ -79,8 +79,8 @@ def answer_parameters(asked: AskedSampling, defaults: Mapping[str, Any], options
             output_kind=RequestOutputKind.DELTA,
         )
     except (TypeError, ValueError, VLLMClientError) as error:
-        place = asked.place(getattr(error, "parameter", None))
-        raise InvalidValue(f"the model cannot sample so: {error}", param=place) from error
+        field = asked.field(getattr(error, "parameter", None))
+        raise InvalidValue(f"the model cannot sample so: {error}", param=field) from error
 
 
 def _constraint(structure: StructuredOutput) -> Any:
@@ -111,11 +111,11 @@ def check_parameters(
             llm.model_config, config.speculative_config, config.structured_outputs_config, llm.get_tokenizer()
         )
     except (ValueError, VLLMClientError) as error:
-        place = asked.place(getattr(error, "parameter", None))
-        if place is None and parameters.structured_outputs is not None:
-            place = constraint
+        field = asked.field(getattr(error, "parameter", None))
+        if field is None and parameters.structured_outputs is not None:
+            field = constraint
         reason = " ".join(str(error).split())
-        raise InvalidValue(f"the model cannot answer so: {reason[:500]}", param=place) from error
+        raise InvalidValue(f"the model cannot answer so: {reason[:500]}", param=field) from error
 
 
 def prefill_parameters() -> SamplingParams:

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 
 from omni_ws.audio.samples import Samples
 from omni_ws.engine.vllm.codec_frames import FrameLayout
-from omni_ws.engine.vllm.positional_noise import NoisePlaces, place_noise
+from omni_ws.engine.vllm.positional_noise import NoisePositions, replace_noise
 from omni_ws.engine.vllm.snac_stream import CodecWindow
 from omni_ws.errors import EngineFailed
 
@@ -51,13 +51,13 @@ class SnacDecoder:
         self.frame_samples = int(model.hop_length) * int(max(strides))
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         self._layout = layout
-        self._places = NoisePlaces()
+        self._positions = NoisePositions()
         self._threads = threads
         model.encoder = torch.nn.Identity()
         for module in model.modules():
             if parametrize.is_parametrized(module, "weight"):
                 parametrize.remove_parametrizations(module, "weight")
-        place_noise(model.decoder, self._places, noise_seed)
+        replace_noise(model.decoder, self._positions, noise_seed)
         self._model = model.to(self.device).eval()
         if self.device.startswith("cuda"):
             # With TF32, windows of different lengths would disagree about the samples they share.
@@ -99,7 +99,7 @@ class SnacDecoder:
         with torch.inference_mode():
             books = [torch.from_numpy(book).to(self.device) for book in self._layout.books(codes)]
             starts = torch.tensor([window.first_frame for window in windows], device=self.device)
-            with self._places.at(starts, frames=codes.shape[1]):
+            with self._positions.at(starts, frames=codes.shape[1]):
                 audio = self._model.decode(books)[:, 0].float().cpu().numpy()
         length = self.frame_samples
         return [

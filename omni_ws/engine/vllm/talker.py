@@ -147,7 +147,7 @@ class Talker:
                 except OffPattern as error:
                     raise EngineFailed("the Talker left the pattern of its codec") from error
                 if output.finished:
-                    self._look_at_end(output.outputs[0].finish_reason)
+                    self._note_end(output.outputs[0].finish_reason)
                 if len(codes) or output.finished:
                     self.frames += len(codes)
                     await sink.put(CodecFrames(number, codes, output.finished))
@@ -162,7 +162,7 @@ class Talker:
         if self._tokens_left is not None:
             self._tokens_left -= tokens
 
-    def _look_at_end(self, reason: str | None) -> None:
+    def _note_end(self, reason: str | None) -> None:
         """Note whether the clause was cut off. Raises EngineFailed if vLLM ended it for another reason."""
         if reason == "length":
             self.cut = True

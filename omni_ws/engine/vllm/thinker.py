@@ -171,11 +171,11 @@ class Thinker:
     def _segments(self, samples: Samples) -> tuple[Media, ...]:
         """Cut earlier speech into the same segments as when it was input."""
         shared = self._shared
-        ear = AudioSegmenter(
+        segmenter = AudioSegmenter(
             shared.sample_rate, shortest_ms=shared.shortest_segment_ms, longest_ms=shared.longest_segment_ms
         )
-        segments = ear.feed(samples)
-        last = ear.finish()
+        segments = segmenter.feed(samples)
+        last = segmenter.finish()
         return tuple(
             Media(Modality.AUDIO, (segment, float(shared.sample_rate)))
             for segment in (segments if last is None else [*segments, last])
@@ -193,7 +193,7 @@ class Thinker:
             self._parameters.max_tokens = 1  # vLLM generates at least one
         vocabulary = shared.model.llm.model_config.get_vocab_size()
         if max(self._parameters.logit_bias or (), default=0) >= vocabulary:
-            raise InvalidValue(f"token ids are below {vocabulary}", param=self._asked.place("logit_bias"))
+            raise InvalidValue(f"token ids are below {vocabulary}", param=self._asked.field("logit_bias"))
         if self._parameters.structured_outputs is not None or options.logprobs is not None:
             constraint = "response_format" if options.structure is not None else "tools"
             check_parameters(shared.model, self._parameters, self._asked, constraint=constraint)
@@ -279,14 +279,14 @@ class Thinker:
                 if isinstance(work, WarmedPrefix) and output.num_cached_tokens is not None:
                     self.cached_tokens = output.num_cached_tokens
                 if echo is not None:
-                    await self._give_back(echo, output.prompt_logprobs, outputs)
+                    await self._send_echo(echo, output.prompt_logprobs, outputs)
                     echo = None
                 for piece in output.outputs:
                     if self._request.options.only_echo:
                         self._answers[piece.index].skip(piece)
                         continue
-                    for said in self._answers[piece.index].read(piece, prompt):
-                        await self._pass_on(said, sink, outputs)
+                    for output_piece in self._answers[piece.index].read(piece, prompt):
+                        await self._send(output_piece, sink, outputs)
         if len(self.finish_reasons) < len(self._answers):
             raise EngineFailed("the Thinker ended its answer without a reason")
 
@@ -295,9 +295,9 @@ class Thinker:
         text = None if options.token_prompt else draft.text
         return PromptEcho(shared.form.tokenizer, shared.token_bytes(), tokens, text=text, top=options.logprobs)
 
-    async def _give_back(self, echo: PromptEcho, told: Any, outputs: Channel[EngineOutput]) -> None:
+    async def _send_echo(self, echo: PromptEcho, prompt_logprobs: Any, outputs: Channel[EngineOutput]) -> None:
         """Send the echo of the prompt, once for each answer."""
-        pieces = echo.pieces(told)
+        pieces = echo.pieces(prompt_logprobs)
         while (piece := await self._in_thread(next, pieces, None)) is not None:
             text, tokens = piece
             for answer in self._answers:
@@ -311,13 +311,13 @@ class Thinker:
         tools = self._tools.reader() if self._tools is not None else None
         return AnswerReader(choice, logprobs=logprobs, tools=tools, names_end=self._request.options.echo)
 
-    async def _pass_on(
-        self, said: TextOutput | ToolCallOutput, sink: Channel[Any] | None, outputs: Channel[EngineOutput]
+    async def _send(
+        self, output_piece: TextOutput | ToolCallOutput, sink: Channel[Any] | None, outputs: Channel[EngineOutput]
     ) -> None:
-        if self._writes or isinstance(said, ToolCallOutput):
-            await outputs.put(said)
-        if isinstance(said, TextOutput) and said.text and sink is not None and not sink.closed:
-            await sink.put(said.text)
+        if self._writes or isinstance(output_piece, ToolCallOutput):
+            await outputs.put(output_piece)
+        if isinstance(output_piece, TextOutput) and output_piece.text and sink is not None and not sink.closed:
+            await sink.put(output_piece.text)
 
     async def _in_thread(self, call: Callable[..., Any], *arguments: object) -> Any:
         """Run a call in the tokenizer's thread."""

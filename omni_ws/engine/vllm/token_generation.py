@@ -232,8 +232,8 @@ class _Call:
             for index, token_id in enumerate(completion.token_ids):
                 if count == self.max_tokens:
                     break
-                told = completion.logprobs[index] if completion.logprobs else None
-                yield await self._token(token_id, self.length + count, told, outputs, readouts, is_prefill=False)
+                entry = completion.logprobs[index] if completion.logprobs else None
+                yield await self._token(token_id, self.length + count, entry, outputs, readouts, is_prefill=False)
                 count += 1
                 if token_id in self.ends:
                     yield TokensFinished(TokenStop.EOS)
@@ -254,12 +254,12 @@ class _Call:
         self, output: RequestOutput, outputs: ReadAhead, readouts: ReadoutCollector | None
     ) -> AsyncGenerator[TokenEvent, None]:
         generation = self.generation
-        told = output.prompt_logprobs
+        entries = output.prompt_logprobs
         for position in _union(generation, self.length):
             yield await self._token(
                 generation.tokens[position],
                 position,
-                told[position] if told else None,
+                entries[position] if entries else None,
                 outputs,
                 readouts,
                 is_prefill=True,
@@ -269,7 +269,7 @@ class _Call:
         self,
         token_id: int,
         position: int,
-        told: Mapping[int, Any] | None,
+        entry: Mapping[int, Any] | None,
         outputs: ReadAhead,
         readouts: ReadoutCollector | None,
         *,
@@ -279,16 +279,16 @@ class _Call:
         if readouts is not None and position in self.generation.readout_ranges:
             await outputs.until(readouts.arrival(position))
             readout = readouts.take(position).tolist()
-        if told is None or position not in self.generation.logprob_ranges or not position:
+        if entry is None or position not in self.generation.logprob_ranges or not position:
             return TokenOutput(id=token_id, position=position, is_prefill=is_prefill, readout=readout)
-        top = sorted((one.rank, other, one.logprob) for other, one in told.items())[: self.generation.logprob_top_k]
+        top = sorted((one.rank, other, one.logprob) for other, one in entry.items())[: self.generation.logprob_top_k]
         return TokenOutput(
             id=token_id,
             position=position,
             is_prefill=is_prefill,
             readout=readout,
             logprobs=tuple((other, logprob) for _, other, logprob in top),
-            logprob=told[token_id].logprob,
+            logprob=entry[token_id].logprob,
         )
 
 

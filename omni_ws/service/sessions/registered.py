@@ -31,7 +31,7 @@ from omni_ws.service.sessions.chunk_intake import ChunkIntake
 from omni_ws.service.sessions.input_progress import InputProgress
 from omni_ws.service.sessions.output_log import OutputLog
 from omni_ws.wire.append_body import BodyChunk
-from omni_ws.wire.openai_chat_response import ChatOptions, finished_well
+from omni_ws.wire.openai_chat_response import ChatOptions, ended_normally
 from omni_ws.wire.server_frames import ResponseStartedFrame
 
 #: Who reads the answer of one session at a time.
@@ -326,7 +326,7 @@ class RegisteredSession:
         """The work is done, for better or worse."""
         conversation.close()
         self._place.close()
-        if final is not None and finished_well(final):
+        if final is not None and ended_normally(final):
             self._set_state(SessionState.FINISHED)
             return
         self.error = self.error or EngineFailed("the request was ended before its answer was complete")

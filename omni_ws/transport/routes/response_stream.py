@@ -14,7 +14,7 @@ from omni_ws.service.conversation.messages import ServerMessage, message_cost
 from omni_ws.transport.http.error_response import error_object
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.wire import sse
-from omni_ws.wire.openai_chat_response import finished_well
+from omni_ws.wire.openai_chat_response import ended_normally
 from omni_ws.wire.server_frames import ResponseStartedFrame
 
 SSE_HEADERS: Final = (
@@ -264,6 +264,6 @@ async def collect_answer(source: AnswerSource, charge: Callable[[int], None]) ->
 
 def _checked(final: FinalChunk) -> FinalChunk:
     """Raise EngineFailed for an answer that was cancelled: HTTP has no other way to express that."""
-    if not finished_well(final):
+    if not ended_normally(final):
         raise EngineFailed("the request was ended before its answer was complete")
     return final

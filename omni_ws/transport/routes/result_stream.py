@@ -19,7 +19,7 @@ from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.json_body import to_thread_if_large
 from omni_ws.transport.routes.response_stream import SSE_HEADERS, charging, write_events
 from omni_ws.wire import sse
-from omni_ws.wire.openai_chat_response import ChatCompletion, ChatStream, finished_well
+from omni_ws.wire.openai_chat_response import ChatCompletion, ChatStream, ended_normally
 
 #: Events encoded for a client that has them already, after which the event loop gets a pass.
 _SKIPPED_AT_A_STRETCH: Final = 64
@@ -85,7 +85,7 @@ class ResultReader:
         self._position = position
         if isinstance(message, OmniError):
             raise copy.copy(message)
-        if isinstance(message, FinalChunk) and not finished_well(message):
+        if isinstance(message, FinalChunk) and not ended_normally(message):
             raise self._session.failure()
         return message
 

@@ -1,4 +1,4 @@
-"""Where vLLM is not installed, the tests that need it are skipped; the others of this folder run."""
+"""Skips the tests that need vLLM where it is not installed; the other tests of this folder run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.vllm_engine import ENVIRONMENT
 if TYPE_CHECKING:
     from support.vllm_serve import VllmServers
 
-# Before vLLM is imported, which reads them once.
+# Before vLLM is imported, which reads them then.
 for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
 
@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("vllm") is None or not str(item.path).startswith(_HERE):
             continue
-        # What vLLM and PyTorch complain about on import is theirs.
+        # Warnings that vLLM and PyTorch raise on import are not ours.
         item.add_marker(pytest.mark.filterwarnings("ignore"))
         item.add_marker(pytest.mark.timeout(240))
         if missing:
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def quick_models(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Models start in a process that has imported vLLM already, which is most of what their start takes."""
+    """Start models in a process that has already imported vLLM, which is most of the time that a start takes."""
     if find_spec("vllm") is None or not any(item.get_closest_marker("vllm") for item in request.session.items):
         yield
         return
@@ -48,7 +48,7 @@ def quick_models(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def early_steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """How many pieces of prompts have been computed while their inputs were still open, over all requests."""
+    """Count the parts of prompts computed while their inputs were open, over all requests."""
     from omni_ws.engine.vllm.thinker import Thinker
 
     thinkers: list[Thinker] = []
@@ -71,7 +71,7 @@ def vllm_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VllmServe
 
 
 def collect() -> None:
-    """What vLLM leaves to the garbage collector complains when it is collected: here, not at the end of all tests."""
+    """Collect what vLLM leaves to the garbage collector here, where its warnings are filtered."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         gc.collect()
@@ -85,5 +85,5 @@ def collected() -> Iterator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
-    """After the last fixture has let go."""
+    """Runs after the last fixture has ended."""
     collect()

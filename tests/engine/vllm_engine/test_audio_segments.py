@@ -1,4 +1,4 @@
-"""Where speech that is still going on is cut."""
+"""Where speech in progress is cut into segments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from omni_ws.audio.samples import Samples
 from omni_ws.engine.vllm.audio_segments import AudioSegmenter
 
-RATE = 1000  # 20 samples a frame
+RATE = 1000  # 20 samples per frame
 
 
 def speech(ms: int, seed: int = 0) -> Samples:
@@ -36,7 +36,7 @@ def segments(samples: Samples, pieces: list[int] | None = None, **limits: int) -
 def test_a_pause_is_cut_in_its_middle() -> None:
     whole = np.concatenate([speech(1200), silence(600), speech(500)])
     first, second = segments(whole)
-    # Half of the 300 ms that make it a pause go to either side.
+    # The cut is in the middle of the 300 ms that make a pause.
     assert len(first) == 1200 + 160
     np.testing.assert_array_equal(np.concatenate([first, second]), whole)
 

@@ -1,4 +1,4 @@
-"""Played against a simulated Talker, decoder and player, in time that only exists on paper."""
+"""The pace with a simulated Talker, decoder and player, in simulated time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEFT = RIGHT = 3
 
 @dataclass
 class Played:
-    """When chunks arrived and how large they were."""
+    """Times of arrival and sizes of the chunks."""
 
     chunks: list[tuple[float, int]] = field(default_factory=list)
 
@@ -27,7 +27,7 @@ class Played:
 
     @property
     def worst_gap_ms(self) -> float:
-        """The longest pause of a player that begins with the first chunk; 0 if it never has to wait."""
+        """Return the longest pause of a player that starts with the first chunk; 0 if there is none."""
         began, got, worst = self.chunks[0][0], 0.0, 0.0
         for arrived, frames in self.chunks:
             waited = max(0.0, arrived - began - got)
@@ -45,7 +45,10 @@ def play(
     clauses: tuple[int, ...] = (),
     known_ms: float = 0.0,
 ) -> Played:
-    """Frames come ``intervals`` after each other; ``clauses`` are the numbers of frames after which a clause ends."""
+    """Run the simulation.
+
+    Frames follow each other at ``intervals``; ``clauses`` are the numbers of frames after which a clause ends.
+    """
     pace = ChunkPace(
         policy or ChunkPolicy(), frame_ms=FRAME_MS, context_frames=LEFT + RIGHT, decode_ms_per_frame=known_ms
     )
@@ -75,7 +78,7 @@ def play(
     return played
 
 
-# The first windows grow by a frame each, so that a Talker must be faster by what decoding a frame takes.
+# The first windows grow frame by frame, so the Talker has to be faster by the decoding time of a frame.
 @pytest.mark.parametrize("interval", [1, 5, 10, 20, 40, 60, 75, 79])
 @pytest.mark.parametrize("base", [0.5, 5, 12])
 @pytest.mark.parametrize("per_frame", [0.1, 1, 6])
@@ -91,7 +94,7 @@ def test_no_player_waits_when_frames_and_decoding_are_irregular(seed: int) -> No
     random = Random(seed)
     intervals = [random.uniform(5, 60) for _ in range(400)]
     clauses = tuple(sorted(random.sample(range(20, 400), 6)))
-    # A clause begins with its prompt.
+    # A clause begins with the prefill of its prompt.
     for clause in clauses:
         intervals[clause] += random.uniform(20, 80)
     played = play(intervals, lambda frames: random.uniform(2, 8) + 0.5 * frames, clauses=clauses)
@@ -114,7 +117,7 @@ def test_a_talker_that_hardly_keeps_up_gets_small_chunks() -> None:
 
 
 def test_what_is_late_is_caught_up_in_large_chunks() -> None:
-    """Decoding one frame takes longer than it sounds; only chunks of several frames keep up."""
+    """Decoding a single frame takes longer than it plays; only chunks of several frames keep up."""
     played = play([20] * 300, lambda frames: 70 + 5 * frames)
     assert max(played.sizes) > 8
     first_half, second_half = Played(played.chunks[: len(played.chunks) // 2]), played.chunks[len(played.chunks) // 2 :]
@@ -125,7 +128,7 @@ def test_what_is_late_is_caught_up_in_large_chunks() -> None:
 @pytest.mark.parametrize("per_frame", [8, 12, 16, 20, 27, 33, 40])
 @pytest.mark.parametrize("interval", [5, 20, 40])
 def test_where_decoding_is_known_to_be_slow_the_first_chunk_is_larger(interval: float, per_frame: float) -> None:
-    """As with the released codec on one core: decoding a single frame takes twice as long as it sounds."""
+    """As with the released codec on one core: decoding a single frame takes twice as long as it plays."""
     played = play([interval] * 300, lambda frames: per_frame * frames, known_ms=per_frame)
     assert 1 <= played.sizes[0] < 8
     assert played.worst_gap_ms == 0
@@ -140,7 +143,7 @@ def test_a_talker_that_stops_for_a_while_delays_nothing_that_is_there() -> None:
     intervals = [20.0] * 40 + [3_000.0] + [20.0] * 40
     played = play(intervals, lambda frames: 5 + 0.5 * frames)
     before_pause = sum(frames for arrived, frames in played.chunks if arrived < 3_000)
-    # All but the frame after the pause and those that wait for their neighbours.
+    # All but the frame after the pause, and those that wait for their context.
     assert before_pause == 40 - RIGHT
     sound_until = played.chunks[0][0] + before_pause * FRAME_MS
     arrived = [arrived for arrived, _ in played.chunks if arrived < 3_000]

@@ -1,4 +1,4 @@
-"""The stage and its queue, with the sums of a frame's neighbours for sound; the real codec is in test_snac_decoder."""
+"""The stage and its queue, with a decoder that sums neighbouring frames; test_snac_decoder has the real codec."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sound(codes: Codes) -> NDArray[np.float32]:
 
 
 class Decoder:
-    """Notes what it was asked for; stops while ``gate`` is closed."""
+    """Records its windows, and blocks while ``gate`` is closed."""
 
     def __init__(self) -> None:
         self.calls: list[int] = []
@@ -148,7 +148,7 @@ class TestStage:
             before = put
             for _ in range(20):
                 await asyncio.sleep(0)
-        # What two chunks need, the link, and the one that was on its way.
+        # The frames of two chunks, those in the link, and the one being put.
         assert 20 <= put <= (2 * 4 + 3) + 10 + 1
         decoder.gate.set()
         await asyncio.gather(speaking, work)

@@ -15,7 +15,7 @@ def test_the_layout_of_a_frame() -> None:
     tokens = [263 + slot * 64 + slot for slot in range(7)]
     codes = LAYOUT.codes(tokens)
     assert codes.tolist() == [[0, 1, 2, 3, 4, 5, 6]]
-    # Codebooks in time: one code of the first, two of the second, four of the third.
+    # In order of time: one code of the first codebook, two of the second, four of the third.
     assert [book.tolist() for book in LAYOUT.books(codes)] == [[0], [1, 4], [2, 3, 5, 6]]
 
 

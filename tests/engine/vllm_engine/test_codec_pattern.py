@@ -1,6 +1,6 @@
-"""The second generation of the model runner needs a GPU; its processor is run here on its own tensors.
+"""The processor for the second model runner, on tensors of its own, since that runner needs a GPU.
 
-The first generation runs with the real engine in test_talker.
+The first one runs with the real engine in test_talker.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def test_the_processor_follows_the_model_runner() -> None:
     assert second == "omni_ws.engine.vllm.codec_pattern:CodecPatternRows"
     assert issubclass(CodecPattern, FirstInterface)
     assert issubclass(CodecPatternRows, SecondInterface)
-    # vLLM's own loader takes it, and asks it about parameters.
+    # vLLM's own loader accepts it, and validates parameters with it.
     validate = build_custom_logits_processors_params_validator([second])
     validate(params())
     with pytest.raises(VLLMValidationError, match="codec_pattern is"):

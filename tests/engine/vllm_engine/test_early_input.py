@@ -1,4 +1,4 @@
-"""However input is cut, and whenever its pieces and its end come, the model reads the same prompt."""
+"""However input is cut, and whenever its pieces and its end arrive, the model gets the same prompt."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ LARGE = 10_000
 
 @dataclass(frozen=True)
 class Case:
-    """``order`` says what happens next, step by step: of what can happen, the one of that number."""
+    """An interleaving: ``order`` selects, step by step, which of the possible events happens next."""
 
     parts: Sequence[str | None]
     order: Sequence[int] = ()
-    places: int = 1
+    slots: int = 1
     tokens: int = LARGE
     stop: str | None = None
     broken_step: int | None = None
 
 
 class Run:
-    """One request whose input, tokenizer's thread and model go on as the case says."""
+    """One request whose input, tokenizer thread and model advance as the case says."""
 
     def __init__(self, case: Case, mode: InputMode) -> None:
         from support.scripted_model import ScriptedModel, SteppedExecutor
@@ -53,7 +53,7 @@ class Run:
         self.case = case
         self.model: ScriptedModel = ScriptedModel(broken_step=case.broken_step)
         self.thread = SteppedExecutor()
-        self.budget = EarlyBudget(case.places, case.tokens)
+        self.budget = EarlyBudget(case.slots, case.tokens)
         self._unsent = list(_decoded(case.parts))
         self._source: Channel[DecodedPart] = Channel(LARGE, cost=lambda _: 1)
         shared = ThinkerParts(
@@ -78,7 +78,7 @@ class Run:
     async def to_end(self) -> None:
         outputs: Channel[EngineOutput] = Channel(LARGE, cost=lambda _: 1)
         running = asyncio.create_task(self.thinker.run(aiter_of(self._source), None, outputs))
-        # After what the case says, each thing in its turn.
+        # After the order of the case, every event in turn.
         order: Iterator[int] = chain(self.case.order, (turn for _ in repeat(None) for turn in range(4)))
         async with asyncio.timeout(20):
             while not running.done():
@@ -89,7 +89,7 @@ class Run:
     def _go_on(self, choice: int) -> None:
         match choice:
             case 0:
-                pass  # the event loop alone
+                pass  # only the event loop advances
             case 1 if not self._source.closed:
                 if self._unsent:
                     self._source.put_nowait(self._unsent.pop(0))
@@ -104,7 +104,7 @@ class Run:
 
 
 def _decoded(parts: Sequence[str | None]) -> Iterator[DecodedPart]:
-    """Texts in a row are one part in pieces; None is an image, each of another colour."""
+    """Consecutive texts are pieces of one part; None is an image, each in a different colour."""
     number = 0
     for index, text in enumerate(parts):
         if text is None:
@@ -120,19 +120,19 @@ async def aiter_of(source: Channel[DecodedPart]) -> AsyncIterator[DecodedPart]:
 
 
 def read(case: Case, mode: InputMode) -> tuple[list[int], list[int], int]:
-    """What the model read before it answered, the colours of the images in it, and the tokens of the prompt as told."""
+    """Run a case; return what the model read: tokens, colours of images, and the length of the prompt as reported."""
     run = Run(case, mode)
     asyncio.run(run.to_end())
     assert run.model.read is not None
     assert run.model.open_requests == 0
-    assert (run.budget.places, run.budget.tokens) == (case.places, case.tokens)
+    assert (run.budget.slots, run.budget.tokens) == (case.slots, case.tokens)
     tokens, images = run.model.read
     return tokens, [image.getpixel((0, 0))[0] for image in images], run.thinker.prompt_tokens
 
 
 @pytest.fixture(scope="module", autouse=True)
 def early_at_once() -> Iterator[None]:
-    """Early work begins as soon as the event loop has gone round."""
+    """Early work starts after one pass of the event loop."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("omni_ws.engine.vllm.thinker.EARLY_AFTER_SEC", 0.0)
         patch.setattr("omni_ws.engine.vllm.thinker.LEAST_EARLY_TOKENS", 3)
@@ -144,14 +144,14 @@ CASES = st.builds(
     Case,
     parts=PARTS.map(lambda parts: parts or [SENTENCE]),
     order=st.lists(st.integers(0, 3), max_size=120),
-    places=st.integers(0, 1),
+    slots=st.integers(0, 1),
     tokens=st.sampled_from([0, 15, 30, LARGE]),
     stop=st.sampled_from([None, None, "~"]),
     broken_step=st.sampled_from([None, None, None, 1, 2, 3]),
 )
-#: The end comes while the thread looks for what is sure in a text that came after the first step.
+#: The end arrives while the thread searches the stable part of a text that arrived after the first step.
 END_DURING_THREAD_CALL = Case(parts=[SENTENCE], order=[2, 0, 0, 0, 0, 2, 0, 0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 2, 0, 0, 1])
-#: Each piece is worked on before the next one comes. In 15 tokens there is room for the first, and none for the image.
+#: Each piece is computed before the next one arrives. A budget of 15 tokens suffices for the first, not for the image.
 SLOW = [1, *[0, 2, 0, 3] * 8] * 4
 ILLUSTRATED = [SENTENCE, None, SENTENCE]
 
@@ -162,7 +162,7 @@ ILLUSTRATED = [SENTENCE, None, SENTENCE]
 @example(Case(ILLUSTRATED, SLOW, tokens=15))
 @example(Case(ILLUSTRATED, SLOW, broken_step=2))
 def test_the_model_reads_what_it_would_read_at_once(case: Case) -> None:
-    at_once = Case(case.parts, places=0)
+    at_once = Case(case.parts, slots=0)
     expected = read(at_once, InputMode.SNAPSHOT)
     assert read(case, InputMode.EXTEND) == expected
     assert expected[2] == len(expected[0])

@@ -1,4 +1,4 @@
-"""How two models share a GPU."""
+"""How two models share a GPU's memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FOUR = {"tensor_parallel_size": 4}
     [
         (16 * GB, 6 * GB, {}, {}, (0.655, 0.245)),
         (6 * GB, 6 * GB, {}, {}, (0.45, 0.45)),
-        # No model works in less than a tenth.
+        # The minimum is a tenth.
         (140 * GB, 6 * GB, {}, {}, (0.8, 0.1)),
         (1 * GB, 60 * GB, {}, {}, (0.1, 0.8)),
         (140 * GB, 6 * GB, FOUR, {}, (0.768, 0.132)),

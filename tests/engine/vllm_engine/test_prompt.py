@@ -1,4 +1,4 @@
-"""How prompts are written, and that what is given to the model early is what stands in the finished prompt."""
+"""Prompts as text and tokens; and the parts given to the model early are those of the complete prompt."""
 
 from __future__ import annotations
 
@@ -129,12 +129,12 @@ def test_early_work_and_the_rest_are_the_whole_or_are_known_not_to_be(steps: lis
                 items += 1
             case "take":
                 stable = written.stable(given_early, value)
-                # Looking changes nothing: what is not given is found again.
+                # Searching has no side effect: what is not given is found again.
                 assert written.stable(given_early, value) == stable
                 if stable is not None:
                     given_early.add(stable)
                     signs = tokenizer.decode(stable.tokens)
-                    # A placeholder and what it stands for go together.
+                    # A placeholder and its media belong to the same excerpt.
                     assert signs.count("<|sound|>") + signs.count("<|picture|>") == len(stable.media)
     whole = written.whole()
     rest = whole.after(given_early)
@@ -260,7 +260,7 @@ def test_a_template_that_leaves_earlier_speech_out_is_refused() -> None:
 
 @pytest.mark.parametrize("pieces", [300, 2400])
 def test_a_long_text_is_searched_a_fixed_number_of_times(pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each search for what is stable reads the whole text: so many as there are pieces would take forever."""
+    """Each search for the stable part reads the whole text, so a search for each piece would take quadratic time."""
     written = draft(form())
     searched = 0
     original = PromptForm.last_border

@@ -1,4 +1,4 @@
-"""Readout vectors from prompts: what files are taken, and that the vectors are those of a reference."""
+"""Readout vectors from prompts: the files accepted, and a comparison of the vectors with a reference."""
 
 from __future__ import annotations
 
@@ -101,14 +101,14 @@ async def test_vectors_from_the_command_line(tmp_path: Path) -> None:
     reference, tokenizer = Reference(model), AutoTokenizer.from_pretrained(model)
 
     def streams(texts: list[str]) -> Any:
-        """Shape (prompts, layers, hidden size)."""
+        """Return an array of shape (prompts, layers, hidden size)."""
         read = []
         for text in texts:
             reference.run(tokenizer(text).input_ids)
             read.append(torch.stack([reference.streams[layer][-1] for layer in (0, 1)]).numpy())
         return np.stack(read)
 
-    #: How far the two kinds of prompts of each concept are apart, at each layer.
+    #: The distance between the two kinds of prompts of each concept, at each layer.
     apart: list[np.ndarray[Any, Any]] = []
     for index, one in enumerate(PROMPTS.values()):
         wanted = streams(one["positive"]).mean(0) - streams(one["negative"]).mean(0)
@@ -120,7 +120,7 @@ async def test_vectors_from_the_command_line(tmp_path: Path) -> None:
     async with salience_server(engine) as server:
 
         async def read(texts: list[str]) -> np.ndarray[Any, Any]:
-            """The mean at the last tokens, shape (layers, concepts)."""
+            """Return the mean at the last tokens, of shape (layers, concepts)."""
             session, found = await server.open(), []
             for text in texts:
                 tokens = tokenizer(text).input_ids

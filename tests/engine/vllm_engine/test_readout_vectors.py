@@ -1,4 +1,4 @@
-"""The files of the readouts: what they hold, and each way in which they can be wrong."""
+"""The files of readouts, and every way in which they can be invalid."""
 
 from __future__ import annotations
 

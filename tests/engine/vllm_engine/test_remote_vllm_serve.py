@@ -1,4 +1,4 @@
-"""The remote engine before a real ``vllm serve`` on the CPU, with a model of random weights."""
+"""The remote engine with a real ``vllm serve`` on the CPU, and a model of random weights."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_the_answer_is_vllms_own(serve: VllmServe, engine: RemoteEngine) -
 
 
 async def test_streaming_input_in_front_of_it(serve: VllmServe, engine: RemoteEngine) -> None:
-    """The real client, a WebSocket, pieces of text."""
+    """With the real client: a WebSocket, and text in pieces."""
     config = configuration(serve)
     session_config = {"sampling": GREEDY, "modalities": ["text"], "history": False}
     async with (
@@ -110,7 +110,7 @@ async def test_a_wrong_model_is_told_at_the_start(serve: VllmServe, engine: Remo
 
 
 async def test_it_dies_in_the_middle_of_an_answer(serve: VllmServe, engine: RemoteEngine) -> None:
-    """Last, for nothing comes after it."""
+    """The last test, since it kills the server."""
     outputs = engine.generate(asking("hello", sampling={"max_tokens": CONTEXT - 50, "temperature": 0.0}))
     assert isinstance(await anext(outputs), TextOutput)
     serve.kill()

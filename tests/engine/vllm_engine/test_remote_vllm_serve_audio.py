@@ -1,4 +1,4 @@
-"""The remote engine before a real ``vllm serve`` whose model hears: a Qwen2-Audio of random weights."""
+"""The remote engine with a real ``vllm serve`` and an audio model: a Qwen2-Audio of random weights."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def tokens(engine: RemoteEngine, *chunks: InputChunk, **fields: Any) -> in
 
 
 async def test_the_model_hears_as_much_as_was_said(engine: RemoteEngine) -> None:
-    """Its encoder makes 25 tokens of a second."""
+    """Its encoder makes 25 tokens per second."""
     silent = await tokens(engine)
     one, two = [await tokens(engine, InputChunk(Modality.AUDIO, tone(seconds))) for seconds in (1, 2)]
     assert one > silent + 20

@@ -1,4 +1,4 @@
-"""The real codec, tiny: the released one's rates, strides, dilations and kernels, with random weights."""
+"""The real codec in a tiny version: the rates, strides, dilations and kernels of the released one, random weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.vllm
 
 LAYOUT = FrameLayout(first_token=263, codebook_size=64)
 FRAME = 2048
-#: Difference to the sound of the whole, as a part of its peak.
+#: The tolerance relative to the peak of the whole.
 EXACT = 1e-5
 
 

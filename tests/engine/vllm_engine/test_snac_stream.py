@@ -1,4 +1,4 @@
-"""A stand-in for the codec that hears as far as it: each frame's sound is a mix of the frames around it."""
+"""Windows with a stand-in for the codec that has the same receptive field: each frame's output mixes its neighbours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WEIGHTS = np.array([0.5, -2.0, 7.0, 31.0, 11.0, -3.0, 0.25])
 
 
 def mixed(codes: Codes) -> NDArray[np.float64]:
-    """One number a frame; what lies beyond the ends is silence, as in a codec of convolutions."""
+    """One number per frame; beyond the ends there is silence, as in a convolutional codec."""
     padded = np.pad(codes.sum(1).astype(np.float64) + 1, REACH)
     return np.convolve(padded, _WEIGHTS, "valid")[: len(codes)]
 
@@ -72,7 +72,7 @@ def test_a_finish_at_every_boundary(frames: int, chunk: int) -> None:
 
 
 def test_less_context_is_not_exact() -> None:
-    """So the tests above would notice."""
+    """So the tests above are able to fail."""
     codes = some_codes(12)
     state = StreamState.start(WindowContext(2, REACH), 7).received(codes, last=True)
     _, state = state.take(6)

@@ -1,4 +1,4 @@
-"""Talker and Code2Wav on a real AsyncLLM and a real codec, both tiny."""
+"""Talker and Code2Wav with a real AsyncLLM and a real codec, both tiny."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ pytestmark = [
     pytest.mark.vllm,
     pytest.mark.slow,
     pytest.mark.asyncio(loop_scope="module"),
-    # What vLLM and PyTorch say about themselves when they are loaded.
+    # Warnings that vLLM and PyTorch raise when they are loaded.
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning:zmq"),
 ]
 
 TEXT = "Well, I have thought about it, and Dr. Smith says no. It costs 3.5 dollars! Shall we?"
 CLAUSES = ["Well, I have thought about it,", "and Dr. Smith says no.", "It costs 3.5 dollars!", "Shall we?"]
-#: Requests that the engine works on at a time.
+#: The number of concurrent requests of the engine.
 SLOTS = 2
 
 
@@ -60,14 +60,14 @@ async def speaker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Spe
 
 
 async def words(text: str) -> AsyncIterator[str]:
-    """As a Thinker writes it."""
+    """Text in pieces, as a Thinker generates it."""
     for start in range(0, len(text), 4):
         yield text[start : start + 4]
         await asyncio.sleep(0)
 
 
 class Tap:
-    """A stage that passes frames on and keeps them."""
+    """A stage that records the frames it passes on."""
 
     name = "tap"
 
@@ -223,7 +223,7 @@ async def test_a_talker_that_leaves_the_pattern_fails_the_answer_and_frees_its_s
 
 
 async def test_cancelling_frees_the_slots_of_the_engine(speaker: Speaker) -> None:
-    # Greedy, this Talker speaks for as long as it may.
+    # With greedy sampling this Talker never stops by itself.
     long, sampling = "a word " * 40, {"temperature": 0}
     _, tap, _ = await speak(speaker, long, "long", sampling=sampling)
     assert len(tap.clauses()[0]) > 80
@@ -247,7 +247,7 @@ async def test_cancelling_frees_the_slots_of_the_engine(speaker: Speaker) -> Non
         await asyncio.gather(*tasks, return_exceptions=True)
         quick = time.perf_counter() - began < 0.05
         assert active(speaker) == 0
-        # All slots were taken: this one can only be served because they are free.
+        # All slots were taken: this request can only be served because they were released.
         audio, _, _ = await speak(speaker, "Yes.", f"after-{round_}")
         assert audio
         if quick:
@@ -256,10 +256,7 @@ async def test_cancelling_frees_the_slots_of_the_engine(speaker: Speaker) -> Non
 
 
 async def test_the_first_sound_comes_early(speaker: Speaker) -> None:
-    """From the end of the first clause to the first chunk, the whole against real time, and a player that never waits.
-
-    The best of a few, because other work may disturb.
-    """
+    """Time to first audio, real-time factor, and no underrun; the best of several runs, as the machine may be busy."""
     firsts, factors, pauses = [], [], []
     for attempt in range(20):
         ended = 0.0
@@ -291,7 +288,7 @@ async def test_the_first_sound_comes_early(speaker: Speaker) -> None:
 
 
 def pause_ms(arrivals: Sequence[tuple[float, float]]) -> float:
-    """How long a player had to wait that began with the first chunk; ``arrivals`` are times and durations."""
+    """Return how long a player that starts with the first chunk has to wait; ``arrivals`` are times and durations."""
     played_until, paused = arrivals[0][0], 0.0
     for arrived, duration in arrivals:
         paused += max(0.0, arrived - played_until)

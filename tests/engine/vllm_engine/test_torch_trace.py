@@ -1,4 +1,4 @@
-"""What the vLLM engine is started with so that its processes can be traced."""
+"""The arguments with which the vLLM engine makes its processes traceable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkpoint without a chat template: what it serves, what it refuses, and what the operator can give it."""
+"""A checkpoint without a chat template: what it serves and refuses, and a template from the operator."""
 
 from __future__ import annotations
 

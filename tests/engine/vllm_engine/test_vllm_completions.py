@@ -1,4 +1,4 @@
-"""Token prompts, echo and biased logits over HTTP, on the real AsyncLLM; what is expected comes from transformers."""
+"""Token prompts, echo and logit bias over HTTP with the real AsyncLLM, compared with transformers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def choices(server: LiveServer, prompt: Any, **body: Any) -> list[Any]:
 
 
 def expected(reference: Reference, tokens: Sequence[int]) -> list[Any]:
-    """The log-probability of each token but the first."""
+    """Return the log-probability of each token but the first."""
     scores = reference.run(tokens)
     return [pytest.approx(float(scores[at - 1][tokens[at]]), rel=1e-3, abs=1e-4) for at in range(1, len(tokens))]
 
@@ -72,7 +72,7 @@ def tokenizer(model: Path) -> Any:
 
 
 async def test_evaluation_tools_score_continuations(server: LiveServer, reference: Reference, tokenizer: Any) -> None:
-    """As lm-evaluation-harness asks, and reads the answer: scores of continuations, and whether they are greedy."""
+    """As lm-evaluation-harness does: log-probabilities of continuations, and whether they are greedy."""
     requests = [("Once upon", " a time"), ("The sky", " is blue"), ("é", "\n")]
     prompts = [bytewise(tokenizer, context + continuation) for context, continuation in requests]
     found = await choices(server, prompts, echo=True, logprobs=1, seed=1234)
@@ -115,7 +115,7 @@ async def test_an_echo_alone_scores_the_prompt(
 
 
 async def test_a_mark_of_the_beginning_takes_no_place(server: LiveServer, tokenizer: Any) -> None:
-    """A mark in the prompt is part of it where it was sent, and not where a tokenizer adds it."""
+    """A BOS token is part of the echo if the client sent it, not if the tokenizer added it."""
     from omni_ws.engine.vllm.prompt_echo import PromptEcho
     from omni_ws.engine.vllm.token_logprobs import TokenBytes
 
@@ -158,7 +158,7 @@ async def test_the_answer_follows_its_echo(server: LiveServer, prompt: Any) -> N
 
 
 async def test_the_end_of_an_answer_is_scored_after_an_echo(server: LiveServer) -> None:
-    """Tools take what stands before the last entry for the prompt's."""
+    """Tools assume that all entries but the last belong to the prompt."""
     prompt = [79, 110]
     (choice,) = await choices(server, prompt, echo=True, logprobs=1, logit_bias={str(EOS): 100})
     assert (choice["logprobs"]["tokens"][-1], len(choice["logprobs"]["tokens"])) == ("<|eos|>", len(prompt) + 1)

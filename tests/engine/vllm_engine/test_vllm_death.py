@@ -1,4 +1,4 @@
-"""What happens when the process dies that a model runs in."""
+"""The death of a model's process."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_a_death_while_answering_fails_the_answer_and_the_next_ones_until_
     text, _ = await answer(engine, Input("Hello"))
     assert text == before
     assert engine._shared is not None
-    assert engine._shared.budget.places == 4
+    assert engine._shared.budget.slots == 4
 
 
 async def test_a_death_is_noticed_while_nothing_runs(engine: VllmEngine, quick_restart: None) -> None:
@@ -108,7 +108,7 @@ async def health(server: LiveServer) -> tuple[int, str]:
 async def test_answers_that_are_no_numbers_end_where_vllm_was_asked_to_look(
     tmp_path: Path, quick_restart: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The model starts well, and one letter is its undoing."""
+    """The model starts well; a single character makes its logits NaN."""
     from safetensors.torch import load_file, save_file
     from support.tiny_models import ENGINE_ARGS, build_text_model
     from transformers import AutoTokenizer

@@ -1,4 +1,4 @@
-"""Tools, forms, log-probabilities and several answers over HTTP, by the openai package, on the real AsyncLLM."""
+"""Tools, response formats, log-probabilities and choices over HTTP, with the openai package and the real AsyncLLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sound, pictures and films in, on the real AsyncLLM, with models of random weights."""
+"""Audio, images and video with the real AsyncLLM and models of random weights."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_parts_keep_their_order(hearing: VllmEngine) -> None:
 async def test_speech_is_heard_while_it_lasts_and_answered_as_if_it_came_at_once(
     hearing: VllmEngine, stop: str | None
 ) -> None:
-    """Two segments, cut in the pause, then a text: the same answer, however it comes."""
+    """Two segments, cut in the pause, then a text: the answer does not depend on how they arrive."""
     pause = np.zeros(int(0.6 * RATE), np.int16)
     speech = np.concatenate([noise(1.2), pause, noise(0.8, seed=1)])
     sampling = {"temperature": 0.0, "max_tokens": 16, **({} if stop is None else {"stop": stop})}
@@ -110,10 +110,10 @@ async def test_speech_is_heard_while_it_lasts_and_answered_as_if_it_came_at_once
     source.end()
     live, live_final = await answering
     assert live == at_once
-    # What was found in the cache is told of a prompt that was given at once.
+    # Cached tokens are reported for prompts that were submitted at once.
     assert live_final.usage == replace(final.usage, cached_tokens=live_final.usage.cached_tokens)
 
-    # The first pause is 1.2 … 1.8 s; it is cut when 300 ms of it are there, in the middle of those.
+    # The first pause is from 1.2 to 1.8 s; it is cut after 300 ms, in the middle of these.
     cut = int(1.36 * RATE)
     prompt = {
         "prompt": f"user: Audio 1: {HEARD}\nAudio 2: {HEARD}\nWhat?\nassistant:",
@@ -123,7 +123,7 @@ async def test_speech_is_heard_while_it_lasts_and_answered_as_if_it_came_at_once
 
 
 async def test_a_sound_that_found_no_room_before_the_end_is_heard_after_it(hearing: VllmEngine) -> None:
-    """vLLM sends media once: had the first try left it believing that its engine has them, the answer would fail."""
+    """vLLM sends media once: the answer would fail if it assumed that the first attempt had delivered them."""
     samples = noise(0.7, seed=5)
     at_once, final = await answer(hearing, Input(*chunks_of(samples), "What?"), input_mode=InputMode.SNAPSHOT)
     await llm_of(hearing).reset_mm_cache()
@@ -134,9 +134,9 @@ async def test_a_sound_that_found_no_room_before_the_end_is_heard_after_it(heari
     source.send("What?")
     answering = asyncio.create_task(answer(hearing, source))
     try:
-        places = budget.places
-        await until(lambda: budget.places < places)
-        await until(lambda: budget.places == places)
+        slots = budget.slots
+        await until(lambda: budget.slots < slots)
+        await until(lambda: budget.slots == slots)
     finally:
         source.end()
         budget.tokens += others
@@ -178,7 +178,7 @@ async def test_hears_earlier_turns(hearing: VllmEngine, live: bool) -> None:
 
 
 async def test_earlier_turns_that_cannot_be_heard_any_more(hearing: VllmEngine) -> None:
-    """Audio that turned out far longer than it was counted is not decoded whole."""
+    """Audio that turns out far longer than estimated is not decoded to its end."""
     speech = Speech((InputChunk(Modality.AUDIO, noise(2.0).tobytes()),), AudioFormat(), 100)
     history = (Message("user", "", speech=speech), Message("assistant", "Yes."))
     text, _ = await answer(hearing, Input("What?"), history=history, input_mode=InputMode.SNAPSHOT)

@@ -1,4 +1,4 @@
-"""What few requests ask for, on the real AsyncLLM: log-probabilities, several answers, structured ones, priorities."""
+"""Rarely used options with the real AsyncLLM: log-probabilities, choices, structured answers, priorities."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Vll
     args = {
         **ENGINE_ARGS,
         "max_num_seqs": 4,
-        # Random weights would write blanks for ever where the grammar lets them.
+        # With random weights the model would generate white space forever where the grammar allows it.
         "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
     }
     async with running_engine(build_text_model(tmp_path_factory.mktemp("text-model")), args) as engine:
@@ -63,7 +63,7 @@ async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Vll
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def engine(started: VllmEngine) -> AsyncIterator[VllmEngine]:
-    """The running engine; afterwards nothing of it may be held any more."""
+    """The running engine; checks afterwards that no resources are held."""
     yield started
     await until_idle(started)
 
@@ -78,13 +78,13 @@ def logprobs_of(outputs: list[EngineOutput], choice: int = 0) -> list[TokenLogpr
 
 
 def spelled(tokens: Iterable[TokenLogprob]) -> str:
-    """What the tokens say together. Control tokens are tokens of the answer, but none of its text."""
+    """Return the text of the tokens. Control tokens are part of an answer, but not of its text."""
     data = b"".join(one.data for one in tokens if not one.token.startswith("<|"))
     return data.decode("utf-8", "replace")
 
 
 async def sampled(engine: VllmEngine, prompt: str, logprobs: int, **sampling: Any) -> tuple[str, list[Any], list[int]]:
-    """What vLLM itself tells: the text, the log-probabilities of each place, the tokens."""
+    """Return vLLM's own text, log-probabilities and tokens."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -120,9 +120,9 @@ async def test_every_token_is_told_once_with_its_text(engine: VllmEngine, top: i
         likeliest = sorted(place.values(), key=lambda entry: entry.rank)[:top]
         assert [other.logprob for other in one.top] == [pytest.approx(entry.logprob, abs=1e-4) for entry in likeliest]
     assert [one.token for one in told] == [one.data.decode("utf-8", "replace") for one in told]
-    # A token is a byte here, and an answer may be cut in the middle of a character.
+    # A token is a byte here, so an answer may end within a character.
     assert spelled(told).rstrip("\ufffd") == text.rstrip("\ufffd")
-    # Each output holds the tokens of its own text.
+    # Each output contains the tokens of its own text.
     for output in outputs[:-2]:
         assert isinstance(output, TextOutput)
         assert spelled(output.logprobs) == output.text

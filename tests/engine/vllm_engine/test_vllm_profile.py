@@ -1,4 +1,4 @@
-"""Profiles of the vLLM engine: what its stages explain, and the traces of its processes."""
+"""Profiles of the vLLM engine: the events of its stages, and the traces of its processes."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ class TestWithVllm:
             for path in files:
                 assert str(path).startswith(started.json()["trace_path_template"])
                 if ".json" not in path.suffixes:
-                    continue  # tables that vLLM writes beside
+                    continue  # tables that vLLM writes next to the traces
                 data = path.read_bytes()
                 trace = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
-                # The process that computes writes one, and so does the one that asks it to.
+                # Both the worker process and the one that controls it write a trace.
                 if any("aten::" in event.get("name", "") for event in trace["traceEvents"]):
                     computed.add(path.name.split("_")[1])
             assert computed == {"talker", "thinker"}, files

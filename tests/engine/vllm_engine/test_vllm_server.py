@@ -1,4 +1,4 @@
-"""The vLLM engine behind the real server: the same questions, the same answers."""
+"""The vLLM engine behind the real server: the same requests get the same answers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_a_conversation_over_the_websocket(server: LiveServer) -> None:
         first, final = await until_final(socket)
         assert first == await plain_answer(vllm(server), "user: Hello\nassistant:", **SAMPLING)
         assert final["usage"]["output_tokens"] == SAMPLING["max_tokens"]
-        # The turn before is context of this one.
+        # The previous request is context of this one.
         await socket.send(json.dumps({"type": "input_chunk", "sequence_id": 1, "text": "Again", "end_of_input": True}))
         second, _ = await until_final(socket)
         prompt = f"user: Hello\nassistant: {first}\nuser: Again\nassistant:"

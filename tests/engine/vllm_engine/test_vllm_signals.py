@@ -1,4 +1,4 @@
-"""Signals to the whole server: the model lives until the last answer was given, and never longer than the server."""
+"""Signals to the whole server: the model lives until the last answer has ended, and never longer than the server."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from support.vllm_engine import STARTS_WITHIN_SEC
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
-#: What stops within 2 s on a quiet machine, on a busy one.
+#: The limit for a stop, which takes 2 s on an idle machine, on a busy one.
 IDLE_STOP_SEC = 4.0
-#: A server, and its port.
+#: A server and its port.
 Served = tuple[asyncio.subprocess.Process, int]
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple[Served, ...]]:
-    """``omni-ws serve`` three times over a tiny model, each in a process group of its own, and each for one test."""
+    """Three servers, ``omni-ws serve`` with a tiny model, each in a process group of its own; one for each test."""
     from support.tiny_models import build_text_model
 
     model = build_text_model(tmp_path_factory.mktemp("served") / "model")
@@ -66,7 +66,7 @@ def is_running(process: int) -> bool:
 
 @asynccontextmanager
 async def long_answer(port: int) -> AsyncIterator[asyncio.Task[bytes]]:
-    """A streamed answer that has begun; the task reads it to its end."""
+    """Start a streamed answer, and return the task that reads it to its end."""
     body = {"messages": [{"role": "user", "content": "Hello"}], "stream": True, "temperature": 0}
     payload = json.dumps(body).encode()
     head = http_request(
@@ -91,7 +91,7 @@ async def test_ctrl_c_lets_the_answer_finish(servers: tuple[Served, ...]) -> Non
 
 
 async def test_an_idle_server_stops_at_once(servers: tuple[Served, ...]) -> None:
-    """In 1.4 s where nothing else runs; Python took 4 s and more to take down either of its processes."""
+    """It takes 1.4 s on an idle machine; tearing down a process of vLLM by itself takes Python 4 s and more."""
     process, _ = servers[2]
     left = children(process.pid)
     process.terminate()

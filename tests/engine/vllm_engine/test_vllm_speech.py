@@ -55,7 +55,7 @@ async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Vll
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def engine(started: VllmEngine) -> AsyncIterator[VllmEngine]:
-    """The running engine; afterwards nothing of it may be held any more."""
+    """The running engine; checks afterwards that no resources are held."""
     yield started
     await until_idle(started)
     assert speaking(started) == 0
@@ -79,7 +79,7 @@ def sound_of(outputs: Sequence[EngineOutput]) -> Samples:
 
 
 async def spoken_at_once(engine: VllmEngine, text: str) -> Samples:
-    """The same text through the same Talker, its codes kept, and each clause decoded in one go."""
+    """Speak the same text with the same Talker, and decode each clause at once."""
     from omni_ws.engine.channel import Channel
     from omni_ws.engine.vllm.codec_frames import CodecFrames
     from omni_ws.engine.vllm.snac_stream import CodecWindow
@@ -156,7 +156,7 @@ async def test_text_is_read_aloud_as_it_comes(engine: VllmEngine) -> None:
     sentences = engine.generate(request(source, task=Task.SPEECH, modalities=AUDIO, stage_sampling=SEED))
     async for output in sentences:
         if not outputs:
-            # The first sentence is heard while the second has no end yet.
+            # The first sentence is spoken before the second one is complete.
             source.send("is the second.")
             source.end()
         outputs.append(output)
@@ -206,7 +206,7 @@ async def test_what_is_refused(engine: VllmEngine, changes: dict[str, Any], para
 
 async def test_leaving_frees_all_stages(engine: VllmEngine) -> None:
     async def leave() -> bool:
-        """Whether that was quick."""
+        """Leave the request; returns whether that was quick."""
         source = Input("a word " * 60)
         outputs = engine.generate(request(source, task=Task.SPEECH, modalities=AUDIO))
         async for output in outputs:
@@ -219,7 +219,7 @@ async def test_leaving_frees_all_stages(engine: VllmEngine) -> None:
         assert engine.active_requests == 0
         return took < 0.05
 
-    for _ in range(10):  # other work may disturb
+    for _ in range(10):  # the machine may be busy
         if await leave():
             return
     pytest.fail("it took 50 ms each time")

@@ -1,4 +1,4 @@
-"""What cannot start says why, and leaves nothing behind."""
+"""A failed start gives the reason and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -141,12 +141,12 @@ class TestWithVllm:
             assert process.returncode == 1
             assert b"omni-ws serve: error: the Thinker did not start" in errors
             assert b"listens on" not in errors
-            # Python's own tracker of resources ends when it sees that all others have.
+            # Python's resource tracker ends once all other processes have ended.
             await until(partial(is_gone, process.pid), seconds=60)
 
 
 def is_gone(group: int) -> bool:
-    """Whether no process of the group lives."""
+    """Whether no process of the group is alive."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:

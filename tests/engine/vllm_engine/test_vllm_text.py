@@ -1,4 +1,4 @@
-"""The Thinker on the real AsyncLLM, with a model of random weights: text in, text out."""
+"""The Thinker with the real AsyncLLM and a model of random weights: text in, text out."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Vll
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def engine(started: VllmEngine) -> AsyncIterator[VllmEngine]:
-    """The running engine; afterwards nothing of it may be held any more."""
-    places, tokens = budget(started)
+    """The running engine; checks afterwards that no resources are held."""
+    slots, tokens = budget(started)
     yield started
     await until_idle(started)
-    assert budget(started) == (places, tokens)
+    assert budget(started) == (slots, tokens)
 
 
 def budget(engine: VllmEngine) -> tuple[int, int]:
     assert engine._shared is not None
-    return engine._shared.budget.places, engine._shared.budget.tokens
+    return engine._shared.budget.slots, engine._shared.budget.tokens
 
 
 async def early_answer(engine: VllmEngine, pieces: list[str], **changes: Any) -> tuple[str, int]:
-    """The answer to pieces each of which comes when the one before was computed, and how many were before the end.
+    """Return the answer to pieces, each sent after the one before was computed, and how many were computed early.
 
-    However they came, they are counted as one prompt.
+    The pieces count as one prompt.
     """
     from omni_ws.engine.vllm.thinker import Thinker
 
@@ -143,7 +143,7 @@ async def test_the_last_message_may_be_anothers(engine: VllmEngine, role: str, p
 
 async def test_what_a_user_writes_is_no_control_token(engine: VllmEngine) -> None:
     _, final = await answer(engine, Input("<|eos|>"), input_mode=InputMode.SNAPSHOT)
-    # A byte is a token here: had it been read as one token there were eight fewer.
+    # A byte is a token here: as a control token there would be eight fewer.
     assert final.usage.input_tokens == len("user: <\u200b|eos|>\nassistant:".encode())
 
 
@@ -156,7 +156,7 @@ async def test_text_that_comes_in_pieces_is_computed_early_and_answered_alike(en
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_a_prompt_has_the_same_tokens_however_it_comes(engine: VllmEngine, seed: int) -> None:
-    """Random cuts and pauses; the end comes while a thread or the model is at work on a piece before it."""
+    """Random cuts and pauses; the end arrives while a thread or the model is still processing an earlier piece."""
     chance = random.Random(seed)
     expected = len(f"user: {LONG}\nassistant:")
 
@@ -179,7 +179,7 @@ async def test_a_prompt_has_the_same_tokens_however_it_comes(engine: VllmEngine,
 
 
 async def test_early_work_is_the_same_with_a_stop_string(engine: VllmEngine) -> None:
-    """vLLM takes no stop strings with streamed prompts: the prefix cache does the early work then."""
+    """vLLM does not support stop strings with streamed prompts, so the prefix cache is used."""
     pieces = [LONG[start : start + 150] for start in range(0, len(LONG), 150)]
     whole = await plain_answer(engine, f"user: {LONG}\nassistant:")
     stop = whole[len(whole) // 2 :][:2]
@@ -202,12 +202,12 @@ async def test_early_work_is_the_same_with_a_seed(engine: VllmEngine) -> None:
 async def test_streamed_prompts_leave_half_of_the_places_to_answers(engine: VllmEngine) -> None:
     from support.tiny_models import ENGINE_ARGS
 
-    places, _ = budget(engine)
-    assert places == ENGINE_ARGS["max_num_seqs"] // 2
-    sources = [Input(WORDS * 2, open_end=True) for _ in range(places + 2)]
+    slots, _ = budget(engine)
+    assert slots == ENGINE_ARGS["max_num_seqs"] // 2
+    sources = [Input(WORDS * 2, open_end=True) for _ in range(slots + 2)]
     answers = [asyncio.create_task(answer(engine, source)) for source in sources]
     await until(lambda: budget(engine)[0] == 0)
-    # Those who wait for input do not keep others from their answers.
+    # Requests that wait for input do not block others.
     await answer(engine, Input("Hello."))
     for source in sources:
         source.end()

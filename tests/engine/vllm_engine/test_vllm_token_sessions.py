@@ -1,6 +1,6 @@
-"""Token sessions on the real vLLM, over real gRPC: continuations, log-probabilities, images, and readouts.
+"""Token sessions on the real vLLM, over real gRPC: continuations, log-probabilities, images and readouts.
 
-What is expected comes from transformers, which runs the same weights on its own.
+The expected values are from transformers, with the same weights.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def vectors() -> ReadoutVectors:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server(model: Path, vectors: ReadoutVectors) -> AsyncIterator[SalienceServer]:
-    # Prompts longer than a step's budget are computed in several.
+    # Prompts longer than a step's budget are computed in several steps.
     args = {**ENGINE_ARGS, "max_num_batched_tokens": 64, "max_num_seqs": 8, "max_model_len": 512}
     engine = VllmEngine(VllmConfig(model=str(model), args=args), readouts=Readouts(vectors))
     async with salience_server(engine) as running:
@@ -143,7 +143,7 @@ async def test_a_stop_token_ends_the_answer_and_belongs_to_it(server: SalienceSe
 async def test_the_whole_context(server: SalienceServer) -> None:
     answer = await server.stub.OpenSession(messages.OpenSessionRequest(model="local-model"))
     session, longest = answer.session_id, answer.max_model_len
-    assert longest == 512  # that of the model
+    assert longest == 512  # the model's limit
     tokens = [TEXT[index % 200] for index in range(longest)]
     await server.events(session, tokens[: longest - 3])
     found, done = await server.events(session, [], longest - 3, max_tokens=9, readout_ranges=ALL, top_k=1)
@@ -201,7 +201,7 @@ async def test_readouts_are_the_projected_residual_stream(
 async def test_readouts_are_the_same_however_they_come(
     server: SalienceServer, reference: Reference, vectors: ReadoutVectors
 ) -> None:
-    """In three appends, after a fork, with everything in the cache, and beside other calls."""
+    """In three appends, after a fork, with everything cached, and concurrently with other calls."""
     wanted = reference.readouts(TEXT, vectors)
     session = await server.open()
     found: list[messages.Token] = []
@@ -225,7 +225,7 @@ async def test_readouts_are_the_same_however_they_come(
 
 
 async def test_an_appended_piece_is_computed_alone(server: SalienceServer) -> None:
-    """What stands before the range comes from the cache; only what has to be read out is computed."""
+    """Positions before the range come from the cache; only those to be read out are computed."""
     engine: Any = server.app.sessions.engine
     session = await server.open()
     tokens = [(index * 11) % 250 + 1 for index in range(160)]

@@ -1,4 +1,4 @@
-"""Token sessions on a vLLM that has too little room, several keys, priorities, a Talker, and other requests."""
+"""Token sessions on a vLLM with too little cache, several keys, priorities, a Talker, and other requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope
 
 CONCEPTS = ("warm", "loud", "round")
 KEYS = (ApiKey(name="one", key_sha256=digest("secret-one")), ApiKey(name="two", key_sha256=digest("secret-two")))
-#: Room for so many tokens in vLLM's cache.
+#: The size of vLLM's cache, in tokens.
 ROOM = 18 * 32
 
 
@@ -65,7 +65,7 @@ async def server(model: Path, vectors: ReadoutVectors) -> AsyncIterator[Salience
 
 
 def told_to_vllm(server: SalienceServer, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Priority, and how much was found in the cache, of each request from here on."""
+    """Record priority and cached tokens of each request from now on."""
     engine: Any = server.app.sessions.engine
     told: list[dict[str, Any]] = []
     generate = engine.tokens._model.generate
@@ -106,7 +106,7 @@ async def test_priorities_are_passed_on(server: SalienceServer, monkeypatch: pyt
     session = await server.open()
     await server.events(session, [5], priority=7)
     await server.events(session, [6], 1, priority=-3, max_tokens=1)
-    assert [one["priority"] for one in told] == [7, 0]  # below 0 is for keys that may
+    assert [one["priority"] for one in told] == [7, 0]  # negative priorities require a permitted key
     await server.close(session)
 
 
@@ -135,7 +135,7 @@ async def test_numbers_at_the_edge_of_what_the_wire_carries(server: SalienceServ
 async def test_readouts_beside_a_chat_and_a_talker(
     model: Path, vectors: ReadoutVectors, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The chat's answer is what it is without readouts, it speaks, and the numbers are right meanwhile."""
+    """The chat's answer is the same as without readouts, it is spoken, and the readouts are right meanwhile."""
     from support.tiny_codec import build_codec, write_talker_profile
 
     folder = tmp_path_factory.mktemp("voice")
@@ -182,7 +182,7 @@ async def test_an_image_that_never_reached_the_model_is_sent_again(tmp_path_fact
         left: list[str] = []
 
         async def left_behind(prompt: Any) -> Any:
-            """As where a call ends between the two."""
+            """Simulate a call that ends between the two steps."""
             rendered = await rendering(prompt)
             if len(prompt["prompt_token_ids"]) > 3 and not left:
                 left.append("once")
@@ -194,7 +194,7 @@ async def test_an_image_that_never_reached_the_model_is_sent_again(tmp_path_fact
         first, _ = await server.events(session, tokens, images=attached("red"), max_tokens=3, top_k=1)
         assert left == ["once"]
         assert len(first) == 3
-        # And one that is really cancelled there.
+        # And a call that is really cancelled at that point.
         engine.tokens._model.render = rendering
         reached, left_it = asyncio.Event(), asyncio.Event()
         generate = engine.tokens._model.generate
@@ -222,7 +222,7 @@ async def test_an_image_that_never_reached_the_model_is_sent_again(tmp_path_fact
         assert len(again) == 3
 
 
-# what cannot be
+# invalid combinations
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ async def test_vectors_of_another_model_end_the_start(model: Path, tmp_path: Pat
 
 
 def serving(model: Path, folder: Path, hidden: int, layer: int) -> list[str]:
-    """The command, with readout vectors of that size, for that layer."""
+    """The command to serve with readout vectors of that size, for that layer."""
     folder.mkdir()
     files = folder / "readout.safetensors", folder / "readout.json"
     save_vectors({layer: np.ones((1, hidden), np.float32)}, ["one"], *files)

@@ -1,4 +1,4 @@
-"""Tools on the real AsyncLLM: told of in the prompt, called in the form of a real parser, answered by results."""
+"""Tools with the real AsyncLLM: described in the prompt, called in the format of a real parser, answered by results."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ CALLED = (
     Message("user", "Is it wet?"),
     Message("assistant", "", tool_calls=(ToolCall("call_1", "weather", '{"city": "Oslo", "days": 2}'),)),
 )
-#: What random weights would never write by themselves.
+#: Text that random weights would never generate by themselves.
 TWO_CALLS = (
     r"Let me see\. "
     r'<tool_call>\n\{"name": "weather", "arguments": \{"city": "(Oslo|Rome)", "days": 3\}\}\n</tool_call>\n'
@@ -98,14 +98,14 @@ async def started(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Vll
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def engine(started: VllmEngine) -> AsyncIterator[VllmEngine]:
-    """The running engine; afterwards nothing of it may be held any more."""
+    """The running engine; checks afterwards that no resources are held."""
     yield started
     await until_idle(started)
 
 
 @pytest.fixture
 def writes_two_calls() -> Iterator[None]:
-    """The model is made to write two calls where it is free to choose."""
+    """The model is forced to generate two calls where it is free to choose."""
     from vllm.sampling_params import StructuredOutputsParams
 
     with pytest.MonkeyPatch.context() as patch:
@@ -119,7 +119,7 @@ async def outputs_of(engine: VllmEngine, source: Input, **changes: Any) -> list[
 
 
 def calls_of(outputs: list[EngineOutput], choice: int = 0) -> list[tuple[str, Any]]:
-    """Name and arguments of each call; their pieces keep to the rules."""
+    """Return name and arguments of each call, after checking the order of the fragments."""
     names: dict[int, str] = {}
     identifiers: set[str] = set()
     arguments: dict[int, str] = {}
@@ -145,7 +145,7 @@ def result(call_id: str, text: str) -> InputChunk:
 
 
 def told(engine: VllmEngine, *, tools: tuple[Any, ...] = TOOLS) -> str:
-    """How the tools stand in the prompt."""
+    """Return the description of the tools in the prompt."""
     assert engine._shared is not None
     head, _ = engine._shared.form.frame(PromptContext(tools=tools))
     assert head.startswith("tools: [")
@@ -219,7 +219,7 @@ async def test_calls_that_the_model_makes_by_itself(engine: VllmEngine) -> None:
     assert clock == ("clock", {"zone": "CET"})
     assert text_of(outputs).strip() == "Let me see."
     assert final_of(outputs).reason is FinishReason.TOOL_CALLS
-    # The tokens of a call are no text.
+    # The tokens of a call are not text.
     tokens = [one for output in outputs if isinstance(output, TextOutput) for one in output.logprobs]
     assert text_of(outputs).startswith("".join(one.token for one in tokens))
     assert len(tokens) >= len("Let me see.")
@@ -288,7 +288,7 @@ async def test_each_of_several_answers_has_calls_of_its_own(engine: VllmEngine) 
 
 
 async def test_a_schema_beside_tools(engine: VllmEngine) -> None:
-    """Where the model may choose it calls a tool or keeps to the schema."""
+    """Where the model is free to choose, it calls a tool or follows the schema."""
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
     strict = tuple({**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS)
     options = AnswerOptions(structure=StructuredOutput(schema=schema), parallel_tool_calls=False)
@@ -319,7 +319,7 @@ async def test_an_empty_result_is_a_result(engine: VllmEngine) -> None:
 
 
 async def test_results_and_what_the_user_says_to_them(engine: VllmEngine) -> None:
-    """However they come, results stand before the user's words."""
+    """Whatever the order of arrival, results precede the user's text."""
     calls = (*CALLED[1].tool_calls, ToolCall("call_2", "clock", "{}"))
     history = (CALLED[0], Message("assistant", "Wait.", tool_calls=calls))
     assert engine._shared is not None
@@ -383,7 +383,7 @@ async def test_without_tools_calls_are_only_text(engine: VllmEngine) -> None:
 
 
 async def test_a_conversation_with_a_tool_over_the_websocket(engine: VllmEngine) -> None:
-    """The call is answered by its result, and then by the model; the client library does the talking."""
+    """The client library sends the result of a call, and the model answers it."""
     app = create_app(engine, ServerConfig(port=0))
     async with listen(app) as server, connect(f"ws://127.0.0.1:{server.port}/v1/streaming_input") as session:
         assert session.created.capabilities.tools
@@ -404,7 +404,7 @@ async def test_a_conversation_with_a_tool_over_the_websocket(engine: VllmEngine)
         made = Message("assistant", called.text, tool_calls=called.tool_calls)
         context = PromptContext(history=(asked, made, *results), tools=TOOLS)
         assert said.text == await plain_answer(engine, engine._shared.form.frame(context, user=False)[0])
-        # What came of the call is context of the turns after it.
+        # The result of the call is context of later requests.
         thanks = await session.ask_text("Thanks.")
         context = PromptContext(history=(*context.history, Message("assistant", said.text)), tools=TOOLS)
         head, tail = engine._shared.form.frame(context)

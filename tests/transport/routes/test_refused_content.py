@@ -11,7 +11,7 @@ from support.mode_b_client import create
 from support.native_client import native_client
 from support.raw_http import post
 
-from omni_ws.wire.refused_fields import CONTENT_ELSEWHERE, MARKS_OF_CHUNKS
+from omni_ws.wire.refused_fields import CHUNK_ONLY_FIELDS, REFUSED_CONTENT_FIELDS
 
 CHAT: Final = "/v1/chat/completions"
 STREAMING: Final = "X-Streaming-Input: true"
@@ -23,10 +23,10 @@ def lines(*objects: dict[str, Any]) -> bytes:
 
 
 def test_the_names_that_other_interfaces_have() -> None:
-    assert {"url", "audio", "image_url", "data", "content", "input_audio"} <= CONTENT_ELSEWHERE
+    assert {"url", "audio", "image_url", "data", "content", "input_audio"} <= REFUSED_CONTENT_FIELDS
 
 
-@pytest.mark.parametrize("name", sorted(CONTENT_ELSEWHERE))
+@pytest.mark.parametrize("name", sorted(REFUSED_CONTENT_FIELDS))
 async def test_by_its_name_on_every_way_in(name: str) -> None:
     values: tuple[Any, ...] = (URL, {"url": URL}, [], 0, False)
     for value in values:
@@ -59,12 +59,12 @@ async def test_by_its_name_on_every_way_in(name: str) -> None:
 
 
 async def test_null_says_nothing() -> None:
-    chunk = {"text": "a", **dict.fromkeys(CONTENT_ELSEWHERE)}
+    chunk = {"text": "a", **dict.fromkeys(REFUSED_CONTENT_FIELDS)}
     async with live_server() as server:
         assert (await post(server.port, CHAT, lines(chunk), STREAMING)).status == 200
 
 
-@pytest.mark.parametrize("name", sorted(MARKS_OF_CHUNKS))
+@pytest.mark.parametrize("name", sorted(CHUNK_ONLY_FIELDS))
 async def test_a_first_line_of_nothing_else_is_meant_as_a_chunk(name: str) -> None:
     """Taken as parameters it would be ignored."""
     async with live_server() as server:

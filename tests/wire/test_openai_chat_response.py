@@ -1,4 +1,4 @@
-"""The exact order of stream chunks, and whole objects, from outputs alone."""
+"""The exact order of stream chunks, and whole objects, for given outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from omni_ws.wire.openai_chat_response import (
     ChatCompletion,
     ChatOptions,
     ChatStream,
-    finished_well,
+    ended_normally,
     usage_object,
 )
 from omni_ws.wire.openai_speech_response import SpeechChunks, SpeechEvents
@@ -50,7 +50,7 @@ def heard(said: str, *, interim: bool = False) -> OutputChunk:
 def stream(outputs: list[OutputChunk], final: FinalChunk = FINAL, **fields: Any) -> list[dict[str, Any]]:
     encoder = ChatStream(options(**fields))
     chunks = [chunk for output in outputs for chunk in encoder.output(output)]
-    # As they are on the wire: some are made as JSON.
+    # Parsed from the wire, because some chunks are built as JSON.
     return [orjson.loads(sse.event(chunk).removeprefix(b"data: ")) for chunk in (*chunks, *encoder.final(final))]
 
 
@@ -92,12 +92,12 @@ def test_any_text_of_any_model_and_choice(said: str, model: str, choice: int) ->
 def test_finish_reasons(reason: FinishReason) -> None:
     final = FinalChunk(request_id="req_1", sequence_id=0, finish_reason=reason, usage=USAGE)
     assert stream([], final)[-1]["choices"][0]["finish_reason"] == reason.value
-    assert finished_well(final)
+    assert ended_normally(final)
 
 
 @pytest.mark.parametrize("reason", [FinishReason.CANCELLED, FinishReason.ERROR])
 def test_reasons_that_http_has_no_word_for(reason: FinishReason) -> None:
-    assert not finished_well(FinalChunk(request_id="req_1", sequence_id=0, finish_reason=reason, usage=USAGE))
+    assert not ended_normally(FinalChunk(request_id="req_1", sequence_id=0, finish_reason=reason, usage=USAGE))
 
 
 def test_usage() -> None:
@@ -162,7 +162,7 @@ def test_base64_in_pieces_is_base64_of_the_whole(pieces: list[bytes]) -> None:
     assert joined == base64.b64encode(b"".join(pieces)).decode()
 
 
-# --- whole answers
+# --- whole responses
 
 
 def whole(outputs: list[OutputChunk], *, file: bytes | None = None, **fields: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Undertaker: kills the model's processes when the server is killed. vLLM's would not notice, and occupy the GPU."""
+"""ProcessReaper: kills the model's processes when the server is killed. vLLM's would not notice, and occupy the GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if not sys.stdin.buffer.read(1):
 """
 
 
-class Undertaker:
+class ProcessReaper:
     """A small process that kills ``processes`` when this one dies, until ``dismiss`` is called.
 
     They have to have ended by then, lest it kill other processes with the same IDs later.
