@@ -65,7 +65,8 @@ async def batch(live: LiveSessions, frames: list[bytes]) -> float:
     attachment: Any = WebSocketSession(
         connection, session, binary_audio=False, keep_alive=KeepAliveSettings(ping_interval=None, ping_timeout=None)
     )
-    acknowledge = attachment.acknowledge if hasattr(attachment, "acknowledge") else attachment._acknowledge
+    acks = getattr(attachment, "acks", attachment)
+    acknowledge = acks.acknowledge if hasattr(acks, "acknowledge") else acks._acknowledge
     began = time.process_time()
     for number, frame in enumerate(frames):
         attachment.receive_message(frame, is_text=True)

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.acknowledged_stream import AcknowledgedStream
 
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality
-from omni_ws.core.input_stream import InputStream
 from omni_ws.core.output import OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings, StreamingInputSession
@@ -284,13 +284,13 @@ def test_order_of_arrival(vector: Vector) -> None:
     }
     limits = StreamLimits(**{names[name]: value for name, value in vector["limits"].items()})
     settings = InputSettings(start_policy=OnFirstChunk(), mode=InputMode.EXTEND)
-    stream = InputStream(limits, lambda: settings, budget=ByteBudget(1 << 30), now=0)
+    stream = AcknowledgedStream(limits, lambda: settings, budget=ByteBudget(1 << 30), now=0)
     stream.reject_out_of_order = vector["out_of_order"] == "reject"
     for step in vector["steps"]:
         assert {"at_ms": step["at_ms"], **arrive(stream, step)} == {"at_ms": step["at_ms"], **step["expect"]}
 
 
-def arrive(stream: InputStream, step: Vector) -> dict[str, Any]:
+def arrive(stream: AcknowledgedStream, step: Vector) -> dict[str, Any]:
     events: Sequence[StreamEvent] = []
     error = None
     try:
@@ -313,7 +313,7 @@ def arrive(stream: InputStream, step: Vector) -> dict[str, Any]:
     }
 
 
-def act(stream: InputStream, step: Vector) -> Sequence[StreamEvent]:
+def act(stream: AcknowledgedStream, step: Vector) -> Sequence[StreamEvent]:
     now = step["at_ms"] / 1000
     match step:
         case {"chunk": chunk}:
@@ -339,8 +339,8 @@ def act(stream: InputStream, step: Vector) -> Sequence[StreamEvent]:
     return []
 
 
-def ack_of(stream: InputStream) -> dict[str, Any] | None:
-    if not stream.acks.due:
+def ack_of(stream: AcknowledgedStream) -> dict[str, Any] | None:
+    if not stream.ack_due:
         return None
     ack = stream.take_ack()
     return {

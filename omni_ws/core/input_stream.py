@@ -1,7 +1,7 @@
 """InputStream: the ordered chunks of one session, cut into requests.
 
-One reorder buffer for the whole session, one StreamingInputSession for each request in it, and three clocks: the gap
-that is not filled, the silence that lasts too long, the acknowledgement that is due.
+One reorder buffer for the whole session, one StreamingInputSession for each request in it, and two deadlines: of a gap
+that is not filled, and of a client that is silent.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from omni_ws.core.acknowledgements import Acknowledgements
 from omni_ws.core.chunks import InputChunk, Modality, StartTrigger
 from omni_ws.core.input_bytes import InputBytes
 from omni_ws.core.offsets import OffsetBuffer
@@ -85,7 +84,9 @@ class InputStream(InputBytes):
         self._last_activity = now
         #: Since when a chunk is missing before others that have come.
         self.gap_since: float | None = None
-        self.acks = Acknowledgements()
+        #: Counts what a client that gets acknowledgements learns at once: duplicates, filled gaps, ends of input, and
+        #: waiting chunks that were discarded.
+        self.notable_events = 0
 
     # input
 
@@ -100,7 +101,7 @@ class InputStream(InputBytes):
         reorder = self.reorder
         sequence_id = chunk.sequence_id
         if chunk.end_of_input and self._repeats_end(chunk):
-            self.acks.due = True
+            self.notable_events += 1
             return []
         if sequence_id is None or not self.numbered:
             if chunk.offset is not None or self.offsets is not None:
@@ -113,7 +114,6 @@ class InputStream(InputBytes):
             # The path of nearly every frame of nearly every stream.
             events = self._deliver(chunk)
             reorder.next_sequence_id = sequence_id + 1
-            self.acks.accepted(now)
             return events
         return self._place(sequence_id, chunk, size, now)
 
@@ -167,7 +167,7 @@ class InputStream(InputBytes):
         """Give up on what waits behind a gap; numbering goes on after the highest number that waited."""
         self._last_activity = now
         if self.reorder.discard():
-            self.acks.due = True
+            self.notable_events += 1
         if self.offsets is not None:
             self.offsets.discard()
         self.release_waiting(self.waiting_bytes)
@@ -207,15 +207,13 @@ class InputStream(InputBytes):
         self.reorder.next_sequence_id += 1
         return events
 
-    # acknowledgements
-
     @property
     def buffered_chunks(self) -> int:
         """Chunks, or pieces of them, that wait behind a gap."""
         return len(self.reorder) if self.offsets is None else len(self.offsets)
 
-    def take_ack(self) -> ReceivedInput:
-        self.acks.sent()
+    def received(self) -> ReceivedInput:
+        """How much of the input has arrived."""
         return ReceivedInput(self.reorder.next_sequence_id, self.buffered_chunks, self.received_bytes)
 
     # time
@@ -225,19 +223,16 @@ class InputStream(InputBytes):
         when = math.inf if self.answering else self._last_activity + self.limits.session_timeout
         if self.gap_since is not None:
             when = min(when, self.gap_since + self.limits.reorder_timeout)
-        if (ack := self.acks.get_timer()) is not None:
-            when = min(when, ack)
         return None if when == math.inf else when
 
     def handle_timer(self, *, now: float) -> None:
-        """Raises SequenceGap or SessionTimeout when their time has come; otherwise an acknowledgement may be due."""
+        """Raises SequenceGap or SessionTimeout when their time has come; nothing changes otherwise."""
         if self.gap_since is not None and now >= self.gap_since + self.limits.reorder_timeout:
             raise self.gap_error()
         if not self.answering and now >= self._last_activity + self.limits.session_timeout:
             if self.current is not None and self.current.input_open:
                 self.current.expire()
             raise SessionTimeout(f"nothing came for {self.limits.session_timeout:g} seconds")
-        self.acks.handle_timer(now=now)
 
     def gap_error(self) -> SequenceGap:
         if self.offsets is not None:
@@ -303,7 +298,7 @@ class InputStream(InputBytes):
                 return self._fill(item, now)
             case Arrival.DUPLICATE:
                 self.duplicates += 1
-                self.acks.due = True
+                self.notable_events += 1
             case Arrival.AHEAD if self.reject_out_of_order:
                 raise OutOfOrder(
                     f"expected chunk {self.reorder.next_sequence_id}", param="sequence_id", sequence_id=sequence_id
@@ -341,7 +336,7 @@ class InputStream(InputBytes):
         following = self.reorder.next_sequence_id + 1
         waiting = self.reorder.release(item, now=now)[1:]
         if waiting:
-            self.acks.due = True
+            self.notable_events += 1
             # A gap that is left is another gap, with a clock of its own.
             self.gap_since = now if self.reorder else None
         for sequence_id, released in enumerate(waiting, following):
@@ -353,7 +348,6 @@ class InputStream(InputBytes):
                 events += self._finish()
         if self.reorder and self._over:
             self.drop_waiting(now=now)  # more ends, for which nothing has to come any more
-        self.acks.accepted(now)
         return events
 
     def _deliver(self, chunk: InputChunk) -> Sequence[StreamEvent]:
@@ -373,7 +367,7 @@ class InputStream(InputBytes):
         self.received_bytes += size
         self.opened = True
         if chunk.end_of_input:
-            self.acks.due = True
+            self.notable_events += 1
         return [Diverted(chunk)] if self.diverting else self._assign(chunk)
 
     def _assign(self, chunk: InputChunk, *, by_speech: bool = False) -> Sequence[StreamEvent]:
@@ -405,14 +399,14 @@ class InputStream(InputBytes):
 
     def _finish(self) -> Sequence[StreamEvent]:
         if self.diverting:
-            self.acks.due = True
+            self.notable_events += 1
             return [Diverted(None)]
         if self.single_request and not self.opened:  # and what has an end and no input says so by itself
             return self._deliver(InputChunk.end())
         session, self.current = self.current, None
         if session is None:
             return []
-        self.acks.due = True
+        self.notable_events += 1
         return [*self._text.end(), *session.finish()]
 
 

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.acknowledged_stream import AcknowledgedStream
 
-from omni_ws.core.acknowledgements import ACK_DELAY_SEC, ACK_EVERY_CHUNKS
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
-from omni_ws.core.input_stream import InputStream
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.session import (
     GenerationStarted,
@@ -45,9 +44,9 @@ def make(
     limits: StreamLimits = LIMITS,
     budget: ByteBudget | None = None,
     single_request: bool = False,
-) -> InputStream:
+) -> AcknowledgedStream:
     settings = InputSettings(start_policy=policy or OnFirstChunk(), mode=mode)
-    return InputStream(
+    return AcknowledgedStream(
         limits, lambda: settings, budget=budget or ByteBudget(1 << 20), now=0, single_request=single_request
     )
 
@@ -71,20 +70,20 @@ def shapes(events: Sequence[StreamEvent]) -> list[type[StreamEvent]]:
     return [type(event) for event in events]
 
 
-def ack_due(stream: InputStream) -> bool:
+def ack_due(stream: AcknowledgedStream) -> bool:
     """A call, so that a type checker does not take the answer for a constant."""
-    return stream.acks.due
+    return stream.ack_due
 
 
-def has_gap(stream: InputStream) -> bool:
+def has_gap(stream: AcknowledgedStream) -> bool:
     return stream.gap_since is not None
 
 
-def opened(stream: InputStream) -> bool:
+def opened(stream: AcknowledgedStream) -> bool:
     return stream.opened
 
 
-def current(stream: InputStream) -> StreamingInputSession | None:
+def current(stream: AcknowledgedStream) -> StreamingInputSession | None:
     return stream.current
 
 
@@ -317,7 +316,7 @@ def test_the_end_of_a_single_request_before_what_arrived_already() -> None:
     assert payload(stream.receive_chunk(text(0, b"a"), now=0)) == b"abc"
 
 
-def make_ended_behind_a_gap(ended_by: str) -> InputStream:
+def make_ended_behind_a_gap(ended_by: str) -> AcknowledgedStream:
     """A single request whose end, chunk 2, waits for chunks 0 and 1."""
     stream = make(single_request=True)
     stream.receive_chunk(text(2, b"c", end=ended_by == "chunk"), now=0)
@@ -532,67 +531,19 @@ def test_after_close_nothing_is_counted() -> None:
     assert (stream.held_bytes, budget.used) == (0, 50)
 
 
-# acknowledgements
-
-
-def test_an_ack_is_due_after_so_many_chunks() -> None:
-    stream = make()
-    for number in range(ACK_EVERY_CHUNKS - 1):
-        stream.receive_chunk(text(number), now=0)
-    assert not ack_due(stream)
-    stream.receive_chunk(text(ACK_EVERY_CHUNKS - 1), now=0)
-    assert ack_due(stream)
-    assert stream.take_ack() == ReceivedInput(ACK_EVERY_CHUNKS, 0, ACK_EVERY_CHUNKS)
-    assert not ack_due(stream)
-
-
-def test_an_ack_is_due_after_a_while() -> None:
-    stream = make()
-    stream.receive_chunk(text(0), now=5)
-    stream.receive_chunk(text(1), now=5.05)
-    assert stream.get_timer() == 5 + ACK_DELAY_SEC
-    stream.handle_timer(now=5 + ACK_DELAY_SEC - 0.001)
-    assert not ack_due(stream)
-    stream.handle_timer(now=5 + ACK_DELAY_SEC)
-    assert ack_due(stream)
-    stream.take_ack()
-    assert stream.get_timer() == 5.05 + LIMITS.session_timeout
-
-
-def test_what_one_filled_gap_releases_counts_as_one() -> None:
-    stream = make()
-    for number in range(1, 5):
-        stream.receive_chunk(text(number), now=0)
-    assert not ack_due(stream)
-    stream.receive_chunk(text(0), now=0)
-    assert ack_due(stream)
-    assert stream.take_ack().next_sequence_id == 5
-    for number in range(5, 5 + ACK_EVERY_CHUNKS - 1):
-        stream.receive_chunk(text(number), now=0)
-    assert not ack_due(stream)
-
-
-@pytest.mark.parametrize("chunk", [text(0), text(1, end=True)])
-def test_an_ack_is_due_at_once_after_a_duplicate_and_after_the_end(chunk: InputChunk) -> None:
-    stream = make()
-    stream.receive_chunk(text(0), now=0)
-    assert not ack_due(stream)
-    stream.receive_chunk(chunk, now=0)
-    assert ack_due(stream)
-
-
-def test_an_ack_is_due_at_once_after_a_bare_end() -> None:
-    stream = make()
-    stream.receive_chunk(text(0), now=0)
-    stream.finish(now=0)
-    assert ack_due(stream)
-
-
-def test_an_ack_counts_what_waits() -> None:
+def test_what_waits_is_counted() -> None:
     stream = make()
     stream.receive_chunk(text(2), now=0)
     stream.receive_chunk(text(4), now=0)
-    assert stream.take_ack() == ReceivedInput(0, 2, 0)
+    assert stream.received() == ReceivedInput(0, 2, 0)
+
+
+def test_asking_for_the_timer_changes_nothing() -> None:
+    stream = make()
+    stream.receive_chunk(text(0), now=5)
+    before = stream.received(), stream.notable_events, stream.acks.pending
+    assert stream.get_timer() == stream.get_timer() == 5 + LIMITS.session_timeout
+    assert (stream.received(), stream.notable_events, stream.acks.pending) == before
 
 
 # time

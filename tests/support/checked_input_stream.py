@@ -5,14 +5,15 @@ Shared by the stateful test (tests/core/test_input_stream_model.py) and the fuzz
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from omni_ws.core.acknowledgements import ACK_DELAY_SEC, ACK_EVERY_CHUNKS
+from support.acknowledged_stream import AcknowledgedStream
+
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
-from omni_ws.core.input_stream import InputStream
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings, StreamingInputSession
 from omni_ws.core.start_policy import OnMinLength
@@ -29,6 +30,7 @@ from omni_ws.errors import (
     SessionConflict,
     SessionTimeout,
 )
+from omni_ws.transport.native.acknowledgements import ACK_DELAY_SEC, ACK_EARLY_SEC, ACK_EVERY_CHUNKS
 
 MIN_BYTES = 5
 LIMITS = StreamLimits(reorder_window=8, reorder_timeout=10, session_timeout=30, max_chunk_bytes=12, max_held_bytes=40)
@@ -104,9 +106,14 @@ class InputStreamModel:
             deadlines.append(self.last_activity + LIMITS.session_timeout)
         if self.gap_since is not None:
             deadlines.append(self.gap_since + LIMITS.reorder_timeout)
-        if self.accepted_since is not None:
-            deadlines.append(self.accepted_since + ACK_DELAY_SEC)
         return min(deadlines, default=None)
+
+    def ack_timer(self) -> float:
+        return math.inf if self.accepted_since is None else self.accepted_since + ACK_DELAY_SEC
+
+    def frame_received(self) -> None:
+        if self.now + ACK_EARLY_SEC >= self.ack_timer():
+            self.ack_now = True
 
     def receive(self, chunk: InputChunk) -> list[Happening]:
         if self._repeats_the_end(chunk):
@@ -285,7 +292,9 @@ class CheckedInputStream:
     def __init__(self, *, single_request: bool = False) -> None:
         self.model = InputStreamModel(single_request=single_request)
         self.budget = ByteBudget(BUDGET_BYTES)
-        self.stream = InputStream(LIMITS, self._settings, budget=self.budget, now=0, single_request=single_request)
+        self.stream = AcknowledgedStream(
+            LIMITS, self._settings, budget=self.budget, now=0, single_request=single_request
+        )
         self.sessions: list[StreamingInputSession] = []
         self.closed = False
 
@@ -307,13 +316,16 @@ class CheckedInputStream:
         self.stream.cancel(now=self.model.now)
         if not self.closed:
             self.model.cancel()
+            self.model.frame_received()
         self.check()
 
     def drop_waiting(self) -> None:
         self.model.last_activity = self.model.now
         self.stream.drop_waiting(now=self.model.now)
+        self.stream.acks.received(self.model.now)
         if not self.closed:
             self.model.drop_waiting()
+            self.model.frame_received()
         self.check()
 
     def abandon(self, number: int) -> None:
@@ -375,7 +387,7 @@ class CheckedInputStream:
         if not self.closed:
             assert ack == ReceivedInput(self.model.next, len(self.model.ahead), self.model.received_bytes)
             self.model.accepted, self.model.accepted_since, self.model.ack_now = 0, None, False
-            assert not self.stream.acks.due
+            assert not self.stream.acks.pending
         self.check()
 
     def advance(self, seconds: float) -> None:
@@ -399,7 +411,7 @@ class CheckedInputStream:
         else:
             assert not gap
             assert not idle
-            if model.accepted_since is not None and model.now >= model.accepted_since + ACK_DELAY_SEC:
+            if model.now >= model.ack_timer():
                 model.ack_now = True
         self.check()
 
@@ -424,7 +436,8 @@ class CheckedInputStream:
         assert stream.current is (None if model.current is None else self.sessions[model.current.number])
         assert stream.opened == bool(model.requests)
         assert (stream.gap_since is not None) == bool(model.ahead)
-        assert stream.acks.due == model.ack_due
+        assert stream.ack_due == model.ack_due
+        assert stream.ack_due or stream.acks_at == model.ack_timer()
         assert stream.get_timer() == model.timer()
 
     def check_forgotten(self) -> None:
@@ -450,6 +463,7 @@ class CheckedInputStream:
             actual = [self._happening(event) for event in act()]
         except OmniError as error:
             actual = type(error)
+        self.model.frame_received()
         assert actual == expected
         self.check()
 

@@ -37,7 +37,7 @@ class InputFlow:
         return True
 
     def take_ack(self, receiving: Request | None) -> InputAckFrame:
-        ack = self._stream.take_ack()
+        ack = self._stream.received()
         self.notify_observers()
         limits = self._stream.limits
         credit = limits.max_held_bytes - self._stream.held_bytes

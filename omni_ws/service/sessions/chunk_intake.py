@@ -50,11 +50,11 @@ class ChunkIntake:
 
     @property
     def progress(self) -> InputProgress:
-        ack = self._stream.take_ack()
+        received = self._stream.received()
         return InputProgress(
-            next_sequence_id=ack.next_sequence_id,
-            buffered_chunks=ack.buffered_chunks,
-            received_bytes=ack.received_bytes,
+            next_sequence_id=received.next_sequence_id,
+            buffered_chunks=received.buffered_chunks,
+            received_bytes=received.received_bytes,
             duplicates=self._stream.duplicates,
             ended=self._stream.opened and self._stream.current is None,
             next_offset=None if self._stream.offsets is None else self._stream.offsets.next_offset,
@@ -89,7 +89,6 @@ class ChunkIntake:
         self._stream.touch(now=self._now())
 
     def get_timer(self) -> float | None:
-        self._stream.take_ack()  # which would have a time of its own, and HTTP has no words for
         when = self._conversation.get_timer()
         gap = self._gap_deadline if self._stream.gap_since is not None else math.inf
         if when is not None:

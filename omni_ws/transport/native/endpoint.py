@@ -32,7 +32,7 @@ from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.front_end import FrontEnd
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.http.router import Router, needs_upgrade
-from omni_ws.transport.native.acknowledgement_clock import AcknowledgementClock
+from omni_ws.transport.native.acknowledgements import AcknowledgementClock
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.session import WebSocketSession

@@ -10,12 +10,11 @@ from typing import Final
 
 from websockets.frames import CloseCode
 
-from omni_ws.core.acknowledgements import ACK_DELAY_SEC
 from omni_ws.core.chunks import InputChunk
 from omni_ws.errors import EngineOverloaded, InvalidRequest, OmniError, SessionConflict
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.live import LiveSession
-from omni_ws.transport.native.acknowledgement_clock import AcknowledgementClock
+from omni_ws.transport.native.acknowledgements import AcknowledgementClock, Acknowledgements
 from omni_ws.transport.native.connection import Pause, StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings, PeerState
 from omni_ws.transport.native.output import WebSocketOutput
@@ -31,16 +30,18 @@ from omni_ws.wire.frames import (
     RefusedChunk,
     decode_frame,
 )
-from omni_ws.wire.server_frames import HistoryTruncatedFrame, PongFrame, SessionUpdatedFrame, encode_frame
+from omni_ws.wire.server_frames import (
+    HistoryTruncatedFrame,
+    InputAckFrame,
+    PongFrame,
+    SessionUpdatedFrame,
+    encode_frame,
+)
 
 #: Close codes of a client that is done: it will not come back (RFC 6455, 7.4.1).
 _FAREWELLS: Final = frozenset({CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY, CloseCode.NO_STATUS_RCVD})
 #: Close codes that the WebSocket layer gives to clients that would do the same thing again.
 _VIOLATIONS: Final = frozenset({CloseCode.PROTOCOL_ERROR, CloseCode.INVALID_DATA, CloseCode.MESSAGE_TOO_BIG})
-
-#: Where chunks come steadily, the acknowledgement goes out this long before its time, with a chunk: waking up for it
-#: alone costs as much as a chunk does.
-ACK_EARLY_SEC: Final = 0.025
 
 
 class Parting(Enum):
@@ -69,7 +70,6 @@ class WebSocketSession:
         self._conversation = session.conversation
         self._configuration = session.conversation.configuration
         self._stream = session.conversation.stream
-        self._acks = session.conversation.stream.acks
         self._outbox = session.outbox
         self.output = WebSocketOutput(connection, session, binary_audio=binary_audio)
         # That there is something to write, and that the socket takes it: told often, hence without a call in between.
@@ -82,10 +82,9 @@ class WebSocketSession:
         self._timer: asyncio.TimerHandle | None = None
         #: When it is to fire. The handle cannot always tell: uvloop makes no timer for less than half a millisecond.
         self._timer_due = 0.0
-        self._ack_clock = ack_clock or AcknowledgementClock()
-        #: When the first chunk that is not acknowledged must be. Not among the deadlines of the timer: to find the next
-        #: of them again for each acknowledgement would cost more than the acknowledgement.
-        self.ack_at = math.inf
+        # Its deadline is none of the timer's: finding the next of those for each acknowledgement would cost more than
+        # the acknowledgement.
+        self.acks = Acknowledgements(self._stream, ack_clock or AcknowledgementClock(), self._acknowledge)
         self._reading_paused = False
 
     # life
@@ -105,7 +104,7 @@ class WebSocketSession:
                 case Parting.REPLACED:
                     await self.output.make_way()
         finally:
-            self.ack_at = math.inf
+            self.acks.stop()
             if self._timer is not None:
                 self._timer.cancel()
             self._session.detach(self)
@@ -165,12 +164,7 @@ class WebSocketSession:
         except Exception as error:
             self._input_failed(error)
             return
-        acks = self._acks
-        if acks.due or now + ACK_EARLY_SEC >= self.ack_at:
-            self.acknowledge()
-        elif self.ack_at == math.inf and acks.since is not None:
-            self.ack_at = now + ACK_DELAY_SEC
-            self._ack_clock.wait(self.ack_at, self)
+        self.acks.received(now)
         outbox_full = self._outbox.full_since is not None
         if outbox_full or self._conversation.input_full():
             self._pause_reading()
@@ -225,16 +219,18 @@ class WebSocketSession:
             return
         self._outbox.put_nowait(HistoryTruncatedFrame(request_id=request_id, dropped_requests=dropped))
 
-    def acknowledge(self) -> None:
-        self.ack_at = math.inf
-        acks = self._acks
-        if not self._listening or not (acks.due or acks.since is not None):
+    def _acknowledge(self) -> None:
+        if not self._listening:
             return
-        ack = self._conversation.take_ack()
+        ack = self._take_ack()
         if self._outbox or self._connection.paused or not self._connection.is_open:
             self._outbox.put_nowait(ack)
         else:  # the usual case: nothing waits that it would have to wait behind
             self._connection.write_message(encode_frame(ack), is_text=True)
+
+    def _take_ack(self) -> InputAckFrame:
+        self.acks.sent()
+        return self._conversation.take_ack()
 
     def _pause_reading(self) -> None:
         if not self._reading_paused:
@@ -256,7 +252,7 @@ class WebSocketSession:
     def input_may_continue(self) -> None:
         self.output_has_room()
         if self._listening:
-            self._outbox.put_nowait(self._conversation.take_ack())  # tells the new credit
+            self._outbox.put_nowait(self._take_ack())  # tells the new credit
 
     # time
 
@@ -291,8 +287,8 @@ class WebSocketSession:
         except OmniError as error:
             self._session.end(error)
             return
-        if self._acks.since is not None:
-            self.acknowledge()
+        if self.acks.pending:
+            self.acks.acknowledge()
         self._check_peer(now)
         self._arm(now)
 

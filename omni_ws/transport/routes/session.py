@@ -55,7 +55,6 @@ class HttpSession:
         except OmniError as error:
             error.param = self.conversation.field_names(error.param)
             raise
-        self.conversation.stream.take_ack()  # HTTP has no acknowledgements
         if self.conversation.stream.gap_since is not None:
             self._timer_changed.set()
         while self.conversation.input_full():
