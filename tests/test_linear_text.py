@@ -6,32 +6,27 @@ from contextlib import suppress
 from datetime import datetime
 
 import pytest
+from support.made_requests import make_request
 from support.word_prompts import form
 
-from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task, ToolCall, ToolCallFragment, Word
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, ToolCall, ToolCallFragment, Word
 from omni_ws.core.output import OutputChunk
-from omni_ws.core.session import InputSettings, StreamingInputSession
-from omni_ws.core.start_policy import OnEndOnly
 from omni_ws.engine.answer_limit import AnswerLimit, WordCounter
 from omni_ws.engine.base import Message
 from omni_ws.engine.clauses import ClauseSplitter
 from omni_ws.engine.embedded.arithmetic import NotArithmetic, evaluate, parse_number
 from omni_ws.engine.embedded.brain import answer
 from omni_ws.engine.embedded.flite import speakable
-from omni_ws.engine.media_room import MediaRoom
 from omni_ws.engine.remote.call_order import with_results
 from omni_ws.engine.remote.server_sent_events import EventReader
 from omni_ws.engine.text_pieces import pieces_of
 from omni_ws.engine.vllm.prompt import PromptContext, PromptDraft
 from omni_ws.errors import OmniError
-from omni_ws.service.conversation.playback import Playback
-from omni_ws.service.conversation.request import MAX_KEPT_TEXT, Request
-from omni_ws.service.observing.observer import ObservedSession
+from omni_ws.service.conversation.request import MAX_KEPT_TEXT
 from omni_ws.transport.http.multipart_form import FormReader
 from omni_ws.wire.body_stream import NdjsonDecoder
 from omni_ws.wire.frames import decode_frame
 from omni_ws.wire.redaction import without_content
-from omni_ws.wire.session_config import SessionConfig
 from omni_ws.wire.streaming_body import body_reader
 
 #: Characters of the shorter text; the longer one has eight times as many.
@@ -124,7 +119,7 @@ def limited_by_character(text: str) -> None:
 
 
 def said_in_tool_calls(text: str) -> None:
-    request = a_request()
+    request = make_request(mode=InputMode.SNAPSHOT)
     for piece in cut(text, 50):
         request.called(ToolCallFragment(0, "call", "name", piece))
     assert request.tool_calls[0].arguments == text[:MAX_KEPT_TEXT]
@@ -132,7 +127,7 @@ def said_in_tool_calls(text: str) -> None:
 
 def answered_by_tools(text: str) -> None:
     """Each piece is the result of another call."""
-    request = a_request()
+    request = make_request(mode=InputMode.SNAPSHOT)
     for number, piece in enumerate(cut(text, 50)):
         request.append(InputChunk(Modality.TEXT, piece.encode("ascii", "replace"), tool_call_id=str(number)))
     assert sum(map(len, request.tool_results.values())) == min(len(text), MAX_KEPT_TEXT)
@@ -148,7 +143,7 @@ def prompted_by_tools(text: str) -> None:
 
 
 def withdrawn_word_by_word(text: str) -> None:
-    request = a_request()
+    request = make_request(mode=InputMode.SNAPSHOT)
     request.spoken = [Word(piece, 10 * number, 10 * number + 9) for number, piece in enumerate(cut(text, 20))]
     count = len(request.spoken)
     chunks = [
@@ -203,15 +198,6 @@ def read_as_content_type(text: str) -> None:
 
 def cut(text: str, size: int) -> Iterator[str]:
     return (text[start : start + size] for start in range(0, len(text), size))
-
-
-def a_request() -> Request:
-    session = StreamingInputSession(InputSettings(start_policy=OnEndOnly(), mode=InputMode.SNAPSHOT))
-    observed = ObservedSession.unobserved(time.monotonic)
-    timeline = observed.open_request("req", task=Task.CHAT, input_mode=InputMode.SNAPSHOT, by_speech=False)
-    return Request(
-        "req", session, SessionConfig(), timeline, lambda request, size: None, Playback(time.monotonic), MediaRoom()
-    )
 
 
 READERS: tuple[Callable[[str], object], ...] = (

@@ -1,0 +1,113 @@
+"""The state machine of a request: each legal transition, and each illegal one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from support.made_requests import make_request
+
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
+from omni_ws.core.session import GenerationStarted
+from omni_ws.errors import EmptyInput, EngineFailed
+from omni_ws.service.conversation.request import Request, RequestState
+
+STARTED = GenerationStarted(StartTrigger.END_OF_INPUT, 0, (InputChunk(Modality.TEXT, b"hello", 0),))
+ERROR = EngineFailed("broken")
+
+#: Each method that changes the state, and the state that it leads to.
+STEPS: dict[str, tuple[Callable[[Request], None], RequestState]] = {
+    "start": (lambda request: request.start(STARTED), RequestState.WAITING),
+    "begin_answer": (Request.begin_answer, RequestState.ANSWERING),
+    "await_rest_of_input": (Request.await_rest_of_input, RequestState.ANSWERED),
+    "fail": (lambda request: request.fail(ERROR), RequestState.FAILED),
+    "cancel": (lambda request: request.cancel(), RequestState.CANCELLED),
+    "finish": (Request.finish, RequestState.FINISHED),
+}
+#: The shortest way to each state.
+PATHS = {
+    RequestState.OPEN: (),
+    RequestState.WAITING: ("start",),
+    RequestState.ANSWERING: ("start", "begin_answer"),
+    RequestState.ANSWERED: ("start", "begin_answer", "await_rest_of_input"),
+    RequestState.FAILED: ("fail",),
+    RequestState.CANCELLED: ("cancel",),
+    RequestState.FINISHED: ("finish",),
+}
+#: The table in the docstring of Request.
+LEGAL = {
+    RequestState.OPEN: {"start", "fail", "cancel", "finish"},
+    RequestState.WAITING: {"begin_answer", "fail", "cancel", "finish"},
+    RequestState.ANSWERING: {"await_rest_of_input", "fail", "cancel", "finish"},
+    RequestState.ANSWERED: {"cancel", "finish"},
+    RequestState.FAILED: {"cancel", "finish"},
+    RequestState.CANCELLED: {"cancel", "finish"},
+    RequestState.FINISHED: set[str](),
+}
+
+
+def request_in(state: RequestState, *, mode: InputMode = InputMode.EXTEND) -> Request:
+    request = make_request(mode=mode)
+    for step in PATHS[state]:
+        STEPS[step][0](request)
+    assert request.state is state
+    return request
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("state", RequestState, ids=lambda state: state.name)
+def test_every_transition(state: RequestState, step: str) -> None:
+    request = request_in(state)
+    change, after = STEPS[step]
+    if step in LEGAL[state]:
+        change(request)
+        assert request.state is after
+    else:
+        with pytest.raises(RuntimeError, match=f"illegal transition from {state.name} to {after.name}"):
+            change(request)
+        assert request.state is state
+
+
+@pytest.mark.parametrize("state", RequestState, ids=lambda state: state.name)
+def test_what_the_state_means(state: RequestState) -> None:
+    request = request_in(state, mode=InputMode.SNAPSHOT)
+    assert request.answering is (state in (RequestState.ANSWERING, RequestState.ANSWERED))
+    assert request.is_frozen is ("start" in PATHS[state])
+    assert (request.error is not None) is (state is RequestState.FAILED)
+
+
+def test_a_start_hands_the_input_to_the_engine() -> None:
+    request = make_request()
+    request.start(STARTED)
+    request.append(InputChunk(Modality.TEXT, b" there", 1))
+    assert (request.input.queued, request.waiting_chunks, request.user_text) == (11, 2, "hello there")
+
+
+def test_input_after_a_frozen_start_is_dropped() -> None:
+    request = make_request(mode=InputMode.SNAPSHOT)
+    request.start(STARTED)
+    request.append(InputChunk(Modality.TEXT, b" there", 1))
+    assert (request.input.queued, request.user_text) == (5, "hello")
+
+
+def test_a_cancellation_drops_the_error_and_the_input() -> None:
+    request = make_request()
+    request.fail(EmptyInput("no input"))
+    request.cancel()
+    assert request.error is None
+    assert not request.session.input_open
+
+
+def test_a_failed_request_keeps_its_error_to_the_end() -> None:
+    request = make_request()
+    request.fail(ERROR)
+    request.finish()
+    assert request.error is ERROR
+
+
+def test_a_finished_request_holds_neither_input_nor_the_engine_s_meter() -> None:
+    request = request_in(RequestState.ANSWERING)
+    meter = request.meter
+    request.finish()
+    assert request.input.queued == 0
+    assert request.meter is not meter

@@ -1,0 +1,48 @@
+"""Requests of a conversation, made without one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from omni_ws.core.chunks import InputChunk, InputMode, Modality
+from omni_ws.core.session import GenerationStarted, InputSettings, StreamingInputSession
+from omni_ws.core.start_policy import OnEndOnly
+from omni_ws.engine.media_room import MediaRoom
+from omni_ws.service.conversation.playback import Playback
+from omni_ws.service.conversation.request import Request
+from omni_ws.service.observing.observer import ObservedSession
+from omni_ws.wire.session_config import SessionConfig
+
+
+def make_request(
+    request_id: str = "req_1",
+    *,
+    mode: InputMode = InputMode.EXTEND,
+    by_speech: bool = False,
+    observed: ObservedSession | None = None,
+    now: Callable[[], float] = time.monotonic,
+) -> Request:
+    """A request that has just opened, and whose policy fires at the end of its input."""
+    config = SessionConfig()
+    session = StreamingInputSession(InputSettings(start_policy=OnEndOnly(), mode=mode))
+    timeline = (observed or ObservedSession.unobserved(now)).open_request(
+        request_id, task=config.task, input_mode=mode, by_speech=by_speech
+    )
+    return Request(request_id, session, config, timeline, lambda request, size: None, Playback(now), MediaRoom())
+
+
+def give_input(request: Request, text: str) -> None:
+    """Give the request its whole input, as a conversation does."""
+    for event in request.session.receive_chunk(InputChunk(Modality.TEXT, text.encode(), 0, end_of_input=True)):
+        if isinstance(event, GenerationStarted):
+            request.timeline.mark_policy_fired(event)
+            request.start(event)
+    end_input(request)
+
+
+def end_input(request: Request) -> None:
+    """The end of input, after ``request.start``."""
+    request.timeline.mark_input_ended()
+    request.input.close()
+    request.input_ended.set()
