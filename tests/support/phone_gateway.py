@@ -82,10 +82,10 @@ class PhoneGateway:
         }
         await self.send("media", media=media)
 
-    async def speak(self, audio: bytes) -> None:
-        """µ-law, in packets."""
-        for position in range(0, len(audio), PACKET):
-            await self.media(audio[position : position + PACKET])
+    async def speak(self, audio: bytes, *, size: int = PACKET) -> None:
+        """µ-law, in messages of ``size`` bytes."""
+        for position in range(0, len(audio), size):
+            await self.media(audio[position : position + size])
 
     async def mark(self, name: str) -> None:
         await self.send("mark", mark={"name": name})

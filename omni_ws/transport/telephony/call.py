@@ -91,6 +91,7 @@ class PhoneCall:
             self._connection.resume_reading(Pause.SESSION)
             self.timer_changed()
             error = await self._over
+            self._connection.resume_reading(Pause.SESSION)  # for the marks that are due, and the peer's closing frame
             self._flush()
             if isinstance(error, ORDERLY_ENDS):
                 await self._played()

@@ -1,12 +1,15 @@
-"""Matching of methods and paths."""
+"""Matching of methods, paths and WebSocket handshakes."""
 
 from __future__ import annotations
 
+import h11
 import pytest
 
 from omni_ws.errors import MethodNotAllowed, NotFound
+from omni_ws.transport.http.application import UpgradeDecision
 from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.router import Router
+from omni_ws.transport.http.request import HttpRequest, read_request
+from omni_ws.transport.http.router import Router, needs_upgrade
 
 
 async def one(exchange: HttpExchange) -> None: ...
@@ -89,3 +92,36 @@ def test_one_handler_for_one_route() -> None:
     table = router()
     with pytest.raises(ValueError, match="already"):
         table.add("GET", "/v1/models/{id}", two)
+
+
+# WebSocket endpoints
+
+
+def handshake(target: str) -> HttpRequest:
+    return read_request(h11.Request(method="GET", target=target, headers=[("Host", "x")]), client="", secure=False)
+
+
+def test_the_first_endpoint_that_takes_a_handshake_answers_it() -> None:
+    special, ordinary = UpgradeDecision(route="special"), UpgradeDecision(route="ordinary")
+    table = router()
+    table.add("GET", "/ws", needs_upgrade)
+    table.add_websocket("/ws", lambda request: special, takes=lambda request: "id" in request.query)
+    table.add_websocket("/ws", lambda request: ordinary)
+    assert table.upgrade(handshake("/ws?id=1")) is special
+    assert table.upgrade(handshake("//ws/?x")) is ordinary
+
+
+@pytest.mark.parametrize("target", ["/", "/nowhere", "/v1/models/a", "/files/ws"])
+def test_other_paths_have_no_websocket(target: str) -> None:
+    table = router()
+    table.add_websocket("/ws", lambda request: UpgradeDecision())
+    with pytest.raises(NotFound):
+        table.upgrade(handshake(target))
+
+
+def test_an_endpoint_that_takes_no_such_handshake_refuses_it() -> None:
+    table = router()
+    table.add("GET", "/ws", needs_upgrade)
+    table.add_websocket("/ws", lambda request: UpgradeDecision(), takes=lambda request: False)
+    with pytest.raises(NotFound, match="no WebSocket at /ws"):
+        table.upgrade(handshake("/ws"))

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from support.inline_workers import InlineWorkers
 from support.live_server import LiveServer, live_server
-from support.native_client import native_client
-from support.phone_gateway import FORMAT, PATH, PhoneGateway, mu_law, phone_gateway
-from support.raw_http import raw_client, request
+from support.native_client import RawWebSocket, frame_bytes, native_client
+from support.phone_gateway import FORMAT, PATH, PhoneGateway, mu_law, phone_gateway, start_fields
+from support.raw_http import raw_client, request, websocket_upgrade
 from support.recordings import events, lines, recordings, replay
 from support.scrape import read
 from websockets.exceptions import InvalidStatus
+from websockets.frames import Opcode
 
 from omni_ws.audio.g711 import decode_mu_law
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import Word
-from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput
+from omni_ws.engine.base import AudioOutput, EngineOutput, GenerationRequest, TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.errors import ShuttingDown
 from omni_ws.service.listening.workers import SpeechWorkers
@@ -454,6 +456,76 @@ async def test_a_server_that_ends_silences_its_answers() -> None:
         server.app.end_all(ShuttingDown("the server is shutting down"))
         await gateway.until("clear")
         assert (await gateway.closed())[0] == 1012
+
+
+# pressure
+
+
+class _PatientEngine(EchoEngine):
+    """Takes no input before ``gate`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        await self.gate.wait()
+        async for output in super().generate(request):
+            yield output
+
+
+@pytest.mark.virtual_clock
+@pytest.mark.parametrize("drained", [False, True])
+async def test_input_waits_for_the_engine(drained: bool) -> None:
+    engine = _PatientEngine()
+    async with (
+        live_server(engine, still_answers=not drained, streaming_input={"max_lead_ms": 1_000_000}, **ON) as server,
+        phone_gateway(inline(server)) as gateway,
+    ):
+        await gateway.start()
+        talking = asyncio.create_task(gateway.speak(quiet(96) + loud(400_000) + quiet(640), size=8000))
+        await server.until(lambda: bool(server.connections) and not server.connections[0].is_reading)
+        assert not talking.done()
+        if drained:
+            server.app.end_all(ShuttingDown("the server is shutting down"))
+            begin = asyncio.get_running_loop().time()
+            assert (await gateway.closed())[0] == 1012
+            assert asyncio.get_running_loop().time() - begin < 1
+            await asyncio.gather(talking, return_exceptions=True)
+            return
+        engine.gate.set()
+        await talking
+        await gateway.end_of_answer()
+        assert len(gateway.heard) > 8 * 400_000
+
+
+@pytest.mark.virtual_clock
+async def test_a_gateway_that_does_not_read_is_closed() -> None:
+    audio = AudioOutput(np.full(8000, 0.25, np.float32), 8000)
+    limits = {"max_lead_ms": 10_000_000, "max_output_bytes": 100_000, "write_timeout_sec": 5}
+    async with (
+        live_server(ScriptedEngine([audio] * 1500), streaming_input=limits, **ON) as server,
+        phone_gateway(inline(server), returns_marks=False) as gateway,
+    ):
+        await gateway.start()
+        await ask(gateway)
+        await server.until(lambda: server.sessions == 1)
+        (conversation,), (connection,) = server.app.sessions.conversations, server.connections
+        await server.until(lambda: conversation.outbox.full)
+        begin = asyncio.get_running_loop().time()
+        await connection.wait_closed()
+        assert asyncio.get_running_loop().time() - begin == pytest.approx(10, abs=1)  # with the closing handshake's 5
+
+
+@pytest.mark.virtual_clock
+async def test_a_gateway_that_vanished_is_noticed() -> None:
+    async with live_server(**ON) as server, raw_client(server.port) as client:
+        await client.send(websocket_upgrade(PATH))
+        await client.head()
+        start = {"event": "start", "start": start_fields()}
+        await client.send(frame_bytes(Opcode.TEXT, orjson.dumps(start)))
+        assert await RawWebSocket(client).close_code() == 1011
+        assert asyncio.get_running_loop().time() == pytest.approx(40, abs=1)
 
 
 # accounts
