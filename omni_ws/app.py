@@ -17,7 +17,6 @@ from omni_ws.engine.base import Engine
 from omni_ws.errors import OmniError, Unauthenticated
 from omni_ws.service.observing.profiling import Profiling
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.gauges import connect_gauges
 from omni_ws.service.sessions.registry import SessionRegistry
 from omni_ws.transport.http import cors
 from omni_ws.transport.http.application import ServeConnection, UpgradeDecision
@@ -57,7 +56,7 @@ class App:
         self._router = Router()
         #: Of each open WebSocket, the coroutine function of its endpoint.
         self._serving: WeakKeyDictionary[ServerConnection, ServeConnection] = WeakKeyDictionary()
-        connect_gauges(self.sessions)
+        self.sessions.connect_gauges()
         self.front_ends = tuple(self._front_ends())
         for front_end in self.front_ends:
             front_end.register(self._router)

@@ -1,4 +1,4 @@
-"""Who may come in: sessions of the whole server and of each key, counted for as long as they live, and their rates."""
+"""Admission: limits the sessions of the server and of each key, and the rates of each key."""
 
 from __future__ import annotations
 
@@ -15,38 +15,45 @@ from omni_ws.core.token_bucket import TokenBucket
 from omni_ws.errors import EngineOverloaded, OmniError, RateLimited, ShuttingDown
 from omni_ws.metrics import Metrics
 
-#: When it is worth another try where a place must become free, which nobody can foretell.
-PLACE_RETRY_MS: Final = 1000
-#: Input that a key may send at once after a silence, in seconds of its rate.
+#: Advised to a client that waits for a slot, since nobody can predict when one becomes free.
+SLOT_RETRY_MS: Final = 1000
+#: How much input a key may send at once after a silence, in seconds of its rate.
 INPUT_BURST_SEC: Final = 1.0
 
-#: How many bytes came in; returns the seconds for which no more of them should be read.
+#: Counts bytes received; returns the seconds for which no more should be read.
 InputPace = Callable[[int], float]
 
 
-class Place:
-    """A place that was taken. One that is lent may be taken back for another client until it is kept."""
+class Slot:
+    """A slot that a session has taken. Compared by identity."""
 
     def __init__(self, admission: Admission, key: ApiKey | None, holder: str | None) -> None:
         self._admission = admission
         self.key = key
-        #: What it is counted under; None for nothing.
+        #: The key or address that the slot counts against; None where it counts against the server alone.
         self.holder = holder
 
     def keep(self) -> None:
-        """From now on it is not lent any more. Raises as ``Admission.session`` where it was taken back meanwhile."""
+        """Make a lent slot the session's own. Raises as ``Admission.session`` if it was evicted and cannot be replaced.
+
+        Idempotent.
+        """
         self._admission.keep(self)
 
 
 class Admission:
-    """A session takes a place with ``session`` and gives it back when the block is left, however it is left.
+    """Decides which sessions and requests to admit.
 
-    A session that carries one request counts as that request; those that carry ``many_requests`` ask for each of them
-    with ``request``. Rates belong to a key, over all that it has open, and outlive its sessions.
+    A session takes a slot with ``session`` and releases it when the block ends. A session of a single request counts
+    as that request; one that carries many asks for each of them with ``request``. Rates belong to a key, across all
+    of its sessions, and outlive them.
 
-    Above half occupancy one holder, a key or the address of a client without one, has at most a fair share: the places
-    divided by the number of holders, with one more than there are, so that one who comes finds room. A key whose
-    ``max_sessions`` is set has that instead.
+    A *holder* is a key, or the address of a client without a key. While at least half of the slots are taken, a holder
+    may have at most a fair share of them: the slots divided by one more than the number of holders, or by the number of
+    keys if that is less. This leaves room for the next holder. A key with ``max_sessions`` has that limit instead.
+
+    When all slots are taken, a new session evicts another: the oldest that was *lent* its slot, which a session is
+    until its client has shown that it is serious (``Slot.keep``), else the oldest without any input.
     """
 
     def __init__(
@@ -58,18 +65,20 @@ class Admission:
         keys: Iterable[ApiKey] = (),
     ) -> None:
         self.max_sessions = max_sessions
-        #: The names of the keys whose requests may go before those of others.
+        #: Names of the keys that may use priorities below 0.
         self._preferred = frozenset(key.name for key in keys if key.priority)
+        #: Whether the server refuses new sessions because it shuts down.
         self.draining = False
-        #: How many keys there are; None where clients need none, and there may be any number of holders.
+        #: The number of keys, beyond which there can be no more holders; None where clients need no key.
         self.known_keys: int | None = None
-        #: What ends the session that has had no input for longest, and gives its place back at once; None for none.
+        #: Finds the oldest session without input, and returns the call that ends it and releases its slot at once.
         self.oldest_empty: Callable[[], Callable[[], None] | None] = lambda: None
         self._metrics = metrics or Metrics()
         self._addresses = addresses or Addresses()
-        self._taken: set[Place] = set()
-        #: Of these, the ones that are lent, the oldest first.
-        self._lent: dict[Place, None] = {}
+        self._taken: set[Slot] = set()
+        #: Those of the slots that are lent, oldest first.
+        self._lent: dict[Slot, None] = {}
+        #: The number of slots of each holder.
         self._held: Counter[str] = Counter()
         self._requests: dict[str, TokenBucket] = {}
         self._input: dict[str, TokenBucket] = {}
@@ -78,95 +87,96 @@ class Admission:
 
     @property
     def sessions(self) -> int:
+        """The number of slots taken."""
         return len(self._taken)
 
     async def wait_empty(self) -> None:
-        """Waits until no session is left."""
+        """Wait until no slot is taken."""
         await self._empty.wait()
 
     @contextmanager
     def session(
         self, key: ApiKey | None, *, client: str = "", many_requests: bool = False, lent: bool = False
-    ) -> Iterator[Place]:
-        """``client`` is the address that it comes from. A place that is ``lent`` is to be kept once it is earned.
+    ) -> Iterator[Slot]:
+        """Take a slot for the block. ``client`` is the peer's address; a ``lent`` slot can be evicted until it is kept.
 
-        Where all places are taken, the oldest that is lent is taken back, or else the oldest session without input
-        ends. Raises ShuttingDown, EngineOverloaded (the server is full) or RateLimited (the holder has its share).
+        Raises ShuttingDown, EngineOverloaded when the server is full, and RateLimited when the holder has its share.
         """
         holder = self._holder(key, client)
         self._check(key, holder)
         if not many_requests:
             self.request(key)
-        self._make_room()
-        place = Place(self, key, holder)
-        self._take(place)
+        self._evict()
+        slot = Slot(self, key, holder)
+        self._take(slot)
         if lent:
-            self._lent[place] = None
+            self._lent[slot] = None
         try:
-            yield place
+            yield slot
         finally:
-            self._give_back(place)
+            self._release(slot)
 
     def check(self, key: ApiKey | None, *, client: str = "") -> None:
-        """Raises what ``session`` would raise now, but for rates of requests; takes nothing."""
+        """Raise what ``session`` would raise now, except for the rate of requests. Takes nothing."""
         self._check(key, self._holder(key, client))
 
-    def keep(self, place: Place) -> None:
-        """See ``Place``."""
-        self._lent.pop(place, None)
-        if place not in self._taken:
-            self._check(place.key, place.holder)
-            self._make_room()
-            self._take(place)
+    def keep(self, slot: Slot) -> None:
+        """See ``Slot.keep``."""
+        self._lent.pop(slot, None)
+        if slot not in self._taken:
+            self._check(slot.key, slot.holder)
+            self._evict()
+            self._take(slot)
 
     def _holder(self, key: ApiKey | None, client: str) -> str | None:
         return self._addresses.counted(client) if key is None else f"key {key.name}"
 
-    def _take(self, place: Place) -> None:
-        self._taken.add(place)
+    def _take(self, slot: Slot) -> None:
+        self._taken.add(slot)
         self._empty.clear()
-        if place.holder is not None:
-            self._held[place.holder] += 1
+        if slot.holder is not None:
+            self._held[slot.holder] += 1
 
-    def _give_back(self, place: Place) -> None:
-        """Idempotent: a place that was lent may have been taken back."""
-        self._lent.pop(place, None)
-        if place not in self._taken:
+    def _release(self, slot: Slot) -> None:
+        """Idempotent, since a lent slot may have been evicted."""
+        self._lent.pop(slot, None)
+        if slot not in self._taken:
             return
-        self._taken.remove(place)
+        self._taken.remove(slot)
         if not self._taken:
             self._empty.set()
-        if place.holder is not None:
-            self._held[place.holder] -= 1
-            if not self._held[place.holder]:
-                del self._held[place.holder]
+        if slot.holder is not None:
+            self._held[slot.holder] -= 1
+            if not self._held[slot.holder]:
+                del self._held[slot.holder]
 
-    def _make_room(self) -> None:
+    def _evict(self) -> None:
+        """Free a slot if none is free."""
         if self.sessions < self.max_sessions:
             return
         if self._lent:
-            self._give_back(next(iter(self._lent)))
+            self._release(next(iter(self._lent)))
         elif (end := self.oldest_empty()) is not None:
             end()
 
     def _check(self, key: ApiKey | None, holder: str | None) -> None:
         if self.draining:
-            raise self._refused("session", ShuttingDown("the server is shutting down", retry_after_ms=PLACE_RETRY_MS))
+            raise self._refused("session", ShuttingDown("the server is shutting down", retry_after_ms=SLOT_RETRY_MS))
         own_limit = None if key is None else key.max_sessions
         held = 0 if holder is None else self._held[holder]
         if own_limit is not None and held >= own_limit:
             message = f"this key may have {own_limit} sessions at a time"
-            raise self._refused("session", RateLimited(message, retry_after_ms=PLACE_RETRY_MS))
+            raise self._refused("session", RateLimited(message, retry_after_ms=SLOT_RETRY_MS))
         if self.sessions >= self.max_sessions and not self._lent and self.oldest_empty() is None:
             message = f"all {self.max_sessions} sessions are taken"
-            raise self._refused("session", EngineOverloaded(message, retry_after_ms=PLACE_RETRY_MS))
+            raise self._refused("session", EngineOverloaded(message, retry_after_ms=SLOT_RETRY_MS))
         if own_limit is None and holder is not None and held >= self._share(holder):
             whose = "this address" if key is None else "this key"
             message = f"{whose} has its share of the sessions, {held}, while more than half of all are taken"
-            raise self._refused("session", RateLimited(message, retry_after_ms=PLACE_RETRY_MS))
+            raise self._refused("session", RateLimited(message, retry_after_ms=SLOT_RETRY_MS))
 
     def _share(self, holder: str) -> int:
-        """How many places ``holder`` may have now."""
+        """The most slots that ``holder`` may have now."""
         if 2 * self.sessions < self.max_sessions:
             return self.max_sessions
         holders = len(self._held.keys() | {holder}) + 1
@@ -177,7 +187,7 @@ class Admission:
         return error
 
     def request(self, key: ApiKey | None) -> None:
-        """Count a request of ``key``. Raises RateLimited past its rate; such a request is not counted."""
+        """Count a request against the rate of ``key``. Raises RateLimited, counting nothing, beyond the rate."""
         if key is None or key.requests_per_sec is None:
             return
         now = _now()
@@ -190,11 +200,11 @@ class Admission:
             raise self._refused("request", RateLimited(message, retry_after_ms=math.ceil(wait * 1000)))
 
     def priority(self, owner: str | None, wanted: int) -> int:
-        """What ``wanted`` counts as for the key of that name: below 0, before all others, only where it may."""
+        """Return ``wanted``, raised to 0 unless the key named ``owner`` may use priorities below 0."""
         return wanted if owner in self._preferred else max(0, wanted)
 
     def input_pace(self, key: ApiKey | None) -> InputPace | None:
-        """What the connections of ``key`` are read at; None where there is no bound."""
+        """Return the pace at which to read all connections of ``key`` together; None where it has no limit."""
         if key is None or key.input_bytes_per_sec is None:
             return None
         bucket = self._input.get(key.name)

@@ -1,8 +1,9 @@
-"""Makes the conversations of a server: one engine, one set of limits, many sessions."""
+"""SessionFactory: opens the sessions of a server on its engine, within its limits."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -10,6 +11,9 @@ from functools import partial
 from typing import Any, Final
 from weakref import WeakSet
 
+from prometheus_client import Gauge
+
+from omni_ws import __version__
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.core.addresses import Addresses
@@ -32,16 +36,18 @@ from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.listening.workers import SpeechWorkers
 from omni_ws.service.observing.accounts import Accounts
+from omni_ws.service.observing.log_lines import write_line
 from omni_ws.service.observing.observer import ObservedSession, Observers, Origin, SessionIdentity
 from omni_ws.service.observing.session_log import SessionLog
 from omni_ws.service.sessions.admission import Admission
-from omni_ws.service.sessions.stand_in_log import StandInLog
 
-#: Audio that can be cut anywhere, for sessions that play it as it comes.
+logger = logging.getLogger("omni_ws.model")
+
+#: Formats that can be cut anywhere, for sessions whose client plays audio as it arrives.
 STREAM_FORMATS: Final = frozenset(
     {AudioEncoding.PCM16, AudioEncoding.F32, AudioEncoding.PCMU, AudioEncoding.PCMA, AudioEncoding.WAV}
 )
-#: And what HTTP answers may be besides.
+#: The formats of an HTTP response.
 FILE_FORMATS: Final = STREAM_FORMATS | {
     AudioEncoding.MP3,
     AudioEncoding.FLAC,
@@ -50,14 +56,37 @@ FILE_FORMATS: Final = STREAM_FORMATS | {
 }
 
 
+#: How many names of models that are not served are logged, and how much of each: clients choose them.
+MAX_NAMES: Final = 64
+MAX_NAME_CHARACTERS: Final = 128
+
+
+class StandInLog:
+    """Logs the names under which clients ask for models that are not served, each name once."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def asked(self, name: str, *, served: str) -> None:
+        """Log that the model ``served`` stands in for ``name``."""
+        name = name[:MAX_NAME_CHARACTERS]
+        if name in self._names or len(self._names) == MAX_NAMES:
+            return
+        self._names.add(name)
+        last = "; further names are not logged" if len(self._names) == MAX_NAMES else ""
+        write_line(logger, logging.INFO, f"asked for a model by another name{last}", asked=name, served=served)
+
+
 @dataclass(frozen=True, slots=True)
 class NewSession:
+    """An open session: its conversation, and the outbox that its answers go to."""
+
     conversation: Conversation
     outbox: Outbox
 
 
 class SessionFactory:
-    """``admission`` counts the sessions, ``budget`` the bytes that they hold together."""
+    """Opens sessions, and owns what they share: the engine, admission, the byte budget, metrics and observers."""
 
     def __init__(
         self,
@@ -82,7 +111,7 @@ class SessionFactory:
         self.observers.add(
             Accounts(self.metrics, SessionLog(content=config.log_content)), every_chunk=False, every_output=False
         )
-        #: Those that are there, for whoever looks at what they hold.
+        #: The open conversations.
         self.conversations: WeakSet[Conversation] = WeakSet()
         streaming = config.streaming_input
         self._limits = ConversationLimits(
@@ -99,20 +128,20 @@ class SessionFactory:
 
     @property
     def model(self) -> ServedModel:
-        """Engines in front of other servers know their model's name only once they have started."""
+        """The served model. An engine in front of another server knows its name only once it has started."""
         names = self.config.served_model_name or (self.engine.model,)
         return ServedModel(names, frozenset({*self.config.served_model_alias, LOCAL_MODEL}))
 
     @property
     def any_model(self) -> ServedModel:
-        """The model under whatever name, for clients that are made for other servers; exact where that is wanted."""
+        """The served model under any name, for clients of other servers; exact with ``strict_model_names``."""
         model = self.model
         if self.config.strict_model_names:
             return model
         return replace(model, stand_in=partial(self._stand_ins.asked, served=model.names[0]))
 
     def check_ready(self) -> None:
-        """Raises EngineOverloaded while the engine starts, EngineFailed when it is gone."""
+        """Raise EngineOverloaded while the engine starts, and EngineFailed when it is unavailable."""
         match self.engine.state:
             case EngineState.STARTING:
                 raise EngineOverloaded("the engine is still starting", retry_after_ms=1000)
@@ -132,13 +161,18 @@ class SessionFactory:
         resumable: bool = False,
         session_id: str | None = None,
     ) -> NewSession:
-        """``owner`` is the name of the API key that the session belongs to; ``admit`` is asked for each request.
-        A ``resumable`` session keeps a journal of what it has sent.
+        """Open a session; its caller must call ``observed.ended`` at its end.
 
-        With ``any_model`` a client may call the model what it likes, where the operator does not forbid it;
-        ``streamed_body`` is the input of Mode A or Mode B, all of which may have a limit.
-
-        Whoever opens it says by ``observed.ended`` that it is over.
+        Args:
+            output_formats: The formats in which its audio may be sent.
+            single_request: Whether it carries one request, as over HTTP, instead of many.
+            any_model: Whether the client may use any model name (see ``any_model``).
+            streamed_body: Whether its input arrives as in Mode A or Mode B, which is limited as a whole.
+            owner: The name of the API key that it belongs to.
+            admit: Called for each request; raises to refuse it.
+            origin: Labels it in metrics and logs.
+            resumable: Whether to keep a journal of what was sent, so that a client can resume.
+            session_id: Its id; by default a new one.
         """
         now = asyncio.get_running_loop().time
         streaming = self.config.streaming_input
@@ -150,21 +184,13 @@ class SessionFactory:
             budget=self.budget,
             journal_capacity=streaming.max_output_bytes if resumable else 0,
         )
-        rules = ConfigurationRules(
-            capabilities=self.engine.capabilities,
-            model=self.any_model if any_model else self.model,
-            output_formats=frozenset(output_formats),
-            defaults=self._defaults(paced=not single_request),
-            forced_start_policy=streaming.force_start_policy,
-            turn_detection=listens,
-        )
         observed = ObservedSession(
             SessionIdentity(session_id or new_id("sess_"), origin, owner), self.observers, now=now
         )
         observed.opened()
         conversation = Conversation(
             self.engine,
-            Configuration(rules),
+            Configuration(self._rules(output_formats, any_model=any_model, paced=not single_request, listens=listens)),
             outbox,
             limits=self._limits_of(single_request=single_request, streamed_body=streamed_body),
             budget=self.budget,
@@ -180,15 +206,49 @@ class SessionFactory:
         self.conversations.add(conversation)
         return NewSession(conversation, outbox)
 
+    def connect_gauges(self) -> None:
+        """Bind the gauges of the metrics, which are read at each scrape and cost nothing in between."""
+        metrics, engine, admission, budget = self.metrics, self.engine, self.admission, self.budget
+        metrics.sessions_active.set_function(lambda: admission.sessions)
+        metrics.sessions_limit.set(admission.max_sessions)
+        metrics.draining.set_function(lambda: admission.draining)
+        metrics.held_bytes.set_function(lambda: budget.held)
+        metrics.held_bytes_limit.set(budget.capacity)
+        metrics.engine_up.labels(engine.name).set_function(lambda: engine.state is EngineState.OK)
+        metrics.engine_active.labels(engine.name).set_function(lambda: engine.active_requests)
+        metrics.info.labels(__version__, engine.name).set(1)
+
+        def total(gauge: Gauge, size: Callable[[Conversation], int]) -> None:
+            gauge.set_function(lambda: sum(map(size, self.conversations)))
+
+        total(metrics.queue_bytes.labels("input"), lambda one: one.stream.held_bytes)
+        total(metrics.queue_bytes.labels("outbox"), lambda one: one.outbox.queued)
+        total(metrics.queue_bytes.labels("journal"), lambda one: one.outbox.journaled)
+        total(metrics.queue_bytes.labels("history"), lambda one: one.history.held_bytes)
+        total(metrics.queue_items.labels("reorder"), lambda one: one.stream.buffered_chunks)
+        total(metrics.queue_items.labels("outbox"), lambda one: len(one.outbox))
+
+    def _rules(
+        self, output_formats: frozenset[AudioEncoding], *, any_model: bool, paced: bool, listens: bool
+    ) -> ConfigurationRules:
+        return ConfigurationRules(
+            capabilities=self.engine.capabilities,
+            model=self.any_model if any_model else self.model,
+            output_formats=output_formats,
+            defaults=self._defaults(paced=paced),
+            forced_start_policy=self.config.streaming_input.force_start_policy,
+            turn_detection=listens,
+        )
+
     def _limits_of(self, *, single_request: bool, streamed_body: bool) -> ConversationLimits:
         limits = self._limits
-        if single_request:  # what its client sends along as history is what it wants to be used
+        if single_request:  # its client sends the history along, and decides how long it is
             limits = replace(limits, max_history_tokens=sys.maxsize)
         total = self.config.streaming_input.max_total_payload_per_session
         return replace(limits, stream=replace(limits.stream, max_total_bytes=total)) if streamed_body else limits
 
     def _defaults(self, *, paced: bool) -> Mapping[str, Any]:
-        """What the operator set for clients that do not say. Answers over HTTP are never paced."""
+        """The operator's defaults for a session's configuration. HTTP responses are never paced."""
         streaming = self.config.streaming_input
         wanted = {
             "start_policy": streaming.start_policy,

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, SessionTimeout
-from omni_ws.service.sessions.admission import PLACE_RETRY_MS
+from omni_ws.service.sessions.admission import SLOT_RETRY_MS
 from omni_ws.transport.grpc_salience.refusals import CallContext, refuse
 from omni_ws.wire.protobuf_fields import has_more_fields
 
@@ -112,7 +112,7 @@ class MessageIntake(grpc.aio.ServerInterceptor):
             if has_key:
                 self._check_key(context)
             if self._calls > self._max_calls:
-                raise EngineOverloaded(f"{self._max_calls} calls run already", retry_after_ms=PLACE_RETRY_MS)
+                raise EngineOverloaded(f"{self._max_calls} calls run already", retry_after_ms=SLOT_RETRY_MS)
             message = await (self._own_message(context) if has_key else self._keyless_message(context))
             if message is grpc.aio.EOF:
                 raise InvalidValue("the call has no message")
@@ -134,7 +134,7 @@ class MessageIntake(grpc.aio.ServerInterceptor):
             await asyncio.wait({reading}, timeout=PROMPT_SEC)
         if not reading.done():
             if self._slow.locked():
-                raise EngineOverloaded("too many messages come slowly", retry_after_ms=PLACE_RETRY_MS)
+                raise EngineOverloaded("too many messages come slowly", retry_after_ms=SLOT_RETRY_MS)
             async with self._slow:
                 await asyncio.wait({reading}, timeout=self._timeout_sec)
         return self._result(reading, self._timeout_sec)

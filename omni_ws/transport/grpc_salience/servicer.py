@@ -17,7 +17,7 @@ from omni_ws.generated import salience_pb2 as messages
 from omni_ws.generated.salience_pb2_grpc import SalienceServicer
 from omni_ws.service.conversation.configuration import ServedModel
 from omni_ws.service.failure import unexpected
-from omni_ws.service.sessions.admission import PLACE_RETRY_MS
+from omni_ws.service.sessions.admission import SLOT_RETRY_MS
 from omni_ws.service.tokens.sessions import TokenCall, TokensDone, TokenSessions
 from omni_ws.transport.grpc_salience.refusals import CallContext, refuse
 from omni_ws.transport.http.authentication import Authenticator
@@ -122,7 +122,7 @@ class Salience(SalienceServicer):
     @property
     def _sessions(self) -> TokenSessions:
         if self._begun is None:
-            raise EngineOverloaded("the engine is still starting", retry_after_ms=PLACE_RETRY_MS)
+            raise EngineOverloaded("the engine is still starting", retry_after_ms=SLOT_RETRY_MS)
         return self._begun
 
     def begin(self) -> None:
@@ -151,7 +151,7 @@ class Salience(SalienceServicer):
             authorization = authorization.decode("latin-1")
         key = self._authenticator.authenticate_header(authorization)
         if self._refuses_calls:
-            raise ShuttingDown("the server is shutting down", retry_after_ms=PLACE_RETRY_MS)
+            raise ShuttingDown("the server is shutting down", retry_after_ms=SLOT_RETRY_MS)
         return key
 
     async def _answer(self, context: CallContext, call: Callable[[ApiKey | None], Answer]) -> Answer:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from omni_ws.config.keys import ApiKey
-from omni_ws.service.sessions.admission import Admission, Place
+from omni_ws.service.sessions.admission import Admission, Slot
 from omni_ws.transport.http.exchange import HttpExchange
 
 
@@ -22,7 +22,7 @@ def slot_for_body(
     nobody. ``live`` bodies keep theirs from the start, since they are slow by nature. Raises as ``Admission.session``
     does, here and in ``exchange.read``.
     """
-    place: Place | None = None
+    place: Slot | None = None
     client = exchange.request.client
     admission.check(key, client=client)
     with ExitStack() as held:

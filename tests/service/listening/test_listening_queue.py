@@ -38,6 +38,11 @@ def audio(ms: int, number: int = 0, *, end: bool = False, form: str | None = Non
     return InputChunk(Modality.AUDIO, quiet(ms), number, format=form, timestamp_ms=number * 20, end_of_input=end)
 
 
+def counts(queue: ListeningQueue) -> tuple[int, int]:
+    """All items, and those that are urgent."""
+    return len(queue), queue.urgent
+
+
 def text(content: bytes = b"x") -> InputChunk:
     return InputChunk(Modality.TEXT, content, 0)
 
@@ -57,9 +62,9 @@ async def test_everything_but_open_audio_is_urgent() -> None:
     for item in (text(), SETTINGS, Mark.CANCEL, None, audio(20, end=True)):
         queue = make()
         queue.put(audio(20))
-        assert not queue.urgent
+        assert counts(queue) == (1, 0)
         queue.put(item)
-        assert queue.urgent == 1
+        assert counts(queue) == (2, 1)
 
 
 async def test_audio_counted_in_a_format_that_changed_leaves_nothing() -> None:

@@ -13,7 +13,7 @@ from support.mode_b_client import SESSIONS, call
 from support.raw_http import RawResponse, post
 
 from omni_ws.audio.wav import wav_header
-from omni_ws.service.sessions.stand_in_log import MAX_NAME_CHARACTERS, MAX_NAMES, StandInLog
+from omni_ws.service.sessions.factory import MAX_NAME_CHARACTERS, MAX_NAMES, StandInLog
 
 CHAT: Final = "/v1/chat/completions"
 MESSAGES: Final = [{"role": "user", "content": "hello"}]
