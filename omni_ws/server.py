@@ -148,7 +148,7 @@ async def listen(app: App) -> AsyncIterator[RunningServer]:
             app,
             connections=connections,
             limits=limits,
-            account=AccessLog(metrics),
+            log_access=AccessLog(metrics),
             addresses=app.sessions.addresses,
         ),
         compression="deflate" if streaming.permessage_deflate else None,

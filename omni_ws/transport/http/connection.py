@@ -99,7 +99,7 @@ _NEXT_PHASES: Final = {
 class HttpConnection(asyncio.Protocol, abc.ABC):
     """Serves the requests of one connection, one after another; an OpenConnection of the registry.
 
-    ``account`` is called with the record of every request.
+    ``log_access`` is called with the record of every request.
     """
 
     def __init__(
@@ -108,11 +108,11 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         application: Application,
         connections: Connections,
         limits: HttpLimits,
-        account: LogAccess,
+        log_access: LogAccess,
         addresses: Addresses,
     ) -> None:
         self._application = application
-        self.account = account
+        self._log_access = log_access
         self._connections = connections
         self._limits = limits
         self._addresses = addresses
@@ -133,7 +133,8 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._secure = False
         self._client = ""
         self._phase = Phase.HEAD
-        self._peer_finished = False
+        #: Whether the peer has closed its sending side.
+        self._half_closed = False
         #: Of the connection; tells TLS from HTTP.
         self._first_byte = b""
         #: Bytes received of the head in HEAD, and bytes discarded in LINGER.
@@ -202,7 +203,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._dispatch_events()
 
     def eof_received(self) -> bool:
-        self._peer_finished = True
+        self._half_closed = True
         if self._phase is not Phase.EXCHANGE:
             self._close()
             return False
@@ -316,7 +317,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
     def _begin_exchange(self, request: HttpRequest, *, origin_allowed: bool) -> None:
         self._enter(Phase.EXCHANGE)
         self._input.begin_body(request)
-        if self._peer_finished:
+        if self._half_closed:
             self._probe.begin()
         self._exchange = HttpExchange(
             request,
@@ -325,7 +326,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             connections=self._connections,
             origin_allowed=origin_allowed,
         )
-        self._task = self._loop.create_task(serve_exchange(self._exchange, self._application.handle, self.account))
+        self._task = self._loop.create_task(serve_exchange(self._exchange, self._application.handle, self._log_access))
         self._task.add_done_callback(self._exchange_done)
 
     def _exchange_done(self, task: asyncio.Task[None]) -> None:
@@ -366,7 +367,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         """Respond with ``error`` to what did not become an exchange, and close the connection."""
         status = http_status(error) or 400
         method = "" if self._request is None else self._request.method
-        self.account(AccessRecord(method, "", status, client=self._client, error=error))
+        self._log_access(AccessRecord(method, "", status, client=self._client, error=error))
         if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE) and not self._transport.is_closing():
             content = error_body(error)
             fields = [("Content-Type", JSON), ("Content-Length", str(len(content))), *error_headers(error)]
@@ -391,7 +392,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
 
     def _finish(self) -> None:
         """Take no more requests, and close the connection such that the peer receives the last response."""
-        if self._peer_finished or (self._input.body.complete and not self._input.pipelined_bytes):
+        if self._half_closed or (self._input.body.complete and not self._input.pipelined_bytes):
             self._close()
             return
         self._enter(Phase.LINGER)

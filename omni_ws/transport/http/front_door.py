@@ -1,15 +1,16 @@
-"""One port, two protocols: HTTP/1.1 until a client upgrades, then websockets takes the transport over.
+"""FrontDoor: HTTP/1.1 and WebSocket on one port.
 
-Use it as the connection factory of websockets' own server, so that extensions, keep-alive, close codes, TLS and Unix
-sockets stay the library's:
+A connection speaks HTTP until the client upgrades it; then a connection of the websockets library takes over the
+transport. The front door is the connection factory of the library's own server, which keeps its TLS, its Unix sockets,
+its extensions and its close codes:
 
     connections = Connections()
     door = front_door(application, connections=connections, limits=limits)
     async with serve(websocket_handler, host, port, create_connection=door, compression=None):
         ...
 
-The library takes a transport over in the middle of its life when it is given the request head once more. That works,
-and is not promised: the library's version is pinned, and tests/transport/http/test_front_door_contract.py keeps watch.
+The library takes over a transport in use if it is given the request head again. That is not documented: the version of
+the library is pinned, and tests/transport/http/test_front_door_contract.py checks what the front door relies on.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ from omni_ws.transport.http.connection import HttpConnection
 from omni_ws.transport.http.connections import Connections
 from omni_ws.transport.http.request import HttpRequest
 
+#: Size of a decoded Sec-WebSocket-Key (RFC 6455, section 4.1).
 _KEY_BYTES: Final = 16
-#: What the library reads once more.
+#: Header fields that the library parses, and its parsers.
 _LISTS: Final[tuple[tuple[str, Callable[[str], object]], ...]] = (
     ("Connection", parse_connection),
     ("Sec-WebSocket-Protocol", parse_subprotocol),
@@ -48,8 +50,11 @@ _FIELD_VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 
 
 class FrontDoor(HttpConnection):
-    """One connection. ``serve`` calls this with the protocol object and the options meant for a connection of its own:
-    the latter go to the connection that the application chooses, the former's limits to that connection's protocol."""
+    """An HTTP connection that can be upgraded to WebSocket.
+
+    ``serve`` creates it in place of a connection of its own. ``protocol`` provides the limits and extensions for the
+    protocol of an upgraded connection, whose factory gets ``options``.
+    """
 
     def __init__(
         self,
@@ -59,7 +64,7 @@ class FrontDoor(HttpConnection):
         application: Application,
         connections: Connections,
         limits: HttpLimits | None = None,
-        account: LogAccess = discard_record,
+        log_access: LogAccess = discard_record,
         addresses: Addresses | None = None,
         **options: Any,
     ) -> None:
@@ -67,7 +72,7 @@ class FrontDoor(HttpConnection):
             application=application,
             connections=connections,
             limits=limits or HttpLimits(),
-            account=account,
+            log_access=log_access,
             addresses=addresses or Addresses(),
         )
         self._given_protocol = protocol
@@ -79,12 +84,13 @@ class FrontDoor(HttpConnection):
         return len(self._server.all_connections)
 
     def upgrade(self, event: h11.Request, request: HttpRequest) -> None:
+        """Hand the transport over to a WebSocket connection, with the head and the bytes that followed it."""
         check_handshake(event, request)
         decision = self._application.upgrade(request)
-        if self._peer_finished:
+        if self._half_closed:
             raise InvalidFrame("a WebSocket needs both directions of the connection, and one is closed")
         connection = decision.connection(self._protocol_for(decision), self._server, **self._options)
-        self.account(AccessRecord(request.method, decision.route, 101, client=request.client))
+        self._log_access(AccessRecord(request.method, decision.route, 101, client=request.client))
         head = b"GET %b HTTP/1.1\r\n" % event.target
         head += b"".join(b"%b: %b\r\n" % field for field in event.headers.raw_items())
         trailing = self._http.trailing_data[0]
@@ -94,7 +100,7 @@ class FrontDoor(HttpConnection):
         connection.data_received(head + b"\r\n" + trailing)
 
     def _protocol_for(self, decision: UpgradeDecision) -> ServerProtocol:
-        """A protocol object of the path's own: ``serve`` has one choice of subprotocol for all paths."""
+        """Create the protocol of an upgraded connection; that of ``serve`` selects one subprotocol for all paths."""
 
         def select(protocol: ServerProtocol, offered: Sequence[Subprotocol]) -> Subprotocol | None:
             return None if decision.subprotocol is None else Subprotocol(decision.subprotocol)
@@ -115,26 +121,29 @@ def front_door(
     *,
     connections: Connections,
     limits: HttpLimits | None = None,
-    account: LogAccess = discard_record,
+    log_access: LogAccess = discard_record,
     addresses: Addresses | None = None,
 ) -> type[ServerConnection]:
-    """What to give to ``serve`` as ``create_connection``."""
+    """Return the ``create_connection`` argument of ``serve``.
+
+    ``log_access`` is called with the record of every request; ``addresses`` knows the trusted proxies.
+    """
     door: Callable[..., FrontDoor] = functools.partial(
         FrontDoor,
         application=application,
         connections=connections,
         limits=limits,
-        account=account,
+        log_access=log_access,
         addresses=addresses,
     )
-    # websockets documents "a wrapper or a subclass" and annotates only the latter.
+    # websockets documents a wrapper or a subclass of ServerConnection, and annotates the latter only.
     return cast("type[ServerConnection]", door)
 
 
 def check_handshake(event: h11.Request, request: HttpRequest) -> None:
-    """Refuse, with a JSON answer of ours, what the library would refuse with a text of its own (RFC 6455, 4.2.1).
+    """Refuse handshakes that the library would refuse with a text response of its own (RFC 6455, section 4.2.1).
 
-    Raises InvalidFrame, UpgradeRequired or HeaderTooLarge.
+    Raises InvalidFrame, UpgradeRequired or HeaderTooLarge, which become JSON responses.
     """
     if request.headers.get_all("sec-websocket-version") != ("13",):
         raise UpgradeRequired("this server speaks version 13 of the WebSocket protocol")
