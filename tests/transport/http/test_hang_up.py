@@ -12,7 +12,7 @@ import pytest
 from support.live_server import live_server
 from support.native_client import native_client
 
-from omni_ws.transport.http.hang_up import HangUp, hang_up
+from omni_ws.transport.http.hang_up import HalfCloseProbe, HangUp, hang_up
 
 
 @contextlib.asynccontextmanager
@@ -77,3 +77,21 @@ async def test_the_kernel_asks_silent_peers() -> None:
         assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         names = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
         assert [accepted.getsockopt(socket.IPPROTO_TCP, name) for name in names] == [15, 5, 3]
+
+
+@pytest.mark.virtual_clock
+async def test_half_close_probes_become_rarer_until_they_stop() -> None:
+    loop = asyncio.get_running_loop()
+    probes: list[float] = []
+    probe = HalfCloseProbe(loop, lambda: probes.append(loop.time()), first_sec=1, longest_sec=5)
+    probe.begin()
+    await asyncio.sleep(0.5)
+    probe.begin()  # runs already
+    await asyncio.sleep(18)
+    assert probes == [pytest.approx(at) for at in (1, 3, 7, 12, 17)]
+    probe.stop()
+    await asyncio.sleep(100)
+    assert len(probes) == 5
+    probe.begin()
+    await asyncio.sleep(1.5)
+    assert len(probes) == 6

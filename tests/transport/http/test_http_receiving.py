@@ -1,0 +1,243 @@
+"""The receiving half of a connection, over a transport that records when it is read."""
+
+from __future__ import annotations
+
+import asyncio
+
+import h11
+import pytest
+
+from omni_ws.core.addresses import Addresses
+from omni_ws.errors import SessionTimeout
+from omni_ws.transport.http.hang_up import HangUp, PeerGone
+from omni_ws.transport.http.receiving import HttpInput, RequestBody
+from omni_ws.transport.http.request import read_request
+
+pytestmark = pytest.mark.virtual_clock
+
+HIGH_WATER = 1000
+TIMEOUT_SEC = 30.0
+MIN_RATE = 100.0
+
+
+class ReadTransport(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self._reading = True
+        self.closing = False
+
+    def pause_reading(self) -> None:
+        assert self._reading, "paused twice"
+        self._reading = False
+
+    def resume_reading(self) -> None:
+        assert not self._reading, "resumed twice"
+        self._reading = True
+
+    def is_reading(self) -> bool:
+        return self._reading
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+
+class Receiving:
+    """An input in the middle of a request whose body is chunked."""
+
+    def __init__(self, *, expect: str = "", min_rate: float | None = MIN_RATE) -> None:
+        self.http = h11.Connection(h11.SERVER)
+        self.transport = ReadTransport()
+        self.continues = 0
+        self.found: list[HangUp] = []
+        self.input = HttpInput(
+            self.http,
+            high_water_bytes=HIGH_WATER,
+            body_timeout_sec=TIMEOUT_SEC,
+            min_rate=min_rate,
+            send_continue=self._send_continue,
+            on_hang_up=self.found.append,
+        )
+        self.input.attach(self.transport)
+        head = f"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n{expect}\r\n"
+        self.http.receive_data(head.encode())
+        event = self.http.next_event()
+        assert isinstance(event, h11.Request)
+        self.input.begin_body(read_request(event, client="", secure=False, addresses=Addresses()))
+
+    @property
+    def body(self) -> RequestBody:
+        return self.input.body
+
+    def _send_continue(self) -> None:
+        self.continues += 1
+        self.http.send(h11.InformationalResponse(status_code=100, headers=[]))
+
+    def feed_all(self) -> None:
+        """A body and a pipelined request of as many bytes as are left."""
+        self.http.receive_data(b"0\r\n\r\nGET /next")
+        assert isinstance(self.http.next_event(), h11.EndOfMessage)
+        self.input.finish_body()
+
+
+async def failure(body: RequestBody) -> tuple[float, str]:
+    """When reading fails, and the message."""
+    with pytest.raises(SessionTimeout) as raised:
+        await body.take()
+    return asyncio.get_running_loop().time(), str(raised.value)
+
+
+async def test_body_returns_all_that_has_arrived_then_its_end() -> None:
+    body = RequestBody()
+    taking = asyncio.create_task(body.take())
+    await asyncio.sleep(0)
+    body.feed(b"ab")
+    body.feed(b"c")
+    assert await taking == b"abc"
+    body.feed(b"d")
+    body.finish()
+    assert [await body.take(), await body.take(), await body.take()] == [b"d", b"", b""]
+    assert (body.received, body.held, body.complete) == (4, 0, True)
+
+
+async def test_body_fails_behind_what_has_arrived_and_once() -> None:
+    body = RequestBody()
+    body.feed(b"ab")
+    body.fail(SessionTimeout("first"))
+    body.fail(SessionTimeout("second"))
+    assert await body.take() == b"ab"
+    with pytest.raises(SessionTimeout, match="first"):
+        await body.take()
+    assert body.ended
+    assert not body.complete
+
+
+async def test_reading_pauses_at_the_high_water_mark_until_the_body_is_read() -> None:
+    receiving = Receiving()
+    receiving.input.feed(bytes(HIGH_WATER - 1))
+    assert receiving.transport.is_reading()
+    receiving.input.feed(b"x")
+    assert not receiving.transport.is_reading()
+    await receiving.body.take()
+    receiving.input.after_read()
+    assert receiving.transport.is_reading()
+
+
+async def test_reading_pauses_behind_too_many_pipelined_bytes_until_the_next_request() -> None:
+    receiving = Receiving()
+    receiving.feed_all()
+    assert receiving.input.pipelined_bytes == len("GET /next")
+    receiving.input.hold_pipelined(HIGH_WATER - len("GET /next"))
+    assert receiving.transport.is_reading()
+    receiving.input.hold_pipelined(1)
+    assert not receiving.transport.is_reading()
+    receiving.input.after_read()
+    assert not receiving.transport.is_reading()
+    assert receiving.input.next_request() == HIGH_WATER + 1
+    assert receiving.transport.is_reading()
+    assert receiving.input.pipelined_bytes == 0
+
+
+async def test_yielding_pauses_for_one_pass_whatever_is_read_meanwhile() -> None:
+    receiving = Receiving()
+    passes: list[bool] = []
+    receiving.input.yield_to_loop(lambda: passes.append(receiving.transport.is_reading()))
+    receiving.input.after_read()
+    assert not receiving.transport.is_reading()
+    await asyncio.sleep(0)
+    assert passes == [True]
+
+
+async def test_yielding_with_a_full_body_stays_paused() -> None:
+    receiving = Receiving()
+    receiving.input.feed(bytes(HIGH_WATER))
+    receiving.input.yield_to_loop(lambda: None)
+    await asyncio.sleep(0)
+    assert not receiving.transport.is_reading()
+    await receiving.body.take()
+    receiving.input.after_read()
+    assert receiving.transport.is_reading()
+
+
+async def test_closing_transport_is_left_alone() -> None:
+    receiving = Receiving()
+    receiving.transport.closing = True
+    receiving.input.feed(bytes(HIGH_WATER))
+    receiving.input.yield_to_loop(lambda: None)
+    await asyncio.sleep(0)
+    assert receiving.transport.is_reading()
+
+
+async def test_silence_times_out() -> None:
+    receiving = Receiving()
+    receiving.input.feed(b"x")
+    await receiving.body.take()
+    at, message = await failure(receiving.body)
+    assert at == pytest.approx(30)
+    assert message == "the request body stood still for 30 s"
+
+
+async def test_slow_body_times_out_by_its_rate() -> None:
+    receiving = Receiving()
+    for _ in range(4):
+        await asyncio.sleep(10)
+        receiving.input.feed(bytes(500))
+        assert len(await receiving.body.take()) == 500
+    # 30 s, and 5 s for each 500 bytes, of which some arrive every 10 s.
+    at, message = await failure(receiving.body)
+    assert at == pytest.approx(50)
+    assert message == "the request body came with less than 100 bytes a second"
+
+
+async def test_live_body_may_be_slow() -> None:
+    receiving = Receiving()
+    receiving.input.min_rate = None
+    for _ in range(20):
+        await asyncio.sleep(TIMEOUT_SEC - 1)
+        receiving.input.feed(b"x")
+        assert await receiving.body.take() == b"x"
+
+
+async def test_deadline_stands_still_while_the_server_does_not_read() -> None:
+    receiving = Receiving()
+    receiving.input.feed(bytes(HIGH_WATER))
+    await asyncio.sleep(10 * TIMEOUT_SEC)
+    await receiving.body.take()
+    receiving.input.after_read()
+    assert not receiving.body.ended
+    assert (await failure(receiving.body))[0] == pytest.approx(11 * TIMEOUT_SEC)
+
+
+async def test_deadline_begins_with_the_100_continue() -> None:
+    receiving = Receiving(expect="Expect: 100-continue\r\n")
+    await asyncio.sleep(10 * TIMEOUT_SEC)
+    assert not receiving.body.ended
+    receiving.input.before_read()
+    receiving.input.before_read()
+    assert receiving.continues == 1
+    assert (await failure(receiving.body))[0] == pytest.approx(11 * TIMEOUT_SEC)
+
+
+@pytest.mark.parametrize("end", ["response", "body", "detached"])
+async def test_nothing_is_owed_after_the_end(end: str) -> None:
+    receiving = Receiving()
+    match end:
+        case "response":
+            receiving.input.end_request()
+        case "body":
+            receiving.feed_all()
+        case _:
+            receiving.input.detach()
+    await asyncio.sleep(10 * TIMEOUT_SEC)
+    assert receiving.body.ended is (end != "response")
+    if end == "detached":
+        with pytest.raises(PeerGone):
+            await receiving.body.take()
+
+
+async def test_chunk_size_has_at_most_16_digits() -> None:
+    receiving = Receiving()
+    receiving.http.receive_data(b"0000000000000001\r\na\r\n")
+    assert isinstance(receiving.http.next_event(), h11.Data)
+    receiving.http.receive_data(b"00000000000000001\r\nb\r\n")
+    with pytest.raises(h11.RemoteProtocolError, match="chunk size too long"):
+        receiving.http.next_event()
