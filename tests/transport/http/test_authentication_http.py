@@ -49,7 +49,7 @@ async def test_without_a_known_key_there_is_nothing(headers: tuple[str, ...]) ->
         for path, body in BODIES.items():
             answers.append(await post(server.port, path, body, *headers))
             answers.append(await post(server.port, path, body, "X-Streaming-Input: true", *headers))
-            # Not even a body that cannot be read is looked at.
+            # The key is checked before the body is read.
             answers.append(await post(server.port, path, b"{", "Accept: text/event-stream", *headers))
     for answer in answers:
         assert answer.status == 401
@@ -107,7 +107,7 @@ async def test_a_key_has_so_many_sessions_at_a_time() -> None:
                 assert answer.error["type"] == "rate_limit_error"
                 assert int(answer.headers["retry-after"]) >= 1
         assert (await get(server, "/v1/models", second)).status == 200
-        # Another key is another matter.
+        # Another key has limits of its own.
         other = asyncio.create_task(post(server.port, CHAT, BODIES[CHAT], "Authorization: Bearer sesame"))
         await server.until(lambda: server.engine.active_requests == 2)
         gate.set()
@@ -126,7 +126,7 @@ async def test_a_server_has_so_many_sessions_at_a_time() -> None:
                 answer = await post(server.port, CHAT, BODIES[CHAT], *streaming)
                 assert (answer.status, answer.error["code"]) == (503, "engine_overloaded")
                 assert int(answer.headers["retry-after"]) >= 1
-            # What takes no session stays.
+            # Routes without sessions still respond.
             assert (await get(server, "/health")).json()["sessions"] == 2
             await two.send(chunked(b'"text":"a"}\n'))
             assert (await two.response()).status == 200

@@ -1,4 +1,4 @@
-"""How many connections a port holds: at the limit, one past it, and a flood of them."""
+"""The limit on connections of a port: at the limit, one past it, and in a flood."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ async def test_at_the_limit_and_one_past_it() -> None:
         async with raw_client(door.port) as one, raw_client(door.port) as two:
             assert [await get(one), await get(two)] == [200, 200]
             async with raw_client(door.port) as three:
-                answer = await three.response()  # without having asked for anything
+                answer = await three.response()  # sent before any request
                 assert (answer.status, answer.error["code"]) == (503, "engine_overloaded")
                 assert (answer.headers["retry-after"], answer.headers["connection"]) == ("1", "close")
                 assert await three.rest() == b""
             assert [await get(one), await get(two)] == [200, 200]
         async with asyncio.timeout(10):
-            while len(door.connections):  # noqa: ASYNC110 - nothing tells of it
+            while len(door.connections):  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0)
         async with raw_client(door.port) as again:
             assert await get(again) == 200
@@ -58,7 +58,7 @@ async def test_websockets_are_connections_too() -> None:
 
 @pytest.mark.virtual_clock
 async def test_a_flood_is_dropped_and_takes_no_place() -> None:
-    """Those that are told why may take their time to read it; there is a bound on them, and they count for nothing."""
+    """Refused connections linger until their 503 is read; their number is bounded and does not count as open."""
     async with serving(APPLICATION, max_connections=1) as door, contextlib.AsyncExitStack() as flood:
         async with raw_client(door.port) as one:
             assert await get(one) == 200
@@ -68,5 +68,5 @@ async def test_a_flood_is_dropped_and_takes_no_place() -> None:
             assert len(door.connections) == 1 + MAX_TURNED_AWAY
         async with raw_client(door.port) as two:
             assert await get(two) == 200
-        await asyncio.sleep(6)  # their time is over
+        await asyncio.sleep(6)  # longer than a connection lingers
         assert len(door.connections) == 0

@@ -1,4 +1,4 @@
-"""The re-armable deadline."""
+"""A deadline that is armed, moved and disarmed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One port: HTTP/1.1 and WebSocket on the same listening socket, and on the same connection."""
+"""HTTP/1.1 and WebSocket on one port, and on one connection."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def health(exchange: HttpExchange) -> None:
 
 
 async def count_parts(exchange: HttpExchange) -> None:
-    """Answers each part of the body before the next one is read."""
+    """Writes each part of the body back before it reads the next one."""
     await exchange.start(200, [("Content-Type", "application/x-ndjson")])
     async for part in exchange.body():
         await exchange.write(b"%d\n" % len(part))

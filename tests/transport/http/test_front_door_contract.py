@@ -1,5 +1,7 @@
-"""What the front door relies on in websockets and h11 without a promise of theirs. A failure here says: look before
-you raise the version."""
+"""Undocumented behaviour of websockets and h11 that the front door relies on.
+
+A failure means that a version was raised which needs to be examined first.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("no_task_left")
 
 
 class RecordingTransport(asyncio.Transport):
-    """Keeps what is written; says of itself what a plain TCP transport says."""
+    """Records what is written; otherwise like a plain TCP transport."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +88,7 @@ async def test_serve_calls_its_factory_with_protocol_server_and_options() -> Non
 
 
 class OneConnectionServer:
-    """What ServerConnection uses of its server."""
+    """The part of a server that ServerConnection uses."""
 
     def __init__(self, handler: Callable[[ServerConnection], Coroutine[Any, Any, None]]) -> None:
         self.handler = handler
@@ -129,14 +131,14 @@ def test_h11_hands_out_what_follows_an_upgrade() -> None:
 
 
 def test_h11_does_not_refuse_two_framings_itself() -> None:
-    """The reason why this project does; should h11 begin to, its own check can go."""
+    """The reason why this project refuses them; the check can go once h11 does."""
     http = h11.Connection(h11.SERVER)
     http.receive_data(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\n\r\n")
     assert isinstance(http.next_event(), h11.Request)
 
 
 def test_h11_takes_sizes_of_chunks_with_more_digits_than_others() -> None:
-    """The reason why this project puts a reader of its own in the place of h11's."""
+    """The reason why this project replaces h11's reader of chunks."""
     for bounded in (False, True):
         http = h11.Connection(h11.SERVER)
         http.receive_data(b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -150,7 +152,7 @@ def test_h11_takes_sizes_of_chunks_with_more_digits_than_others() -> None:
 
 
 def test_h11_bounds_only_incomplete_heads() -> None:
-    """The reason why this project counts the bytes of complete ones."""
+    """The reason why this project limits complete heads."""
     http = h11.Connection(h11.SERVER, max_incomplete_event_size=100)
     http.receive_data(b"GET / HTTP/1.1\r\nHost: x\r\nA: " + b"a" * 1000 + b"\r\n\r\n")
     assert isinstance(http.next_event(), h11.Request)

@@ -1,4 +1,4 @@
-"""How a peer's bytes were cut into packets must never decide about an answer."""
+"""Responses do not depend on how a peer's bytes are cut into packets."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ LAST = [
 
 
 async def converse(sent: bytes, cuts: list[int]) -> bytes:
-    """What the server answers to ``sent``, cut at ``cuts`` with a pause after each part, less what time changes."""
+    """The response to ``sent``, cut at ``cuts`` with a pause after each part, without the fields that time changes."""
     async with serving(APPLICATION, limits=LIMITS) as door, raw_client(door.port) as client:
         for start, end in pairwise([0, *cuts, len(sent)]):
             client.writer.write(sent[start:end])
             for _ in range(3):
                 await asyncio.sleep(0)
         received = b""
-        if sent.endswith(b"hi"):  # a WebSocket cannot live on one direction: let it answer first
+        if sent.endswith(b"hi"):  # a half-closed connection is not upgraded: wait for the 101
             received = await client.reader.readuntil(b"\x81\x02hi")
         client.finish_sending()
         received += await client.rest()

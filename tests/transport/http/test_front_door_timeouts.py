@@ -1,4 +1,4 @@
-"""Every timer of an HTTP connection, on a clock that jumps: each is met just before and just after it fires."""
+"""The deadlines of an HTTP connection on the virtual clock, just before and just after each expires."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMITS = HttpLimits(
     write_timeout_sec=20,
     linger_timeout_sec=5,
 )
-#: The server's timers are armed in the same virtual instant in which the client acts, or a few loop passes later.
+#: Tolerance: the server arms its timers in the virtual instant in which the client acts, or a few passes later.
 JUST = 0.5
 
 
@@ -114,7 +114,7 @@ async def test_stalled_body_is_answered_by_408() -> None:
 
 @pytest.mark.parametrize(("every", "size", "seconds"), [(29, 1, 30), (10, 4_900, 1020), (10, 5_000, None)])
 async def test_slow_body_is_answered_by_408(every: float, size: int, seconds: float | None) -> None:
-    """The time-out once, and from then on 500 bytes a second on the whole: 4,900 in 10 s lose 0.2 s each time."""
+    """After the time-out, 500 bytes a second are required: 4,900 bytes in 10 s fall behind by 0.2 s each time."""
     limits = replace(LIMITS, min_body_rate=500)
     async with serving(APPLICATION, limits=limits) as door, raw_client(door.port) as client:
         await client.send(request("POST", "/measure", "Transfer-Encoding: chunked"))
@@ -171,7 +171,7 @@ async def test_handler_sets_its_own_body_timeout(timeout: float | None) -> None:
         await asyncio.sleep(99)
         await client.send(b"bc")
         assert (await client.response()).status == 200
-        # The next request on the connection has the ordinary bound again.
+        # The next request on the connection has the default time-out again.
         await client.send(request("POST", "/measure", "Content-Length: 3"))
         begin = now()
         assert (await client.response()).status == 408
@@ -211,7 +211,7 @@ async def test_client_that_does_not_read_is_dropped() -> None:
 
 
 def silent_after(started: asyncio.Event, gone: asyncio.Event, *, filler: bytes | None) -> RoutedApplication:
-    """A handler that falls silent: before its answer, or with a ``filler`` in the middle of it."""
+    """A handler that stalls: before its response, or within it, with a ``filler``."""
 
     async def fall_silent(exchange: HttpExchange) -> None:
         try:

@@ -1,4 +1,4 @@
-"""What the kernel knows of a peer whose socket is not read, on every event loop."""
+"""Detection of peers that disconnect unnoticed, on every event loop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from omni_ws.transport.http.hang_up import HalfCloseProbe, HangUp, hang_up
 
 @contextlib.asynccontextmanager
 async def unread() -> AsyncIterator[tuple[asyncio.Transport, socket.socket]]:
-    """A transport that is not read, and its peer, of whom something waits."""
+    """A transport whose reading is paused with data waiting, and the socket of its peer."""
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as peer:
         accepted, _ = server.accept()
         accepted.setblocking(False)
@@ -42,7 +42,7 @@ async def test_a_peer_that_is_there() -> None:
 
 @pytest.mark.parametrize("closed", [True, False])
 async def test_a_peer_that_sends_nothing_any_more(closed: bool) -> None:
-    """Half closed and closed look the same, until something is sent."""
+    """Half-closed and closed sockets look the same until something is sent."""
     async with unread() as (transport, peer):
         if closed:
             peer.close()

@@ -1,4 +1,4 @@
-"""Which names, and which pages, a server answers to."""
+"""Checks of the Host and Origin fields."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def ask(server: LiveServer, host: str | None, line: str, more: str = "", *
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "localhost.evil.example", ""])
 async def test_a_server_without_keys_answers_to_no_foreign_name(host: str) -> None:
-    """On every route, and on the WebSocket, whatever the page's origin, which is then that name's own."""
+    """On every route and on the WebSocket, also where the origin matches the foreign Host, as after DNS rebinding."""
     async with live_server() as server:
         foreign = host.format(port=server.port)
         methods = [(method, path) for path, methods in server.app.routes for method in methods]
@@ -42,7 +42,7 @@ async def test_it_answers_to_this_machine_and_to_addresses(host: str) -> None:
         own = host.format(port=server.port)
         assert (await ask(server, own, "GET /health")).status == 200
         assert (await ask(server, own, "GET /v1/streaming_input", WEBSOCKET)).status == 101
-        assert (await ask(server, None, "GET /health", version="1.0")).status == 200  # which no browser speaks
+        assert (await ask(server, None, "GET /health", version="1.0")).status == 200  # HTTP/1.0 needs no Host
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ async def test_a_server_with_keys_answers_to_any_name() -> None:
 
 @pytest.mark.parametrize(("scheme", "status"), [("http", 101), ("HTTP", 101), ("https", 403), ("ws", 403)])
 async def test_the_own_origin_has_the_own_scheme(scheme: str, status: int) -> None:
-    """A page behind a TLS proxy is of another origin, which is to be allowed by its name."""
+    """Behind a TLS proxy a page has an https origin, which must be allowed by name."""
     async with live_server() as server:
         host = f"localhost:{server.port}"
         origin = f"Origin: {scheme}://{host}\r\n"

@@ -1,4 +1,4 @@
-"""Many clients of the HTTP routes at once, of which none behaves: whatever they do, nothing of them is left."""
+"""Many misbehaving clients of the HTTP routes at once: nothing of them is left."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ async def misbehave(server: LiveServer, dice: random.Random) -> None:
             case 0:
                 client.reset()
             case 1:
-                # Both directions end: the server answers or says what is missing, and ends too.
-                with contextlib.suppress(OSError):  # the server may have ended already
+                # The server responds or reports what is missing, and closes the connection.
+                with contextlib.suppress(OSError):  # the server may have closed already
                     client.finish_sending()
                 async with asyncio.timeout(10):
                     await client.rest()
@@ -83,7 +83,7 @@ async def misbehave(server: LiveServer, dice: random.Random) -> None:
                         await client.reader.read(dice.randrange(1, 400))
                 client.reset()
             case _:
-                # A client that owes the rest of its body may wait for its answer for ever.
+                # A client that still owes body bytes may wait forever.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(0.05):
                         await client.rest()

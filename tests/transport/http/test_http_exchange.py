@@ -1,4 +1,4 @@
-"""Exchanges on a real socket: bodies, answers, refusals, and what a connection does afterwards."""
+"""Exchanges over real sockets: bodies, responses, refusals, and the connection after them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def only(handler: object) -> RoutedApplication:
 async def until(condition: Callable[[], bool]) -> None:
     """Let the event loop run until ``condition`` holds."""
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - the state is the server's own, and it tells nobody
+        while not condition():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0)
 
 
@@ -202,7 +202,7 @@ async def test_error_becomes_its_answer(
 
     async with serving(only(fail)) as door, raw_client(door.port) as client:
         await client.send(request("GET", "/") * 2)
-        for _ in range(2):  # the connection goes on
+        for _ in range(2):  # the connection is reused
             answer = await client.response()
             assert answer.status == status
             assert answer.error == {"message": "no", "type": error_type, "param": error.param, "code": error.code}
@@ -305,7 +305,7 @@ async def test_too_large_body_is_refused_when_it_shows() -> None:
 
 
 async def test_refusal_reaches_a_client_that_is_still_sending() -> None:
-    """Without lingering, the kernel answers the bytes of the body with a reset, which overtakes the 413."""
+    """Without lingering, the kernel would reset the connection, and the client would lose the 413."""
     size = 8 * 1024 * 1024
     async with serving(APPLICATION) as door, raw_client(door.port) as client:
         await client.send(request("POST", "/measure", f"Content-Length: {size}", body=b"b" * size))
@@ -367,7 +367,7 @@ async def test_unread_body_stops_the_reading() -> None:
         reading.set()
         assert (await client.response()).status == 200
     assert sum(sizes) == total
-    assert max(sizes) <= 64 * 1024 + 256 * 1024  # the high-water mark, overrun by one read of the loop at most
+    assert max(sizes) <= 64 * 1024 + 256 * 1024  # the high-water mark and one read of the loop
 
 
 @pytest.mark.counts_passes
@@ -456,7 +456,7 @@ async def test_body_cut_off_by_its_sender_is_refused() -> None:
         assert (answer.status, answer.error["code"]) == (400, "invalid_frame")
 
 
-# What is not a request
+# Malformed requests
 
 
 @pytest.mark.parametrize(
@@ -588,7 +588,7 @@ async def test_options_without_a_browser() -> None:
         assert missing.status == 404
 
 
-# Peers that go, or do not read
+# Peers that disconnect or do not read
 
 
 async def test_half_close_after_the_request_is_answered() -> None:
@@ -614,7 +614,7 @@ async def test_half_close_before_the_answer_is_ready() -> None:
         client.finish_sending()
         await asked.wait()
         _, status, _ = await client.head()
-        assert status == 100  # the question whether anyone still listens
+        assert status == 100  # the probe
         release.set()
         assert (await client.response()).body == b"late"
 
@@ -681,7 +681,7 @@ async def test_writer_to_a_dead_peer_is_stopped() -> None:
 
 
 async def test_writing_raises_once_the_transport_closes() -> None:
-    """A handler that shields itself from cancellation still cannot write into the void for ever."""
+    """A handler that shields itself from cancellation fails when it writes."""
     outcome: asyncio.Future[type[BaseException]] = asyncio.get_running_loop().create_future()
 
     async def write_on(exchange: HttpExchange) -> None:
@@ -790,7 +790,7 @@ async def test_draining_lets_busy_connections_answer_and_close() -> None:
         answer = await client.response()
         assert (answer.body, answer.headers["connection"]) == (b"done", "close")
         assert await client.rest() == b""
-        assert await streamed.rest() == b"0\r\n\r\n"  # its head was out before the drain began
+        assert await streamed.rest() == b"0\r\n\r\n"  # its head was sent before the drain began
         assert await door.connections.wait_idle(10)
 
 

@@ -73,14 +73,14 @@ class Receiving:
         self.http.send(h11.InformationalResponse(status_code=100, headers=[]))
 
     def feed_all(self) -> None:
-        """A body and a pipelined request of as many bytes as are left."""
+        """Receive the end of the body, and the beginning of a pipelined request."""
         self.http.receive_data(b"0\r\n\r\nGET /next")
         assert isinstance(self.http.next_event(), h11.EndOfMessage)
         self.input.finish_body()
 
 
 async def failure(body: RequestBody) -> tuple[float, str]:
-    """When reading fails, and the message."""
+    """Wait for a time-out; return when it occurred, and its message."""
     with pytest.raises(SessionTimeout) as raised:
         await body.take()
     return asyncio.get_running_loop().time(), str(raised.value)

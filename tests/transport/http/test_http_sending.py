@@ -1,4 +1,4 @@
-"""The sending half of a connection, over a transport that does as it is told."""
+"""The sending half of a connection, over a transport that records what is written."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ObedientTransport(asyncio.Transport):
 
 
 def started(on_timeout: Callable[[], None] = lambda: None) -> tuple[HttpOutput, ObedientTransport]:
-    """An output in the middle of a chunked answer."""
+    """An output in the middle of a chunked response."""
     http = h11.Connection(h11.SERVER)
     http.receive_data(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
     http.next_event()

@@ -1,4 +1,4 @@
-"""A client that goes at any byte of its request, or of its answer: nothing of it is left."""
+"""Clients that disconnect at any byte of the request or of the response: nothing of them is left."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_at_every_byte_of_the_request(kind: str) -> None:
                 await client.send(whole[:cut])
                 if cut % 2:
                     client.reset()
-        # Behind all that were there before it.
+        # Behind all requests before it.
         assert (await call(server.port, "GET", "/health")).status == 200
         await server.check_empty()
 
@@ -58,14 +58,14 @@ async def test_at_every_byte_of_the_answer(kind: str) -> None:
         async with raw_client(server.port) as client:
             await client.send(REQUESTS[kind].replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
             whole = len(await client.rest())
-        assert whole > 100  # with the line that the others lack
+        assert whole > 100  # with the line that the other requests lack
         for cut in range(1, whole - 40, max(1, whole // 100)):
             async with raw_client(server.port) as client:
                 await client.send(REQUESTS[kind])
                 await client.reader.readexactly(cut)
                 if cut % 2:
                     client.reset()
-        # Behind all that were there before it.
+        # Behind all requests before it.
         assert (await call(server.port, "GET", "/health")).status == 200
         await server.check_empty()
 
@@ -84,4 +84,4 @@ async def test_at_every_byte_of_a_session_over_several_requests() -> None:
             status = (await call(server.port, "GET", f"{SESSIONS}/{session}")).json()
             assert (status["next_sequence_id"], status["state"]) == (1, "started")
             assert (await call(server.port, "DELETE", f"{SESSIONS}/{session}")).status == 204
-        assert len(server.app.registry) == 2  # remembered as deleted, and no others
+        assert len(server.app.registry) == 2  # both are remembered as deleted

@@ -1,4 +1,4 @@
-"""Heads of requests, good, bad and at their limits: what comes before any key is asked for never ends in a 500."""
+"""Request heads, valid, malformed and at their limits: none of them causes a 500, with or without a key."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def answered(sent: bytes) -> RawResponse:
 
 @pytest.mark.parametrize(("lines", "status"), [(128, 200), (129, 431)])
 async def test_a_head_has_at_most_128_lines(lines: int, status: int) -> None:
-    more = [f"X-{number}: x" for number in range(lines - 1)]  # and Host
+    more = [f"X-{number}: x" for number in range(lines - 1)]  # Host is one more
     answer = await answered(request("GET", "/", *more))
     assert answer.status == status
     if status == 431:
@@ -89,7 +89,7 @@ async def test_what_is_wrong_is_said_in_words(sent: bytes) -> None:
     assert not any(mark in answer.error["message"] for mark in ("b'", "bytearray", "\\x"))
 
 
-# what browsers send, and others make of it
+# fields that browsers send
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ async def test_a_404_of_an_upgrade_and_of_a_long_path() -> None:
             assert (await client.response()).error["message"] == f"there is nothing at /{'x' * 127}…"
 
 
-# anything at all
+# arbitrary bytes
 
 
 NAMES = st.sampled_from(

@@ -23,7 +23,7 @@ from omni_ws.errors import EngineFailed
 
 PATH = "/v1/audio/speech"
 TEXT = "one two three"
-#: What the tone engine makes of it: 20 ms a word, at 24 kHz in 16 bits.
+#: The tone engine's audio: 20 ms a word, at 24 kHz in 16 bits.
 PCM_BYTES = 3 * 20 * 24 * 2
 
 
@@ -36,7 +36,7 @@ def spoken(server: LiveServer) -> Any:
     return one
 
 
-# --- a whole reply
+# --- whole responses
 
 
 async def test_a_whole_reply_is_mp3_by_default() -> None:
@@ -314,7 +314,7 @@ async def test_the_engine_stops_when_the_client_goes() -> None:
             client.reset()
 
 
-# --- Mode A: the text as it is written
+# --- Mode A: text that is still being written
 
 
 def mode_a(*headers: str) -> bytes:
@@ -328,7 +328,7 @@ async def test_speech_begins_while_the_text_is_still_being_written() -> None:
         assert (status, headers["content-type"]) == (200, "audio/pcm;rate=24000;channels=1")
         heard = b""
         for text in (b"two ", b"three "):
-            # A word's sound has come before the next word is sent.
+            # The audio of a word arrives before the next word is sent.
             heard += await client.chunk()
             await client.send(chunked(b'{"text":"%b"}\n' % text, end=False))
         await client.send(b"0\r\n\r\n")
@@ -338,7 +338,7 @@ async def test_speech_begins_while_the_text_is_still_being_written() -> None:
 
 
 async def test_a_gap_in_raw_audio_of_a_streamed_text_begins_with_the_head() -> None:
-    """The head marks the start of work, before any sound."""
+    """The head is sent when work starts, before any audio."""
     async with live_server(ToneEngine()) as server, raw_client(server.port) as client:
         await client.send(mode_a(), chunked(b'{"text":"unfinis"}\n', end=False))
         assert (await client.head())[1] == 200
@@ -447,7 +447,7 @@ async def test_openai_package(tmp_path: Path) -> None:
 
 
 class Decoded:
-    """A file of audio, as libav reads it."""
+    """An audio file, decoded by libav."""
 
     def __init__(self, data: bytes) -> None:
         with av.open(io.BytesIO(data), "r") as container:

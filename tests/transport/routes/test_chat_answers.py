@@ -1,4 +1,4 @@
-"""What a chat asks of its answer beside the text: tools, several choices, log-probabilities, a form."""
+"""Chat completions beyond text: tools, several choices, log-probabilities, structured output."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def whole(script: list[Any], **body: Any) -> dict[str, Any]:
 
 
 async def streamed(script: list[Any], **body: Any) -> list[dict[str, Any]]:
-    """The chunks of a stream that ended well."""
+    """The chunks of a stream that was completed."""
     async with live_server(CapableEngine(script)) as server:
         events = events_of(await ask(server, stream=True, **body))
     assert events[-1] == DONE
@@ -326,7 +326,7 @@ async def test_logprobs_out_of_range(body: dict[str, Any], param: str) -> None:
         assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "invalid_value", param)
 
 
-# --- the form of an answer
+# --- structured output
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
@@ -406,7 +406,7 @@ async def test_a_keyword_that_the_engine_does_not_know_is_named_before_any_role(
             assert (answer.status, answer.error["param"]) == (400, place)
 
 
-# --- both ways say the same
+# --- streams and whole responses are equal
 
 
 async def test_streams_and_whole_answers_have_the_same_text_and_usage() -> None:
@@ -506,7 +506,7 @@ async def test_priority_reaches_the_engine() -> None:
     assert engine.requests[0].options.priority == 3
 
 
-# --- bad input: the same whether it streams or not, and for readers of events
+# --- bad input: the same error with and without events
 
 MALFORMED: list[tuple[bytes, int, str, str | None]] = [
     (b'{"messages": [{"role": "user", "content": "a"}]', 400, "invalid_frame", None),

@@ -31,7 +31,7 @@ JSON_ACCEPTED = "Accept: application/json"
 CHAT_BODY = b'{"stream":%b,"messages":[{"role":"user","content":"a"}]}'
 HELLO = [{"role": "user", "content": "hello big world"}]
 CALL = {"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-#: How one begins: that it is no whole one is found out by whoever decodes it.
+#: The beginning of a file; only a decoder notices that the rest is missing.
 PNG = b"\x89PNG\r\n\x1a\n"
 SILENCE = np.zeros(2400, np.float32)
 
@@ -49,7 +49,7 @@ def user(*parts: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def deltas(events: list[Event]) -> list[Any]:
-    """What each event says: the delta, or the finish reason with the delta, or "usage"."""
+    """The content of each event: the delta, or the finish reason with the delta, or "usage"."""
     said: list[Any] = []
     for event in events[:-1]:
         chunk = event.json()
@@ -61,7 +61,7 @@ def deltas(events: list[Event]) -> list[Any]:
     return said
 
 
-# --- order and form
+# --- order and format
 
 
 async def test_a_stream_is_role_then_content_then_terminal_then_done() -> None:
@@ -176,7 +176,7 @@ async def test_the_role_comes_with_the_first_output_and_not_before() -> None:
     assert deltas(events) == [{"role": "assistant"}, {"content": "late"}, ({}, "stop")]
 
 
-# --- what the engine gets
+# --- the request as the engine receives it
 
 
 async def test_system_texts_are_instructions_and_earlier_messages_are_history() -> None:
@@ -288,7 +288,7 @@ async def test_nothing_of_a_complete_body_is_lost_to_an_engine_that_freezes_its_
 
 
 async def test_answers_are_never_paced() -> None:
-    """Ten seconds of audio with a lead of 0 would take ten seconds."""
+    """Paced with a lead of 0, ten seconds of audio would take ten seconds."""
     engine = ScriptedEngine([AudioOutput(SILENCE, 24_000)] * 100)
     async with live_server(engine, streaming_input={"max_lead_ms": 0}) as server, asyncio.timeout(5):
         answer = await ask(server, modalities=["text", "audio"], max_lead_ms=0)
@@ -397,7 +397,7 @@ async def test_images_and_video_are_counted_by_the_fake_engine() -> None:
     assert answer["choices"][0]["message"]["content"] == "Received 2 images."
 
 
-# --- transcripts of what was heard
+# --- transcripts of the input
 
 
 SCRIPT: list[Any] = [
@@ -700,7 +700,7 @@ async def test_a_large_body_is_read_beside_the_event_loop() -> None:
     assert answer.json()["choices"][0]["message"]["content"] == "word word"
 
 
-# --- what goes wrong before the answer
+# --- errors before the response
 
 
 async def test_a_client_that_accepts_json_gets_the_status_when_it_streams() -> None:
@@ -736,7 +736,7 @@ async def test_a_reader_of_events_gets_the_error_as_its_only_event(
 async def test_a_request_that_does_not_stream_gets_the_status_whatever_it_accepts() -> None:
     async with live_server() as server:
         assert (await ask(server, "Accept: text/event-stream", n=2)).status == 400
-        # Not even whether it streams is known of a body that cannot be read.
+        # A malformed body does not tell whether events are wanted.
         assert (await post(server.port, PATH, b'{"stream": true,', "Accept: text/event-stream")).status == 400
 
 
@@ -758,7 +758,7 @@ async def test_an_engine_that_fails_before_its_first_output(failure: Exception, 
         assert (event.name, event.json()["code"]) == ("error", code)
 
 
-# --- what goes wrong after it began
+# --- errors after the head
 
 
 async def test_an_engine_that_fails_midway_ends_the_stream_with_an_error_event() -> None:
@@ -777,7 +777,7 @@ async def test_an_engine_that_fails_midway_ends_the_stream_with_an_error_event()
 
 @pytest.mark.parametrize("reason", [FinishReason.CANCELLED, FinishReason.ERROR])
 async def test_an_engine_that_gives_up_without_a_reason(reason: FinishReason) -> None:
-    """HTTP has no word for an answer that was cut short but an error."""
+    """A cancelled answer is an error over HTTP."""
     async with live_server(ScriptedEngine([TextOutput("half"), Finished(reason, Usage())])) as server:
         assert (await ask(server)).status == 500
         events = events_of(await ask(server, stream=True))
@@ -804,7 +804,7 @@ async def test_the_text_of_an_unknown_exception_never_leaves(
     assert b"secret" not in answer.body
     assert b"swordfish" not in answer.body
     assert b"engine_failed" in answer.body
-    # Besides the lines of the request itself.
+    # Without the log lines of the request itself.
     failures = [record for record in caplog.records if record.levelno >= logging.ERROR]
     logged = [record for record in failures if not hasattr(record, "facts")]
     assert len(logged) == 1
@@ -824,7 +824,7 @@ async def test_comments_come_while_nothing_else_does() -> None:
     script: list[Any] = [rest, TextOutput("a"), rest, TextOutput("b")]
     async with live_server(ScriptedEngine(script)) as server:
         events = await stream(server)
-        # None before the answer began: its head waits for the first output.
+        # No heartbeat before the head, which waits for the first output.
         assert [event.comment for event in events] == [False, False, True, True, False, False, False]
         assert content(events) == "ab"
     async with live_server(ScriptedEngine(script), sse_heartbeat_sec=0) as server:
@@ -835,7 +835,7 @@ async def test_comments_come_while_nothing_else_does() -> None:
 
 @pytest.mark.virtual_clock
 async def test_silence_begins_with_the_last_token() -> None:
-    """Also where tokens come one by one."""
+    """Also where tokens arrive one by one."""
 
     async def rest() -> None:
         await asyncio.sleep(10)
@@ -874,7 +874,7 @@ async def forever() -> None:
 
 
 async def go_away(server: LiveServer, *, streamed: bool, begun: bool, reset: bool) -> None:
-    """A client that asks, waits until the engine works, and goes."""
+    """Send a request, wait until the engine works, and disconnect."""
     async with raw_client(server.port) as client:
         await client.send(request("POST", PATH, body=CHAT_BODY % (b"true" if streamed else b"false")))
         await server.until(lambda: server.engine.active_requests == 1)
@@ -896,7 +896,7 @@ async def test_the_engine_stops_when_the_connection_breaks(streamed: bool, begun
 @pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize("begun", [True, False])
 async def test_the_engine_stops_when_the_client_closes_the_connection(streamed: bool, begun: bool) -> None:
-    """To a server that writes nothing a closed connection looks like a half-closed one, until it tries."""
+    """A closed connection looks half-closed to a server that writes nothing; a probe tells them apart."""
     script: list[Any] = [*([TextOutput("a")] if begun else []), forever]
     async with live_server(ScriptedEngine(script)) as server:
         started = asyncio.get_running_loop().time()
@@ -981,7 +981,7 @@ async def test_whole_answers_count_against_what_the_server_may_hold() -> None:
     async with live_server(engine, limits={"max_held_bytes": 100_000}) as server:
         answer = await ask(server, modalities=["text", "audio"])
         assert (answer.status, answer.error["code"]) == (503, "engine_overloaded")
-        # A streamed one holds nothing.
+        # A streamed answer is not held.
         assert (await stream(server, modalities=["text", "audio"]))[-1] == DONE
 
 
@@ -994,7 +994,7 @@ async def test_http_1_0_gets_a_stream_that_ends_with_the_connection() -> None:
         assert content(events_of(answer)) == "hi"
 
 
-# --- curl and the openai package, as people use them
+# --- curl and the openai package
 
 
 async def test_curl(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def data_url(kind: str, data: bytes) -> str:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A media root with files in it, beside a secret."""
+    """A media root with files, and a secret file beside it."""
     folder = tmp_path / "media"
     (folder / "deep").mkdir(parents=True)
     (folder / "a.gif").write_bytes(GIF)

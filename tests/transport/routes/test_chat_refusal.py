@@ -1,4 +1,4 @@
-"""An engine that completes prompts as they stand and cannot chat: each route says so by name, and at once."""
+"""An engine that completes raw prompts and cannot chat: each route refuses at once, and names the reason."""
 
 from __future__ import annotations
 

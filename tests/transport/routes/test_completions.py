@@ -26,7 +26,7 @@ async def ask(server: LiveServer, *headers: str, **body: Any) -> RawResponse:
 
 
 async def stream(server: LiveServer, **body: Any) -> list[dict[str, Any]]:
-    """The chunks of a stream that ended well."""
+    """The chunks of a stream that was completed."""
     events = events_of(await ask(server, stream=True, **body))
     assert events[-1] == DONE
     assert all(event.name is None for event in events)
@@ -116,7 +116,7 @@ async def test_the_prompt_reaches_the_engine_as_it_stands() -> None:
 
 
 class TokenPrompts(CapableEngine):
-    """Takes token ids, gives prompts back, and has its logits biased."""
+    """Accepts token ids, echoes prompts, and supports logit biases."""
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -192,7 +192,7 @@ async def test_an_engine_that_freezes_its_input_gets_the_whole_prompt() -> None:
     assert answer.json()["choices"][0]["text"] == prompt
 
 
-# --- several prompts, several answers
+# --- several prompts and choices
 
 
 async def test_prompts_and_choices_are_numbered_through() -> None:
@@ -273,7 +273,7 @@ async def test_logprobs_out_of_range(wanted: Any) -> None:
 
 LOGPROBS = [
     TextOutput("Hi", logprobs=(token("Hi", -0.5, "Ho"),)),
-    # A character of two tokens: the text comes with the second.
+    # A character of two tokens: the text arrives with the second.
     TextOutput("", logprobs=(TokenLogprob("\\xc3", b"\xc3", -1.0),)),
     TextOutput("é!", logprobs=(TokenLogprob("\\xa9", b"\xa9", -2.0), TokenLogprob("!", b"!", float("-inf")))),
 ]
@@ -299,7 +299,7 @@ async def test_zero_logprobs_name_the_sampled_token_alone() -> None:
     assert choice["logprobs"]["top_logprobs"] == [{"a": -0.5}]
 
 
-# --- what cannot be done
+# --- unsupported requests
 
 
 @pytest.mark.parametrize(

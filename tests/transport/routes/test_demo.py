@@ -41,7 +41,7 @@ async def test_nothing_inline_and_nothing_from_elsewhere() -> None:
     page = answer.body.decode()
     assert not re.search(r"<script(?![^>]*src=)|<style|\sstyle=|\son\w+=", page)
     for file in FOLDER.iterdir():
-        # The name of a format, not an address.
+        # The name of a namespace, not an address to load.
         found = set(re.findall(r"https?://[^\"'\s)]+", file.read_text())) - {"http://www.w3.org/2000/svg"}
         assert not found, file.name
 

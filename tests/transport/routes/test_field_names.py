@@ -1,4 +1,4 @@
-"""Whatever is refused is named as its client wrote it: on each route, for each field, by each engine."""
+"""Errors name fields as the client wrote them: on each route, for each field, by each engine."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ KNOWN: Mapping[str, set[str]] = {
     SPEECH: {*SpeechBody.__struct_fields__, *FIELDS, *_SHARED, *NEVER_AVAILABLE, *MEDIA_FIELDS, *_MEDIA_LIMITS, "n"},
     TRANSCRIPTIONS: {*TranscriptionBody.__struct_fields__, "prompt", "include", "chunking_strategy"},
 }
-#: Fields that mean nothing on a route, or to an ordinary body, whatever their value.
+#: Fields that a route, or an ordinary body, ignores.
 IGNORED: Mapping[str, set[str]] = {
     CHAT: {"max_lead_ms"},
     COMPLETIONS: set(),
     SPEECH: {"max_lead_ms", "modalities", "task", "stream_options", "usage_on_final_chunk"},
-    # Any text may be the name of a model, and the fields of a form are texts.
+    # Any text may name a model, and all fields of a form are texts.
     TRANSCRIPTIONS: {"model"},
 }
-#: No field takes all of them; those that take objects or lists of anything refuse a number.
+#: No field accepts all of them; those that accept any object or list refuse a number.
 WRONG: tuple[Any, ...] = ({"wrong": []}, -7.5, [{"wrong": 1}], "wrong", 1 << 63)
-#: Right by themselves; each engine lacks some.
+#: Valid values, of which each engine supports some.
 RIGHT: Mapping[str, Any] = {
     **dict.fromkeys(("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty"), 0.5),
     **dict.fromkeys(("top_k", "seed", "n", "logprobs", "priority", "max_tokens", "max_completion_tokens"), 2),
@@ -104,7 +104,7 @@ ENGINES = ["fake", "remote", pytest.param("embedded", marks=pytest.mark.slow)]
 
 
 async def send(server: LiveServer, route: str, fields: Mapping[str, Any]) -> RawResponse:
-    """``fields`` beside those that the route needs; a point leads into an object."""
+    """``fields`` and those that the route requires; a dot in a name leads into an object."""
     body = dict(BODIES[route])
     for name, value in fields.items():
         outer, _, inner = name.partition(".")
@@ -121,7 +121,7 @@ async def send(server: LiveServer, route: str, fields: Mapping[str, Any]) -> Raw
 
 
 def names(param: str | None, field: str) -> bool:
-    """Whether ``param`` is the field, or a place in it."""
+    """Whether ``param`` names the field, or a part of it."""
     return param is not None and (param == field or param.startswith((f"{field}.", f"{field}[")))
 
 
@@ -133,7 +133,7 @@ async def test_a_bad_value_is_refused_by_the_field_that_has_it(engine: str, rout
             refusals = [error async for error in _refusals(server, route, field)]
             assert refusals, f"{field} takes anything"
             for value, status, error in refusals:
-                # An engine that lacks the whole route says so first, by the field that it cannot do without.
+                # An engine that lacks the whole route names the field that the route requires.
                 assert status < 500, (field, value, error)
                 lacks = error["code"] == "unsupported_parameter" and error["param"] in BODIES[route]
                 assert lacks or names(error["param"], field) or error["param"] is None, (field, value, error)
@@ -165,7 +165,7 @@ async def test_what_an_engine_lacks_is_refused_by_the_field_that_asks_for_it(eng
             if answer.status == 200:
                 continue
             assert answer.status in (400, 404, 415), (route, field, answer.error)
-            # What the server lacks altogether is named by what needs it, or by nothing: never by a field of its own.
+            # An unsupported feature is named by the field that asks for it, or by none, never by one of the server's.
             known = {field, *BODIES[route], None}
             param = answer.error["param"]
             assert param in known or names(param, field), (route, field, answer.error)
@@ -182,9 +182,9 @@ async def test_what_an_engine_lacks_is_refused_by_the_field_that_asks_for_it(eng
         ("max_completion_tokens", {"max_tokens": 5}, "max_tokens"),
         ("max_tokens", {"max_completion_tokens": 5}, "max_completion_tokens"),
         ("stop[1]", {"stop": ["a", "b"]}, "stop[1]"),
-        ("temperature", {}, None),  # nobody sent one
+        ("temperature", {}, None),  # it was not sent
         ("stream_options.include_usage", {}, None),
-        ("messages[0].content", {}, None),  # the upstream's, which are not those of the client
+        ("messages[0].content", {}, None),  # a field of the upstream's request
     ],
 )
 async def test_an_upstreams_refusal_names_the_clients_field(

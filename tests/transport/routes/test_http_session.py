@@ -1,4 +1,4 @@
-"""A request over HTTP that ends before the first step of its tasks."""
+"""HTTP requests that end before the first step of their tasks."""
 
 from __future__ import annotations
 

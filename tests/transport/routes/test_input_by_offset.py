@@ -1,4 +1,4 @@
-"""Chunks that say where they begin instead of a number, in both modes of HTTP."""
+"""Chunks with an offset in place of a number, in Mode A and Mode B."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def stream(server: LiveServer, *lines: dict[str, Any]) -> RawResponse:
 
 
 class ByteCounter(EchoEngine):
-    """Answers with its input, in base64."""
+    """Echoes its input, in base64."""
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
         whole = b"".join([chunk.payload async for chunk in request.input])
@@ -48,7 +48,7 @@ class ByteCounter(EchoEngine):
 
 
 def shuffled(size: int, make: Any) -> list[dict[str, Any]]:
-    """Pieces that overlap and repeat, in an order that chance made once."""
+    """Pieces that overlap and repeat, in a fixed random order."""
     chance = random.Random(4)
     starts = range(0, size, 7)
     pieces = [make(max(0, start - chance.randrange(5)), min(size, start + 9)) for start in [*starts, *starts]]

@@ -1,4 +1,4 @@
-"""Media by URL: from listed hosts, at addresses that were checked, within limits of size, time and memory."""
+"""Media by URL: from listed hosts, at allowed addresses, within limits of size, time and memory."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ WAV = wav_header(sample_rate=16_000, channels=1, data_bytes=320) + bytes(320)
 
 
 class MediaHost:
-    """A web server with pictures, on 127.0.0.1."""
+    """A web server with images, on 127.0.0.1."""
 
     def __init__(self) -> None:
         self.port = 0
         self.requests: list[dict[str, str]] = []
-        #: A request for /silent is held until then, and is over.
+        #: Set to end requests for /silent, which do not respond.
         self.released = asyncio.Event()
         self.left = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""The answers of several sessions as one, over sessions whose messages the test gives."""
+"""Merging of answers, over sessions whose messages the test provides."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.virtual_clock, pytest.mark.usefixtures("no_task_left")
 
 
 class GivenAnswer:
-    """An AnswerSource of what was put into it."""
+    """An AnswerSource of the messages that were put into it."""
 
     def __init__(self) -> None:
         self._messages: asyncio.Queue[ServerMessage | OmniError] = asyncio.Queue()

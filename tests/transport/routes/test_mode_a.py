@@ -1,4 +1,4 @@
-"""Mode A: the four forms of a streamed body, its order, and what is refused."""
+"""Mode A: the four formats of a streamed body, its order, and refusals."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def text(word: str, number: int | None = None, **fields: Any) -> dict[str, Any]:
     return {"text": word, **({} if number is None else {"sequence_id": number}), **fields}
 
 
-# --- how it is asked for
+# --- how clients select it
 
 
 async def test_the_documented_curl_line() -> None:
@@ -220,7 +220,7 @@ async def test_frames_behind_a_length(size: int) -> None:
     )
     async with live_server() as server:
         assert content(events_of(await post(server.port, CHAT, body, header))) == "one two three"
-        # Without parameters the first frame is a chunk, binary or not.
+        # Without parameters, the first frame is a chunk, whether it is binary or not.
         body = frames(binary(b"one", 0), size=size)
         assert content(events_of(await post(server.port, CHAT, body, header))) == "one"
 
@@ -303,7 +303,7 @@ async def test_what_an_engine_does_not_take_is_named_with_its_line() -> None:
 
 async def test_text_that_is_not_utf_8_in_a_payload() -> None:
     async with live_server() as server:
-        # Cut in the middle of a character it is fine.
+        # A cut within a character is valid.
         word = "grün".encode()
         parts = [{"modality": "text", "payload": encoded(part)} for part in (word[:3], word[3:])]
         assert content(events_of(await say(server, *parts))) == "grün"
@@ -368,7 +368,7 @@ WORDS = ["one ", "two ", "three ", "four ", "five"]
 def test_order_duplicates_and_the_cutting_of_the_body_change_nothing(
     order: list[int], again: list[int], cuts: list[int], framing: str
 ) -> None:
-    """What comes after the end that was announced is another matter: so the end is that of the body."""
+    """Input behind the announced end would be lost; the end of the input is therefore that of the body."""
     numbers = [*order[:3], *again, *order[3:]]
     objects = [orjson.dumps(text(WORDS[number], number)) for number in numbers]
     size = {"length32": 4, "length64": 8}.get(framing)

@@ -1,4 +1,4 @@
-"""Mode A without its header: bodies in chunks, as people type them, told from ordinary requests."""
+"""Mode A without its header: chunked bodies, typed by hand, are distinguished from ordinary requests."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ORDINARY: Final = {"messages": [{"role": "user", "content": "hello"}]}
 
 
 async def curl(server: LiveServer, path: str, body: bytes, *options: str) -> tuple[int, str, bytes]:
-    """Status, content type and body of what the real curl gets."""
+    """Status, content type and body of a response to the real curl."""
     program = await asyncio.create_subprocess_exec(
         *("curl", "-sN", "--data-binary", "@-", "-w", "\n%{http_code} %{content_type}", *options),
         f"http://127.0.0.1:{server.port}{path}",
@@ -76,7 +76,7 @@ async def test_an_ordinary_body_that_curl_sends_in_chunks_is_an_ordinary_request
             status, kind, answer = await curl(server, CHAT, body, *options)
             assert (status, kind) == (200, "application/json")
             assert orjson.loads(answer)["choices"][0]["message"]["content"] == "hello"
-        # Nothing said of the type.
+        # Without a content type.
         status, _, answer = await curl(server, CHAT, body, "-H", CHUNKED, "-H", "Content-Type:")
     assert (status, orjson.loads(answer)["object"]) == (200, "chat.completion")
 
@@ -129,7 +129,7 @@ async def test_other_types_are_refused_and_the_message_names_the_header(kind: st
 
 @pytest.mark.parametrize("kind", [NDJSON, FORM, "Content-Type: application/json", ""])
 async def test_lines_whose_length_is_known_are_an_ordinary_body(kind: str) -> None:
-    """Nothing streams what it has the length of."""
+    """A body with a known length is not a stream."""
     async with live_server() as server, raw_client(server.port) as client:
         headers = (kind,) if kind else ()
         await client.send(request("POST", CHAT, "Connection: close", *headers, body=ndjson(HELLO, HELLO)))
@@ -151,7 +151,7 @@ async def test_an_ordinary_body_in_chunks_is_as_long_as_any() -> None:
         assert (await send(server, FORM, body=body)).status == 200
         answer = await send(server, FORM, body=b" " + body)
         assert (answer.status, answer.error["code"]) == (413, "payload_too_large")
-        # What is known to be a stream is not held.
+        # A body that is known to be a stream is not held.
         assert (await send(server, FORM, body=ndjson(*[{"text": "a"}] * 1000))).status == 200
 
 

@@ -1,4 +1,4 @@
-"""Mode A in time: answers while the upload runs, silence, loss, and clients that go."""
+"""Mode A over time: answers during the upload, silence, and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_the_answer_begins_while_the_upload_still_runs() -> None:
         assert content([await next_event(events)]) == "one"
         for word in (" two", " three"):
             await client.send(chunked(line(word), end=False))
-            # Each word has come back before the next is sent.
+            # Each word is echoed before the next is sent.
             assert content([await next_event(events)]) == word
         await client.send(b"0\r\n\r\n")
         assert [event async for event in events][-1] == DONE
@@ -105,7 +105,7 @@ async def test_a_frozen_input_is_answered_while_the_rest_still_comes() -> None:
         await client.send(chunked(line(" and more")))
         last = [event async for event in events]
         assert content(last) == ""
-        # The final waits for the end of the input, to say how much of it was not used.
+        # The final waits for the end of the input, since it reports how much of it was not used.
         assert last[0].json()["usage"]["input_after_start_bytes"] == len(" and more")
 
 
@@ -116,7 +116,7 @@ async def test_an_answer_that_ends_early_ends_while_the_upload_runs() -> None:
         assert content(events[:-1]) == "one"
         assert events[-1].name == "error"
         await server.until(lambda: server.sessions == 0)
-        # What still comes is thrown away, until the connection ends.
+        # Further input is discarded until the connection closes.
         await client.send(chunked(line("more"), end=False))
         assert await client.rest() == b""
 
@@ -129,7 +129,7 @@ async def test_expect_100_continue() -> None:
             await client.send(chunked(line("one")))
             assert content(events_of(await client.response())) == "one"
         async with raw_client(server.port) as client:
-            # What is refused by its head needs no body.
+            # A request refused by its head needs no body.
             headers = (STREAMING, CHUNKED, "Content-Type: text/plain", "Expect: 100-continue")
             await client.send(request("POST", CHAT, *headers))
             answer = await client.response()
@@ -164,7 +164,7 @@ async def test_requests_before_and_after_on_one_connection() -> None:
 
 
 async def test_an_upload_rests_while_the_engine_does() -> None:
-    """What is between the socket and an engine that does not take its input is bounded."""
+    """Buffers between the socket and an engine that does not take its input are bounded."""
     gate = asyncio.Event()
     engine = CountingEngine(gate=gate)
     size, count = 64 * 1024, 400
@@ -189,7 +189,7 @@ async def test_an_upload_rests_while_the_engine_does() -> None:
         assert content(events_of(await client.response())) == str(size * count)
 
 
-# --- errors after the answer began
+# --- errors after the head
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ async def test_a_client_that_falls_silent_after_the_answer_began() -> None:
 @pytest.mark.virtual_clock
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_a_client_that_closes_while_the_engine_is_silent(streamed: bool) -> None:
-    """A FIN alone says that nothing more comes; that nobody listens is found out by asking."""
+    """A FIN alone means half-closed; a probe finds out that the socket is closed."""
     engine = ScriptedEngine([lambda: asyncio.sleep(1000), TextOutput("nobody hears this")])
     async with live_server(engine) as server:
         async with raw_client(server.port) as client:
@@ -350,7 +350,7 @@ async def test_nothing_times_out_while_an_answer_is_owed() -> None:
         await asyncio.sleep(500)
 
     limits = {"session_timeout_sec": 40}
-    for ending in (b"0\r\n\r\n", b""):  # the body over, or only the input
+    for ending in (b"0\r\n\r\n", b""):  # the end of the body, or only of the input
         engine = ScriptedEngine([long, TextOutput("at last")])
         async with live_server(engine, streaming_input=limits) as server, raw_client(server.port) as client:
             began = now()
@@ -363,7 +363,7 @@ async def test_nothing_times_out_while_an_answer_is_owed() -> None:
 
 @pytest.mark.virtual_clock
 async def test_the_silence_of_a_client_that_is_not_read_is_not_its_own() -> None:
-    """The engine takes nothing for ten minutes: what the client has to say waits in the socket."""
+    """While the engine takes no input for ten minutes, input waits in the socket."""
     gate = asyncio.Event()
     engine = CountingEngine(gate=gate)
     limits = {"session_timeout_sec": 40}
@@ -390,13 +390,13 @@ async def test_ordinary_bodies_keep_the_ordinary_time_out() -> None:
         assert now() - began <= 22
 
 
-# --- clients that go
+# --- clients that disconnect
 
 
 @pytest.mark.parametrize("reset", [True, False])
 @pytest.mark.parametrize("body", [b"", b"{}\n", b'{"start_policy":"on_end_only"}\n{"text":"a"}\n', b'{"text":"a"}\n'])
 async def test_a_client_that_goes_while_it_uploads(body: bytes, reset: bool) -> None:
-    """The end of the connection in the middle of a body is an end, however it comes."""
+    """The end of the connection within a body ends the request, by a FIN or by a reset."""
     async with live_server() as server:
         async with raw_client(server.port) as client:
             await client.send(request("POST", CHAT, STREAMING, CHUNKED))
@@ -431,7 +431,7 @@ async def test_a_client_that_goes_while_it_is_not_read() -> None:
             client.writer.write(chunked(bytes(65536), end=False))
         await server.until(lambda: server.held_bytes > 1 << 20)
         client.reset()
-        # A socket that is not read does not tell of its end until it is read again.
+        # The end of a socket whose reading is paused is noticed late.
         gate.set()
 
 

@@ -1,4 +1,4 @@
-"""Mode A uploads of any length run in flat memory; OMNI_WS_TEST_UPLOAD_MIB sets how long."""
+"""Mode A uploads of any length take constant memory; OMNI_WS_TEST_UPLOAD_MIB sets their size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.tone_engine import SnapshotEngine
 CHAT = "/v1/chat/completions"
 MIB = 1 << 20
 UPLOAD_MIB = int(os.environ.get("OMNI_WS_TEST_UPLOAD_MIB", "1024"))
-#: Room for buffers, queues and the allocator's habits; a fraction of any upload.
+#: Allowance for buffers, queues and the allocator, far below the size of an upload.
 GROWTH_MIB = 24
 PARAMETERS = b'{"stream_options":{"include_usage":true}}\n'
 HEADERS = ("X-Streaming-Input: true", "Transfer-Encoding: chunked")
@@ -44,7 +44,7 @@ async def server_process() -> AsyncIterator[tuple[int, int]]:
 
 
 def peak_mib(pid: int) -> float:
-    """The most memory that the process ever had."""
+    """Peak resident memory of the process."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     assert found is not None
@@ -52,7 +52,7 @@ def peak_mib(pid: int) -> float:
 
 
 async def upload(port: int, *headers: str, head: bytes, piece: bytes, mib: int) -> tuple[int, dict[str, int]]:
-    """Send ``piece`` over and over; the bytes of the answer, which is read at the same time, and its usage."""
+    """Send ``piece`` repeatedly while the response is read. Returns the bytes of the answer, and its usage."""
     async with raw_client(port) as client:
         target = f"{CHAT}?stream_options.include_usage=true"
         await client.send(request("POST", target, *HEADERS, *headers))
@@ -117,7 +117,7 @@ async def test_an_engine_that_does_not_extend_ends_it_at_the_cap() -> None:
                 await client.send(chunked(bytes(64 * 1024), end=False))
                 await asyncio.sleep(0)
                 sent += 64 * 1024
-                assert server.held_bytes <= 4 * MIB + 1024  # the error, once it comes, is held too
+                assert server.held_bytes <= 4 * MIB + 1024  # the error is held, too
         answer = await client.response()
         assert (answer.status, answer.error["code"]) == (413, "payload_too_large")
         assert 4 * MIB < sent < 12 * MIB

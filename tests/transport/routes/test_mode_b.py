@@ -1,4 +1,4 @@
-"""Mode B: a session over several requests, its input, its states and its answer, whole."""
+"""Mode B: input over several requests, states, and whole results."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from omni_ws.transport.routes.mode_b import MAX_WAIT_SEC
 
 
 class Recorder:
-    """The sessions that began and ended."""
+    """Observer of sessions that began and ended."""
 
     def __init__(self) -> None:
         self.opened: list[str] = []
@@ -51,7 +51,7 @@ class Recorder:
 
 
 class Hasty(EchoEngine):
-    """Waits for one chunk of its input and for no more."""
+    """Takes one chunk of its input and no more."""
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
         self.active_requests += 1
@@ -80,7 +80,7 @@ async def test_chunks_in_any_order_are_answered_alike_however_the_answer_is_read
         )
         early = asyncio.gather(session.result(), session.events(), session.attached())
         assert (await session.append(text("the ", 2)))["buffered_chunks"] == 1
-        # The same one from two connections at a time.
+        # The same chunk over two connections at once.
         repeated = await asyncio.gather(session.append(text("this ", 0)), session.append(text("this ", 0)))
         assert max(status["duplicates"] for status in repeated) == 1
         status = await session.append(text("the ", 2), text("is ", 1), text("answer", 3))
@@ -168,7 +168,7 @@ async def test_parameters_are_those_of_a_streamed_body() -> None:
     streamed = base64.b64decode(
         "".join(choice["delta"].get("audio", {}).get("data", "") for e in events[:-1] for choice in e.data["choices"])
     )
-    # The file knows its length, the stream could not; everything else is the same.
+    # Only the length in the header differs between the file and the stream.
     assert int.from_bytes(wav[40:44], "little") == len(wav) - 44
     assert int.from_bytes(streamed[40:44], "little") == 0xFFFFFFFF
     assert wav[44:] == streamed[44:]
@@ -266,7 +266,7 @@ async def test_the_longest_wait() -> None:
         assert asyncio.get_running_loop().time() - begin == pytest.approx(MAX_WAIT_SEC, abs=0.2)
 
 
-# what is refused
+# refusals
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ async def test_a_refused_chunk_uses_its_number_up_and_the_others_of_its_body_are
         assert (answer.status, answer.error["param"]) == (400, "chunks[1].text")
         refused = await session.call("POST", "/chunks", {"sequence_id": 3, "payload": "AA==", "format": "audio/aac"})
         assert refused.status == 415
-        # Its number is gone: what comes with it is a duplicate.
+        # Its number is used up: another chunk with it is a duplicate.
         assert (await session.append(text("three", 1)))["duplicates"] == 1
         assert (await session.append(text("four", 4, end_of_input=True)))["next_sequence_id"] == 5
         assert await session.content() == "one two four"
@@ -509,7 +509,7 @@ async def test_an_engine_that_breaks() -> None:
         assert events[1].data["choices"][0]["delta"]["content"] == "so far"
         assert events[-1].block.startswith("event: error\n")
         assert events[-1].data["code"] == "engine_failed"
-        # Cut before the error, it is told again; after it, there is nothing more to come back for.
+        # A reader cut off before the error gets it again; behind the error there are no more events.
         assert await session.events(last=events[-2].id) == events[-1:]
         gone = await session.call("GET", "/result", None, EVENTS, f"Last-Event-ID: {events[-1].id}")
         assert gone.status == 204
@@ -591,11 +591,11 @@ async def test_a_server_that_holds_enough() -> None:
         live_server(CountingEngine(), limits={"max_held_bytes": 9000}) as server,
         mode_b(server, {"start_policy": "on_end_only"}) as session,
     ):
-        await session.append(text("x" * 4000, 0))  # a body counts beside the chunk that it holds
+        await session.append(text("x" * 4000, 0))  # the body is charged beside its chunk
         await server.until(lambda: server.held_bytes == 4000, "the end of the request")
         busy = await session.call("POST", "/chunks", text("y" * 4000, 1))
         assert (busy.status, busy.error["code"]) == (503, "engine_overloaded")
-        # It was not taken, and may come again.
+        # It was not taken, and may be sent again.
         assert (await session.status())["next_sequence_id"] == 1
         await server.until(lambda: server.held_bytes == 4000, "the end of the request")
         await session.finish()
@@ -660,7 +660,7 @@ async def test_an_id_begins_with_the_replica() -> None:
         assert session.id.startswith("west-2_sess_")
 
 
-# the life of a session does not hang on its readers
+# sessions do not depend on their readers
 
 
 async def test_delete_in_the_middle_frees_the_engine() -> None:

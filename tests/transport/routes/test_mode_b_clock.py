@@ -1,4 +1,4 @@
-"""Mode B: everything that time does to a session, on a clock that jumps."""
+"""Mode B: time-outs and expiry of sessions, on the virtual clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 
 pytestmark = pytest.mark.virtual_clock
 
-#: Timers are armed in the virtual instant in which the client acts, or a few passes of the loop later.
+#: Tolerance: timers are armed in the virtual instant in which the client acts, or a few passes later.
 JUST = 0.2
 
 
@@ -164,7 +164,7 @@ async def test_a_gap_has_its_time_from_the_end_of_the_input(end: str) -> None:
             await session.append(text("d", 3, end_of_input=True))
         begin = now()
         await asyncio.sleep(5)
-        # Saying it again gives no more time.
+        # Repeating it does not extend the time.
         assert (await session.finish())["expires_in"] == 5
         answer = await session.result()
         assert (answer.status, answer.error["code"]) == (408, "sequence_gap")
@@ -229,7 +229,7 @@ async def test_a_reader_has_the_head_and_a_comment_before_the_answer_begins() ->
         assert now() - begin == pytest.approx(15, abs=JUST)
         assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
         assert await client.chunk() == b": keep-alive\n\n"
-        # What goes wrong from here on is an event.
+        # From here on, errors are events.
         assert (await session.call("POST", "/chunks", text("hello", 300))).status == 422
         assert (await client.chunk()).startswith(b'id: 1\nevent: error\ndata: {"message":')
         assert await client.chunk() == b""
@@ -290,6 +290,6 @@ async def test_a_reader_that_does_not_read_is_dropped_and_the_others_are_not() -
         known = server.app.registry.get(session.id, None)
         await server.until(lambda: known._readers == 1)
         assert len(await session.content()) == 12_000_000
-        # The time to write, and the time to close.
+        # The write time-out, and the time-out of the close.
         await asyncio.sleep(30 + 5 + JUST)
         assert known._readers == 0

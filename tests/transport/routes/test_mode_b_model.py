@@ -1,4 +1,4 @@
-"""Mode B: however chunks are dealt to bodies and connections, repeated and sent again, the input is the list."""
+"""Mode B: the input does not depend on how chunks are spread over bodies and connections, repeated or resent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WORDS = st.text("ab é€😀", max_size=5)
 
 @dataclass(frozen=True)
 class Delivery:
-    """Chunks of one body; with ``cut`` the connection is reset after so many bytes of the request."""
+    """Chunks of one body; with ``cut`` the connection is reset after that many bytes of the request."""
 
     numbers: tuple[int, ...]
     cut: int | None
@@ -29,7 +29,7 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Plan:
-    """``refused`` are numbers whose chunk is none; ``connections`` deliver at the same time, each in its order."""
+    """``refused`` are numbers of malformed chunks; ``connections`` send at the same time, each in its order."""
 
     words: tuple[str, ...]
     refused: frozenset[int]
@@ -68,7 +68,7 @@ def test_the_input_is_the_list(plan: Plan) -> None:
 async def _play(plan: Plan) -> None:
     async with live_server() as server, mode_b(server) as session:
         await asyncio.gather(*(_deliver(session, plan, deliveries) for deliveries in plan.connections))
-        # A client that is not sure sends everything again.
+        # A client that does not know what arrived sends everything again.
         for number in range(len(plan.words)):
             await _append(session, plan, (number,))
         if plan.end == "finish":

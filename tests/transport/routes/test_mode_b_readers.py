@@ -1,4 +1,4 @@
-"""Mode B: events that are resumed, WebSockets that only read, and a server that goes."""
+"""Mode B: readers that resume events, WebSockets that only read, and shutdown."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_a_stream_that_is_cut_at_any_event_goes_on_as_if_it_had_not_been(p
 
 
 async def test_a_stream_that_is_cut_while_it_is_made() -> None:
-    """After every event the reader leaves, and comes back for the next."""
+    """The reader disconnects after every event and resumes at the next."""
     async with live_server(ToneEngine()) as server, mode_b(server, {"modalities": ["text", "audio"]}) as session:
         words = ["do ", "re ", "mi "]
         seen: list[NumberedEvent] = []
@@ -273,7 +273,7 @@ async def test_transcripts_reach_every_reader() -> None:
         ]
 
 
-# a server that goes
+# shutdown
 
 
 async def test_draining_lets_answers_finish_and_ends_what_has_not_begun() -> None:
@@ -281,7 +281,7 @@ async def test_draining_lets_answers_finish_and_ends_what_has_not_begun() -> Non
         begun = await create(server, {"chunk": text("a ", 0)})
         idle = await create(server)
         draining = asyncio.create_task(server.running.drain(30))
-        await server.until(lambda: server.app.sessions.admission.draining)  # which closes connections without a request
+        await server.until(lambda: server.app.sessions.admission.draining)  # draining closes idle connections
         await idle.until("failed")
         answer = await idle.result()
         assert (answer.status, answer.error["code"]) == (503, "shutting_down")

@@ -1,4 +1,4 @@
-"""Names of models on the routes that answer: any name is served, unless the operator wants them exact."""
+"""Names of models in requests: any name is served, unless the operator requires exact ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/health, /v1/models, /openapi.json and the page for people; and what the routes have in common."""
+"""/health, /v1/models, /openapi.json and the demo page; and what the routes have in common."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ async def get(server: LiveServer, target: str, *headers: str, method: str = "GET
 
 
 class HeldEngine(EchoEngine):
-    """Starts when it is let."""
+    """An engine that starts when the test permits."""
 
     def __init__(self) -> None:
         super().__init__()
         self.state = EngineState.STARTING
 
     async def start(self) -> None:
-        """The test sets the state."""
+        """Do nothing: the test sets the state."""
 
 
 # --- health
@@ -76,7 +76,7 @@ async def test_health_lists_the_stages_of_an_answer() -> None:
 
 
 async def test_an_engine_that_dies_under_a_request_is_503() -> None:
-    """One that lives on after a failure is 500, and says nothing of another try."""
+    """The failure of an engine that stays healthy is a 500 without Retry-After."""
     for fatal, told in ((True, (503, "1")), (False, (500, None))):
         async with live_server(ScriptedEngine([EngineFailed("it died", fatal=fatal)])) as server:
             answer = await post(server.port, CHAT, HELLO)
@@ -120,7 +120,7 @@ async def test_a_server_whose_engine_does_not_work(state: EngineState, said: str
 
 
 async def test_a_server_that_drains() -> None:
-    """What runs is finished, and what begins on a connection that is open still is refused."""
+    """Requests in progress finish, and new ones on open connections are refused."""
     async with live_server(still_answers=False) as server, raw_client(server.port) as client:
         body = json.dumps(HELLO).encode()
         await client.send(request("POST", CHAT, f"Content-Length: {len(body)}"), body[:1])
@@ -165,7 +165,7 @@ async def test_openai_package_lists_models() -> None:
             await client.models.retrieve("gpt-9")
 
 
-# --- pages
+# --- the demo page
 
 
 async def test_the_page_for_people() -> None:
@@ -205,7 +205,7 @@ async def test_the_websocket_without_an_upgrade() -> None:
         assert answer.headers["upgrade"] == "websocket"
 
 
-# --- the description of the interface
+# --- the OpenAPI document
 
 
 @pytest.fixture

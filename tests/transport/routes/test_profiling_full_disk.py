@@ -1,4 +1,4 @@
-"""A profile on a disk without room is refused."""
+"""A profile on a full disk is refused."""
 
 from __future__ import annotations
 

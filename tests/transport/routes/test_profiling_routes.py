@@ -1,4 +1,4 @@
-"""The routes that start and stop profiles: who may, where to, and what becomes of the runs."""
+"""The routes that start and stop profiles: permissions, folders, and the runs."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ async def test_only_administrators_profile(tmp_path: Path) -> None:
 
 
 class TracedEcho(EchoEngine):
-    """Its traces are files with a word in them."""
+    """An engine whose traces are files with one word."""
 
     fails = False
     can_trace = True

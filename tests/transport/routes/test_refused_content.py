@@ -1,4 +1,4 @@
-"""Content under a name that a chunk does not have is refused by that name, whatever way it comes."""
+"""Unknown fields of a chunk are refused by name, on every transport."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_null_says_nothing() -> None:
 
 @pytest.mark.parametrize("name", sorted(CHUNK_ONLY_FIELDS))
 async def test_a_first_line_of_nothing_else_is_meant_as_a_chunk(name: str) -> None:
-    """Taken as parameters it would be ignored."""
+    """As parameters it would be ignored."""
     async with live_server() as server:
         answer = await post(server.port, CHAT, lines({name: "hello"}, {"text": "a"}), STREAMING)
         assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "unsupported_parameter", name)

@@ -1,4 +1,4 @@
-"""The total that a streamed body, or a session over several requests, may bring, however fast the engine takes it."""
+"""The limit on all input of a Mode A request or a Mode B session, however fast the engine takes it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def test_a_streamed_body_at_the_limit_and_one_byte_past_it() -> None:
         assert content(events_of(await stream(server, *"0123456789"))) == "0123456789"
         answer = await stream(server, *"0123456789a", start_policy="on_end_only")
         assert (answer.status, answer.error["code"], answer.error["param"]) == (413, "payload_too_large", "payload")
-        # The engine has taken over, and answered, all before it.
+        # The engine has taken and answered all input before it.
         async with raw_client(server.port) as client:
             head = request("POST", CHAT, "X-Streaming-Input: true", "Transfer-Encoding: chunked")
             await client.send(head, chunked(b'{"text":"0123456789"}\n', end=False))

@@ -39,7 +39,7 @@ Part = tuple[Any, bytes]
 
 
 def form(*parts: Part, boundary: str = "xXx", **fields: Any) -> bytes:
-    """``parts`` are ((name, filename or None[, content type]), data)."""
+    """A multipart body; ``parts`` are ((name, filename or None[, content type]), data)."""
     body = b""
     everything: list[Part] = [((name.replace("__", "[]"), None), value.encode()) for name, value in fields.items()]
     for (name, filename, *kind), data in (*everything, *parts):
@@ -60,7 +60,7 @@ async def send(server: LiveServer, body: bytes, *headers: str) -> RawResponse:
     return await post(server.port, PATH, body, "Content-Type: multipart/form-data; boundary=xXx", *headers)
 
 
-# --- forms of the answer
+# --- response formats
 
 
 async def test_json() -> None:
@@ -100,7 +100,7 @@ async def test_verbose_json_has_the_times_that_were_asked_for() -> None:
                 response_format="verbose_json",
             ),
         )
-    assert "language" not in words.json()  # there are two that it may have been
+    assert "language" not in words.json()  # the engine supports two, and does not say which it was
     assert "segments" not in words.json()
     assert words.json()["words"][0] == {"word": "go", "start": 0.1, "end": 0.3}
     assert [len(both.json()[name]) for name in ("words", "segments")] == [4, 2]
@@ -146,7 +146,7 @@ async def test_silence_has_an_empty_text() -> None:
         assert (await transcribe(server, response_format="srt")).body == b""
 
 
-# --- a body that is still on its way
+# --- streaming input
 
 
 async def test_audio_that_is_streamed_is_answered_in_events() -> None:
@@ -169,7 +169,7 @@ async def test_audio_that_is_streamed_is_answered_in_events() -> None:
     assert engine.requests[0].input_audio.sample_rate == 8000
 
 
-# --- what a file is
+# --- files
 
 
 @pytest.mark.parametrize(

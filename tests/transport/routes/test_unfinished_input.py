@@ -1,4 +1,4 @@
-"""Input that has not come whole counts in what the server may hold: at the limit, one byte past it, and given back."""
+"""Incomplete input is charged to the server's budget: at the limit, one byte past it, and released."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def held(server: LiveServer, size: int) -> None:
 
 
 def half_a_frame() -> Iterator[bytes]:
-    """Bytes that count one by one, and no message ever ends."""
+    """A message that never ends, sent byte by byte."""
     yield frame_bytes(Opcode.BINARY, audio(2 * LIMIT))[:LIMIT]
     yield b"x"
 
@@ -49,7 +49,7 @@ def fragments_and_half_a_frame() -> Iterator[bytes]:
     content = audio(2 * LIMIT)
     yield frame_bytes(Opcode.BINARY, content[: LIMIT // 2], fin=False)
     frame = frame_bytes(Opcode.CONT, content[LIMIT // 2 :])
-    yield frame[: 14 + LIMIT // 2]  # of which the header is read, and not kept
+    yield frame[: 14 + LIMIT // 2]  # the header is parsed, and not held
     yield b"x"
 
 
@@ -67,7 +67,7 @@ async def test_a_message_that_has_not_come_whole(unfinished: type[Iterator[bytes
         error = (await peer.until("error"))["error"]
         assert (error["code"], error["retryable"], error["retry_after_ms"]) == ("engine_overloaded", True, 1000)
         assert server.held_bytes == 0
-        # What still comes of it is read and thrown away, so that the client sees how the connection ends.
+        # The rest is read and discarded, so that the client receives the close frame.
         await peer.send(bytes(LIMIT))
         assert await peer.close_code() == 1013
 
@@ -111,7 +111,7 @@ async def test_a_message_is_not_counted_twice_when_it_is_whole(cut: int) -> None
 # HTTP
 
 FORM_HEAD = b'--xXx\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\nContent-Type: audio/wav\r\n\r\n'
-#: Head of a request, what its body begins with, and what cannot be kept once there is one more of it.
+#: Head of a request, the beginning of its body, and a piece that exceeds the budget when it is repeated.
 BODIES = {
     "JSON": (request("POST", "/v1/chat/completions", f"Content-Length: {2 * LIMIT}"), b'{"x":"'),
     "form": (
@@ -187,7 +187,7 @@ async def test_a_refused_body_leaves_its_session_as_it_was() -> None:
 
 
 async def test_what_others_hold_is_no_room() -> None:
-    """One that sends a message in pieces and one that uploads are held to the limit together."""
+    """A fragmented WebSocket message and an upload are charged to one budget."""
     async with live_server(limits=LIMITS) as server, raw_websocket(server) as peer, raw_client(server.port) as client:
         await peer.send(frame_bytes(Opcode.BINARY, audio(2 * LIMIT))[: LIMIT // 2])
         await held(server, LIMIT // 2)
