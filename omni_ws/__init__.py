@@ -1,4 +1,7 @@
-"""omni_ws: a WebSocket-first, real-time speech server on one port."""
+"""Real-time speech server: WebSocket-first, on one port.
+
+``launch_server`` runs a server until it is stopped; ``create_app`` builds one to embed in a program.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ __all__ = ["__version__", "create_app", "launch_server"]
 
 
 def __getattr__(name: str) -> object:
-    # Imported when asked for: the client library imports this package too, and needs no server.
+    # Imported on demand: the client library needs no server.
     if name in ("create_app", "launch_server"):
         from omni_ws import server
 

@@ -19,15 +19,18 @@ from omni_ws.errors import OmniError
 
 USAGE_ERROR: Final = 2
 FAILURE: Final = 1
-#: As shells have it for a program ended by SIGINT.
+#: What shells report for a program that SIGINT ended.
 INTERRUPTED: Final = 130
 
-#: Commands that have a name and are not there yet; --help does not list them.
+#: Reserved names of commands, not listed by --help.
 _PLANNED: Final = ("bench",)
 
 
 def run() -> NoReturn:
-    """The program. Of what large libraries have built Python would take seconds to take down, after all is done."""
+    """Entry point of the program.
+
+    With torch loaded, exits without destroying every object of its libraries, which takes seconds.
+    """
     status = main()
     if "torch" in sys.modules:
         atexit._run_exitfuncs()
@@ -38,7 +41,7 @@ def run() -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
-    """Run one command and return its exit status: 0, 1 when it failed, 2 when it was asked for wrongly."""
+    """Runs one command and returns its exit status: 0, 1 if it failed, 2 for wrong usage."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0] in _PLANNED:
         print(f"omni-ws: the command {arguments[0]} is not available in this version", file=sys.stderr)
@@ -52,27 +55,27 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         from omni_ws.replay.command import main as replay
 
         return replay(arguments[1:], os.environ if environ is None else environ)
-    # The configuration parses what follows: it knows flags that argparse cannot have (--vllm.args.<name>).
+    # The configuration parses the rest, which has flags beyond argparse (--vllm.args.<name>).
     return _serve_command(arguments[1:], os.environ if environ is None else environ)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="omni-ws", description="A real-time speech server: streams in, streams out.")
+    parser = argparse.ArgumentParser(prog="omni-ws", description="A real-time speech server.")
     parser.add_argument("--version", action="version", version=f"omni-ws {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
     commands.add_parser("serve", help="run the server (serve --help, serve --help-all)", add_help=False)
-    commands.add_parser("readout-vectors", help="make the vectors of readouts from example prompts", add_help=False)
-    commands.add_parser("replay", help="send recorded sessions again and compare the answers", add_help=False)
+    commands.add_parser("readout-vectors", help="compute readout vectors from example prompts", add_help=False)
+    commands.add_parser("replay", help="replay recorded sessions and compare the answers", add_help=False)
     return parser
 
 
 def _serve_options() -> argparse.ArgumentParser:
-    """The flags of ``serve`` that are no settings."""
+    """Flags of ``serve`` that are not settings."""
     parser = argparse.ArgumentParser(prog="omni-ws serve", add_help=False, allow_abbrev=False)
-    parser.add_argument("-h", "--help", action="store_true", help="show the flags that most people need")
-    parser.add_argument("--help-all", action="store_true", help="show every flag")
+    parser.add_argument("-h", "--help", action="store_true", help="show the most used flags and exit")
+    parser.add_argument("--help-all", action="store_true", help="show all flags and exit")
     parser.add_argument("--config", type=Path, metavar="FILE.toml", help="read settings from this file")
-    parser.add_argument("--print-config", action="store_true", help="print every value with its origin, and end")
+    parser.add_argument("--print-config", action="store_true", help="print all values with their origins and exit")
     return parser
 
 
@@ -81,8 +84,8 @@ def _serve_help(*, whole: bool) -> str:
         prog="omni-ws serve",
         usage="omni-ws serve [--config FILE.toml] [--print-config] [--<setting> VALUE ...]",
         description="Run the server. Each setting is also an environment variable (OMNI_WS_PORT, "
-        "OMNI_WS_STREAMING_INPUT__ENABLED) and a key of the configuration file. What the command line says counts "
-        "before the environment, that before the file. Defaults are in [brackets].",
+        "OMNI_WS_STREAMING_INPUT__ENABLED) and a key of the configuration file. The command line takes precedence over "
+        "the environment, and the environment over the file. Defaults are in [brackets].",
         parents=[_serve_options()],
         add_help=False,
     )
@@ -103,7 +106,7 @@ def _serve_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         return _serve(loaded)
     except ConfigurationError as error:
         for problem in error.problems:
-            _complain(problem)
+            _print_error(problem)
         return USAGE_ERROR
 
 
@@ -112,7 +115,7 @@ def _serve(loaded: LoadedConfig) -> int:
     check_exposure(config)
     check_available(config)
     configured_keys(config)
-    # Imported only now, so that --help and a refused configuration answer at once.
+    # Imported late, so that --help and configuration errors appear without delay.
     from omni_ws.server import launch_server
 
     try:
@@ -120,19 +123,21 @@ def _serve(loaded: LoadedConfig) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except OmniError as error:
-        _complain(error.message)
+        _print_error(error.message)
     except OSError as error:
-        _complain(_explain(error, config))
+        _print_error(_explain(error, config))
     return FAILURE
 
 
 def _explain(error: OSError, config: ServerConfig) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {config.port} on {config.host} is already in use; end its user or choose another with --port"
+        return (
+            f"port {config.port} on {config.host} is already in use; stop what uses it, or choose another with --port"
+        )
     if error.errno in (errno.EADDRNOTAVAIL, errno.EACCES) and error.filename is None:
         return f"cannot listen on {config.host}, port {config.port}: {os.strerror(error.errno)}"
     return str(error)
 
 
-def _complain(problem: str) -> None:
+def _print_error(problem: str) -> None:
     print(f"omni-ws serve: error: {problem}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The engine that a configuration names."""
+"""Creates the configured engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from omni_ws.engine.base import Engine
 
 
 def create_engine(config: ServerConfig) -> Engine:
-    """The engine that the configuration names; imported only here."""
+    """Creates the configured engine. Imports only that one, since engines have heavy dependencies."""
     if config.engine is EngineName.FAKE:
         from omni_ws.engine.fake import EchoEngine, EchoSettings
 

@@ -1,4 +1,4 @@
-"""The one exception tree, and the one table that maps it to the wire (protocol/README.md, "Errors").
+"""Errors of the server, and their form on each wire (protocol/README.md, "Errors").
 
 OmniError
 ├── InvalidRequest      invalid_frame, invalid_value, unknown_type, unsupported_parameter, empty_input, …
@@ -7,9 +7,11 @@ OmniError
 ├── Busy                rate_limited, engine_overloaded, shutting_down
 └── EngineError         engine_failed
 
-Every leaf is one error code. It carries its own WebSocket close code, HTTP status and gRPC status, so that no
-transport decides what a failure looks like. An exception from outside the tree is never shown to a client: the
-border turns it into EngineFailed with an id and logs its traceback.
+Each leaf is one error code, with its WebSocket close code, HTTP status and gRPC status; transports only look them up.
+An exception from outside the tree never reaches a client: the border where it enters raises EngineFailed with an
+error id instead, and logs the traceback under that id.
+
+The docstring of each leaf tells when it is raised, and what the client should do.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ from typing import ClassVar, Final
 
 @dataclass(frozen=True, slots=True)
 class WireMapping:
-    """How one error code looks on each wire.
+    """An error code and its form on each wire.
 
-    ``websocket_close`` is None where the session stays open (or never opened). ``http_status`` and ``grpc_status``
-    are None where the error cannot arise on that transport.
+    ``websocket_close`` is None if the session stays open (or was never opened). ``http_status`` and ``grpc_status``
+    are None if the error cannot occur on that transport.
     """
 
     code: str
@@ -32,15 +34,15 @@ class WireMapping:
     http_status: int | None
     grpc_status: str | None
     retryable: bool = False
-    #: What the table in the specification says beyond the numbers.
+    #: Last column of the table in protocol/error_codes.md.
     note: str = ""
 
 
 class OmniError(Exception):
-    """Base of the tree; never raised itself.
+    """Base class of all errors that a client may see; never raised itself.
 
-    ``param`` names the offending field, ``sequence_id`` the input chunk, ``request_id`` the request that it
-    belongs to; ``retry_after_ms`` says when a retryable error is worth another try.
+    ``param`` names the offending field, ``sequence_id`` the input chunk and ``request_id`` the request, if the error
+    belongs to one. ``retry_after_ms`` is the delay after which a retry may succeed.
     """
 
     wire: ClassVar[WireMapping]
@@ -63,81 +65,118 @@ class OmniError(Exception):
 
     @property
     def code(self) -> str:
+        """Error code on the wire."""
         return self.wire.code
 
 
 class InvalidRequest(OmniError):
-    """The client sent something that cannot be accepted as it is; the session goes on."""
+    """The client sent something unacceptable. The session continues; the client has to correct it."""
 
 
 class InvalidFrame(InvalidRequest):
+    """A frame, chunk or body cannot be parsed: not JSON, not an object, bad base64. The client has a defect."""
+
     wire = WireMapping("invalid_frame", None, 400, "INVALID_ARGUMENT", note="not JSON, not an object, bad base64")
 
 
 class InvalidValue(InvalidRequest):
+    """A known field has an invalid value. Correct the field that ``param`` names."""
+
     wire = WireMapping("invalid_value", None, 400, "INVALID_ARGUMENT", note="a known field with a bad value")
 
 
 class UnknownType(InvalidRequest):
+    """The ``type`` of a frame is unknown. Leave such frames out; the server may be older than the client."""
+
     wire = WireMapping("unknown_type", None, 400, "INVALID_ARGUMENT")
 
 
 class UnsupportedParameter(InvalidRequest):
+    """A valid field asks for something that the engine cannot do. Leave it out."""
+
     wire = WireMapping(
         "unsupported_parameter", None, 400, "INVALID_ARGUMENT", note="a known field that this engine cannot honour"
     )
 
 
 class EmptyInput(InvalidRequest):
+    """A request ended without any content. The request is over; send input before its end."""
+
     wire = WireMapping("empty_input", None, 400, "INVALID_ARGUMENT", note="the request ends")
 
 
 class ContextLengthExceeded(InvalidRequest):
+    """Input, history and the requested output exceed the context of the model. Send less, or shorten the history."""
+
     wire = WireMapping("context_length_exceeded", None, 400, "RESOURCE_EXHAUSTED")
 
 
 class ModelNotFound(InvalidRequest):
+    """The requested model is not served. Choose one that ``/v1/models`` lists."""
+
     wire = WireMapping("model_not_found", None, 404, "INVALID_ARGUMENT")
 
 
 class UnsupportedModality(InvalidRequest):
+    """The engine does not take input, or produce output, of this modality. See the capabilities."""
+
     wire = WireMapping("unsupported_modality", None, 415, "INVALID_ARGUMENT")
 
 
 class UnsupportedFormat(InvalidRequest):
+    """An audio, image or video format, or a content type, is not supported. Convert it."""
+
     wire = WireMapping("unsupported_format", None, 415, "INVALID_ARGUMENT")
 
 
 class OutOfOrder(InvalidRequest):
+    """A chunk or offset is ahead of the next one, in a session that reorders nothing.
+
+    Send the missing input, then this chunk again with the same number.
+    """
+
     wire = WireMapping("out_of_order", None, 409, None, retryable=True, note="the same id may come again")
 
 
 class ResyncRequired(InvalidRequest):
+    """A resume would need outputs that are no longer in the journal.
+
+    The server opens a fresh session on the same connection; send unfinished requests again.
+    """
+
     wire = WireMapping("resync_required", None, None, None, note="a fresh session follows")
 
 
 class OffsetMismatch(InvalidRequest):
+    """Salience: the named offset is not one of the token list. Query its length, and continue from there."""
+
     wire = WireMapping("offset_mismatch", None, None, "FAILED_PRECONDITION", note="salience")
 
 
 class ReadoutsOff(InvalidRequest):
+    """Salience: readouts were requested from a server without readout vectors. Leave them out."""
+
     wire = WireMapping("readouts_off", None, None, "FAILED_PRECONDITION", note="salience")
 
 
 class SessionBusy(InvalidRequest):
+    """Salience: another call on the same session is running. Retry once it has ended."""
+
     wire = WireMapping("session_busy", None, None, "ABORTED", retryable=True, note="salience")
 
 
 class Refused(OmniError):
-    """The request never reaches a session."""
+    """The request is refused before it reaches a session."""
 
 
 class NotFound(Refused):
+    """Nothing has this path. Correct the URL."""
+
     wire = WireMapping("not_found", None, 404, None)
 
 
 class MethodNotAllowed(Refused):
-    """``allow`` lists the methods of the path, for the Allow header."""
+    """The path exists, but not with this method. ``allow`` lists its methods, for the Allow header."""
 
     wire = WireMapping("method_not_allowed", None, 405, None, note="with Allow")
 
@@ -147,88 +186,118 @@ class MethodNotAllowed(Refused):
 
 
 class UpgradeRequired(Refused):
+    """A WebSocket route was requested without an upgrade, or with a version other than 13. Connect by WebSocket."""
+
     wire = WireMapping("upgrade_required", None, 426, None)
 
 
 class HeaderTooLarge(Refused):
+    """The request head exceeds ``http.max_header_bytes``. Send fewer or shorter headers."""
+
     wire = WireMapping("header_too_large", None, 431, None)
 
 
 class Unauthenticated(Refused):
+    """The API key is missing or unknown. Retry with a valid key."""
+
     wire = WireMapping("unauthenticated", None, 401, "UNAUTHENTICATED", note="401 on the handshake")
 
 
 class OriginNotAllowed(Refused):
+    """The page's origin, or the Host header, is not allowed. The operator has to allow it."""
+
     wire = WireMapping("origin_not_allowed", None, 403, None, note="403 on the handshake")
 
 
 class SessionError(OmniError):
-    """The session cannot go on, or is not there."""
+    """The session cannot continue, or does not exist."""
 
 
 class SessionNotFound(SessionError):
+    """No session has this id, or the resume token is wrong. Open a new session."""
+
     wire = WireMapping("session_not_found", 4404, 404, "NOT_FOUND")
 
 
 class SessionTimeout(SessionError):
+    """The client was silent for ``session_timeout_sec``. Open a new session when there is input."""
+
     wire = WireMapping("session_timeout", 4408, 408, "DEADLINE_EXCEEDED", note="orderly close")
 
 
 class SessionExpired(SessionError):
+    """A Mode B session timed out or made room for another, and its result is gone. Open a new session."""
+
     wire = WireMapping("session_expired", None, 410, "NOT_FOUND", note="Mode B, while remembered")
 
 
 class SessionConflict(SessionError):
+    """The state of the session rules this out: its input has ended, or it was cancelled. Do not retry."""
+
     wire = WireMapping(
         "session_conflict", None, 409, "ABORTED", note="a chunk after the end, a truncation within a request"
     )
 
 
 class PayloadTooLarge(SessionError):
+    """Input exceeds a limit of a chunk, session or body. Send smaller chunks, or less."""
+
     wire = WireMapping("payload_too_large", 1009, 413, "RESOURCE_EXHAUSTED", note="session closed")
 
 
 class SequenceGap(SessionError):
+    """A missing chunk did not arrive within ``reorder_timeout_sec``. Open a new session and send all input again."""
+
     wire = WireMapping("sequence_gap", 4408, 408, "OUT_OF_RANGE")
 
 
 class ReorderWindowExceeded(SessionError):
+    """A chunk is too far ahead of a missing one. Number chunks without gaps, and send them nearly in order."""
+
     wire = WireMapping("reorder_window_exceeded", 4422, 422, "OUT_OF_RANGE")
 
 
 class SlowConsumer(SessionError):
+    """The client did not read its output for ``write_timeout_sec``. Read faster, or concurrently with sending."""
+
     wire = WireMapping("slow_consumer", 4413, None, None, note="HTTP: connection dropped")
 
 
 class Busy(OmniError):
-    """Nothing is wrong with the request; come again later."""
+    """The request is valid, but cannot be served now. Retry later, after ``retry_after_ms`` if that is given."""
 
 
 class RateLimited(Busy):
+    """The key, or the address, exceeds its limit of sessions, requests or bytes. Retry more slowly."""
+
     wire = WireMapping("rate_limited", 4429, 429, "UNAVAILABLE", retryable=True, note="1013 on /v1/realtime")
 
 
 class EngineOverloaded(Busy):
+    """The server is at a limit of sessions, connections or memory. Retry with back-off, or elsewhere."""
+
     wire = WireMapping("engine_overloaded", 1013, 503, "UNAVAILABLE", retryable=True, note="Retry-After")
 
 
 class ShuttingDown(Busy):
+    """The server drains before it exits. Reconnect; a load balancer chooses another replica."""
+
     wire = WireMapping("shutting_down", 1012, 503, "UNAVAILABLE", retryable=True, note="orderly close")
 
 
-#: Orderly ends of a session, which its client hears of as such instead of as an error.
+#: Ends of a session that are reported by ``session_closing`` instead of ``error``.
 ORDERLY_ENDS: Final = (SessionTimeout, ShuttingDown)
 
 
 class EngineError(OmniError):
-    """The engine, or something that it stands on, broke."""
+    """The engine, or something it depends on, failed."""
 
 
 class EngineFailed(EngineError):
-    """``fatal`` says that the engine itself is gone: the session is closed with 1011 instead of staying open.
+    """The engine failed on a request. Retry; report ``error_id`` to the operator if it persists.
 
-    The message is in words of our own: what an exception from elsewhere says may be anybody's secret, and goes to the
-    log, under ``error_id`` where that is set.
+    ``fatal`` means that the engine itself is gone: the session is closed with 1011, and HTTP answers 503. The message
+    never quotes a foreign exception, which may contain secrets; the log has it, under ``error_id``.
     """
 
     wire = WireMapping(
@@ -248,13 +317,13 @@ class EngineFailed(EngineError):
         self.error_id = error_id
 
     def identify(self, error_id: str) -> None:
-        """Tell the client an id under which the log has more."""
+        """Adds an error id, under which the log has details, to the error and its message."""
         self.error_id = error_id
         self.message = f"{self.message}; error id {error_id}"
 
 
 def leaves(base: type[OmniError] = OmniError) -> Iterator[type[OmniError]]:
-    """Every error class that stands for a code, in the order of definition."""
+    """Yields every class with an error code, in the order of definition."""
     for child in base.__subclasses__():
         if "wire" in vars(child):
             yield child
@@ -262,14 +331,14 @@ def leaves(base: type[OmniError] = OmniError) -> Iterator[type[OmniError]]:
 
 
 def websocket_close_code(error: OmniError) -> int | None:
-    """The code that a WebSocket session is closed with after ``error``, or None where it stays open."""
+    """Returns the code with which a WebSocket session is closed after ``error``; None if it stays open."""
     if isinstance(error, EngineFailed) and error.fatal:
         return 1011
     return error.wire.websocket_close
 
 
 def http_status(error: OmniError) -> int | None:
-    """The status of an HTTP answer that ``error`` is, or None where it cannot be one."""
+    """Returns the HTTP status for ``error``; None if it cannot be an HTTP response."""
     if isinstance(error, EngineFailed) and error.fatal:
         return 503
     return error.wire.http_status

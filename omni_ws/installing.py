@@ -1,4 +1,4 @@
-"""The commands that messages name: they work as they stand, in the environment of the server that prints them."""
+"""Commands that messages suggest, valid in the environment of the running server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def this_python() -> str:
-    """The running interpreter, as a shell in this folder can call it."""
+    """The running interpreter, quoted for a shell in the current folder."""
     executable = Path(sys.executable)
     try:
         return shlex.quote(str(executable.relative_to(Path.cwd())))
@@ -18,17 +18,17 @@ def this_python() -> str:
 
 
 def install_command(extra: str) -> str:
-    """What installs the packages of one extra beside omni_ws, which is there already and is not downloaded."""
+    """Command that installs the packages of an extra next to omni_ws."""
     return f"{this_python()} -m pip install 'omni_ws[{extra}]'"
 
 
 def wrong_python(missing: ModuleNotFoundError, arguments: str) -> str:
-    """What to say where ``missing`` is not installed in the running interpreter."""
+    """Message for a package that the running interpreter lacks."""
     return (
-        f"the Python that runs this ({sys.executable}) has no package {missing.name}; "
-        f"use the project's own, which 'make venv' makes: .venv/bin/python {arguments}"
+        f"this Python ({sys.executable}) has no package {missing.name}; "
+        f"use the project's own, which 'make venv' creates: .venv/bin/python {arguments}"
     )
 
 
-#: vLLM has an environment of its own.
+#: vLLM is installed into a separate environment.
 INSTALL_VLLM = "'make serve ENGINE=vllm MODEL=…' in the project's folder installs it"

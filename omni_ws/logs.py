@@ -1,4 +1,4 @@
-"""Log lines, as text for people or as one JSON object a line for machines."""
+"""Log lines: text for people, or one JSON object per line for machines."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from omni_ws.config.model import LogFormat, LogLevel
 
-#: What would make one line look like two, or like another: everything that controls a terminal.
+#: Control characters, which could forge a line or control the terminal.
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _PLAIN: Final = re.compile(r"[^\s\"=]+")
 
 
 class JsonFormatter(logging.Formatter):
-    """``time`` is UTC in ISO 8601. Facts of a line stand beside its message."""
+    """Formats a record as a JSON object. ``time`` is UTC in ISO 8601; structured facts are fields of the object."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = {
@@ -32,12 +32,12 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """Facts stand behind the message as ``name=value``. A line stays one line; only a traceback has its own."""
+    """Formats a record as one line with its facts appended as ``name=value``. Only a traceback adds lines."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
 
-    def formatMessage(self, record: logging.LogRecord) -> str:  # the name is the library's
+    def formatMessage(self, record: logging.LogRecord) -> str:  # name of logging's method
         facts = "".join(f" {name}={_word(value)}" for name, value in _facts(record).items())
         return _CONTROL.sub(_escaped, super().formatMessage(record)) + facts
 
@@ -57,12 +57,11 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def configure_logging(log_format: LogFormat, level: LogLevel) -> None:
-    """Send the logs of this process to standard error."""
+    """Sends the logs of this process to standard error."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
     logging.basicConfig(level=level.value.upper(), handlers=[handler], force=True)
-    # A line for each connection that opens or fails says nothing to an operator, and its debug lines hold all that is
-    # sent, keys included.
+    # Lines about single connections are noise for an operator; debug lines contain all headers and frames, even keys.
     logging.getLogger("websockets").setLevel(logging.ERROR)
-    # Nor does one for each form that cannot be read: its client is told.
+    # A malformed form is reported to its client.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)

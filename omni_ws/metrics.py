@@ -1,6 +1,6 @@
-"""What a server counts and measures, in the form that Prometheus reads.
+"""Metrics of a server, in the formats of Prometheus.
 
-Labels have values from short lists that the server itself makes; nothing that a client wrote ever becomes one.
+Label values come from short lists in the server: nothing that a client sends becomes one, so cardinality is bounded.
 """
 
 from __future__ import annotations
@@ -14,26 +14,30 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-#: Bounds in seconds: of what a person waits for, of what the machine does in between, and of whole sessions.
+#: Buckets in seconds: for latencies a person notices, for internal delays, and for whole requests and sessions.
 WAITS: Final = (0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30)
 SHORT: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 LONG: Final = (0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 
-# The time at which each count began, which nobody asks for, would be as many numbers again.
+# The _created series would double the number of series.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 HTTP_METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
 class MetricKind(StrEnum):
+    """Types of metrics, as Prometheus names them."""
+
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
 
 
 class Description(NamedTuple):
-    """One line of the reference. ``name`` is what to ask Prometheus for; a histogram has ``_bucket``, ``_sum``,
-    ``_count`` behind it."""
+    """A row of docs/metrics.md.
+
+    ``name`` is the name to query; a histogram has the suffixes ``_bucket``, ``_sum`` and ``_count``.
+    """
 
     name: str
     kind: MetricKind
@@ -42,12 +46,15 @@ class Description(NamedTuple):
 
 
 class Metrics:
-    """The metrics of one server; what is under way is read when it is asked for, by the functions of the gauges."""
+    """Metrics of one server, in a registry of their own.
+
+    Most gauges read the current value when scraped, by the function that their owner sets.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.descriptions: list[Description] = []
-        #: What is done before anything is read: some counts are brought up to date only then.
+        #: Called before each collection, to bring lazily kept counters up to date.
         self.before_reading: list[Callable[[], None]] = []
         self._sessions()
         self._requests()
@@ -56,122 +63,127 @@ class Metrics:
         self._server()
 
     def _sessions(self) -> None:
-        self.sessions_active = self._gauge("sessions_active", "Live sessions, as /health counts them.")
-        self.sessions_limit = self._gauge("sessions_limit", "Live sessions that there may be.")
-        self.sessions_away = self._gauge("sessions_away", "Live sessions whose client is gone and may come back.")
-        self.sessions_opened = self._counter("sessions_opened", "Sessions that were opened.", "origin")
+        self.sessions_active = self._gauge("sessions_active", "Live sessions, as in /health.")
+        self.sessions_limit = self._gauge("sessions_limit", "Limit of live sessions.")
+        self.sessions_away = self._gauge(
+            "sessions_away", "Live sessions without a connection, which their client may resume."
+        )
+        self.sessions_opened = self._counter("sessions_opened", "Sessions opened.", "origin")
         self.session_seconds = self._histogram(
-            "session_duration_seconds", "Length of sessions that have ended.", LONG, "origin"
+            "session_duration_seconds", "Duration of ended sessions.", LONG, "origin"
         )
         self.resumes = self._counter(
             "resumes",
-            "Clients that came back: `resumed`; `resync` where the session could not tell all that was missed; "
-            "`refused` where there was no such session, or the token was wrong.",
+            "Attempts to resume: `resumed`; `resync` if the journal no longer had all missed outputs; `refused` if the "
+            "session did not exist or the token was wrong.",
             "outcome",
         )
         self.refused = self._counter(
-            "refused", "Sessions, and requests of open sessions, that were refused a place.", "what", "code"
+            "refused", "Sessions, and requests of open sessions, refused for lack of a slot.", "what", "code"
         )
 
     def _requests(self) -> None:
         self.requests_active = self._gauge(
-            "requests_active", "Requests by where they are: `input`, `queue` or `engine` (see the stages).", "stage"
+            "requests_active", "Current requests by stage: `input`, `queue` or `engine`.", "stage"
         )
         self.requests = self._counter(
             "requests",
-            "Requests that have ended. `code` is that of the error, empty where there was none.",
+            "Ended requests. `code` is the error code, empty without an error.",
             *("origin", "finish_reason", "code"),
         )
         self.first_output_seconds = self._histogram(
             "time_to_first_output_seconds",
-            "From the end of the input to the first output of any kind; 0 where output came before that end.",
+            "From the end of the input to the first output of any kind; 0 if output preceded that end.",
             WAITS,
             "origin",
         )
         self.first_audio_seconds = self._histogram(
-            "time_to_first_audio_seconds", "The same to the first audio.", WAITS, "origin"
+            "time_to_first_audio_seconds",
+            "From the end of the input to the first audio; 0 if audio preceded that end.",
+            WAITS,
+            "origin",
         )
         self.request_seconds = self._histogram(
             "request_duration_seconds", "From the first chunk of a request to its final.", LONG, "origin"
         )
         self.stage_seconds = self._histogram(
             "stage_duration_seconds",
-            "Parts of a request: `input` until work on it started, `queue` until the engine got it, `engine` until the "
-            "engine was done with it. They overlap with the input's end, since input streams.",
+            "Stages of a request: `input` until its start policy fired, `queue` until the engine took it, `engine` "
+            "until the engine finished. Input may still arrive during the later stages.",
             WAITS,
             "stage",
         )
         self.interrupt_seconds = self._histogram(
             "interrupt_seconds",
-            "From a cancel, or the speech or request that interrupts an answer, until the engine has let go of it.",
+            "From a cancel, a barge-in or an interrupting request until the engine has stopped.",
             SHORT,
             "by",
         )
 
     def _input(self) -> None:
-        self.input_chunks = self._counter("input_chunks", "Chunks that came in order or were put in order.")
-        self.input_bytes = self._counter("input_bytes", "Payload of those chunks, decoded.")
-        self.input_audio_seconds = self._counter("input_audio_seconds", "Audio in requests that have ended.")
-        self.duplicates = self._counter("input_duplicates", "Chunks that had come before, and were dropped.")
-        self.reordered = self._counter("input_reordered", "Chunks that came ahead of their turn.")
-        self.reorder_wait_seconds = self._counter(
-            "input_reorder_wait_seconds", "How long those waited for what was missing before them, together."
+        self.input_chunks = self._counter("input_chunks", "Chunks accepted, in order or reordered.")
+        self.input_bytes = self._counter("input_bytes", "Decoded payload of accepted chunks.")
+        self.input_audio_seconds = self._counter("input_audio_seconds", "Input audio of ended requests.")
+        self.duplicates = self._counter("input_duplicates", "Duplicate chunks, dropped.")
+        self.reordered = self._counter("input_reordered", "Chunks that arrived ahead of a missing one.")
+        self.reorder_wait_seconds = self._counter("input_reorder_wait_seconds", "Total time that such chunks waited.")
+        self.gap_seconds = self._counter(
+            "input_gap_seconds", "Total time that input streams were stalled by a missing chunk."
         )
-        self.gap_seconds = self._counter("input_gap_seconds", "How long streams stood because a chunk was missing.")
-        self.speech_turns = self._counter("speech_turns", "Turns that turn detection heard begin.")
-        self.listening_seconds = self._counter("listening_seconds", "Time that threads spent listening for turns.")
-        self.listening_pieces = self._counter("listening_pieces", "Pieces of audio that they looked at.")
+        self.speech_turns = self._counter("speech_turns", "Speech turns detected.")
+        self.listening_seconds = self._counter("listening_seconds", "Thread time spent on turn detection.")
+        self.listening_pieces = self._counter("listening_pieces", "Pieces of audio that turn detection processed.")
 
     def _output(self) -> None:
-        self.output_audio_seconds = self._counter("output_audio_seconds", "Audio that was sent to clients.")
+        self.output_audio_seconds = self._counter("output_audio_seconds", "Audio sent to clients.")
         self.player_lead_seconds = self._histogram(
             "player_lead_seconds",
-            "Least audio that a client had left to play while its answer was being made, by its own `played_ms`.",
+            "Lowest lead of an answer's audio over its playback, by the client's `played_ms`.",
             WAITS,
         )
-        self.player_underruns = self._counter(
-            "player_underruns", "Times that a client that tells `played_ms` had played everything before more came."
-        )
-        self.player_underrun_seconds = self._counter(
-            "player_underrun_seconds", "Silence that those heard in the middle of answers."
-        )
+        self.player_underruns = self._counter("player_underruns", "Underruns of clients that report `played_ms`.")
+        self.player_underrun_seconds = self._counter("player_underrun_seconds", "Total silence caused by underruns.")
         self.stall_seconds = self._counter(
-            "output_stall_seconds", "How long answers waited because their clients did not read."
+            "output_stall_seconds", "Total time that answers were blocked by clients that did not read."
         )
-        self.stalls = self._counter("output_stalls", "Times that they did.")
+        self.stalls = self._counter("output_stalls", "Times that an answer was blocked so.")
 
     def _server(self) -> None:
         self.held_bytes = self._gauge("held_bytes", "Input, decoded media and output held for all sessions together.")
-        self.held_bytes_limit = self._gauge("held_bytes_limit", "Bytes that may be held.")
+        self.held_bytes_limit = self._gauge("held_bytes_limit", "Limit of held bytes.")
         self.queue_bytes = self._gauge(
             "queue_bytes",
-            "What all sessions hold: `input` that no engine has taken over, `outbox` for clients to read, `journal` to "
-            "be sent again to who comes back, `history` for speech of earlier turns.",
+            "Bytes held by all sessions: `input` that no engine has consumed, `outbox` unread by clients, `journal` "
+            "kept for a resume, `history` speech of earlier requests.",
             "hop",
         )
         self.queue_items = self._gauge(
-            "queue_items", "`reorder`: chunks behind a gap; `outbox`: messages for clients to read.", "hop"
+            "queue_items",
+            "Items held by all sessions: `reorder` chunks behind a gap, `outbox` messages unread by clients.",
+            "hop",
         )
-        self.engine_up = self._gauge("engine_up", "1 where the engine works, else 0.", "engine")
-        self.engine_active = self._gauge("engine_active_requests", "Requests that the engine works on.", "engine")
-        self.draining = self._gauge("draining", "1 once the server ends, else 0.")
+        self.engine_up = self._gauge("engine_up", "1 if the engine is healthy, else 0.", "engine")
+        self.engine_active = self._gauge("engine_active_requests", "Requests in the engine.", "engine")
+        self.draining = self._gauge("draining", "1 while the server drains, else 0.")
         self.loop_lag_seconds = self._histogram(
-            "event_loop_lag_seconds", "How late the event loop woke up, ten times a second.", SHORT
+            "event_loop_lag_seconds", "Lag of the event loop, measured ten times a second.", SHORT
         )
         self.http_connections = self._gauge("http_connections", "Open HTTP connections.")
         self.websocket_connections = self._gauge("websocket_connections", "Open WebSocket connections.")
         self.http_requests = self._counter(
             "http_requests",
-            "HTTP requests by the template of their path (`unmatched`: none) and status (101: a WebSocket; 0: the "
-            "client left before any).",
+            "HTTP requests by path template (`unmatched`: none) and status (101: a WebSocket; 0: the client "
+            "disconnected before a response).",
             *("method", "route", "status"),
         )
         self.http_request_seconds = self._histogram(
-            "http_request_duration_seconds", "From the head of a request to the end of its answer.", LONG, "route"
+            "http_request_duration_seconds", "From the head of a request to the end of its response.", LONG, "route"
         )
-        self.grpc_calls = self._counter("grpc_calls", "Calls of salience.v1.", "method", "status")
-        self.grpc_call_seconds = self._histogram("grpc_call_duration_seconds", "Length of those calls.", LONG, "method")
-        self.info = self._gauge("info", "Always 1: which version runs.", "version", "engine")
+        self.grpc_calls = self._counter("grpc_calls", "Calls of the gRPC service salience.v1.", "method", "status")
+        self.grpc_call_seconds = self._histogram(
+            "grpc_call_duration_seconds", "Duration of calls of salience.v1.", LONG, "method"
+        )
+        self.info = self._gauge("info", "Always 1; the labels tell version and engine.", "version", "engine")
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
         self._describe(f"{name}_total", MetricKind.COUNTER, labels, meaning)
@@ -189,19 +201,21 @@ class Metrics:
         self.descriptions.append(Description(f"omni_ws_{name}", kind, labels, meaning))
 
     def render(self, accept: str) -> Callable[[], tuple[bytes, str]]:
-        """Read everything now, and return what makes the text of it, and its media type, which any thread may call.
+        """Collects all metrics, and returns a function that encodes them.
 
-        It holds what other libraries in this process count, too: vLLM, and the process itself.
+        The function returns the body and its media type for the Accept header ``accept``, and may run in another
+        thread. The metrics of the default registry are included: those of the process, and those of libraries such as
+        vLLM.
         """
         for prepare in self.before_reading:
             prepare()
         encode, media_type = choose_encoder(accept)
         families = [*self.registry.collect(), *REGISTRY.collect()]
-        return lambda: (encode(_Read(families)), media_type)
+        return lambda: (encode(_Collected(families)), media_type)
 
 
-class _Read(Collector):
-    """What was read is what is written."""
+class _Collected(Collector):
+    """Wraps metrics that are already collected as a collector, which is what encoders take."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families

@@ -301,7 +301,7 @@ class RemoteConfig(Section):
 class TelephonyConfig(Section):
     """Telephone calls: the media streams of a telephony gateway."""
 
-    enabled: bool = Field(default=False, description="Serve `/v1/telephony/media-stream`; off, it answers 404.")
+    enabled: bool = Field(default=False, description="Serve `/v1/telephony/media-stream`; if off, it answers 404.")
 
 
 class GrpcConfig(Section):

@@ -1,1 +1,1 @@
-"""Where the time of requests goes: events that a server writes, and reports made of them."""
+"""Request profiles: records events in the server, and reports on them."""

@@ -1,4 +1,4 @@
-"""Reports where the time of recorded requests went."""
+"""Reports how the time of recorded requests was spent."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ FORMATS = ("table", "json", "html", "perfetto")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0: the report is written; 1: there is nothing to report on, or nowhere to write to; 2: wrong usage."""
+    """Runs the command; returns 0, 1 if there are no events or no output can be written, or 2 for wrong usage."""
     parser = argparse.ArgumentParser(prog=f"{this_python()} -m omni_ws.profiler", description=__doc__)
-    parser.add_argument("paths", metavar="DIR", nargs="+", type=Path, help="folders of event files, or such files")
-    parser.add_argument("--format", choices=FORMATS, default="table", help="default: table")
-    parser.add_argument("--run", metavar="RUN_ID", help="which run; default: the newest")
-    parser.add_argument("--out", metavar="FILE", type=Path, help="write there instead of to the standard output")
+    parser.add_argument("paths", metavar="DIR", nargs="+", type=Path, help="folders with event files, or event files")
+    parser.add_argument("--format", choices=FORMATS, default="table", help="form of the report (default: table)")
+    parser.add_argument("--run", metavar="RUN_ID", help="id of a run (default: the newest)")
+    parser.add_argument("--out", metavar="FILE", type=Path, help="write to a file instead of standard output")
     options = parser.parse_args(arguments)
     try:
         text = _rendered(options.paths, options.format, options.run)

@@ -1,7 +1,7 @@
-"""Request events: one JSON line for each thing that happens to a request, for reports made afterwards.
+"""Records events of requests as JSON lines, for reports afterwards.
 
-While profiling is off, which is the usual case, an event costs one test of ``recorder``. A thread writes the lines;
-lines that cannot be written are counted, and harm no request.
+While profiling is off, an event costs one test of ``recorder``. While it is on, a thread writes the lines; a line
+that cannot be written is counted and affects no request.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import msgspec
 
 T = TypeVar("T")
 
-#: Events that may wait for the disk, some MiB; what comes beyond them is dropped.
+#: Events queued for the disk (some MiB); further ones are dropped.
 MAX_WAITING: Final = 1 << 16
-#: How long an event may wait before it is written.
+#: Interval of writing queued events.
 FLUSH_SEC: Final = 0.25
-#: The stage of the events about a whole request; its file exists from the start.
+#: Stage of events about a request as a whole; its file exists from the start.
 COORDINATOR: Final = "coordinator"
 
 STAGE_START: Final = "stage_input_received"
 STAGE_END: Final = "stage_complete"
 
-#: The request that the running task works for; tasks that it starts inherit it.
+#: Request that the current task works for; child tasks inherit it.
 current_request: ContextVar[str | None] = ContextVar("current_request", default=None)
 
 Metadata: TypeAlias = dict[str, Any]
@@ -38,8 +38,11 @@ _Waiting: TypeAlias = tuple[int, int, str, str, str, Metadata]
 
 
 class EventLine(msgspec.Struct, frozen=True, gc=False):
-    """One line of a file. ``metadata`` also holds ``monotonic_ns``: lengths are computed with it, since the time of
-    day, ``timestamp_ns``, may be set while a request runs."""
+    """A line of an event file.
+
+    ``metadata`` includes ``monotonic_ns``, by which durations are computed: ``timestamp_ns`` is the time of day,
+    which may be adjusted while a request runs.
+    """
 
     request_id: str
     stage: str
@@ -51,15 +54,15 @@ class EventLine(msgspec.Struct, frozen=True, gc=False):
 
 
 class EventRecorder:
-    """Writes ``<event_dir>/events_<stage>_<pid>.jsonl``, a file for each stage, until ``close``. Thread-safe.
+    """Writes ``<event_dir>/events_<stage>_<pid>.jsonl``, one file per stage, until ``close``. Thread-safe.
 
-    The file of a stage is opened with its first event, that of the coordinator at once: the constructor raises OSError
-    where that fails.
+    The file of the coordinator is opened by the constructor, which raises OSError if that fails; that of another
+    stage with its first event.
     """
 
     def __init__(self, run_id: str, event_dir: Path) -> None:
         self.run_id = run_id
-        #: Events that were not written, because the disk failed or did not keep up.
+        #: Events lost because the disk failed or was too slow.
         self.dropped = 0
         self._pid = os.getpid()
         self._folder = event_dir
@@ -82,13 +85,14 @@ class EventRecorder:
         return tuple(self._path(stage) for stage in tuple(self._files))
 
     def record(self, request_id: str, stage: str, name: str, metadata: Metadata) -> None:
+        """Queues an event; drops it if too many wait for the disk."""
         if len(self._waiting) >= MAX_WAITING:
             self.dropped += 1
             return
         self._waiting.append((time.time_ns(), time.monotonic_ns(), request_id, stage, name, metadata))
 
     def close(self) -> None:
-        """Write the waiting events and close the files. Blocks while the disk does. Idempotent."""
+        """Writes the queued events and closes the files. Blocks as long as the disk does. Idempotent."""
         self._closing.set()
         self._thread.join()
 
@@ -108,7 +112,7 @@ class EventRecorder:
             os.close(file)
 
     def _encode_waiting(self) -> dict[str, list[bytes]]:
-        """The lines of the waiting events, by stage."""
+        """Encodes the queued events; returns their lines by stage."""
         lines: defaultdict[str, list[bytes]] = defaultdict(list)
         for _ in range(len(self._waiting)):
             wall, monotonic, request_id, stage, name, metadata = self._waiting.popleft()
@@ -127,27 +131,27 @@ class EventRecorder:
             if (file := self._files.get(stage)) is None:
                 file = self._files[stage] = self._open(stage)
             written = os.write(file, data)
-            if written < len(data):  # a disk that is nearly full takes a part, which may end inside of a line
+            if written < len(data):  # a nearly full disk may cut a line
                 self.dropped += data[written:].count(b"\n")
                 os.write(file, b"\n")
         except OSError:
             self.dropped += len(lines)
 
 
-#: What hears the events; None while nobody does. Look at it before taking any trouble for an event.
+#: Active recorder; None while profiling is off. Test it before computing the metadata of an event.
 recorder: EventRecorder | None = None
 
 _NOTHING: Final = nullcontext()
 
 
 def emit(stage: str, name: str, *, request_id: str | None = None, **metadata: Any) -> None:
-    """An event of ``request_id``, or of the request that the running task works for."""
+    """Records an event of ``request_id``, by default the request of the current task."""
     if recorder is not None and (request_id := request_id or current_request.get()) is not None:
         recorder.record(request_id, stage, name, metadata)
 
 
 def span(stage: str, start: str = STAGE_START, end: str = STAGE_END, **metadata: Any) -> AbstractContextManager[None]:
-    """Two events around the block, for the request that the running task works for."""
+    """Context manager that records an event before and after its block, for the request of the current task."""
     return _NOTHING if recorder is None else _span(stage, start, end, metadata)
 
 
@@ -161,7 +165,7 @@ def _span(stage: str, start: str, end: str, metadata: Metadata) -> Iterator[None
 
 
 def awaited(stage: str, items: AsyncIterator[T]) -> AsyncIterator[T]:
-    """The same items; the waiting for each of them is work of ``stage``."""
+    """Wraps an iterator so that waiting for each item counts as work of ``stage``."""
     return items if recorder is None else _Awaited(stage, items)
 
 
@@ -176,7 +180,7 @@ class _Awaited(AsyncIterator[T]):
 
 
 def generated(stage: str, items: AsyncIterator[T]) -> AsyncIterator[T]:
-    """The same items, which a model makes for a request that it has been given just now."""
+    """Wraps the output of a model, just after a request was submitted to it, and records its first item and its end."""
     return items if recorder is None else _Generated(stage, items)
 
 
@@ -200,7 +204,7 @@ class _Generated(AsyncIterator[T]):
 
 
 def _summary(value: object) -> object:
-    """What JSON has no words for. A tensor is described, and never written down."""
+    """Encodes what JSON cannot express. A tensor is described by type, shape and dtype; its data is never written."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if shape is None or dtype is None:
         return repr(value)

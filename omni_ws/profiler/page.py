@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else: a waterfall of each request, and the tables."""
+"""Renders a report as a self-contained HTML page: a waterfall of each request, and the tables."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import Any, Final
 from omni_ws.profiler.report import UNACCOUNTED
 from omni_ws.profiler.timeline import MS, PAIRS, Timeline, gaps
 
-#: Requests that get a waterfall, those that took longest; and what of one is drawn.
+#: Limits of what is drawn: requests, the longest first, and marks of each.
 MOST_REQUESTS: Final = 300
 MOST_MARKS: Final = 500
 _PLACE: Final = "/*DATA*/null"
-#: Marks that say nothing which a bar does not show already.
+#: Events that are drawn as the ends of bars.
 _SHOWN_AS_BARS: Final = frozenset(
     {"stage_stream_chunk_sent", "stage_stream_chunk_received", *(name for pair in PAIRS for name in pair)}
 )
 
 
 def as_page(report: Mapping[str, Any], lines: Mapping[str, Timeline]) -> str:
+    """Renders the page."""
     template = resources.files("omni_ws.profiler").joinpath("page.html").read_text(encoding="utf-8")
     requests = sorted(report["requests"], key=lambda request: -request["end_to_end_ms"])[:MOST_REQUESTS]
     origin = min((line.events[0].timestamp_ns for line in lines.values()), default=0)
@@ -35,18 +36,18 @@ def as_page(report: Mapping[str, Any], lines: Mapping[str, Timeline]) -> str:
         "requests": drawn,
         "unaccounted": UNACCOUNTED,
     }
-    # Inside of a script no "<" may stand that could end it.
+    # Escapes "<", so that no text of an event can end the script element.
     return template.replace(_PLACE, json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"), 1)
 
 
 def _drawing(line: Timeline, origin: int) -> dict[str, Any]:
-    """Milliseconds from the request's beginning."""
+    """Converts a timeline to what the page draws, in milliseconds since the start of the request."""
 
     def ms(when: int) -> float:
         return round((when - line.start) / MS, 3)
 
     marks = [
-        [event.stage, event.event_name, ms(line.at(event)), _told(event.metadata)]
+        [event.stage, event.event_name, ms(line.at(event)), _metadata(event.metadata)]
         for event in line.events
         if event.event_name not in _SHOWN_AS_BARS
     ]
@@ -60,11 +61,11 @@ def _drawing(line: Timeline, origin: int) -> dict[str, Any]:
     }
 
 
-def _told(metadata: Mapping[str, Any]) -> str:
-    told = (
+def _metadata(metadata: Mapping[str, Any]) -> str:
+    shown = (
         f"{name}: {_short(value)}" for name, value in metadata.items() if name != "monotonic_ns" and value is not None
     )
-    return ", ".join(told)
+    return ", ".join(shown)
 
 
 def _short(value: object) -> str:

@@ -1,4 +1,4 @@
-"""The report as a trace for Perfetto and chrome://tracing: a process for each request, a thread for each stage."""
+"""Renders timelines as a trace for Perfetto and chrome://tracing."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from typing import Any, Final
 
 from omni_ws.profiler.timeline import Interval, Timeline
 
-#: Threads that a stage may have, where its intervals overlap without being one inside of the other.
+#: Maximum number of threads of a stage, for intervals that overlap without being nested.
 _LANES: Final = 64
 
 
 def as_trace(lines: Iterable[Timeline]) -> dict[str, Any]:
-    """The JSON object of the Trace Event Format; times in microseconds."""
+    """Builds the JSON object of the Trace Event Format.
+
+    Each request is a process, each stage a thread. Times are in microseconds.
+    """
     lines = list(lines)
-    # Monotonic clocks begin anywhere, so that all requests of a run are placed by the time of day of their first event.
+    # Monotonic clocks of processes are not comparable, so requests are placed by the time of day of their first event.
     origin = min((line.events[0].timestamp_ns for line in lines), default=0)
     events = [event for number, line in enumerate(lines, 1) for event in _request(number, line, origin)]
     return {"displayTimeUnit": "ms", "traceEvents": events}
@@ -60,7 +63,7 @@ def _request(process: int, line: Timeline, origin: int) -> Iterator[dict[str, An
 
 
 def _in_lanes(intervals: Iterable[Interval]) -> Iterator[tuple[int, Interval]]:
-    """Slices of one thread may only lie beside or inside of each other."""
+    """Assigns intervals to threads, whose slices must be disjoint or nested."""
     ends: dict[tuple[str, int], list[int]] = {}
     for interval in sorted(intervals, key=lambda one: (one.start, -one.end)):
         for lane in range(_LANES):

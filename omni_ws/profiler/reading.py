@@ -1,4 +1,4 @@
-"""Reading event files back, whatever state they are in."""
+"""Reads event files, tolerating damaged ones."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any, Final
 import msgspec
 
 _PATTERN: Final = "events_*.jsonl"
-#: Longer lines are no events.
+#: Longer lines are invalid.
 _MAX_LINE_BYTES: Final = 1 << 20
 
 
 class NoEvents(Exception):
-    """There is nothing to report on, which the message explains."""
+    """There are no events to report on; the message explains why."""
 
 
 class ProfileEvent(msgspec.Struct, frozen=True):
-    """One line, as the writers of this format agree on it; what a line leaves out is left open."""
+    """An event as read back; optional fields depend on its writer."""
 
     request_id: str
     stage: str
@@ -38,7 +38,10 @@ class ProfileEvent(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class EventFiles:
-    """What files hold. ``broken`` names the place of each line that is no event: a writer may have died inside one."""
+    """Events of one or more files.
+
+    ``broken`` lists the places of invalid lines: a writer may have been killed within one.
+    """
 
     events: list[ProfileEvent] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
@@ -46,7 +49,7 @@ class EventFiles:
 
     @property
     def runs(self) -> dict[str, int]:
-        """How many events each run has, the newest run first."""
+        """Number of events by run, the newest run first."""
         counts: Counter[str] = Counter()
         newest: dict[str, int] = defaultdict(int)
         for event in self.events:
@@ -56,11 +59,12 @@ class EventFiles:
         return {name: counts[name] for name in sorted(counts, key=lambda name: -newest[name])}
 
     def of_run(self, run_id: str) -> list[ProfileEvent]:
+        """Returns the events of a run."""
         return [event for event in self.events if (event.run_id or "") == run_id]
 
 
 def read(paths: Iterable[Path]) -> EventFiles:
-    """The events of files, and of all event files of folders. Raises NoEvents."""
+    """Reads files, and all event files of folders. Raises NoEvents if there are none."""
     recording = EventFiles()
     paths = list(paths)
     for path in paths:
@@ -69,13 +73,13 @@ def read(paths: Iterable[Path]) -> EventFiles:
         elif path.is_file():
             recording.files.append(path)
         else:
-            raise NoEvents(f"{path}: there is no such file or folder")
+            raise NoEvents(f"{path}: no such file or folder")
     if not recording.files:
         raise NoEvents(f"{', '.join(map(str, paths))}: no file {_PATTERN}")
     for path in recording.files:
         _read_file(path, recording)
     if not recording.events:
-        broken = f"; {len(recording.broken)} lines are no events" if recording.broken else ""
+        broken = f"; {len(recording.broken)} lines are invalid" if recording.broken else ""
         raise NoEvents(f"{', '.join(map(str, recording.files))}: no event{broken}")
     return recording
 

@@ -1,4 +1,4 @@
-"""The report on a recording: timelines, stages, hops, what users feel, and what nobody can explain."""
+"""Builds the report on a run: timelines, stages, hops, latencies, and time that no stage accounts for."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from typing import Any, Final
 from omni_ws.profiler.reading import EventFiles, NoEvents
 from omni_ws.profiler.timeline import MS, Timeline, timelines
 
-#: Stages of the report's own.
+#: Name of the row for time that no stage accounts for.
 UNACCOUNTED: Final = "(unaccounted)"
 
 
 def build_report(recording: EventFiles, *, run_id: str | None = None) -> dict[str, Any]:
-    """``run_id`` chooses a run, the newest where it is None. Raises NoEvents where there is no such run."""
+    """Builds the report as JSON data.
+
+    ``run_id`` selects a run; None means the newest. Raises NoEvents if the run does not exist.
+    """
     chosen, runs = _chosen(recording, run_id), recording.runs
     lines = timelines(recording.of_run(chosen))
     whole = [one for one in lines.values() if one.whole]
@@ -39,7 +42,7 @@ def build_report(recording: EventFiles, *, run_id: str | None = None) -> dict[st
 
 
 def chosen_timelines(recording: EventFiles, run_id: str | None) -> dict[str, Timeline]:
-    """Raises NoEvents."""
+    """Returns the timelines of a run by request id. Raises NoEvents if the run does not exist."""
     return timelines(recording.of_run(_chosen(recording, run_id)))
 
 
@@ -48,12 +51,12 @@ def _chosen(recording: EventFiles, run_id: str | None) -> str:
     if run_id is None:
         return next(iter(runs))
     if run_id not in runs:
-        raise NoEvents(f"there is no run {run_id!r}; there are {', '.join(map(repr, runs))}")
+        raise NoEvents(f"no run {run_id!r}; the runs are {', '.join(map(repr, runs))}")
     return run_id
 
 
 def stage_breakdown(lines: Iterable[Timeline], unaccounted: Sequence[int]) -> list[dict[str, Any]]:
-    """By stage and interval, the longest together first; the last row is the time that no stage explains."""
+    """Statistics by stage and interval, the largest total first; the last row is unaccounted time."""
     found: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     for line in lines:
         for interval in line.intervals:
@@ -66,6 +69,7 @@ def stage_breakdown(lines: Iterable[Timeline], unaccounted: Sequence[int]) -> li
 
 
 def hop_breakdown(lines: Iterable[Timeline]) -> list[dict[str, Any]]:
+    """Statistics of the hops between stages, the largest total first."""
     found: defaultdict[tuple[str, str, str], list[float]] = defaultdict(list)
     for line in lines:
         for hop in line.hops:
@@ -78,7 +82,7 @@ def hop_breakdown(lines: Iterable[Timeline]) -> list[dict[str, Any]]:
 
 
 def summary(line: Timeline) -> dict[str, Any]:
-    """One request in figures; None where there is nothing to measure."""
+    """Figures of one request; None for those that its events do not allow."""
     admission = line.first("request_admission")
     terminal = line.first("terminal_response")
     origin = _answer_origin(line)
@@ -118,6 +122,7 @@ ROLLUPS: Final = (
 
 
 def rollups(requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Statistics of each figure over all requests."""
     requests = list(requests)
     rows = []
     for name in ROLLUPS:
@@ -128,7 +133,7 @@ def rollups(requests: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def statistics(values: Iterable[float]) -> dict[str, Any]:
-    """Where there is no value there is no figure either, and never a 0."""
+    """Count, total, average, percentiles and maximum; None instead of 0 if there are no values."""
     ordered = sorted(values)
     if not ordered:
         return {"count": 0, "total_ms": None, "avg_ms": None, "p50_ms": None, "p95_ms": None, "max_ms": None}
@@ -143,7 +148,7 @@ def statistics(values: Iterable[float]) -> dict[str, Any]:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """Between the two values next to it, in proportion."""
+    """Interpolates linearly between the neighbouring values."""
     position = (len(ordered) - 1) * share
     below = int(position)
     above = min(below + 1, len(ordered) - 1)
@@ -151,7 +156,7 @@ def percentile(ordered: Sequence[float], share: float) -> float:
 
 
 def _answer_origin(line: Timeline) -> int:
-    """From when on a user waits: the end of the input, or the start of the work where the answer comes before that."""
+    """When the user starts to wait: at the end of the input, or, if the answer precedes it, at the start of work."""
     ended = next(
         (line.at(one) for one in line.events if (one.stage, one.event_name) == ("input", "stage_complete")), None
     )
@@ -163,7 +168,7 @@ def _answer_origin(line: Timeline) -> int:
 
 
 def _written(line: Timeline, modality: str, choose: Callable[[list[int]], int]) -> int | None:
-    """When the first (or last) output of a kind was given to the socket."""
+    """When the first or last output of a modality was handed to the socket."""
     numbers = {
         event.metadata.get("chunk_id")
         for event in line.events

@@ -1,4 +1,4 @@
-"""The report as text for a terminal."""
+"""Renders a report as text for a terminal."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 _FIGURES: Final = ("count", "avg", "p50", "p95", "max")
-#: Requests whose timelines are shown, those that took longest first.
+#: Requests that are listed, the longest first.
 MOST_TIMELINES: Final = 20
 
 
 def as_text(report: Mapping[str, Any], *, timelines: int = MOST_TIMELINES) -> str:
+    """Renders the report."""
     return "\n".join(_lines(report, timelines)) + "\n"
 
 
 def _lines(report: Mapping[str, Any], timelines: int) -> Iterator[str]:
     yield from _head(report)
     yield ""
-    yield "What users feel (ms; rtf: a share)"
+    yield "Latencies (ms; rtf: a ratio)"
     yield from _table(report["rollups"], ("measure", *_FIGURES))
     yield ""
     yield "Stages (ms)"
@@ -36,20 +37,17 @@ def _lines(report: Mapping[str, Any], timelines: int) -> Iterator[str]:
 def _head(report: Mapping[str, Any]) -> Iterator[str]:
     share = report["accounted_share"]
     yield (
-        f"run {report['run_id'] or '(without a name)'}: {report['request_count']} requests, "
-        f"{report['end_to_end_ms']:g} ms of them together"
-        + (f", {share:.1%} of it accounted for" if share is not None else "")
+        f"run {report['run_id'] or '(unnamed)'}: {report['request_count']} requests, "
+        f"{report['end_to_end_ms']:g} ms in total" + (f", {share:.1%} accounted for" if share is not None else "")
     )
     if report["partial_requests"]:
-        yield f"{report['partial_requests']} requests have no beginning or no end here, and are left out of the figures"
+        yield f"{report['partial_requests']} requests without a recorded start or end are left out of the figures"
     if report["broken_lines"]:
         first = report["broken_lines"][0]
-        yield f"{len(report['broken_lines'])} lines are no events, the first at {first}"
+        yield f"{len(report['broken_lines'])} invalid lines, the first at {first}"
     if report["other_runs"]:
-        others = ", ".join(
-            f"{name or '(without a name)'} ({count} events)" for name, count in report["other_runs"].items()
-        )
-        yield f"other runs, to be chosen with --run: {others}"
+        others = ", ".join(f"{name or '(unnamed)'} ({count} events)" for name, count in report["other_runs"].items())
+        yield f"other runs (select with --run): {others}"
 
 
 def _in_ms(names: Sequence[str]) -> tuple[str, ...]:

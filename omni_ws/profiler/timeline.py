@@ -1,4 +1,4 @@
-"""Timeline: the events of one request in order, and the intervals that they mark."""
+"""Timeline of a request: its events in order, and the intervals and hops they delimit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from omni_ws.profiler.reading import ProfileEvent
 
-#: What opens an interval of a stage, and what closes it. An event may be part of several.
+#: Pairs of events that start and end an interval of a stage. An event may be in several pairs.
 PAIRS: Final = (
     ("stage_input_received", "stage_complete"),
     ("preprocess_start", "preprocess_end"),
@@ -29,7 +29,7 @@ PAIRS: Final = (
     ("code2wav_decode_start", "code2wav_decode_end"),
     ("model_path_start", "model_path_end"),
 )
-#: Intervals in which a stage is there, at work or not: they explain no time.
+#: Intervals in which a stage is present, but may be idle: they account for no time.
 _PRESENCE: Final = frozenset(
     {
         ("model_path_start", "model_path_end"),
@@ -37,13 +37,17 @@ _PRESENCE: Final = frozenset(
         ("scheduler_prefill_end", "stage_complete"),
     }
 )
-#: What a request ends with, the last that there is of them.
+#: Events that end a request; the last one counts.
 _ENDS: Final = ("terminal_response", "response_written")
 MS: Final = 1_000_000
 
 
 class Interval(NamedTuple):
-    """Nanoseconds on the time line of the request. ``explains``: whether its time is accounted for by it."""
+    """Work of a stage between two events, in nanoseconds of the timeline.
+
+    ``explains`` is False for an interval that accounts for no time: the stage is present, but not necessarily at
+    work.
+    """
 
     stage: str
     name: str
@@ -57,7 +61,7 @@ class Interval(NamedTuple):
 
 
 class Hop(NamedTuple):
-    """Something on its way from one stage to another; ``kind`` is ``payload`` or ``stream_chunk``."""
+    """Transfer from one stage to another; ``kind`` is ``payload`` or ``stream_chunk``."""
 
     source: str
     target: str
@@ -72,13 +76,17 @@ class Hop(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """Times are those of ``at``: monotonic where every event of the request has that, else of the day."""
+    """Events of one request.
+
+    Times are monotonic if every event has a monotonic time, otherwise times of day.
+    """
 
     request_id: str
     events: tuple[ProfileEvent, ...]
 
     @classmethod
     def of(cls, request_id: str, events: Sequence[ProfileEvent]) -> Timeline:
+        """Sorts the events of a request."""
         clock = _monotonic if all(event.monotonic_ns is not None for event in events) else _wall
         return cls(request_id, tuple(sorted(events, key=clock)))
 
@@ -87,6 +95,7 @@ class Timeline:
         return all(event.monotonic_ns is not None for event in self.events)
 
     def at(self, event: ProfileEvent) -> int:
+        """Time of an event, in nanoseconds."""
         return _monotonic(event) if self._is_monotonic else _wall(event)
 
     @property
@@ -95,17 +104,18 @@ class Timeline:
 
     @property
     def end(self) -> int:
-        """The end of the request; an engine may wind up after it."""
+        """End of the request; events of the engine may follow it."""
         ends = [self.at(event) for event in self.events if event.event_name in _ENDS]
         return max(ends, default=self.at(self.events[-1]))
 
     @property
     def whole(self) -> bool:
-        """Whether its beginning and its end were recorded."""
+        """Whether the start and the end of the request were recorded."""
         names = {event.event_name for event in self.events}
         return "request_admission" in names and not names.isdisjoint(_ENDS)
 
     def first(self, name: str, **metadata: Any) -> ProfileEvent | None:
+        """Returns the first event with this name and this metadata."""
         for event in self.events:
             if event.event_name == name and metadata.items() <= event.metadata.items():
                 return event
@@ -113,7 +123,7 @@ class Timeline:
 
     @cached_property
     def intervals(self) -> tuple[Interval, ...]:
-        """Each closer closes what was opened first of its pair and stage; what stays open is no interval."""
+        """Intervals in the order of their end. An end belongs to the earliest open start of its pair and stage."""
         opened: defaultdict[tuple[str, tuple[str, str]], deque[tuple[int, bool]]] = defaultdict(deque)
         found: list[Interval] = []
         for event in self.events:
@@ -130,6 +140,7 @@ class Timeline:
 
     @cached_property
     def hops(self) -> tuple[Hop, ...]:
+        """Hops in the order of their arrival."""
         sent: defaultdict[tuple[str, str, str, object], deque[int]] = defaultdict(deque)
         found: list[Hop] = []
         for event in self.events:
@@ -151,12 +162,12 @@ class Timeline:
 
     @property
     def unaccounted(self) -> int:
-        """Nanoseconds of the request that no interval and no hop explains."""
+        """Nanoseconds that no interval and no hop accounts for."""
         return sum(end - start for start, end in gaps(self))
 
 
 def timelines(events: Iterable[ProfileEvent]) -> dict[str, Timeline]:
-    """By request, in the order of their beginning."""
+    """Groups events by request, ordered by their first event."""
     grouped: defaultdict[str, list[ProfileEvent]] = defaultdict(list)
     for event in events:
         if event.request_id:
@@ -166,7 +177,7 @@ def timelines(events: Iterable[ProfileEvent]) -> dict[str, Timeline]:
 
 
 def gaps(line: Timeline) -> list[tuple[int, int]]:
-    """The parts of a request that no interval and no hop explains."""
+    """Returns the spans of a request that no interval and no hop accounts for."""
     spans = [(one.start, one.end) for one in line.intervals if one.explains]
     spans += [(hop.start, hop.end) for hop in line.hops]
     found: list[tuple[int, int]] = []

@@ -1,1 +1,1 @@
-"""Replay: recorded sessions sent again, and their answers held against those of then."""
+"""Sends recorded sessions to a server again, and compares the answers."""

@@ -1,4 +1,4 @@
-"""What was answered, and when: gathered alike from a recording and from a replay."""
+"""Answers and their latencies, gathered alike from a recording and from a replay."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omni_ws.wire.binary import decode_output_audio
 
 @dataclass(slots=True)
 class ReplayedAnswer:
-    """One request's. Times are milliseconds of the session."""
+    """Answer to one request. Times are in milliseconds of the session."""
 
     request_id: str
     text: str = ""
@@ -28,13 +28,14 @@ class ReplayedAnswer:
     errors: list[str] = field(default_factory=list)
     #: Outputs so far.
     outputs: int = 0
-    #: The end of its input, or, where the answer came before that, the input that started it.
+    #: Start of its latency: the end of its input, or the chunk that triggered it if the answer came first.
     asked_at: float | None = None
     first_output_at: float | None = None
     first_audio_at: float | None = None
     final_at: float | None = None
 
     def output(self, at: float, *, is_audio: bool = False) -> None:
+        """Counts an output, and notes the time of the first."""
         self.outputs += 1
         if self.first_output_at is None:
             self.first_output_at = at
@@ -43,17 +44,20 @@ class ReplayedAnswer:
 
     @property
     def is_partial(self) -> bool:
-        """Whether it could as well have become a little longer or shorter."""
+        """Whether the answer was cut short, so that its length is a matter of timing."""
         return self.finish_reason in (None, "cancelled", "error")
 
     def latency(self, moment: float | None) -> float | None:
-        """Milliseconds from the question to this moment."""
+        """Milliseconds from ``asked_at`` to ``moment``; None if either is missing."""
         return None if moment is None or self.asked_at is None else moment - self.asked_at
 
 
 @dataclass(slots=True)
 class Answers:
-    """All of a session's. ``errors`` are those of no request; ``ends`` say how each connection ended."""
+    """Answers of a session.
+
+    ``errors`` are those that belong to no request; ``ends`` tell how each connection ended.
+    """
 
     answers: list[ReplayedAnswer] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -61,13 +65,13 @@ class Answers:
 
 
 class NativeAnswers:
-    """Reads both directions of a native session, message by message, in order."""
+    """Follows both directions of a native session, message by message, in order."""
 
     def __init__(self) -> None:
         self.found = Answers()
         self.session_id: str | None = None
         self.resume_token: str | None = None
-        #: Of the outputs.
+        #: Highest number of an output.
         self.highest = -1
         self.started = 0
         self.finals = 0
@@ -75,14 +79,14 @@ class NativeAnswers:
         self.greetings = 0
         self._by_id: dict[str, ReplayedAnswer] = {}
         self._format = AudioFormat(AudioEncoding.PCM16, 24_000, 1)
-        #: The answer that audio without an id belongs to.
+        #: Current answer, to which binary audio belongs.
         self.running: ReplayedAnswer | None = None
-        #: When each numbered chunk, and each end of an input, was sent.
+        #: Times of the chunks by number, and of the ends of inputs.
         self._chunks: dict[int, float] = {}
         self._ends: list[float] = []
 
     def asked(self, at: float, message: bytes | str) -> None:
-        """A message of the client's."""
+        """Handles a message of the client, sent at ``at``."""
         if isinstance(message, bytes):
             if len(message) >= 12:
                 self._chunk(at, int.from_bytes(message[4:8]), ends=bool(message[3] & 1))
@@ -100,7 +104,7 @@ class NativeAnswers:
         self._chunks.setdefault(number, at)
 
     def heard(self, at: float, message: bytes | str) -> None:
-        """A message of the server's."""
+        """Handles a message of the server, received at ``at``."""
         if isinstance(message, bytes):
             try:
                 audio = decode_output_audio(message)
@@ -133,7 +137,7 @@ class NativeAnswers:
                 self._output(at, self._answer(frame["request_id"]), frame)
 
     def _is_new(self, number: int) -> bool:
-        """What is told again after a reconnection is the same."""
+        """Returns whether an output is new; after a resume the server repeats some."""
         if number <= self.highest:
             return False
         self.highest = number
@@ -187,26 +191,26 @@ class NativeAnswers:
         answer.format = source
 
     def _first(self, at: float, answer: ReplayedAnswer) -> None:
-        """An answer that came after the end of its input is timed from there."""
+        """At the first output, starts the latency at the end of the input if that was earlier."""
         if answer.first_output_at is None and answer.asked_at is not None:
             ends = [end for end in self._ends if answer.asked_at <= end <= at]
             answer.asked_at = ends[0] if ends else answer.asked_at
 
     def outputs_of(self, number: int) -> int:
-        """Of the request that was answered at this place; very many, where it has its final."""
+        """Number of outputs of the answer at this place; practically infinite once it has its final."""
         if number >= len(self.found.answers):
             return 0
         answer = self.found.answers[number]
         return 1 << 30 if answer.final_at is not None else answer.outputs
 
     def place_of(self, request_id: str) -> int | None:
-        """Which answer it is, counted from 0."""
+        """Place of an answer in the session, from 0; None if it does not exist."""
         ids = [answer.request_id for answer in self.found.answers]
         return ids.index(request_id) if request_id in ids else None
 
 
 def parsed(message: str) -> dict[str, Any]:
-    """A JSON object; an empty one for what is none."""
+    """Parses a JSON object; returns an empty one for anything else."""
     try:
         value = orjson.loads(message)
     except orjson.JSONDecodeError:

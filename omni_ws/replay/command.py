@@ -1,4 +1,4 @@
-"""``omni-ws replay``."""
+"""The command ``omni-ws replay``."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from omni_ws.replay.timetable import AT_ONCE, Pace
 
 EQUAL: Final = 0
 DIFFERENT: Final = 1
-#: Also for a recording that cannot be read.
+#: Also for an unreadable recording.
 USAGE_ERROR: Final = 2
-#: As shells have it for a program ended by SIGINT.
+#: What shells report for a program that SIGINT ended.
 INTERRUPTED: Final = 130
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> int:
-    """0 where all answers are the same, 1 where not, 2 for a bad recording or command line (by SystemExit)."""
+    """Runs the command; returns 0 if all answers are the same, 1 if not, 2 for a bad recording or command line."""
     options = _parser().parse_args(arguments)
     try:
         target = Target.parse(options.url, api_key=options.api_key or environ.get("OMNI_WS_API_KEY"))
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str] = os.environ) -> i
 async def replay(
     recordings: Sequence[RecordedSession], target: Target, pace: Pace, *, copies: int = 1, comparison: Comparison
 ) -> list[Result]:
-    """All at once: each recording as many times as there are to be ``copies``."""
+    """Replays all recordings concurrently, each ``copies`` times."""
     return await asyncio.gather(
         *(_one(recording, copy, target, pace, comparison) for copy in range(copies) for recording in recordings)
     )
@@ -74,35 +74,39 @@ async def _one(recording: RecordedSession, copy: int, target: Target, pace: Pace
 
 def _reason(error: OSError, target: Target) -> str:
     if isinstance(error, ConnectionRefusedError):
-        return f"no server answers at {target.authority}; start one ('make serve'), or name another with --url"
+        return f"no server answers at {target.authority}; start one ('make serve'), or choose another with --url"
     return str(error)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="omni-ws replay",
-        description="Send recorded sessions to a server again, and hold its answers against those of then. "
-        "The exit status is 0 where they are the same, 1 where not, 2 for a recording that cannot be read.",
+        description="Send recorded sessions to a server again, and compare the answers with the recorded ones. "
+        "The exit status is 0 if they are the same, 1 if not, 2 if a recording cannot be read.",
         allow_abbrev=False,
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="recordings (omni-ws serve --record)")
-    parser.add_argument("--url", default="ws://127.0.0.1:8080", help="the server [%(default)s]")
-    parser.add_argument("--speed", type=_speed, default=1.0, help="how much faster than it was; max: at once [1]")
-    parser.add_argument("--copies", type=_count, default=1, metavar="N", help="each recording so many times at once")
-    parser.add_argument("--api-key", help="key for the server [the variable OMNI_WS_API_KEY]")
+    parser.add_argument("--url", default="ws://127.0.0.1:8080", help="address of the server [%(default)s]")
+    parser.add_argument(
+        "--speed", type=_speed, default=1.0, help="factor of the recorded speed; max: without pauses [1]"
+    )
+    parser.add_argument(
+        "--copies", type=_count, default=1, metavar="N", help="replay each recording N times concurrently"
+    )
+    parser.add_argument("--api-key", help="API key [environment variable OMNI_WS_API_KEY]")
     parser.add_argument(
         "--compare",
         type=Comparison,
         choices=[*Comparison],
         default=Comparison.FULL,
         metavar="{" + ",".join(Comparison) + "}",
-        help="exact: audio byte by byte; full: audio by length and level; text: no audio; none [%(default)s]",
+        help="exact: audio byte by byte; full: audio by length and level; text: no audio; none: nothing [%(default)s]",
     )
-    parser.add_argument("--format", choices=["text", "json"], default="text", help="of the report [%(default)s]")
+    parser.add_argument("--format", choices=["text", "json"], default="text", help="form of the report [%(default)s]")
     parser.add_argument(
-        "--patience", type=_seconds, default=15.0, metavar="SEC", help="how long to wait for an answer [%(default)g]"
+        "--patience", type=_seconds, default=15.0, metavar="SEC", help="time-out of each awaited answer [%(default)g]"
     )
-    parser.add_argument("--incomplete", action="store_true", help="take what there is of a recording that was cut")
+    parser.add_argument("--incomplete", action="store_true", help="accept recordings that were cut")
     return parser
 
 
@@ -113,12 +117,12 @@ def _speed(text: str) -> float:
 def _seconds(text: str) -> float:
     number = float(text)
     if not 0 < number < AT_ONCE:
-        raise argparse.ArgumentTypeError("a number above 0 is wanted")
+        raise argparse.ArgumentTypeError("must be a number above 0")
     return number
 
 
 def _count(text: str) -> int:
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError("a whole number above 0 is wanted")
+        raise argparse.ArgumentTypeError("must be a whole number above 0")
     return number

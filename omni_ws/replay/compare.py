@@ -1,4 +1,4 @@
-"""Two answers to the same input, side by side."""
+"""Compares a replayed answer with the recorded one."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from omni_ws.core.audio_format import AudioFormat
 from omni_ws.errors import OmniError
 from omni_ws.replay.answers import Answers, ReplayedAnswer
 
-#: How the server closes for reasons of its own, or of time: not part of an answer.
+#: Close codes of drain and time-outs, which depend on timing and are not compared.
 ORDERLY_CLOSE_CODES: Final = frozenset({1001, 1012, 4408})
 
-#: Audio of the same words may differ by this much.
+#: Tolerances for synthesised audio of the same text.
 LENGTH_TOLERANCE_MS: Final = 100.0
 LENGTH_TOLERANCE: Final = 0.05
 LEVEL_TOLERANCE_DB: Final = 1.5
-#: What digital silence counts for.
+#: Level of digital silence.
 _SILENCE_DB: Final = -100.0
-#: Of the texts in a difference.
+#: Characters of a text that are shown.
 _SHOWN: Final = 60
 
 
 class Comparison(StrEnum):
+    """How strictly answers are compared."""
+
     #: Audio byte by byte.
     EXACT = "exact"
     #: Audio by its length and level.
@@ -39,7 +41,7 @@ class Comparison(StrEnum):
 
 
 def differences(then: Answers, now: Answers, comparison: Comparison) -> list[str]:
-    """In words, none where the answers are the same."""
+    """Describes the differences between the answers of two sessions; empty if they are the same."""
     if comparison is Comparison.NONE:
         return []
     found: list[str] = []
@@ -57,7 +59,7 @@ def differences(then: Answers, now: Answers, comparison: Comparison) -> list[str
 
 
 def _differences(old: ReplayedAnswer, new: ReplayedAnswer, comparison: Comparison) -> Iterator[str]:
-    # An answer that was stopped may have come further, or less far, than it did then.
+    # The length of an answer that was cut short depends on timing.
     partial = old.is_partial and (new.is_partial or old.finish_reason is None)
     if old.finish_reason is not None and old.finish_reason != new.finish_reason:
         yield f"finish_reason {old.finish_reason} then, {new.finish_reason} now"
@@ -72,7 +74,7 @@ def _differences(old: ReplayedAnswer, new: ReplayedAnswer, comparison: Compariso
 
 
 def same_audio(old: ReplayedAnswer, new: ReplayedAnswer, *, partial: bool = False) -> bool:
-    """Byte by byte; of answers that were stopped, as far as both go."""
+    """Compares audio byte by byte; if ``partial``, up to the end of the shorter one."""
     size = min(len(old.audio), len(new.audio)) if partial else None
     return old.format == new.format and old.audio[:size] == new.audio[:size]
 
@@ -82,7 +84,7 @@ def _audio_differences(old: ReplayedAnswer, new: ReplayedAnswer, *, exact: bool,
         yield f"audio of {len(old.audio)} bytes then, other audio of {len(new.audio)} bytes now"
         return
     if partial:
-        return  # two halves of an answer have neither the same length nor the same level
+        return  # different lengths have different levels
     try:
         was, is_ = _samples(old), _samples(new)
     except OmniError as error:
@@ -96,7 +98,7 @@ def _audio_differences(old: ReplayedAnswer, new: ReplayedAnswer, *, exact: bool,
 
 
 def _samples(answer: ReplayedAnswer) -> Samples:
-    """At the rate of its format. Raises OmniError."""
+    """Decodes the audio at its own rate. Raises OmniError."""
     source = answer.format or AudioFormat()
     with AudioDecoder(source, sample_rate=source.sample_rate) as decoder:
         return np.concatenate([*decoder.pieces(bytes(answer.audio)), decoder.flush()])
@@ -107,7 +109,7 @@ def _length_ms(answer: ReplayedAnswer, samples: Samples) -> float:
 
 
 def level_db(samples: Samples) -> float:
-    """Of the whole, below full scale."""
+    """RMS level in dB relative to full scale."""
     power = float(np.mean(np.square(samples, dtype=np.float64))) if len(samples) else 0.0
     return max(_SILENCE_DB, 10 * math.log10(power)) if power > 0 else _SILENCE_DB
 

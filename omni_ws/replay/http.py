@@ -1,4 +1,4 @@
-"""Recorded HTTP requests, sent again: the pieces of their bodies as they came, their answers read meanwhile."""
+"""Replays recorded HTTP requests: sends the pieces of their bodies while it reads the responses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from omni_ws.wire.recording import (
 )
 
 _READ_BYTES: Final = 1 << 16
-#: Between two looks at an answer that is not there yet.
+#: Interval of polls for a result that is not ready.
 _ASK_AGAIN_SEC: Final = 0.1
 _SESSION_ID: Final = re.compile(r"(?<=/v1/streaming_input/sessions/)[^/?]+|(?<=session_id=)[^&]+")
 _FRAMING: Final = frozenset({"content-length", "transfer-encoding"})
@@ -39,7 +39,7 @@ _FRAMING: Final = frozenset({"content-length", "transfer-encoding"})
 
 @dataclass(slots=True)
 class Exchange:
-    """One request and its answer, or one WebSocket that read the answer of a session."""
+    """A request with its response, or a WebSocket that reads the result of a session."""
 
     head: RequestedLine | OpenedLine
     began_at: float
@@ -56,10 +56,12 @@ class Exchange:
 
     @property
     def reads_result(self) -> bool:
+        """Whether it reads the result of a Mode B session."""
         return isinstance(self.head, OpenedLine) or self.path.endswith("/result")
 
 
 def recorded_exchanges(recording: RecordedSession) -> list[Exchange]:
+    """Reconstructs the exchanges of a recording."""
     exchanges: list[Exchange] = []
     for event in recording.events:
         if isinstance(event, RequestedLine | OpenedLine):
@@ -85,12 +87,12 @@ def recorded_exchanges(recording: RecordedSession) -> list[Exchange]:
 
 
 def answers_of(exchanges: list[Exchange], *, is_session: bool) -> Answers:
-    """One for each reader of a session's result; else the only one."""
+    """Collects answers: one for each reader of the result of a session, otherwise the one of the request."""
     found = Answers()
     for one in exchanges:
         if isinstance(one.head, OpenedLine):
             found.answers += one.messages.found.answers
-        elif one.answer.says_something and (one.reads_result or not is_session):
+        elif one.answer.has_answer and (one.reads_result or not is_session):
             found.answers.append(one.answer.answer)
         if one.answer.status >= 400:
             found.errors.append(f"{one.path.rsplit('/', 1)[-1]} {one.answer.status}")
@@ -100,15 +102,17 @@ def answers_of(exchanges: list[Exchange], *, is_session: bool) -> Answers:
 
 
 def _asked_at(exchanges: list[Exchange], answer: ReplayedAnswer) -> float:
-    """The last end of an input before the answer began."""
+    """Time of the last end of an input before the answer started."""
     until = answer.first_output_at
     ends = [one.input_ended_at for one in exchanges if one.input_ended_at is not None]
     return max((end for end in ends if until is None or end <= until), default=exchanges[0].began_at)
 
 
 class HttpReplay:
-    """One request, or one session; ``run`` returns what is answered now. Raises OSError where there is no connection to
-    be had."""
+    """Replays one request, or one Mode B session.
+
+    ``run`` returns the answers. It raises OSError if the server cannot be reached.
+    """
 
     def __init__(self, recording: RecordedSession, target: Target, pace: Pace) -> None:
         self._is_session = recording.header.kind == "session"
@@ -136,7 +140,7 @@ class HttpReplay:
         return answers_of(self._now, is_session=self._is_session)
 
     def _all_over_before(self, then: Exchange) -> Callable[[], bool]:
-        """A request that was sent when others had been answered is sent when they have been answered."""
+        """Returns a condition: the exchanges that had ended before this one began have ended."""
         before = {
             number for number, one in enumerate(self._then) if one.ended_at is not None and one.ended_at <= then.head.at
         }
@@ -200,7 +204,7 @@ class HttpReplay:
     async def _read_until_lost(
         self, reader: asyncio.StreamReader, connection: h11.Connection, at: float, now: Exchange
     ) -> None:
-        """The client went away in the middle, and goes again."""
+        """Reads until the time at which the recorded client disconnected."""
         reading = asyncio.create_task(self._read(reader, connection, now), name="replay answer")
         try:
             await self._time.until(at, lambda: True)
@@ -215,7 +219,7 @@ class HttpReplay:
         headers = {"Host": self._target.authority, "Connection": "close", **then.head.headers, **self._target.headers}
         request = h11.Request(method=then.head.method, target=target, headers=list(headers.items()))
         has_body = any(name.lower() in _FRAMING for name in then.head.headers)
-        with suppress(ConnectionError, h11.LocalProtocolError):  # the server has had enough: its answer says why
+        with suppress(ConnectionError, h11.LocalProtocolError):  # the server stopped reading; its response tells why
             writer.write(connection.send(request) or b"")
             for piece in then.pieces:
                 await self._time.until(piece.at, lambda: True)
@@ -232,7 +236,7 @@ class HttpReplay:
             try:
                 event = connection.next_event()
             except h11.RemoteProtocolError:
-                return  # it broke off
+                return  # incomplete response
             match event:
                 case h11.NEED_DATA:
                     try:

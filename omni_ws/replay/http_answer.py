@@ -1,4 +1,4 @@
-"""What an HTTP answer says, piece by piece as it comes."""
+"""Collects the answer from an HTTP response while it arrives."""
 
 from __future__ import annotations
 
@@ -14,27 +14,29 @@ from omni_ws.replay.answers import ReplayedAnswer
 
 
 class HttpAnswer:
-    """Knows the forms that the server's routes answer in."""
+    """Reads the response formats of all routes."""
 
     def __init__(self) -> None:
         self.answer = ReplayedAnswer("")
         self.status = 0
-        #: Of the session that the request opened.
+        #: Session that the request opened.
         self.session_id: str | None = None
         self._content_type = ""
         self._body = bytearray()
 
     def begin(self, status: int, content_type: str) -> None:
+        """Handles the head of the response."""
         self.status = status
         self._content_type = content_type
 
     @property
-    def says_something(self) -> bool:
-        """Whether there was an answer, and not only news of one that is being made."""
+    def has_answer(self) -> bool:
+        """Whether there is an answer, and not only the state of one in progress."""
         answer = self.answer
         return bool(answer.outputs or answer.transcript or answer.errors or answer.finish_reason)
 
     def feed(self, at: float, data: bytes) -> None:
+        """Handles a piece of the body."""
         if self._content_type.startswith("audio/"):
             self.answer.audio += data
             self.answer.output(at, is_audio=True)
@@ -47,15 +49,15 @@ class HttpAnswer:
                 self._event(at, bytes(event))
 
     def finish(self, at: float) -> None:
-        """The answer is whole."""
+        """Handles the end of the response."""
         self.answer.final_at = at
         if self._content_type.startswith("audio/"):
             self.answer.format = _audio_format(self._content_type)
         elif self._content_type.startswith("application/json"):
             self._read(at, _json(bytes(self._body)))
         elif self._content_type.startswith("text/") and not self._content_type.startswith("text/event-stream"):
-            self._say(at, self._body.decode("utf-8", "replace"))
-        if self.answer.finish_reason is None and self.status == 200 and self.says_something:
+            self._add_text(at, self._body.decode("utf-8", "replace"))
+        if self.answer.finish_reason is None and self.status == 200 and self.has_answer:
             self.answer.finish_reason = "stop"
 
     def _event(self, at: float, event: bytes) -> None:
@@ -73,32 +75,32 @@ class HttpAnswer:
             self.answer.transcript += str(transcript.get("text", ""))
         match fields.get("type"):
             case "speech.audio.delta":
-                self._sound(at, fields.get("audio"))
+                self._add_audio(at, fields.get("audio"))
             case "transcript.text.delta":
-                self._say(at, fields.get("delta"))
+                self._add_text(at, fields.get("delta"))
         if "type" not in fields:
-            self._say(at, fields.get("text"))
+            self._add_text(at, fields.get("text"))
         for choice in fields.get("choices") or ():
             self._choice(at, choice)
 
     def _choice(self, at: float, choice: dict[str, Any]) -> None:
-        said = choice.get("delta") or choice.get("message") or choice
-        self._say(at, said.get("content") or said.get("text"))
-        audio = said.get("audio")
+        message = choice.get("delta") or choice.get("message") or choice
+        self._add_text(at, message.get("content") or message.get("text"))
+        audio = message.get("audio")
         if isinstance(audio, dict):
-            self._sound(at, audio.get("data"))
-        for call in said.get("tool_calls") or ():
+            self._add_audio(at, audio.get("data"))
+        for call in message.get("tool_calls") or ():
             function = call.get("function") or {}
             self.answer.tool_calls += f"{function.get('name') or ''}{function.get('arguments') or ''}"
         if choice.get("finish_reason"):
             self.answer.finish_reason = choice["finish_reason"]
 
-    def _say(self, at: float, text: object) -> None:
+    def _add_text(self, at: float, text: object) -> None:
         if isinstance(text, str) and text:
             self.answer.text += text
             self.answer.output(at)
 
-    def _sound(self, at: float, data: object) -> None:
+    def _add_audio(self, at: float, data: object) -> None:
         if isinstance(data, str) and data:
             self.answer.audio += base64.b64decode(data)
             self.answer.format = AudioFormat(sample_rate=24_000)

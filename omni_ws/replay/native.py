@@ -1,4 +1,4 @@
-"""A recorded native WebSocket session, sent again: every message as it was, in the order in which it came."""
+"""Replays a recorded native WebSocket session: sends every message, in order, at its time."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from omni_ws.replay.target import Target
 from omni_ws.replay.timetable import Pace, Timetable
 from omni_ws.wire.recording import ClosedLine, OpenedLine, ReceivedLine, RecordedLine, SentLine
 
-#: How long the server may take to close.
+#: Time-out of the closing handshake.
 _CLOSE_SEC: Final = 5.0
-#: Close codes that say that there was no close frame, or none with a code (RFC 6455, 7.4.1).
+#: Close codes that are never sent in a frame (RFC 6455, section 7.4.1).
 _NEVER_SENT: Final = frozenset({1005, 1006, 1015})
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What the client did, and what it had heard by then."""
+    """An action of the recorded client, and what it had received before."""
 
     event: OpenedLine | ReceivedLine | ClosedLine
     started: int
     finals: int
     configured: int
-    #: Outputs of the answer that was under way, as far as the step depends on them, and its place.
+    #: Outputs of the running answer that the step depends on, and the place of that answer.
     outputs: int
     place: int
     highest: int
 
 
 def recorded_answers(recording: RecordedSession) -> Answers:
-    """What was answered then."""
+    """Collects the answers of a recording."""
     answers = NativeAnswers()
     for _ in _steps(recording.events, answers):
         pass
@@ -50,7 +50,10 @@ def recorded_answers(recording: RecordedSession) -> Answers:
 
 
 class NativeReplay:
-    """One session; ``run`` returns what is answered now. Raises OSError where there is no connection to be had."""
+    """Replays one session.
+
+    ``run`` returns the answers. It raises OSError if the server cannot be reached.
+    """
 
     def __init__(self, recording: RecordedSession, target: Target, pace: Pace) -> None:
         self._recording = recording
@@ -61,10 +64,10 @@ class NativeReplay:
         self._connections: dict[int, ClientConnection] = {}
         self._readers: list[asyncio.Task[None]] = []
         self._ends: dict[int, str] = {}
-        #: How many of what was expected did not come: it is not waited for again.
+        #: Expected events that never arrived, which later steps do not wait for.
         self._missing: dict[str, int] = {"started": 0, "finals": 0, "configured": 0}
-        #: The places of answers that did not come as far.
-        self._given_up: set[int] = set()
+        #: Places of answers that produced fewer outputs than recorded.
+        self._cut_short: set[int] = set()
 
     async def run(self) -> Answers:
         try:
@@ -84,7 +87,7 @@ class NativeReplay:
         if not await self._time.until(step.event.at, lambda: self._is_due(step)):
             for name in self._missing:
                 self._missing[name] = max(0, getattr(step, name) - getattr(self._now, name))
-            self._given_up.add(step.place)
+            self._cut_short.add(step.place)
         match step.event:
             case OpenedLine():
                 await self._open(step.event)
@@ -109,7 +112,7 @@ class NativeReplay:
         heard = all(getattr(now, name) >= getattr(step, name) - missing[name] for name in missing)
         if isinstance(step.event, ClosedLine) and step.event.by == "lost":
             return heard and (now.highest >= step.highest or now.finals >= step.finals + 1)
-        if not step.outputs or step.place in self._given_up:
+        if not step.outputs or step.place in self._cut_short:
             return heard
         return heard and now.outputs_of(step.place) >= step.outputs
 
@@ -136,7 +139,7 @@ class NativeReplay:
             raise ConnectionError(str(error)) from None
         self._connections[event.connection] = connection
         self._readers.append(asyncio.create_task(self._read(event.connection, connection), name="replay reader"))
-        # A client does not speak before it was greeted.
+        # A client sends nothing before the first frame of the server.
         greetings = self._now.greetings
         await self._time.wait(lambda: self._now.greetings > greetings or event.connection in self._ends)
 
@@ -148,11 +151,11 @@ class NativeReplay:
         if message is None:
             return
         self._now.asked(self._time.now(), message)
-        with suppress(ConnectionClosed):  # which the reader tells
+        with suppress(ConnectionClosed):  # the reader records it
             await connection.send(message, text=event.binary is None)
 
     def _rewritten(self, message: bytes | str) -> bytes | str | None:
-        """With the names that things have now; None for what means nothing now."""
+        """Replaces recorded ids and numbers by current ones; returns None if the message has no counterpart."""
         if isinstance(message, bytes):
             return message
         frame = parsed(message)
@@ -163,7 +166,7 @@ class NativeReplay:
                     return message
                 return orjson.dumps(frame | {"request_id": self._now.found.answers[place].request_id}).decode()
             case {"type": "output_ack", "sequence_id": int(number)} if number > self._now.highest:
-                # What has not been said yet cannot have been heard.
+                # An output that has not been sent cannot be acknowledged.
                 number = self._now.highest
                 return orjson.dumps(frame | {"sequence_id": number}).decode() if number >= 0 else None
         return message
@@ -193,7 +196,7 @@ class NativeReplay:
 
 
 def _steps(events: Iterable[RecordedLine], answers: NativeAnswers) -> Iterator[_Step]:
-    """What the client did, with what ``answers``, which reads along, knew by then."""
+    """Yields the actions of the client, each with what ``answers`` had received by then."""
     events = tuple(events)
     ended = True
     for index, event in enumerate(events):
@@ -211,7 +214,7 @@ def _steps(events: Iterable[RecordedLine], answers: NativeAnswers) -> Iterator[_
         if isinstance(event, ClosedLine) and event.by == "lost":
             later = (one.last_output for one in events[index:] if isinstance(one, OpenedLine))
             highest = next((one for one in later if one is not None), highest)
-        ends, depends = (ended, False) if not isinstance(event, ReceivedLine) else _bearing(event, ended=ended)
+        ends, depends = (ended, False) if not isinstance(event, ReceivedLine) else _classified(event, ended=ended)
         ended = ends
         running = answers.running if isinstance(event, ReceivedLine) else None
         heard = 0 if running is None else running.outputs
@@ -220,7 +223,7 @@ def _steps(events: Iterable[RecordedLine], answers: NativeAnswers) -> Iterator[_
             answers.started,
             answers.finals,
             answers.configured,
-            # What comes into an answer comes when it has begun; what stops it, when it was as far.
+            # Input during an answer waits until that has begun; a cancel, until it has progressed as far as recorded.
             heard if depends else min(heard, 1),
             0 if running is None else answers.found.answers.index(running),
             highest,
@@ -229,9 +232,12 @@ def _steps(events: Iterable[RecordedLine], answers: NativeAnswers) -> Iterator[_
             answers.asked(event.at, content(event))
 
 
-def _bearing(event: ReceivedLine, *, ended: bool) -> tuple[bool, bool]:
-    """Whether an input ends with this message, given whether one had ended before it; and whether it stops an answer
-    that is under way, or may."""
+def _classified(event: ReceivedLine, *, ended: bool) -> tuple[bool, bool]:
+    """Classifies a message of the client.
+
+    Returns whether the input has ended after it, given whether it had before, and whether it stops or may stop a
+    running answer.
+    """
     message = content(event)
     if isinstance(message, bytes):
         return (bool(message[3] & 1), ended) if len(message) > 3 else (ended, False)

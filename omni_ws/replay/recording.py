@@ -1,4 +1,4 @@
-"""Reading recordings, with a clear word and a line number for what is wrong with one."""
+"""Reads recordings; errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _Decoded = TypeVar("_Decoded")
 
 
 class RecordingError(Exception):
-    """What is wrong, with file and line."""
+    """The recording is unusable; the message names file and line."""
 
     def __init__(self, path: Path, line: int, problem: str) -> None:
         super().__init__(f"{path}:{line}: {problem}" if line else f"{path}: {problem}")
@@ -34,25 +34,30 @@ class RecordingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RecordedSession:
+    """A recording in memory."""
+
     path: Path
     header: HeaderLine
     events: tuple[RecordedLine, ...]
 
 
 def read_recording(path: Path, *, incomplete: bool = False) -> RecordedSession:
-    """``incomplete`` takes what there is of a recording that has no end. Raises RecordingError."""
+    """Reads and checks a recording.
+
+    ``incomplete`` accepts one that was cut. Raises RecordingError.
+    """
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise RecordingError(path, 0, error.strerror or "cannot be read") from None
-    unfinished = lines.pop()  # nothing, where the last line has its end
+    unfinished = lines.pop()  # empty if the last line is complete
     if not lines:
-        raise RecordingError(path, 1, "this is empty, or no recording")
+        raise RecordingError(path, 1, "empty, or not a recording")
     header = _decoded(decode_header, path, 1, lines[0])
     if not header.payloads:
-        raise RecordingError(path, 1, "recorded without payloads (record_payloads = false): nothing to send again")
+        raise RecordingError(path, 1, "recorded without payloads (record_payloads = false), so it cannot be replayed")
     if header.kind == "telephony":
-        raise RecordingError(path, 1, "a telephone call: nothing here can play the part of its gateway")
+        raise RecordingError(path, 1, "a telephone call, which cannot be replayed")
     events: list[RecordedLine] = []
     connections = 0
     for number, line in enumerate(lines[1:], start=2):
@@ -65,13 +70,13 @@ def read_recording(path: Path, *, incomplete: bool = False) -> RecordedSession:
         events.append(event)
     end = len(lines) + 1
     if unfinished and not incomplete:
-        raise RecordingError(path, end, "the recording breaks off inside this line")
+        raise RecordingError(path, end, "the recording breaks off within this line")
     if events and isinstance(events[-1], CutLine) and not incomplete:
         raise RecordingError(path, end - 1, f"the recording was cut here: {events[-1].reason} (see --incomplete)")
     if (not events or not isinstance(events[-1], EndedLine | CutLine)) and not incomplete:
-        raise RecordingError(path, end, "the recording has no end: it broke off, or is still being written")
+        raise RecordingError(path, end, "the recording has no end: it was interrupted, or is still being written")
     if not any(isinstance(event, OpenedLine | RequestedLine) for event in events):
-        raise RecordingError(path, end, "nothing was opened")
+        raise RecordingError(path, end, "the recording has no connection")
     return RecordedSession(path, header, tuple(event for event in events if not isinstance(event, CutLine | EndedLine)))
 
 
@@ -86,22 +91,22 @@ def _server_frame(data: bytes) -> ServerFrame:
     try:
         return decode_server_frame(data)
     except InvalidFrame as error:
-        raise ValueError(f"this is no frame of a server: {error.message}") from None
+        raise ValueError(f"not a frame of a server: {error.message}") from None
 
 
 def _checked(event: RecordedLine, connections: int, path: Path, number: int) -> int:
-    """How many connections there are after this event."""
+    """Checks the connection number of an event; returns the number of connections so far."""
     if isinstance(event, OpenedLine | RequestedLine):
         if event.connection != connections:
-            raise RecordingError(path, number, f"connection {event.connection}, where {connections} is the next")
+            raise RecordingError(path, number, f"connection {event.connection} where {connections} is next")
         return connections + 1
     if not isinstance(event, CutLine | EndedLine) and event.connection >= connections:
-        raise RecordingError(path, number, f"there is no connection {event.connection}")
+        raise RecordingError(path, number, f"no connection {event.connection}")
     return connections
 
 
 def content(event: ReceivedLine | SentLine) -> bytes | str:
-    """What was said: a string for a text message, or for a piece of a body that is text."""
+    """Payload of a message or of a piece of a body: text if it is text."""
     if event.text is not None:
         return event.text
     return event.binary if event.binary is not None else event.bad_text or b""

@@ -1,4 +1,4 @@
-"""What a replay has shown, for people and for programs."""
+"""Reports the result of a replay, as text or JSON."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _MOMENTS: Final[tuple[tuple[str, str, _Moment], ...]] = (
     ("first audio", "first_audio_ms", lambda answer: answer.first_audio_at),
     ("final", "final_ms", lambda answer: answer.final_at),
 )
-#: Single sessions are told one by one up to this many; beyond it only those that differ.
-_TOLD_ONE_BY_ONE: Final = 10
+#: Up to this many sessions are all listed; of more, only those that differ.
+_MAX_LISTED: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One session that was replayed; ``now`` is None where it could not be."""
+    """Result of one replayed session. ``now`` is None if it could not be replayed."""
 
     path: Path
     copy: int
@@ -39,10 +39,11 @@ class Result:
 
 
 def as_text(results: Sequence[Result]) -> str:
+    """Formats the report for a terminal."""
     lines: list[str] = []
     for result in results:
-        if len(results) <= _TOLD_ONE_BY_ONE or not result.is_equal:
-            lines += _session(result, in_detail=len(results) <= _TOLD_ONE_BY_ONE)
+        if len(results) <= _MAX_LISTED or not result.is_equal:
+            lines += _session(result, in_detail=len(results) <= _MAX_LISTED)
     equal = sum(result.is_equal for result in results)
     lines.append(f"{len(results)} sessions replayed: {equal} equal, {len(results) - equal} different")
     lines += _summary(results)
@@ -77,6 +78,7 @@ def _summary(results: Sequence[Result]) -> Iterator[str]:
 
 
 def as_json(results: Sequence[Result]) -> dict[str, Any]:
+    """Builds the report for programs."""
     return {
         "equal": all(result.is_equal for result in results),
         "sessions": [

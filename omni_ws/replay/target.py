@@ -1,4 +1,4 @@
-"""The server that is replayed to."""
+"""Address of the server that a replay talks to."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True, slots=True)
 class Target:
+    """Address and key of a server."""
+
     host: str
     port: int
     secure: bool
@@ -17,12 +19,15 @@ class Target:
 
     @classmethod
     def parse(cls, url: str, *, api_key: str | None = None) -> Self:
-        """``ws://``, ``wss://``, ``http://`` or ``https://``, a host and perhaps a port. Raises ValueError."""
+        """Parses an address with the scheme ws, wss, http or https, a host, and an optional port.
+
+        Raises ValueError.
+        """
         parts = urlsplit(url)
         if parts.scheme not in ("ws", "wss", "http", "https") or not parts.hostname:
-            raise ValueError(f"{url!r} is no address such as ws://127.0.0.1:8080")
+            raise ValueError(f"{url!r} is not an address such as ws://127.0.0.1:8080")
         if parts.path not in ("", "/", "/v1/streaming_input") or parts.query or parts.fragment or parts.username:
-            raise ValueError("the address names the server alone; the paths are those of the recording")
+            raise ValueError("the address must not have a path, query or user: paths come from the recording")
         secure = parts.scheme in ("wss", "https")
         return cls(parts.hostname, parts.port or (443 if secure else 80), secure, api_key)
 

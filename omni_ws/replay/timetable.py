@@ -1,4 +1,4 @@
-"""When things happen in a replay: as they did, faster, or as fast as can be; and never before what they waited for."""
+"""Schedule of a replay: at recorded speed, faster or without pauses, but never before the events a step depends on."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ AT_ONCE: Final = float("inf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """``speed`` is a factor; ``patience``, in seconds, how long the server is waited for."""
+    """``speed`` is a factor; ``patience`` is the time-out in seconds of each awaited event."""
 
     speed: float = 1.0
     patience: float = 10.0
 
 
 class Timetable:
-    """The clock of one session. What came late moves all that follows."""
+    """Clock of one session. A delay postpones everything after it."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
@@ -30,16 +30,18 @@ class Timetable:
         self._changed = asyncio.Event()
 
     def now(self) -> float:
-        """Milliseconds since the beginning."""
+        """Milliseconds since the start."""
         return (time.monotonic() - self._began) * 1000
 
     def change(self) -> None:
-        """Something was heard."""
+        """Signals that something was received, so that conditions are tested again."""
         self._changed.set()
 
     async def until(self, at: float, is_ready: Callable[[], bool]) -> bool:
-        """Wait for the recorded time ``at``, in milliseconds, and then for ``is_ready``; False where that took longer
-        than there is patience for."""
+        """Waits for the recorded time ``at`` (milliseconds) and then for ``is_ready``.
+
+        Returns False if the latter timed out.
+        """
         at = at / self._pace.speed
         await asyncio.sleep(max(0.0, at + self._late - self.now()) / 1000)
         ready = await self.wait(is_ready)
@@ -47,6 +49,7 @@ class Timetable:
         return ready
 
     async def wait(self, is_ready: Callable[[], bool]) -> bool:
+        """Waits for a condition; returns False if that timed out."""
         try:
             async with asyncio.timeout(self._pace.patience):
                 while not is_ready():

@@ -1,4 +1,4 @@
-"""``omni-ws readout-vectors``: the two files that switch readouts on, made from examples of each concept."""
+"""``omni-ws readout-vectors``: computes the files that enable readouts, from example prompts of each concept."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MANIFEST: Final = "readout.json"
 
 
 def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Returns the exit status: 0, 1 when it failed, 2 when it was asked for wrongly."""
+    """Runs the command and returns its exit status: 0, 1 if it failed, 2 for wrong usage."""
     parser = _parser()
     options, settings = parser.parse_known_args(arguments)
     try:
@@ -34,11 +34,11 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except ConfigurationError as error:
-        return _complain(error.problems, USAGE_ERROR)
+        return _print_errors(error.problems, USAGE_ERROR)
     except OmniError as error:
-        return _complain([error.message], FAILED)
+        return _print_errors([error.message], FAILED)
     except OSError as error:
-        return _complain([str(error)], FAILED)
+        return _print_errors([str(error)], FAILED)
     return 0
 
 
@@ -47,7 +47,7 @@ def _make(prompts: Path, layers: Sequence[int], folder: Path, *, model: str, arg
         if find_spec(package) is None:
             raise ConfigurationError([f"the vllm engine needs vLLM: {INSTALL_VLLM}"])
     if Path(model).is_dir() and folder.resolve() == Path(model).resolve():
-        raise ConfigurationError([f"{folder} is the model's own folder: vLLM would take the vectors for its weights"])
+        raise ConfigurationError([f"{folder} is the folder of the model, where vLLM would load the vectors as weights"])
     from omni_ws.engine.vllm.readout_making import load_concepts, make_vectors
     from omni_ws.engine.vllm.readout_vectors import save_vectors
 
@@ -65,14 +65,16 @@ def _parser() -> argparse.ArgumentParser:
         prog="omni-ws readout-vectors",
         usage="omni-ws readout-vectors --prompts FILE --layers N,N,… --model NAME-OR-FOLDER [--out FOLDER] "
         "[--vllm.args.<name> VALUE ...]",
-        description="Make the vectors of readouts from prompts that have a concept and prompts that do not.",
+        description="Compute readout vectors from prompts with a concept and prompts without it.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "--prompts", type=Path, required=True, metavar="FILE", help="TOML or JSON: concept = {positive, negative}"
     )
     parser.add_argument("--layers", type=_layers, required=True, metavar="N,N,…", help="decoder layers, counted from 0")
-    parser.add_argument("--out", type=Path, default=Path(), metavar="FOLDER", help=f"for {VECTORS} and {MANIFEST} [.]")
+    parser.add_argument(
+        "--out", type=Path, default=Path(), metavar="FOLDER", help=f"output folder of {VECTORS} and {MANIFEST} [.]"
+    )
     parser.add_argument("--config", type=Path, metavar="FILE.toml", help="read the vllm settings from this file")
     return parser
 
@@ -83,11 +85,11 @@ def _layers(text: str) -> list[int]:
     except ValueError:
         layers = [-1]
     if layers[0] < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} are no layers: 10,20 for example")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of layers such as 10,20")
     return layers
 
 
-def _complain(problems: Sequence[str], status: int) -> int:
+def _print_errors(problems: Sequence[str], status: int) -> int:
     for problem in problems:
         print(f"omni-ws readout-vectors: error: {problem}", file=sys.stderr)
     return status

@@ -1,7 +1,7 @@
-"""The JSON Schema of all frames, made from the types that decode them (protocol/frames.schema.json).
+"""JSON Schema of all frames, generated from the types that decode them (protocol/frames.schema.json).
 
-The types say nearly everything. What they cannot say is added here: that a session_config may hold any part of the
-configuration and null anywhere in it, which fields exclude each other, and the names that some strings are one of.
+Added to what the types express: a ``session_config`` is a partial configuration with null anywhere, some fields
+exclude each other, and some strings are one of a list of names.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FREE_FORM: Final = frozenset({"stage_sampling", "stage_params", "tools", "tool_
 
 
 def frames_schema() -> str:
-    """Text of protocol/frames.schema.json."""
+    """protocol/frames.schema.json, from the frame types."""
     definitions = _definitions()
     document: Schema = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -77,7 +77,7 @@ def _reference(name: str) -> Schema:
 
 
 def _plain(schema: Any) -> Any:
-    """Without the mark-up of docstrings, and with base64 as a pattern, which validators look at."""
+    """Removes the mark-up of docstrings, and adds a pattern for base64, which validators check."""
     if isinstance(schema, list):
         return [_plain(item) for item in schema]
     if not isinstance(schema, dict):
@@ -97,7 +97,7 @@ def _name_values(schema: Schema, values: Iterable[str]) -> None:
 
 
 def _restrict_chunk(schema: Schema) -> None:
-    """Payload or text, text only as modality text, and nothing in the fields that are refused by name."""
+    """Requires payload or text, text with modality text only, and nothing in fields that are always refused."""
     for field, kind in schema["properties"].items():
         if kind.get("type") == "null":
             schema["properties"][field] = {"type": "null", "description": "Refused."}
@@ -120,7 +120,7 @@ def _restrict_chunk(schema: Schema) -> None:
 
 
 def _require_contents(schema: Schema) -> None:
-    """The last chunk of a request says how it ended; every other one carries text, a payload or a tool call."""
+    """Requires the result in the final chunk of a request, and text, payload or tool call in any other."""
     final = ["final", "finish_reason", "usage"]
     content: Schema = {
         "required": ["modality"],
@@ -140,7 +140,7 @@ def _require_contents(schema: Schema) -> None:
 
 
 def _reachable(name: str, definitions: Mapping[str, Schema]) -> list[str]:
-    """``name`` and the objects that it is made of, in a stable order."""
+    """Returns ``name`` and the objects it refers to, directly or not, in a stable order."""
     found = [name]
     for current in found:
         for reference in sorted(_references(definitions[current])):
@@ -163,14 +163,14 @@ def _patch_name(name: str) -> str:
 
 
 def _patch(schema: Schema) -> Schema:
-    """The same object as part of a session_config: nothing is required, and null restores a default."""
+    """The same object within a session_config: nothing is required, and null restores a default."""
     properties = {field: _nullable(field, value) for field, value in schema["properties"].items()}
     return {"title": _patch_name(schema["title"]), "type": "object", "properties": properties}
 
 
 def _nullable(field: str, schema: Schema) -> Schema:
     if field in _FREE_FORM:
-        # Nulls inside are merged away as well; what is left is checked against the engine, which no schema knows.
+        # Nulls within are merged away too; the rest is validated by the engine, beyond any schema.
         return _free_form(schema)
     options = schema.get("anyOf", [schema])
     options = [_to_patch({key: value for key, value in option.items() if key != "default"}) for option in options]

@@ -189,7 +189,7 @@ def test_a_line_that_was_cut_off_is_passed_over_and_told(tmp_path: Path, capsys:
         f"{folder}/events_server_1.jsonl:17",
     ]
     assert main([str(folder)]) == 0
-    assert "4 lines are no events, the first at" in capsys.readouterr().out
+    assert "4 invalid lines, the first at" in capsys.readouterr().out
 
 
 def test_of_several_runs_the_newest_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,7 +198,7 @@ def test_of_several_runs_the_newest_is_reported(tmp_path: Path, capsys: pytest.C
     assert (report["run_id"], list(report["timelines"]), report["other_runs"]) == ("two", ["new"], {"one": 16})
     assert list(build_report(read([folder]), run_id="one")["timelines"]) == ["old"]
     assert main([str(folder), "--run", "three"]) == 1
-    assert "there is no run 'three'; there are 'two', 'one'" in capsys.readouterr().err
+    assert "no run 'three'; the runs are 'two', 'one'" in capsys.readouterr().err
 
 
 def test_requests_without_a_beginning_or_an_end_are_no_figures(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_every_form_takes_requests_without_an_end(form: str, tmp_path: Path) -> 
         (None, "", "no such file or folder"),
         ("other.txt", "", "no file events_*.jsonl"),
         ("events_server_1.jsonl", "", "no event"),
-        ("events_server_1.jsonl", "x\n", "no event; 1 lines are no events"),
+        ("events_server_1.jsonl", "x\n", "no event; 1 lines are invalid"),
     ],
 )
 def test_where_there_is_nothing_that_is_said(
