@@ -1,4 +1,4 @@
-"""The border for exceptions from outside the tree."""
+"""Translates exceptions into the errors that clients get, and logs what is behind them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ logger = logging.getLogger(__name__)
 
 
 def unexpected(exception: BaseException, *, where: str) -> EngineFailed:
-    """The error that a client sees in place of ``exception``, whose traceback goes to the log under the same id."""
+    """The error that a client gets in place of ``exception``, which is logged with its traceback under the same id."""
     error_id = new_id("err_")
     logger.error("%s failed (%s)", where, error_id, exc_info=exception)
     return EngineFailed("the server failed to answer this request", error_id=error_id)
 
 
 def identified(error: OmniError, *, where: str) -> OmniError:
-    """The error, with an id under which the log has what stands behind a failure of the engine."""
+    """Give a failure of the engine an id, and log it with its cause under that id. Returns the error."""
     if isinstance(error, EngineFailed) and error.error_id is None:
         error_id = new_id("err_")
         cause = error if error.__cause__ is not None else None
@@ -30,12 +30,15 @@ def identified(error: OmniError, *, where: str) -> OmniError:
 
 
 def being_cancelled() -> bool:
-    """Whether somebody cancels the task that runs; otherwise a cancellation in it is a failure of something inside."""
+    """Whether the running task is being cancelled.
+
+    Otherwise a CancelledError in it comes from something that it awaited, and is a failure like any other.
+    """
     return (task := asyncio.current_task()) is None or task.cancelling() > 0
 
 
 def of_request(error: OmniError, request_id: str, *, engine: Engine) -> OmniError:
-    """The error, with what it means for its request and for the session."""
+    """Name the request of an error, and make it fatal to the session where the engine is down. Returns the error."""
     identified(error, where=f"request {request_id}")
     error.request_id = request_id
     if isinstance(error, EngineFailed) and engine.state is not EngineState.OK:

@@ -1,4 +1,4 @@
-"""Identifiers that nobody can guess."""
+"""Identifiers that cannot be guessed."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import secrets
 
 
 def new_id(prefix: str) -> str:
-    """``req_…``, ``sess_…``, ``chatcmpl-…``: the prefix, then 96 random bits."""
+    """A prefix such as ``req_`` or ``sess_``, followed by 96 random bits in hexadecimal."""
     return prefix + secrets.token_hex(12)

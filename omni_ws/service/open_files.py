@@ -1,4 +1,4 @@
-"""How many files, and so how many connections, this process may have open."""
+"""The limit on open files, and so on connections, of this process."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Final
 
 logger = logging.getLogger(__name__)
 
-#: What the server opens besides its clients' connections.
+#: Files that the server opens besides the connections of its clients.
 _OWN_FILES: Final = 128
 
 
 def allow_connections(count: int) -> None:
-    """Raise the limit to the highest that the system allows this process, and warn where it is below ``count``."""
+    """Raise the soft limit to the hard limit, and warn if that is too low for ``count`` connections."""
     try:
         import resource
     except ImportError:  # a system without such limits
@@ -22,7 +22,7 @@ def allow_connections(count: int) -> None:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
-        except (OSError, ValueError):  # where "no limit" is not to be had
+        except (OSError, ValueError):  # macOS refuses an infinite limit
             logger.debug("the limit of open files stays at %d", soft)
     if soft != resource.RLIM_INFINITY and count + _OWN_FILES > soft:
         logger.warning(

@@ -1,4 +1,4 @@
-"""InputFlow: how much more input a conversation takes, and when it may come again."""
+"""InputFlow: flow control of the input of a conversation, by pauses and by credit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from omni_ws.wire.server_frames import InputAckFrame
 
 
 class InputFlow:
-    """``offer`` is called when input that had to wait, or was told to, may come again."""
+    """Decides when a transport pauses its input, and what it acknowledges.
+
+    ``offer`` is called when input may continue, after ``is_full`` was true or an acknowledgement left little credit.
+    """
 
     def __init__(
         self,
@@ -26,10 +29,11 @@ class InputFlow:
         self._observed = observed
         self._listener = listener
         self._offer = offer
+        #: Whether the client waits for ``offer``.
         self._wanted = False
 
     def is_full(self, receiving: Request | None) -> bool:
-        """Whether the engine is behind with the request that receives input, or the listener with what it has."""
+        """Whether the engine is behind with the request that receives input, or the listener with its audio."""
         behind = receiving is not None and receiving.answering and receiving.input.full
         if not behind and (self._listener is None or not self._listener.full):
             return False
@@ -37,6 +41,7 @@ class InputFlow:
         return True
 
     def take_ack(self, receiving: Request | None) -> InputAckFrame:
+        """The acknowledgement that is due, with the credit in bytes."""
         ack = self._stream.received()
         self.notify_observers()
         limits = self._stream.limits
@@ -44,7 +49,7 @@ class InputFlow:
         if receiving is not None and receiving.answering:
             # The chunk that makes the queue full still fits, whatever its size.
             credit = min(credit, INPUT_QUEUE_BYTES + limits.max_chunk_bytes - int(receiving.input.queued))
-            # A client that keeps to its credit may now wait for more.
+            # A client that respects its credit may wait for more now.
             self._wanted = self._wanted or receiving.input.queued > INPUT_QUEUE_BYTES / 2
         return InputAckFrame(
             next_sequence_id=ack.next_sequence_id,
@@ -63,12 +68,13 @@ class InputFlow:
         )
 
     def taken(self, request: Request, size: int) -> None:
-        """The engine took this much of a request."""
+        """The engine has taken ``size`` bytes of a request."""
         self._stream.taken(request.session, size)
         if self._wanted and request.input.queued <= INPUT_QUEUE_BYTES / 2:
             self.offer()
 
     def offer(self) -> None:
+        """Let the input continue, if anything waits for that."""
         if self._wanted:
             self._wanted = False
             self._offer()

@@ -1,4 +1,4 @@
-"""Journal: what was sent and may not have arrived, kept so that it can be sent again. Bounded in bytes."""
+"""Journal: the messages that were sent but not acknowledged, kept for resume. Bounded in bytes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ from omni_ws.service.conversation.messages import OUTPUTS, ServerMessage
 
 
 class JournalEntry(NamedTuple):
+    """A message that was sent, and the bytes that it is charged with."""
+
     message: ServerMessage
     cost: int
-    #: The output's own number; for anything else, that of the output that follows it. Whoever has heard exactly the
-    #: outputs below this number has to be told this message.
+    #: The number of the output; for any other message, that of the output that follows it. A client that has received
+    #: exactly the outputs below this number lacks this message.
     number: int
 
 
 class Journal:
-    """Keeps the newest ``capacity`` bytes of what it is given, or ``fair_share`` while the server holds too much."""
+    """Keeps the newest messages, up to ``capacity`` bytes.
+
+    While more than half of ``budget`` is used, it keeps ``fair_share`` bytes only.
+    """
 
     def __init__(self, capacity: int, *, budget: ByteBudget | None = None, fair_share: int = 0) -> None:
         self.capacity = capacity
@@ -26,13 +31,13 @@ class Journal:
         self._budget = budget
         self._fair_share = fair_share
         self._entries: deque[JournalEntry] = deque()
-        #: The number of the output that comes next.
+        #: The number of the next output.
         self._next_output = 0
-        #: Who has heard less than this cannot be told the rest any more.
+        #: The number of the newest message that was dropped: a client that has received less cannot resume.
         self._forgotten = -1
 
     def record(self, message: ServerMessage, cost: int) -> None:
-        """A message that was sent. Its cost is in the budget already."""
+        """Keep a message that was sent, and drop the oldest beyond the capacity. Its cost is in the budget already."""
         self._entries.append(JournalEntry(message, cost, self._next_output))
         if type(message) in OUTPUTS:
             self._next_output += 1
@@ -41,17 +46,17 @@ class Journal:
             self._forget_oldest()
 
     def acknowledge(self, last_output: int) -> None:
-        """Everything up to this output has arrived. More than was sent cannot have."""
+        """Drop everything up to this output, which the client has received; at most up to the last that was sent."""
         last_output = min(last_output, self._next_output - 1)
         while self._entries and self._entries[0].number <= last_output:
             self._forget_oldest()
 
     def reaches(self, last_output: int) -> bool:
-        """Whether everything that was sent after this output is here, and the output itself was sent."""
+        """Whether this output was sent, and everything after it is kept."""
         return self._forgotten <= last_output < self._next_output
 
     def take_after(self, last_output: int) -> list[JournalEntry]:
-        """What was sent after this output, which is going to be sent again. Needs ``reaches``."""
+        """Remove and return what was sent after this output, to be sent again. Requires ``reaches``."""
         self.acknowledge(last_output)
         again = list(self._entries)
         self._entries.clear()
@@ -60,6 +65,7 @@ class Journal:
         return again
 
     def clear(self) -> None:
+        """Drop everything."""
         while self._entries:
             self._forget_oldest()
 

@@ -1,4 +1,4 @@
-"""What one conversation may hold."""
+"""ConversationLimits: bounds on what one conversation holds."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from typing import Final
 
 from omni_ws.core.stream_limits import StreamLimits
 
-#: Chunks of one request that may wait for the engine: 87 minutes of speech in pieces of 20 ms. The limit in bytes does
-#: not count what a chunk itself costs, and chunks may be tiny.
+#: Chunks of one request that may wait for the engine: 87 minutes of speech in pieces of 20 ms. The limit in bytes
+#: leaves out the overhead of a chunk, and chunks may be tiny.
 MAX_WAITING_CHUNKS: Final = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationLimits:
+    """The limits of one conversation; those of its input stream are in ``stream``."""
+
     stream: StreamLimits
+    #: Requests that may wait behind the one that is being answered.
     max_pending_requests: int = 4
+    #: Words of history that the engine gets; 0 for none.
     max_history_tokens: int = 4096

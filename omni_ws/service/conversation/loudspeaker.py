@@ -1,4 +1,4 @@
-"""Loudspeaker: what a client is playing just now, as far as a server can know."""
+"""Loudspeaker: what a client is playing, as far as its server knows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from omni_ws.service.conversation.request import Request, RequestState
 
 
 class Loudspeaker:
-    """Follows the answer under way and the one before it, whose end may still be heard.
+    """Follows the playback of the current answer and of the one before it, which may still be playing.
 
-    An answer that had its final before it was heard to its end stays in ``history`` as far as it was heard.
+    An answer that is interrupted after its final is cut in ``history`` to the part that was heard.
     """
 
     def __init__(self, history: History) -> None:
@@ -20,14 +20,15 @@ class Loudspeaker:
 
     @property
     def playing(self) -> bool:
+        """Whether any audio that was sent is not played yet."""
         return any(request.playback.playing for request in self._requests)
 
     def answering(self, request: Request) -> None:
-        """Work on this answer begins."""
+        """The engine starts on this request: its audio is what plays next."""
         self._requests.append(request)
 
     def report(self, sequence_id: int, played_ms: float) -> None:
-        """The client says how much it has played of the answer that output ``sequence_id`` belongs to."""
+        """The client reports that it has played ``played_ms`` of the answer that output ``sequence_id`` belongs to."""
         for request in reversed(self._requests):
             first = request.playback.first_sequence_id
             if first is not None and first <= sequence_id:
@@ -35,7 +36,7 @@ class Loudspeaker:
                 return
 
     def silence(self) -> None:
-        """The client is interrupted, and plays nothing more of what it has."""
+        """Playback is interrupted: the client drops the audio that it has not played."""
         for request in self._requests:
             playback = request.playback
             heard_in_part = playback.playing and playback.reported_ms is not None

@@ -1,4 +1,4 @@
-"""ServerMessage: what a session can say, and what holding it costs."""
+"""ServerMessage: everything that a session sends, and what each message costs while it is held."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ ServerMessage: TypeAlias = (
     | PongFrame
 )
 
-#: What has a number of its own, by which a client says how far it has heard.
+#: Messages with a ``sequence_id``, by which a client acknowledges what it has received.
 OUTPUTS: Final = frozenset({OutputChunk, FinalChunk})
-#: What is said to one connection and means nothing to the next.
+#: Messages that concern one connection only, and are not sent again over the next.
 OF_THE_MOMENT: Final = frozenset({InputAckFrame, PongFrame, SessionClosingFrame, SessionCreatedFrame})
 
-#: What a message costs besides its content: the frame around it.
+#: Bytes of a message besides its content: the frame around it.
 MESSAGE_OVERHEAD_BYTES: Final = 128
-#: A token with its log-probability.
+#: Bytes of a token with its log-probability.
 LOGPROB_BYTES: Final = 128
-#: An exception weighs more.
+#: Bytes of an exception besides its message.
 ERROR_OVERHEAD_BYTES: Final = 512
 
 
 def message_cost(message: ServerMessage) -> int:
-    """Bytes."""
+    """The bytes that a message is charged with while it is held; an estimate, cheap to make."""
     match message:
         case OutputChunk():
             size = MESSAGE_OVERHEAD_BYTES + len(message.payload) + 4 * len(message.text)
@@ -58,6 +58,6 @@ def message_cost(message: ServerMessage) -> int:
         case OmniError():
             return ERROR_OVERHEAD_BYTES + len(message.message)
         case PongFrame() | SessionUpdatedFrame():
-            # These give back what the client sent, however much that was. They are rare.
+            # They repeat what the client sent, which may be long; they are rare enough to be encoded for this.
             return MESSAGE_OVERHEAD_BYTES + len(encode_frame(message))
     return MESSAGE_OVERHEAD_BYTES

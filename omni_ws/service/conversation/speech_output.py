@@ -1,4 +1,4 @@
-"""The audio of one answer on its way out: in the client's format, placed on the time line, paced if asked."""
+"""SpeechOutput: encodes the audio of one answer, places it on the time line and paces it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,29 @@ from omni_ws.audio.wav import wav_header
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.service.conversation.playback import Playback
 
-#: Longer pieces, and everything that is compressed, are encoded in a worker thread; short raw pieces cost less than
-#: the hop would.
+#: Longer pieces, and all compressed audio, are encoded in a worker thread. For short raw pieces the switch would cost
+#: more than the encoding.
 _INLINE_SAMPLES: Final = 24_000
-#: What is ahead by less goes out: clocks round, and a timer may fire a little early.
+#: Audio that is early by less is sent: clocks round, and a timer may fire a little early.
 _LEAST_SLEEP_MS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedAudio:
+    """A piece of encoded audio, and where it begins in the answer."""
+
     payload: bytes
     start_ms: int
 
 
 class SpeechOutput:
-    """``max_lead_ms`` keeps the output at most so far ahead of its own playing; None sends as fast as it comes."""
+    """Turns the samples of one answer into audio of the format ``target``.
+
+    With ``max_lead_ms`` no audio is returned earlier than that before its playback is due; with None, at once.
+    """
 
     def __init__(self, target: AudioFormat, playback: Playback, *, max_lead_ms: float | None) -> None:
-        #: How long what was encoded is.
+        #: Duration of the audio that was encoded so far.
         self.made_ms: float = 0
         self._target = target
         self._playback = playback
@@ -39,7 +44,10 @@ class SpeechOutput:
         self._header_left = len(wav_header(sample_rate=target.sample_rate, channels=1, data_bytes=None))
 
     async def encode(self, samples: Samples, sample_rate: int) -> EncodedAudio | None:
-        """None while the encoder still holds everything back."""
+        """Encode samples, and wait until they are due. None while the encoder buffers them all.
+
+        Raises ValueError if the sample rate changes within the answer.
+        """
         if self._encoder is None:
             self._encoder = AudioEncoder(self._target, source_rate=sample_rate)
             self._source_rate = sample_rate
@@ -52,7 +60,7 @@ class SpeechOutput:
         return await self._place(payload, len(samples) * 1000 / sample_rate)
 
     async def flush(self) -> EncodedAudio | None:
-        """What the encoder held back, at the end of the answer."""
+        """Encode what the encoder has buffered, at the end of the answer. None if that is nothing."""
         if self._encoder is None:
             return None
         if self._target.is_raw:
@@ -63,7 +71,7 @@ class SpeechOutput:
 
     async def _place(self, payload: bytes, source_ms: float) -> EncodedAudio | None:
         start_ms = self.made_ms
-        # Where they can, the bytes themselves say how long the audio is, delays of the resampler included.
+        # Raw audio is measured by its bytes, which include the delay of the resampler; compressed audio by its source.
         size = len(payload)
         if self._target.encoding is AudioEncoding.WAV:
             header = min(size, self._header_left)
@@ -77,10 +85,10 @@ class SpeechOutput:
         return EncodedAudio(payload, round(start_ms))
 
     async def _pace(self, start_ms: float) -> None:
-        # Again after the sleep: the client may have said meanwhile that it is not as far as it seemed.
-        while (ahead_ms := self._ahead_ms(start_ms)) >= _LEAST_SLEEP_MS:  # noqa: ASYNC110 - there is no event in time
+        # Again after the sleep: a report meanwhile may have set the position back.
+        while (ahead_ms := self._ahead_ms(start_ms)) >= _LEAST_SLEEP_MS:  # noqa: ASYNC110 - waits for time, not for an event
             await asyncio.sleep(ahead_ms / 1000)
 
     def _ahead_ms(self, start_ms: float) -> float:
-        """How much too early it is for this part of the answer."""
+        """Milliseconds until audio at ``start_ms`` may be sent; 0 or less when it is due."""
         return 0 if self._max_lead_ms is None else start_ms - self._playback.position_ms - self._max_lead_ms

@@ -1,4 +1,4 @@
-"""How late the event loop wakes up: what everything in a real-time server waits for."""
+"""Measures the delay of the event loop, which everything in a real-time server has to wait for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ INTERVAL_SEC: Final = 0.1
 
 @contextmanager
 def watching_loop(observe: Callable[[float], object]) -> Iterator[None]:
-    """While the block lasts, ``observe`` is told ten times a second how many seconds too late that was."""
+    """Within the block, call ``observe`` ten times a second with the seconds by which that call is late."""
     loop = asyncio.get_running_loop()
     timer: asyncio.TimerHandle
 

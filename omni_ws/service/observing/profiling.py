@@ -1,4 +1,4 @@
-"""Profiling: request events, and traces of the engine's own operations, started and stopped while the server runs."""
+"""Profiling: records request events and traces of the engine, from a start to a stop while the server runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from omni_ws.service.observing.profile_events import ProfileEvents
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileRequest:
-    """What is asked for. What is None has a default below the root; relative paths begin there."""
+    """The parameters of a start. None stands for a default; paths are relative to the root of profiles."""
 
     run_id: str | None = None
     event_dir: str | None = None
@@ -29,7 +29,7 @@ class ProfileRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunningProfile:
-    """``template`` is the beginning of the names of the traces; None where only events are recorded."""
+    """A profile that is being recorded. ``template`` is the common prefix of its trace files; None without traces."""
 
     run_id: str
     recorder: EventRecorder
@@ -39,6 +39,8 @@ class RunningProfile:
 
 @dataclass(frozen=True, slots=True)
 class FinishedProfile:
+    """A profile that was stopped, and its files. ``dropped_events`` were not written, for want of space or time."""
+
     run_id: str
     event_files: tuple[Path, ...]
     dropped_events: int
@@ -46,7 +48,7 @@ class FinishedProfile:
 
 
 class Profiling:
-    """One profile at a time, written below ``root``; by default a folder of the user's cache."""
+    """Starts and stops profiles, one at a time, and writes them below ``root`` (``cache_folder()`` by default)."""
 
     def __init__(self, engine: Engine, observers: Observers, root: Path | None = None) -> None:
         self.running: RunningProfile | None = None
@@ -56,10 +58,10 @@ class Profiling:
         self._lock = asyncio.Lock()
 
     async def start(self, asked: ProfileRequest) -> RunningProfile:
-        """A new ``run_id`` ends the run that there is; the same one goes on with it.
+        """Start a profile, after stopping the current one if it has another ``run_id`` or other traces.
 
-        Where the engine cannot trace, events alone are recorded. Raises InvalidValue for paths outside the root and
-        those that cannot be written.
+        An engine that cannot trace is profiled by events alone. Raises InvalidValue for paths that are outside the root
+        or cannot be written.
         """
         run_id = asked.run_id or time.strftime("run_%Y%m%d_%H%M%S")
         folder = self._below_root(asked.event_dir, f"{run_id}/events", param="event_dir")
@@ -73,7 +75,7 @@ class Profiling:
             return await self._start(run_id, folder, template)
 
     async def stop(self, run_id: str | None = None) -> FinishedProfile | None:
-        """None where nothing runs, or another run than the one that is named. Idempotent."""
+        """Stop the current profile. Returns None if there is none, or if it has another ``run_id``. Idempotent."""
         async with self._lock:
             if self.running is None or run_id not in (None, self.running.run_id):
                 return None
@@ -82,7 +84,7 @@ class Profiling:
     async def _start(self, run_id: str, folder: Path, template: Path | None) -> RunningProfile:
         def make() -> EventRecorder:
             folder.mkdir(parents=True, exist_ok=True)
-            check_space(folder)  # before there is a file, which would stay empty
+            check_space(folder)  # before an empty file is left behind
             return EventRecorder(run_id, folder)
 
         try:
@@ -128,6 +130,6 @@ class Profiling:
 
 
 def cache_folder() -> Path:
-    """``omni_ws/profiles`` in the user's cache folder (XDG Base Directory Specification)."""
+    """The default root: ``omni_ws/profiles`` in the user's cache folder (XDG Base Directory Specification)."""
     cache = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(cache) if os.path.isabs(cache) else Path("~/.cache")) / "omni_ws" / "profiles"

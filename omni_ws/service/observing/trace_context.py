@@ -1,4 +1,4 @@
-"""The trace that the work under way belongs to, where a client named one (W3C Trace Context)."""
+"""The trace that a client named for its sessions (W3C Trace Context)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import Final
 
-#: Header fields as the client sent them; whoever uses them checks them.
+#: Header fields of the running task, unchecked, as the client sent them.
 incoming_trace: ContextVar[Mapping[str, str] | None] = ContextVar("incoming_trace", default=None)
 
 _FIELDS: Final = ("traceparent", "tracestate")
 
 
 def take_trace(header: Callable[[str], str | None]) -> None:
-    """Sessions that the running task opens belong to the trace of this head, or to none."""
+    """Let sessions that the running task opens belong to the trace that these headers name, or to none.
+
+    ``header`` returns the value of a header field, or None.
+    """
     found = {name: value for name in _FIELDS if (value := header(name)) is not None}
     incoming_trace.set(found if "traceparent" in found else None)
