@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,24 +16,33 @@ PCM16_SCALE = 32768.0
 
 
 class SampleLayout(Enum):
-    """The binary layouts of a sample; all are little-endian.
+    """The binary layouts of a sample; all are little-endian."""
 
-    The first part of the value is the size in bytes, the second makes members of the same size distinct.
-    """
-
-    U8 = (1, "unsigned, 128 is silence")
-    S16 = (2, "signed")
-    S24 = (3, "signed, packed")
-    S32 = (4, "signed")
-    F32 = (4, "float")
-    F64 = (8, "float")
-    MU_LAW = (1, "G.711 mu-law")
-    A_LAW = (1, "G.711 A-law")
+    U8 = "unsigned 8-bit, 128 is silence"
+    S16 = "signed 16-bit"
+    S24 = "signed 24-bit, packed"
+    S32 = "signed 32-bit"
+    F32 = "32-bit float"
+    F64 = "64-bit float"
+    MU_LAW = "G.711 mu-law"
+    A_LAW = "G.711 A-law"
 
     @property
     def sample_bytes(self) -> int:
         """The size of one sample of one channel, in bytes."""
-        return self.value[0]
+        return _SAMPLE_BYTES[self]
+
+
+_SAMPLE_BYTES: Final = {
+    SampleLayout.U8: 1,
+    SampleLayout.S16: 2,
+    SampleLayout.S24: 3,
+    SampleLayout.S32: 4,
+    SampleLayout.F32: 4,
+    SampleLayout.F64: 8,
+    SampleLayout.MU_LAW: 1,
+    SampleLayout.A_LAW: 1,
+}
 
 
 def samples_from_bytes(data: bytes, layout: SampleLayout) -> Samples:

@@ -25,8 +25,11 @@ _LAYOUTS = {
     (_A_LAW, 1): SampleLayout.A_LAW,
     (_MU_LAW, 1): SampleLayout.MU_LAW,
 }
+_MAX_SIZE = 0xFFFFFFFF
 #: The sizes that writers of streams give for data of unknown length.
-_UNKNOWN_SIZES = (0, 0xFFFFFFFF)
+_UNKNOWN_SIZES = (0, _MAX_SIZE)
+#: The bytes of a written header that the RIFF chunk's size includes.
+_HEADER_AFTER_RIFF = 36
 #: The limit for a ``fmt `` or ``ds64`` chunk, which has a few dozen bytes.
 _MAX_KEPT_CHUNK = 4096
 
@@ -114,7 +117,7 @@ class WavHeaderReader:
         if self._format is None:
             raise UnsupportedFormat("bad wav header: samples before their format")
         data_bytes: int | None = None if size in _UNKNOWN_SIZES else size
-        if size == 0xFFFFFFFF and self._data_bytes_64:
+        if size == _MAX_SIZE and self._data_bytes_64:
             data_bytes = self._data_bytes_64
         self.rest = bytes(self._buffer[8:])
         self._buffer.clear()
@@ -148,11 +151,13 @@ def _parse_format(body: bytes) -> WavHeader:
 def wav_header(*, sample_rate: int, channels: int, data_bytes: int | None) -> bytes:
     """Return the 44-byte header of a file with 16-bit samples.
 
-    ``data_bytes`` is the size of the samples, or None when it is not known yet, as in a stream.
+    ``data_bytes`` is the size of the samples, or None when it is not known yet, as in a stream. The header gives the
+    maximum for an unknown size, and for one that exceeds it.
     """
-    known = data_bytes is not None and data_bytes <= 0xFFFFFFFF - 36
-    data_size = data_bytes if known else 0xFFFFFFFF
-    riff_size = data_bytes + 36 if known and data_bytes is not None else 0xFFFFFFFF
+    if data_bytes is None or data_bytes > _MAX_SIZE - _HEADER_AFTER_RIFF:
+        data_size = riff_size = _MAX_SIZE
+    else:
+        data_size, riff_size = data_bytes, data_bytes + _HEADER_AFTER_RIFF
     block_bytes = 2 * channels
     return struct.pack(
         "<4sI4s4sIHHIIHH4sI",

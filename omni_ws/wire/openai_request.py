@@ -39,13 +39,9 @@ from omni_ws.wire.openai_options import (
     with_format_hint,
 )
 
-#: Chat fields that the server does not support, with the values that are accepted because they change nothing.
-_NOT_AVAILABLE_IN_CHAT: Final[Mapping[str, tuple[Any, ...]]] = {
-    **NEVER_AVAILABLE,
-}
-#: The same for speech, with the chat fields that do not apply to reading text aloud.
+#: Fields that speech does not support: besides those of all routes, chat fields that do not apply to reading aloud.
 _NOT_AVAILABLE_IN_SPEECH: Final[Mapping[str, tuple[Any, ...]]] = {
-    **_NOT_AVAILABLE_IN_CHAT,
+    **NEVER_AVAILABLE,
     "logit_bias": ({},),
     "n": (1,),
     "logprobs": (False,),
@@ -155,7 +151,7 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
 
     Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming the field.
     """
-    refuse_unavailable(body, _NOT_AVAILABLE_IN_CHAT)
+    refuse_unavailable(body, NEVER_AVAILABLE)
     try:
         fields = convert_body(body, ChatBody)
     except InvalidValue as error:

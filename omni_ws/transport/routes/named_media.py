@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
 
 from omni_ws.config.media_domains import MediaDomains
 from omni_ws.config.model import HttpConfig
 from omni_ws.core.chunks import InputChunk
-from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge
-from omni_ws.media.files import open_below
+from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, UnsupportedParameter
 from omni_ws.transport.routes.media_fetch import Charge, MediaFetcher
 from omni_ws.wire.openai_media import MediaFile, MediaUrl, NamedMedia
 
@@ -57,7 +58,7 @@ class MediaReader:
         return chunks
 
     async def _file(self, path: str, room: int, charge: Charge) -> bytes:
-        with await asyncio.to_thread(open_below, self._config.media_root, path) as file:
+        with await asyncio.to_thread(_open_below, self._config.media_root, path) as file:
             size = os.fstat(file.fileno()).st_size
             if size > room:
                 raise PayloadTooLarge(f"the file has more than {room} bytes")
@@ -71,3 +72,28 @@ class MediaReader:
         except TimeoutError:
             limit = self._config.media_timeout_sec
             raise InvalidValue(f"the media could not be fetched within {limit:g} s") from None
+
+
+def _open_below(root: Path | None, path: str) -> BinaryIO:
+    """Open the file at ``path``, absolute or relative to ``root``; after resolving links it must be inside ``root``.
+
+    Raises UnsupportedParameter when ``root`` is None. Otherwise raises InvalidValue; for a path outside ``root`` the
+    error does not depend on whether the file exists. The caller closes the file.
+    """
+    if root is None:
+        raise UnsupportedParameter("this server reads no files; send a data: URL")
+    try:
+        folder = root.resolve()
+        place = (folder / path).resolve()
+        if not place.is_relative_to(folder):
+            raise InvalidValue("the path leads out of the folder that files may be read from")
+        if not place.is_file():  # reading a pipe might block forever
+            raise InvalidValue("there is no such file")
+        return open(place, "rb", opener=_open_without_links)  # the caller closes it
+    except (OSError, ValueError, RuntimeError):
+        raise InvalidValue("there is no such file") from None
+
+
+def _open_without_links(path: str, flags: int) -> int:
+    """Open a resolved path. A link there was created after the check, and is refused."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
