@@ -58,6 +58,7 @@ class StartTrigger(StrEnum):
     MODALITY = "modality"
     END_OF_INPUT = "end_of_input"
     VAD = "vad"
+    GREETING = "greeting"
 
 
 class InputMode(StrEnum):

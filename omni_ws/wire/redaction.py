@@ -20,18 +20,9 @@ _HARMLESS: Final = frozenset(
         *("finish_reason", "usage", "start_ms", "sample_rate", "interim", "audio_ms", "played_ms", "replayed", "code"),
         *("reason", "retryable", "retry_after_ms", "time_left_ms", "server_time_ms", "expires_in", "channels"),
         *("input_tokens", "output_tokens", "total_tokens", "input_audio_ms", "output_audio_ms"),
-        *("dropped_requests", "input_after_start_bytes", "limits", "capabilities", "turn_detection", "start_policy"),
-        *(
-            "after_start",
-            "input_audio",
-            "output_audio",
-            "modalities",
-            "overlap",
-            "task",
-            "alignment",
-            "out_of_order",
-            "resume_token",
-        ),
+        *("input_after_start_bytes", "limits", "capabilities", "turn_detection", "start_policy", "after_start"),
+        *("input_audio", "output_audio", "modalities", "overlap", "task", "alignment", "out_of_order", "resume_token"),
+        "dropped_requests",
     }
 )
 _OBJECTS: Final = frozenset({"error", "usage", "input_audio", "output_audio"})

@@ -36,6 +36,8 @@ MAX_PREFIX_PADDING_MS = 2_000
 MAX_SILENCE_DURATION_MS = 10_000
 #: With turn detection, where nobody says otherwise.
 DEFAULT_MAX_LEAD_MS = 400
+#: A page of text, some five minutes of speech.
+MAX_GREETING_CHARACTERS = 4096
 #: Objects in a configuration; what is deeper only serves to exhaust the stack.
 MAX_DEPTH = 32
 
@@ -96,6 +98,7 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
     model: str | None = None
     voice: str | None = None
     instructions: str = ""
+    greeting: Annotated[str, Meta(max_length=MAX_GREETING_CHARACTERS)] = ""
     modalities: list[Literal["text", "audio"]] = msgspec.field(default_factory=lambda: ["text", "audio"])
     input_audio: InputAudioConfig = InputAudioConfig()
     output_audio: OutputAudioConfig = OutputAudioConfig()

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from omni_ws.core.chunks import FinishReason, OutputModality, Usage, Word
 from omni_ws.core.output import FinalChunk, OutputChunk, OutputSequencer
 from omni_ws.core.session import GenerationStarted
 from omni_ws.engine.base import (
     AudioOutput,
-    Engine,
     EngineOutput,
     Finished,
+    GenerationRequest,
     Message,
     TextOutput,
     ToolCallOutput,
@@ -32,6 +32,9 @@ from omni_ws.wire.server_frames import ResponseStartedFrame
 #: Words of an answer that are kept to know, when it is interrupted, which were heard: an hour of speech.
 MAX_KEPT_WORDS: Final = 1 << 14
 
+#: What makes the outputs of an answer: nearly always ``Engine.generate``.
+Generate: TypeAlias = Callable[[GenerationRequest], AsyncIterator[EngineOutput]]
+
 
 class AnswerWriter:
     """Numbers the outputs of one request and puts them into the outbox, waiting while that is full."""
@@ -46,17 +49,9 @@ class AnswerWriter:
         self._speech = SpeechOutput(request.output_format, request.playback, max_lead_ms=request.config.max_lead_ms)
 
     def start(self, event: GenerationStarted) -> None:
-        request = self._request
-        self._outbox.put_nowait(
-            ResponseStartedFrame(
-                request_id=request.request_id,
-                trigger=event.trigger,
-                sequence_id=event.sequence_id,
-                input_mode=request.session.settings.mode,
-            )
-        )
+        self._outbox.put_nowait(started_frame(self._request, event))
 
-    async def answer(self, engine: Engine, history: tuple[Message, ...]) -> Finished:
+    async def answer(self, generate: Generate, history: tuple[Message, ...]) -> Finished:
         """The whole answer. What goes wrong is the error of the request."""
         request = self._request
         events.current_request.set(request.request_id)
@@ -64,7 +59,7 @@ class AnswerWriter:
         finished: Finished | None = None
         failure: OmniError | None = None
         try:
-            finished = await self._write_all(engine.generate(request.generation_request(history)))
+            finished = await self._write_all(generate(request.generation_request(history)))
         except OmniError as error:
             failure = error
         except (Exception, asyncio.CancelledError) as error:
@@ -163,6 +158,15 @@ class AnswerWriter:
         if self._observed.listening_to_outputs:
             self._observed.notify(OutputMade(chunk))
         self._outbox.put_nowait(chunk)
+
+
+def started_frame(request: Request, event: GenerationStarted) -> ResponseStartedFrame:
+    return ResponseStartedFrame(
+        request_id=request.request_id,
+        trigger=event.trigger,
+        sequence_id=event.sequence_id,
+        input_mode=request.session.settings.mode,
+    )
 
 
 def transcript_chunk(request: Request, transcript: TranscriptOutput, *, sequencer: OutputSequencer) -> OutputChunk:

@@ -76,6 +76,8 @@ class ConfigurationRules:
     forced_start_policy: str | None = None
     #: Whether this kind of session can be listened to for turns.
     turn_detection: bool = False
+    #: Whether this kind of session can begin with a greeting.
+    greeting: bool = False
 
 
 class Configuration:
@@ -164,6 +166,8 @@ class Configuration:
             changes["start_policy"] = "on_end_only"
         if "modalities" not in wanted:
             changes["modalities"] = [name for name in ("text", "audio") if name in capabilities.output_modalities]
+        if config.greeting and not rules.greeting:
+            raise UnsupportedParameter("a greeting begins a session of the native WebSocket only", param="greeting")
         if config.turn_detection is not None:
             changes |= _for_turns(config, rules, given=frozenset(rules.defaults) | frozenset(wanted))
         config = msgspec.structs.replace(config, **changes)
@@ -209,6 +213,8 @@ def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
     for modality in config.modalities:
         if OutputModality(modality) not in capabilities.output_modalities:
             raise UnsupportedParameter(f"this engine has no {modality} output", param="modalities")
+    if config.greeting and "text" not in config.modalities and Task.SPEECH not in capabilities.tasks:
+        raise UnsupportedParameter("this engine cannot read a greeting aloud", param="greeting")
     if config.task not in capabilities.tasks:
         raise UnsupportedParameter(f"this engine cannot do the task {config.task}", param="task")
     if config.after_start is InputMode.EXTEND and not capabilities.extend:

@@ -24,6 +24,7 @@ from omni_ws.errors import (
     ShuttingDown,
 )
 from omni_ws.service.conversation.configuration import Configuration
+from omni_ws.service.conversation.greeting import greeting_configuration, greeting_input
 from omni_ws.service.conversation.history import History
 from omni_ws.service.conversation.input_flow import InputFlow
 from omni_ws.service.conversation.kept_speech import KeptSpeech
@@ -148,6 +149,14 @@ class Conversation:
             self._listener.configure(self.configuration.listening)
         return config
 
+    def greet(self) -> None:
+        """Begins the session with the configured greeting; nothing happens without one, or once it has begun."""
+        config = self.configuration.effective
+        if config.greeting.strip() and not self._queue.opened:
+            request = self._new_request(greeting_input(), greeting_configuration(config), by_speech=False)
+            self._queue.announce_greeting(request)
+            self._admit_request(request, interrupts=False)
+
     def receive_chunk(self, chunk: InputChunk, *, now: float) -> None:
         """The chunk must have passed ``configuration.check_chunk``; ``now`` is the time at which it came.
 
@@ -188,11 +197,7 @@ class Conversation:
             self._listener.cancel()
 
     def truncate_history(self, request_id: str) -> int:
-        """Drops a request and all later ones from the history; returns how many these are.
-
-        Raises SessionConflict, which leaves the session open, unless it comes between requests; InvalidValue for a
-        request that the history does not have.
-        """
+        """As History.truncate. Raises SessionConflict, after which the session goes on, unless between requests."""
         if self.busy or self.stream.buffered_chunks:
             raise SessionConflict("the history is truncated between requests only", param="request_id")
         return self.history.truncate(request_id)
@@ -348,7 +353,12 @@ class Conversation:
             raise refusal
 
     def _open(self, session: StreamingInputSession, *, by_speech: bool) -> None:
-        config = self.configuration.effective
+        request = self._new_request(session, self.configuration.effective, by_speech=by_speech)
+        request.speech = self._speech_to_keep(session, request.config)
+        self._receiving = request
+        self._admit_request(request, interrupts=request.interrupts(by_speech=by_speech))
+
+    def _new_request(self, session: StreamingInputSession, config: SessionConfig, *, by_speech: bool) -> Request:
         request_id = new_id("req_")
         timeline = self.observed.open_request(
             request_id, task=config.task, input_mode=session.settings.mode, by_speech=by_speech
@@ -363,13 +373,13 @@ class Conversation:
             self._media_room,
             options=dataclasses.replace(self.options, priority=self._counted_priority(self.options.priority)),
             owner=self._owner,
-            speech=self._speech_to_keep(session, config),
             field_names=self.field_names,
         )
-        self.history.open(request.request_id)
-        self._queue.count_outputs(request)
-        self._receiving = request
-        interrupts = request.interrupts(by_speech=by_speech)
+        self._queue.open(request)
+        return request
+
+    def _admit_request(self, request: Request, *, interrupts: bool) -> None:
+        """Puts a request into the queue, or ends it with what it is refused with."""
         try:
             self.configuration.check_options(self.options)
             self._check_room(waits=not interrupts)

@@ -132,6 +132,8 @@ class Request:
     #: The audio of the input, for the history where its words are not known; None where no later request needs it.
     speech: KeptSpeech | None = None
     field_names: FieldNames = as_they_are
+    #: The text of the answer where it is the greeting; empty for every request of the client.
+    greeting: str = ""
     state: RequestState = RequestState.OPEN
     #: Whether the state is ANSWERING or ANSWERED. Read for each chunk.
     answering: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from omni_ws.core.chunks import FinishReason
@@ -12,7 +13,8 @@ from omni_ws.core.output import OutputSequencer
 from omni_ws.core.session import GenerationStarted
 from omni_ws.engine.base import Engine, Finished
 from omni_ws.errors import websocket_close_code
-from omni_ws.service.conversation.answer_writer import AnswerWriter, final_chunk, over, transcript_chunk
+from omni_ws.service.conversation.answer_writer import AnswerWriter, final_chunk, over, started_frame, transcript_chunk
+from omni_ws.service.conversation.greeting import begin_greeting, say_greeting
 from omni_ws.service.conversation.history import History
 from omni_ws.service.conversation.loudspeaker import Loudspeaker
 from omni_ws.service.conversation.outbox import Outbox
@@ -60,6 +62,8 @@ class RequestQueue:
         self._answer: asyncio.Task[None] | None = None
         #: The first is being answered, or will be next.
         self.requests: deque[Request] = deque()
+        #: Whether any request has opened, or the greeting.
+        self.opened = False
         #: Whether no further requests come; see ``close``.
         self.closing = False
 
@@ -76,12 +80,25 @@ class RequestQueue:
 
     # requests come and go
 
-    def count_outputs(self, request: Request) -> None:
-        """From here on. A request has a final also where it does not come into the queue."""
+    def open(self, request: Request) -> None:
+        """A request opens: it has a place in the history, and its final, also where it is never appended."""
+        self.opened = True
+        self._history.open(request.request_id)
         self._sequencer.open(request.request_id)
 
     def append(self, request: Request) -> None:
         self.requests.append(request)
+
+    def announce_greeting(self, request: Request) -> None:
+        """The greeting has opened, and its ``response_started`` is sent, whatever becomes of it.
+
+        A client knows by it that the answer belongs to no request of its own.
+        """
+        started = begin_greeting(request)
+        self._outbox.put_nowait(started_frame(request, started))
+        request.timeline.mark_policy_fired(started)
+        request.timeline.mark_input_ended()
+        self._wake.set()
 
     def interrupt(self, *, by: Request) -> None:
         """What is here gives way to a request that comes."""
@@ -188,8 +205,12 @@ class RequestQueue:
     async def _write_answer(self, request: Request, started: GenerationStarted) -> None:
         writer = AnswerWriter(request, self._outbox, self._sequencer, self._observed)
         self._loudspeaker.answering(request)
-        writer.start(started)
-        finished = await writer.answer(self._engine, self._history.messages if request.config.history else ())
+        if request.greeting:  # which was announced as it opened
+            finished = await writer.answer(partial(say_greeting, self._engine, request), ())
+        else:
+            writer.start(started)
+            history = self._history.messages if request.config.history else ()
+            finished = await writer.answer(self._engine.generate, history)
         if request.answering and request.is_frozen and not request.input_ended.is_set():
             await self._rest_of_input(request)
         self.end(request, finished.reason, finished)

@@ -184,13 +184,12 @@ class SessionFactory:
             budget=self.budget,
             journal_capacity=streaming.max_output_bytes if resumable else 0,
         )
-        observed = ObservedSession(
-            SessionIdentity(session_id or new_id("sess_"), origin, owner), self.observers, now=now
-        )
+        identity = SessionIdentity(session_id or new_id("sess_"), origin, owner)
+        observed = ObservedSession(identity, self.observers, now=now)
         observed.opened()
         conversation = Conversation(
             self.engine,
-            Configuration(self._rules(output_formats, any_model=any_model, paced=not single_request, listens=listens)),
+            Configuration(self._rules(output_formats, any_model=any_model, single_request=single_request)),
             outbox,
             limits=self._limits_of(single_request=single_request, streamed_body=streamed_body),
             budget=self.budget,
@@ -229,15 +228,16 @@ class SessionFactory:
         total(metrics.queue_items.labels("outbox"), lambda one: len(one.outbox))
 
     def _rules(
-        self, output_formats: frozenset[AudioEncoding], *, any_model: bool, paced: bool, listens: bool
+        self, output_formats: frozenset[AudioEncoding], *, any_model: bool, single_request: bool
     ) -> ConfigurationRules:
         return ConfigurationRules(
             capabilities=self.engine.capabilities,
             model=self.any_model if any_model else self.model,
             output_formats=output_formats,
-            defaults=self._defaults(paced=paced),
+            defaults=self._defaults(paced=not single_request),
             forced_start_policy=self.config.streaming_input.force_start_policy,
-            turn_detection=listens,
+            turn_detection=not single_request and self.speech_workers.available,
+            greeting=not single_request,
         )
 
     def _limits_of(self, *, single_request: bool, streamed_body: bool) -> ConversationLimits:

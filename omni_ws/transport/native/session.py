@@ -200,6 +200,7 @@ class WebSocketSession:
                 self._outbox.put_nowait(
                     SessionUpdatedFrame(**{f: getattr(config, f) for f in config.__struct_fields__})
                 )
+                conversation.greet()
             case PingFrame(t=t):
                 self._outbox.put_nowait(PongFrame(t=t, server_time_ms=time.time_ns() // 1_000_000))
             case OutputAckFrame(sequence_id=sequence_id, played_ms=played_ms):

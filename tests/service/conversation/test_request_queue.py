@@ -58,7 +58,7 @@ class Bench:
     def open(self, request_id: str, *, mode: InputMode = InputMode.EXTEND) -> Request:
         request = make_request(request_id, mode=mode, observed=self.observed)
         self.history.open(request_id)
-        self.queue.count_outputs(request)
+        self.queue.open(request)
         self.queue.append(request)
         return request
 
@@ -266,7 +266,7 @@ async def test_an_interruption_cancels_all_earlier_requests() -> None:
         first, second = bench.ask("req_1", "req_2")
         await until(lambda: first.answering)
         third = make_request("req_3", by_speech=True, observed=bench.observed)
-        bench.queue.count_outputs(third)
+        bench.queue.open(third)
         bench.queue.interrupt(by=third)
         bench.queue.append(third)
         assert bench.finals == [("req_1", "cancelled")]
