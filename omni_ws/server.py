@@ -1,4 +1,4 @@
-"""The life of a server: engine, port, signals, drain."""
+"""The life cycle of a server: engine, ports, signals, drain."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How long connections may take to close once everything that they waited for is done.
+#: Time for connections to close once their sessions have ended.
 CLOSE_TIMEOUT_SEC: Final = 5.0
-#: How long the last words may take of answers over HTTP that did not finish in time.
+#: Time for HTTP responses that were interrupted to report so.
 LAST_WORDS_SEC: Final = 1.0
-#: The same of all these once a second signal says that there is no time.
+#: Both of these after a second signal.
 AT_ONCE_SEC: Final = 0.1
-#: After a second signal the process ends after this long in any case: 1 s is promised, of a busy machine, too.
+#: After a second signal the process exits within this time in any case. The promise is 1 s, on a busy machine, too.
 LAST_RESORT_SEC: Final = 0.5
 
 
 def create_app(engine: Engine, config: ServerConfig | None = None, keys: tuple[ApiKey, ...] = ()) -> App:
-    """Routes over a live engine, to be served with ``listen``."""
+    """The front ends over a running engine, to be served with ``listen``."""
     return App(engine, config or ServerConfig(), keys)
 
 
 def launch_server(config: ServerConfig | None = None) -> int:
-    """Runs a server until SIGTERM or SIGINT, and returns the exit status. Blocks; raises as ``serve`` does."""
+    """Runs a server until SIGTERM or SIGINT, and returns the exit status. Blocks. Raises what ``serve`` raises."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(serve(config or ServerConfig()))
 
@@ -69,7 +69,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class RunningServer:
-    """A server that listens. ``port`` is the real one where any free one was asked for."""
+    """A server that listens."""
 
     def __init__(self, app: App, server: Server, connections: Connections) -> None:
         self.app = app
@@ -79,18 +79,19 @@ class RunningServer:
         self._last_words_timeout = LAST_WORDS_SEC
 
     def hurry(self) -> None:
-        """Nothing is worth waiting for any more."""
+        """Shortens the time-outs of ``close``, after a second signal."""
         self._close_timeout = self._last_words_timeout = AT_ONCE_SEC
 
     @property
     def port(self) -> int:
+        """The port that it listens on; with ``port = 0``, the one that the system chose."""
         port: int = next(iter(self._server.sockets)).getsockname()[1]
         return port
 
     async def drain(self, timeout: float) -> None:
-        """Take no new session and let what runs finish within ``timeout`` seconds.
+        """Admits no new sessions, and lets open requests finish within ``timeout`` seconds.
 
-        The port stays open meanwhile, so that whoever asks hears that the server is draining.
+        The port stays open meanwhile, so that clients and health checks learn that the server is draining.
         """
         self.app.drain(timeout)
         self._connections.close_idle()
@@ -104,7 +105,7 @@ class RunningServer:
             logger.warning("some answers did not finish within %g seconds", timeout)
 
     async def close(self) -> None:
-        """End what is left, whatever it is doing."""
+        """Ends every session, request and connection."""
         self._server.close(close_connections=False)
         going = ShuttingDown("the server is shutting down")
         self.app.end_all(going)
@@ -126,7 +127,7 @@ class RunningServer:
 
 @asynccontextmanager
 async def listen(app: App) -> AsyncIterator[RunningServer]:
-    """Serve ``app`` on its configured address for as long as the block lasts. Raises OSError for a taken port."""
+    """Serves ``app`` on its configured address while the block runs. Raises OSError if the port is taken."""
     config = app.config
     streaming = config.streaming_input
     http = config.http
@@ -152,7 +153,7 @@ async def listen(app: App) -> AsyncIterator[RunningServer]:
             addresses=app.sessions.addresses,
         ),
         compression="deflate" if streaming.permessage_deflate else None,
-        # The session has a keep-alive of its own: the library's cannot know when it is us who do not read.
+        # Sessions have a keep-alive of their own: the library's cannot tell a silent peer from one that is not read.
         ping_interval=None,
         open_timeout=http.header_timeout_sec,
         close_timeout=CLOSE_TIMEOUT_SEC,
@@ -192,11 +193,11 @@ def _tls(config: ServerConfig) -> ssl.SSLContext | None:
 
 
 async def serve(config: ServerConfig, *, last_resort: Callable[[int], object] = os._exit) -> int:
-    """The whole life of a server: engine, port, signals, drain. Returns the exit status.
+    """Runs a server to its end, and returns the exit status.
 
-    After a second signal ``last_resort`` is called with that status, from a thread of its own, where the end takes too
-    long: it may be the event loop that is held up. Raises ConfigurationError for what cannot be served so, OSError for
-    a taken port, EngineFailed when the engine does not start.
+    If it does not end soon after a second signal, ``last_resort`` is called with that status, from a thread, since the
+    event loop may be blocked. Raises ConfigurationError for a configuration that cannot be served, OSError if a port is
+    taken, and EngineFailed if the engine does not start.
     """
     configure_logging(config.log_format, config.log_level)
     keys = configured_keys(config)
@@ -214,8 +215,8 @@ async def serve(config: ServerConfig, *, last_resort: Callable[[int], object] = 
 
 
 async def _serve_until(stop: asyncio.Event, at_once: asyncio.Event, engine: Engine, app: App) -> None:
-    """Start the engine behind open ports, and drain them once ``stop`` is set, or drop them with ``at_once``."""
-    # The ports answer while the engine starts, and say so: one that is taken is known before models are loaded.
+    """Serves until ``stop`` is set, then drains; ``at_once`` cuts the start and the drain short."""
+    # The ports open before the engine starts: health checks are answered, and a taken port fails before models load.
     async with tracing(app.config) as spans, listen(app) as server, serve_tokens(app) as token_service:
         if spans is not None:
             app.sessions.observers.add(spans, every_output=False)
@@ -227,8 +228,8 @@ async def _serve_until(stop: asyncio.Event, at_once: asyncio.Event, engine: Engi
             _announce(server, engine, token_service)
             await stop.wait()
             logger.info("shutting down")
-            ends = [one.drain(app.config.drain_timeout_sec) for one in (server, token_service) if one is not None]
-            if not await _unless(at_once, _all(ends), name="drain"):
+            drains = [one.drain(app.config.drain_timeout_sec) for one in (server, token_service) if one is not None]
+            if not await _unless(at_once, _all(drains), name="drain"):
                 server.hurry()
                 if token_service is not None:
                     token_service.close_timeout = AT_ONCE_SEC
@@ -236,7 +237,7 @@ async def _serve_until(stop: asyncio.Event, at_once: asyncio.Event, engine: Engi
 
 @asynccontextmanager
 async def tracing(config: ServerConfig) -> AsyncIterator[Observer | None]:
-    """What makes spans, where that is asked for; they are sent until the block is left."""
+    """The observer that exports spans while the block runs; None without ``tracing``."""
     if not config.tracing:
         yield None
         return
@@ -256,7 +257,7 @@ async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
 
 
 async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None], *, name: str) -> bool:
-    """Do ``work`` to its end; where ``event`` comes first it is cancelled, and the answer is False."""
+    """Runs ``work`` to its end, or cancels it when ``event`` is set first, and returns False."""
     working = asyncio.create_task(work, name=name)
     interrupted = asyncio.create_task(event.wait(), name=f"signal during {name}")
     try:
@@ -272,12 +273,12 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None], *, name
 
 @contextmanager
 def _stopping(stop: asyncio.Event, at_once: asyncio.Event, last_resort: Callable[[int], object]) -> Iterator[None]:
-    """While the block lasts the first signal sets ``stop``, and the second ``at_once``."""
+    """While the block runs, the first signal sets ``stop`` and the second ``at_once``."""
 
     def signalled() -> None:
         if stop.is_set() and not at_once.is_set():
             end = threading.Timer(LAST_RESORT_SEC, last_resort, [0])
-            end.daemon = True  # the end of the process is the end of it, too
+            end.daemon = True  # it does not keep an ended process alive
             end.start()
         (at_once if stop.is_set() else stop).set()
 
@@ -287,7 +288,7 @@ def _stopping(stop: asyncio.Event, at_once: asyncio.Event, last_resort: Callable
 
 @contextmanager
 def _signals(callback: Callable[[], None]) -> Iterator[None]:
-    """While the block lasts SIGTERM and SIGINT call ``callback`` and nothing else."""
+    """While the block runs, SIGTERM and SIGINT call ``callback`` and have no other effect."""
     loop = asyncio.get_running_loop()
     signals = (signal.SIGTERM, signal.SIGINT)
     for number in signals:
@@ -308,6 +309,6 @@ def _announce(server: RunningServer, engine: Engine, token_service: GrpcListener
         logger.info("salience.v1 (gRPC) listens on %s:%d", host, token_service.port)
     for line in engine.describe():
         logger.info("%s", line)
-    # Last, where it is seen. Whoever listens on all addresses is reached by this one from here.
+    # Last, where it is seen. A server on all addresses is reached on this machine by loopback.
     here = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
     logger.info("to talk, open %s://%s:%d in a browser", scheme, here, server.port)

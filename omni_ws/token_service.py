@@ -1,4 +1,4 @@
-"""The gRPC service beside the server's port, where the engine holds token sessions."""
+"""The gRPC service of an engine with token sessions, on a port of its own."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ DEFAULT_GRPC_PORT: Final = 50051
 
 @asynccontextmanager
 async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
-    """The gRPC service on its port, for as long as the block lasts. It refuses calls until ``begin`` says otherwise.
+    """Serves gRPC while the block runs. Calls are refused until ``begin`` is called.
 
-    There is none where the engine has no token sessions, or the packages for it are not installed; it is an error then
-    (ConfigurationError) to have named a port. Raises OSError for a taken port.
+    Yields None without the packages for gRPC, or for an engine without token sessions. Raises ConfigurationError if
+    ``grpc.port`` is set nevertheless, and OSError if the port is taken.
     """
     config = app.config
     if not app.sessions.engine.capabilities.token_sessions or any(find_spec(name) is None for name in GRPC_PACKAGES):
@@ -53,7 +53,7 @@ async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
 
 
 def _grpc_port(config: ServerConfig) -> int:
-    """Who wants any free port for the server, and names none for gRPC, wants none that may be taken."""
+    """A server on any free port takes any free port for gRPC, too: the default one may be taken."""
     if config.grpc.port is not None:
         return config.grpc.port
     return DEFAULT_GRPC_PORT if config.port else 0
