@@ -45,7 +45,7 @@ Item: TypeAlias = InputChunk | ListeningSettings | Mark | None
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class AudioPiece:
     """Consecutive audio of one format, to be judged at once."""
 
     source: AudioFormat
@@ -118,7 +118,7 @@ class ListeningQueue:
             self.waiting_ms = 0.0  # items counted before ``audio`` changed leave a difference
         return item
 
-    def take_piece(self) -> Piece:
+    def take_piece(self) -> AudioPiece:
         """Remove the audio at the head of the queue and return it.
 
         A piece is of one format, ends with a chunk that ends the input, and has less than twice ``MAX_PIECE_BYTES``.
@@ -140,7 +140,7 @@ class ListeningQueue:
             if chunk.end_of_input:
                 break
         payload = first.payload if len(chunks) == 1 else b"".join(chunk.payload for chunk in chunks)
-        return Piece(source, payload, first, chunks[-1])
+        return AudioPiece(source, payload, first, chunks[-1])
 
     def _source_of(self, chunk: InputChunk) -> AudioFormat:
         return self.audio if chunk.format is None else parse_audio_format(chunk.format, self.audio)

@@ -66,7 +66,7 @@ from omni_ws.core.session import StreamingInputSession
 from omni_ws.core.stream_events import StreamEvent
 from omni_ws.errors import OmniError
 from omni_ws.service.failure import unexpected
-from omni_ws.service.listening.queue import Item, ListeningQueue, ListeningSettings, Mark, Piece
+from omni_ws.service.listening.queue import AudioPiece, Item, ListeningQueue, ListeningSettings, Mark
 from omni_ws.service.listening.workers import SpeechWorkers
 from omni_ws.wire.server_frames import SpeechStartedFrame, SpeechStoppedFrame
 from omni_ws.wire.session_config import TurnDetectionConfig
@@ -156,7 +156,7 @@ class TurnListener:
         #: Made and used by worker threads.
         self._watch: SpeechWatch | None = None
         #: The audio that a worker thread is judging.
-        self._piece: Piece | None = None
+        self._piece: AudioPiece | None = None
         #: Judged audio that belongs to no request, or not yet.
         self._ring: AudioRing | None = None
         #: The format of the last piece.
@@ -281,7 +281,7 @@ class TurnListener:
         bar = vad.BARGE_IN_BAR if self._owner.is_playing else vad.ORDINARY_BAR
         self._workers.submit(lambda: self._judge(piece, bar), self._on_judged)
 
-    def _judge(self, piece: Piece, bar: vad.StartBar) -> Watched:
+    def _judge(self, piece: AudioPiece, bar: vad.StartBar) -> Watched:
         """Runs in a worker thread."""
         if self._watch is None:
             turns = self._turns
@@ -325,7 +325,7 @@ class TurnListener:
         if piece.last.end_of_input:
             self._end_input(piece.last.sequence_id)
 
-    def _add_to_ring(self, piece: Piece, watched: Watched) -> None:
+    def _add_to_ring(self, piece: AudioPiece, watched: Watched) -> None:
         audio, chunk = piece.source, piece.as_chunk()
         if not audio.is_raw:
             audio, payload = DECODED, _pcm16(watched.samples)
@@ -386,7 +386,7 @@ class TurnListener:
         self._turn = None
         self._owner.take_turn_events(self._stream.end_input(StartTrigger.END_OF_INPUT, sequence_id))
 
-    def _discard_piece(self, piece: Piece) -> None:
+    def _discard_piece(self, piece: AudioPiece) -> None:
         self._piece = None
         self._stream.reweigh(-len(piece.payload))
         if piece.last.end_of_input:

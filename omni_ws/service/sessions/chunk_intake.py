@@ -1,4 +1,4 @@
-"""ChunkIntake: the input of one conversation of one request, whose chunks come in HTTP requests of their own."""
+"""ChunkIntake: the input of a Mode B session, whose chunks arrive in HTTP requests of their own."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from omni_ws.wire.frames import RefusedChunk
 
 
 class ChunkIntake:
-    """Any of those requests may be late, or repeated: a gap may be open until the end of the input is announced, and
-    only from then on has it the time that gaps have.
+    """Passes chunks to a conversation of a single request, and supervises gaps between them.
+
+    Each HTTP request may be delayed or repeated, so a gap may stay open for as long as the input does. The reorder
+    time-out begins only when the end of the input is announced.
     """
 
     def __init__(self, conversation: Conversation, *, now: Callable[[], float]) -> None:
@@ -29,27 +31,31 @@ class ChunkIntake:
 
     @property
     def started(self) -> bool:
-        """Whether work has started, known before the engine has said anything. What ends non-empty has started."""
+        """Whether work on the request has started, also where the engine has not answered yet.
+
+        Input that has ended has started, unless it was empty.
+        """
         current = self._stream.current
         return self._stream.received_bytes > 0 if current is None else current.state is SessionState.STARTED
 
     @property
     def has_content(self) -> bool:
-        """Whether any byte has come, also behind a gap."""
+        """Whether any byte of input has arrived, if only behind a gap."""
         return bool(self._stream.received_bytes or self._stream.held_bytes)
 
     @property
     def full(self) -> bool:
-        """Whether the engine is behind."""
+        """Whether the input should wait for the engine."""
         return self._conversation.input_full()
 
     @property
     def refused(self) -> bool:
-        """Whether the request has failed before any work on it began; an input without contents does so at its end."""
+        """Whether the request failed before work on it began, as one does whose input ends empty."""
         return self._conversation.refused
 
     @property
     def progress(self) -> InputProgress:
+        """A record of the input as it is now."""
         received = self._stream.received()
         return InputProgress(
             next_sequence_id=received.next_sequence_id,
@@ -62,7 +68,7 @@ class ChunkIntake:
         )
 
     def take(self, content: ChunkOrRefusal) -> None:
-        """Raises what it is refused for; its number is used up then, where it has one."""
+        """Accept a chunk. Raises the error that it is refused with, having used up its number if it has one."""
         match content:
             case RefusedChunk(sequence_id=sequence_id, error=error):
                 self._use_up(sequence_id)
@@ -80,15 +86,16 @@ class ChunkIntake:
                 raise error
 
     def finish(self) -> None:
-        """The end of the input; where a gap is open, behind it. Idempotent."""
+        """End the input, behind the gap if one is open. Idempotent."""
         self._conversation.finish()
         self._end_announced()
 
     def touch(self) -> None:
-        """A sign of life of the client."""
+        """Restart the session time-out: the client is active."""
         self._stream.touch(now=self._now())
 
     def get_timer(self) -> float | None:
+        """When to call ``handle_timer``, on the loop's clock; None for never."""
         when = self._conversation.get_timer()
         gap = self._gap_deadline if self._stream.gap_since is not None else math.inf
         if when is not None:
@@ -96,7 +103,7 @@ class ChunkIntake:
         return None if gap == math.inf else gap
 
     def handle_timer(self, now: float) -> None:
-        """Raises SequenceGap or SessionTimeout when their time has come."""
+        """Raise SequenceGap or SessionTimeout if it is due."""
         if self._stream.gap_since is not None and now >= self._gap_deadline:
             raise self._stream.gap_error()
         self._conversation.handle_timer(now)
@@ -106,6 +113,6 @@ class ChunkIntake:
             self._gap_deadline = self._now() + self._conversation.limits.stream.reorder_timeout
 
     def _use_up(self, number: int | None) -> None:
-        """Chunks without numbers have no gaps that a number could leave."""
+        # Without numbers there are no gaps to leave.
         if number is not None and self._stream.numbered is not False:
             self._conversation.refuse_chunk(number)

@@ -1,4 +1,4 @@
-"""InputProgress: how much of an input has arrived, also when the work on it is over."""
+"""InputProgress: how much of a Mode B session's input has arrived."""
 
 from __future__ import annotations
 
@@ -13,30 +13,39 @@ from omni_ws.wire.frames import RefusedChunk
 
 @dataclass(slots=True)
 class InputProgress:
-    """``closed`` says that nothing more is taken, whether the input ended or not; ``max_total_bytes`` is all that may
-    come, None: as much as it likes."""
+    """A record of the input, which goes on counting late chunks once the session has ended.
 
+    While the session is live, its ``ChunkIntake`` makes a new record each time.
+    """
+
+    #: All chunks with lower numbers have arrived.
     next_sequence_id: int = 0
+    #: Chunks behind a gap.
     buffered_chunks: int = 0
     received_bytes: int = 0
     duplicates: int = 0
+    #: Whether the end of the input has arrived.
     ended: bool = False
+    #: Whether no more input is accepted, ended or not.
     closed: bool = False
+    #: The limit of ``received_bytes``; None for no limit.
     max_total_bytes: int | None = None
-    #: Where the next piece begins, where chunks say that instead of a number.
+    #: The offset that follows the input, where chunks have offsets instead of numbers.
     next_offset: int | None = None
 
     def take_late(self, content: ChunkOrRefusal) -> None:
-        """A chunk that comes when the work is over.
+        """Count a chunk that arrives after the session has ended.
 
-        A retry of what was taken is no error, nor is another end. Where the answer was complete before the input, what
-        is left of the input is counted, up to its end. For anything else raises SessionConflict; PayloadTooLarge where
-        it is too much.
+        A repeated chunk is a duplicate, and another end of input is ignored. If the answer was complete before its
+        input, the rest of the input is accepted up to its end, and discarded.
+
+        Raises the error of a chunk that was refused, SessionConflict for input that is not accepted any more, and
+        PayloadTooLarge beyond ``max_total_bytes``.
         """
         if isinstance(content, InvalidRequest):
             raise content
         number = content.sequence_id
-        if self._came_before(content):
+        if self._is_duplicate(content):
             self.duplicates += 1
             return
         if self.ended or self.closed:
@@ -54,7 +63,7 @@ class InputProgress:
         self.received_bytes += size
         self.ended = content.end_of_input
 
-    def _came_before(self, content: InputChunk | RefusedChunk) -> bool:
+    def _is_duplicate(self, content: InputChunk | RefusedChunk) -> bool:
         if isinstance(content, InputChunk) and content.offset is not None:
             return bool(content.payload) and offset_end(content) <= (self.next_offset or 0)
         number = content.sequence_id

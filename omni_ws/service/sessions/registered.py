@@ -1,4 +1,4 @@
-"""RegisteredSession: one conversation of one request whose input and answer outlive the connections that carry them."""
+"""RegisteredSession: a Mode B session, whose input and result outlive the HTTP connections that carry them."""
 
 from __future__ import annotations
 
@@ -34,13 +34,12 @@ from omni_ws.wire.append_body import BodyChunk
 from omni_ws.wire.openai_chat_response import ChatOptions, ended_normally
 from omni_ws.wire.server_frames import ResponseStartedFrame
 
-#: Who reads the answer of one session at a time.
+#: How many readers may wait for the result of one session.
 MAX_READERS: Final = 16
 
-#: Chunks of one body that are taken between two looks at the other connections.
-_CHUNKS_AT_A_STRETCH: Final = 16
+#: How many chunks of a body are accepted before other tasks have a turn on the event loop.
+_CHUNKS_AT_A_TIME: Final = 16
 
-#: FINISHED means that the answer is complete. What has ended is kept for a while, and expires then.
 _TRANSITIONS: Final = {
     SessionState.OPEN: frozenset(set(SessionState) - {SessionState.OPEN, SessionState.FINISHED}),
     SessionState.STARTED: frozenset(set(SessionState) - {SessionState.OPEN, SessionState.STARTED}),
@@ -53,7 +52,10 @@ _TRANSITIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ResultForm:
-    """How the client that opened a session wants its answer: ``events`` where a reader does not say otherwise."""
+    """The form in which the client that opened a session wants its result.
+
+    ``events`` says whether readers receive an event stream unless they ask for one or the other.
+    """
 
     options: ChatOptions
     audio: AudioFormat
@@ -61,52 +63,77 @@ class ResultForm:
 
 
 class RegisteredSession:
-    """Runs from ``begin`` to its end without any reader; ``answer`` is what readers read."""
+    """Runs a conversation of a single request, with or without readers, and stores its output.
+
+    ``slot`` is its slot in admission, released when the work on it is done. ``on_end`` is called in each change to a
+    state other than OPEN and STARTED. Only ``_set_state`` changes the state::
+
+        OPEN -> STARTED             work on the request begins
+        STARTED -> FINISHED         the answer is complete
+        OPEN, STARTED -> FAILED     the request fails, or the server ends the session
+        OPEN, STARTED, FINISHED, FAILED -> CANCELLED    the client cancels the session, or deletes its result
+        OPEN, STARTED -> EXPIRED    the client is silent for too long, or an empty session loses its slot to another
+        FINISHED, FAILED, CANCELLED -> EXPIRED          the result is no longer kept
+
+    OPEN and STARTED are *live*: the session takes input. A session that ends with its answer keeps its output, also of
+    an answer that failed; ``fail``, ``cancel``, ``expire`` and ``evict`` clear it.
+    """
 
     def __init__(
-        self, session_id: str, conversation: Conversation, answer: OutputLog, form: ResultForm, *, created_at: int
+        self,
+        session_id: str,
+        conversation: Conversation,
+        output: OutputLog,
+        form: ResultForm,
+        *,
+        created_at: int,
+        slot: ExitStack,
+        on_end: Callable[[RegisteredSession], None],
     ) -> None:
         self.id = session_id
+        #: Unix time in seconds.
         self.created_at = created_at
         self.form = form
-        self.answer = answer
+        self.output = output
         self.state = SessionState.OPEN
-        #: Whether work has started, ever.
+        #: Whether work on the request ever started.
         self.started = False
+        #: Why the result is incomplete.
         self.error: OmniError | None = None
         self.expired_because = "the session has expired"
-        #: Set once a final state is reached.
+        #: Set while the session is not live.
         self.ended = asyncio.Event()
-        #: Until when what is left of it is kept, on the loop's clock; set by the registry.
+        #: When the registry expires or forgets the ended session, on the loop's clock; None once it is forgotten.
         self.kept_until: float | None = None
-        #: Both let go of when the work is over, with all that they hold; of no use from the session's end on.
+        #: Dropped when the work is done, together with ``_intake``, since they hold memory.
         self._conversation: Conversation | None = conversation
         self._intake = ChunkIntake(conversation, now=asyncio.get_running_loop().time)
+        #: Replaces ``_intake`` once the session has ended.
         self._progress = InputProgress()
         self._readers = 0
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._room = asyncio.Event()
-        #: Bodies that are on their way, or wait for the engine.
-        self._held_up = 0
-        self._place = ExitStack()
-        self._on_end: Callable[[RegisteredSession], None] = _nothing
+        self._input_room = asyncio.Event()
+        #: Bodies that are being received, or wait for the engine.
+        self._bodies = 0
+        self._slot = slot
+        self._on_end = on_end
         self._task: asyncio.Task[None] | None = None
 
-    def begin(self, place: ExitStack, on_end: Callable[[RegisteredSession], None]) -> None:
-        """``place`` is given back when the work is over; ``on_end`` is called whenever a final state is reached."""
+    def begin(self) -> None:
+        """Start to answer the request."""
         conversation = self._conversation
         assert conversation is not None
-        self._place, self._on_end = place, on_end
         conversation.attach(self)
         self._task = asyncio.create_task(conversation.run(), name=f"session {self.id}")
-        self._task.add_done_callback(partial(self._wind_up, conversation))
+        self._task.add_done_callback(partial(self._work_done, conversation))
         self._arm()
 
-    # what is asked of it
+    # status
 
     @property
     def live(self) -> bool:
+        """Whether the session has not ended."""
         return self.state in (SessionState.OPEN, SessionState.STARTED)
 
     @property
@@ -115,13 +142,13 @@ class RegisteredSession:
 
     @property
     def has_input(self) -> bool:
-        """Whether any chunk has come."""
+        """Whether any chunk has arrived."""
         progress = self.progress
         return bool(progress.next_sequence_id or progress.buffered_chunks)
 
     @property
     def has_content(self) -> bool:
-        """Whether any byte of input has come."""
+        """Whether any byte of input has arrived."""
         return self._intake.has_content if self.live else self._progress.received_bytes > 0
 
     @property
@@ -130,16 +157,16 @@ class RegisteredSession:
 
     @property
     def expires_at(self) -> float | None:
-        """On the loop's clock; None while an answer is owed."""
+        """When the session or its result expires, on the loop's clock; None while the engine is answering."""
         return self._intake.get_timer() if self.live else self.kept_until
 
     def failure(self) -> OmniError:
-        """Why there is no whole answer. A copy, since whoever raises an exception changes it."""
+        """Return the error to raise to a reader of an incomplete result: a copy, since raising changes an exception."""
         return copy.copy(self.error) if self.error is not None else SessionConflict("the session was cancelled")
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Raises RateLimited where enough others read already."""
+        """Count a reader for the block. Raises RateLimited beyond ``MAX_READERS``."""
         if self._readers >= MAX_READERS:
             raise RateLimited(f"{MAX_READERS} readers wait for this answer already", retry_after_ms=1000)
         self._readers += 1
@@ -151,9 +178,10 @@ class RegisteredSession:
     # input
 
     async def feed(self, chunks: Iterable[BodyChunk]) -> None:
-        """Takes chunks as if each had come alone, waiting while the engine is behind.
+        """Accept the chunks of a body one by one, waiting while the engine is behind.
 
-        Raises what the first of them is refused for; the others are taken all the same, as far as the session lives.
+        A chunk that is refused does not affect the others; the first refusal is raised at the end. Raises at once an
+        error that ends the session or that concerns its state.
         """
         refusal: OmniError | None = None
         for index, chunk in enumerate(chunks, 1):
@@ -173,89 +201,89 @@ class RegisteredSession:
                 if not isinstance(error, InvalidRequest):
                     raise
                 refusal = refusal or error
-            self._input_taken()
-            if index % _CHUNKS_AT_A_STRETCH == 0:
-                await asyncio.sleep(0)  # the others share the loop, and the engine cannot fall behind before it begins
-            await self._input_room()
-        await self.settled()
+            self._input_accepted()
+            if index % _CHUNKS_AT_A_TIME == 0:
+                await asyncio.sleep(0)  # also lets the engine begin: before that, no input counts as waiting for it
+            await self._wait_for_room()
+        await self.wait_if_refused()
         if refusal is not None:
             raise refusal
 
-    async def settled(self) -> None:
-        """Waits for the end of a request that was refused, which is then no secret: it comes in a moment."""
+    async def wait_if_refused(self) -> None:
+        """Wait for the end of the session if its request was refused, so that the response can report the failure."""
         if self.live and self._intake.refused:
             await self.ended.wait()
 
     def finish(self) -> None:
-        """The end of the input; where a gap is open, behind it. Idempotent, also when everything is over."""
+        """End the input, behind the gap if one is open. Idempotent, and allowed after the end of the session."""
         if self.live:
             try:
                 self._intake.finish()
             finally:
-                self._input_taken()
+                self._input_accepted()
         else:
             self._progress.ended = True
 
     @contextmanager
     def incoming(self) -> Iterator[None]:
-        """While a body is on its way the client is not silent, however long that takes."""
-        self._held_up += 1
+        """Suspend the session time-out for the block, in which a body is being received."""
+        self._bodies += 1
         try:
             yield
         finally:
-            self._held_up -= 1
+            self._bodies -= 1
             if self.live:
                 self._intake.touch()
 
-    def _input_taken(self) -> None:
+    def _input_accepted(self) -> None:
         if self.live:
             if self._intake.started:
                 self._start()
             self._arm()
 
-    async def _input_room(self) -> None:
-        self._held_up += 1
+    async def _wait_for_room(self) -> None:
+        self._bodies += 1
         try:
             while self.live and self._intake.full:
-                self._room.clear()
-                await self._room.wait()
+                self._input_room.clear()
+                await self._input_room.wait()
         finally:
-            self._held_up -= 1
+            self._bodies -= 1
 
     # the end
 
     def fail(self, error: OmniError) -> None:
-        """End it because of ``error``, and hold nothing of it any more."""
+        """End a live session with ``error`` and clear its output."""
         if self.live and self._conversation is not None:
             self._conversation.finish_reason_at_end = FinishReason.ERROR
             self._stop(SessionState.FAILED, error)
 
     def cancel(self) -> None:
-        """Idempotent. What has ended already loses its answer."""
+        """End a live session, or delete a stored result. Idempotent."""
         if self.state is not SessionState.CANCELLED:
             self._stop(SessionState.CANCELLED, None)
 
     def expire(self) -> None:
-        """It was kept long enough."""
+        """Delete a stored result that is no longer kept."""
         self._stop(SessionState.EXPIRED, SessionTimeout("the answer is not kept any longer"))
 
-    def make_room(self) -> None:
-        """It has had no input, and another needs its place, which is free at once."""
+    def evict(self) -> None:
+        """End a session without input, and release its slot at once for another."""
         self.expired_because = "all sessions were taken, and this one, without any input yet, had to make room"
         self._stop(SessionState.EXPIRED, SessionTimeout(self.expired_because))
-        self._place.close()
+        self._slot.close()
 
-    async def over(self) -> None:
-        """Waits until the engine, too, has let go of it."""
+    async def wait_released(self) -> None:
+        """Wait until the engine has released an ended session."""
         if self._task is not None:
             await asyncio.wait([self._task])
 
     def _stop(self, state: SessionState, error: OmniError | None) -> None:
         was_live = self.live
         self.error = error
-        self.answer.clear()
+        self.output.clear()
         if was_live and error is not None and not isinstance(error, ORDERLY_ENDS):
-            self.answer.remember(error)
+            self.output.append_end(error)
         self._set_state(state)
         if was_live and self._task is not None:
             self._task.cancel()
@@ -273,59 +301,59 @@ class RegisteredSession:
         if not self.live:
             self._progress = replace(progress, buffered_chunks=0, closed=state is not SessionState.FINISHED)
             self.ended.set()
-            self._room.set()
+            self._input_room.set()
             self._on_end(self)
 
-    # work
+    # the work
 
-    def _wind_up(self, conversation: Conversation, task: asyncio.Task[None]) -> None:
-        """Runs when the task is done, also when it was cancelled before it began."""
+    def _work_done(self, conversation: Conversation, task: asyncio.Task[None]) -> None:
+        """Release everything when the task is done, which includes a task cancelled before it began."""
         if not task.cancelled():
-            task.exception()  # which was told
+            task.exception()  # retrieved, so that it is not logged: the conversation has reported it
         conversation.end()
         conversation.observed.ended()
         if self.live:
-            self._answered(conversation, None)
+            self._complete(conversation, None)
         if self._timer is not None:
             self._timer.cancel()
         self._conversation = None
         del self._intake
-        self._task = None  # a task that was cancelled keeps its traceback
-        self.answer.close()
-        self._place.close()
+        self._task = None  # the traceback of a cancelled task holds references
+        self.output.close()
+        self._slot.close()
 
-    # the conversation's owner
+    # ConversationOwner
 
     def output_ready(self) -> None:
-        """Moves the conversation's messages to the output log as they are made."""
+        """Move the conversation's messages to the output log."""
         conversation = self._conversation
         assert conversation is not None
         while (message := conversation.outbox.take()) is not None:
             if isinstance(message, AnyOutput):
-                conversation.observed.notify(OutputWritten(message))  # from here on whoever asks may read it
+                conversation.observed.notify(OutputWritten(message))  # readers can read it from here on
             match message:
                 case FinalChunk() if self.live:
-                    self.answer.append(message)
-                    self._answered(conversation, message)
+                    self.output.append(message)
+                    self._complete(conversation, message)
                 case FinalChunk():
-                    self.answer.remember(message)
+                    self.output.append_end(message)
                 case ResponseStartedFrame() | OutputChunk() | OmniError() if self.live:
                     try:
-                        self._hear(message)
+                        self._log(message)
                     except OmniError as error:
                         self.fail(error)
 
-    def _hear(self, message: ResponseStartedFrame | OutputChunk | OmniError) -> None:
-        self.answer.append(message)
+    def _log(self, message: ResponseStartedFrame | OutputChunk | OmniError) -> None:
+        self.output.append(message)
         if isinstance(message, ResponseStartedFrame):
             self._start()
         elif isinstance(message, OmniError):
             self.error = message
 
-    def _answered(self, conversation: Conversation, final: FinalChunk | None) -> None:
-        """The work is done, for better or worse."""
+    def _complete(self, conversation: Conversation, final: FinalChunk | None) -> None:
+        """End the session with its answer; ``final`` is None where the answer has none."""
         conversation.close()
-        self._place.close()
+        self._slot.close()
         if final is not None and ended_normally(final):
             self._set_state(SessionState.FINISHED)
             return
@@ -333,10 +361,10 @@ class RegisteredSession:
         self._set_state(SessionState.FAILED)
 
     def output_has_room(self) -> None:
-        pass  # no output ever waits here
+        pass  # output never waits: each message is moved at once
 
     def input_may_continue(self) -> None:
-        self._room.set()
+        self._input_room.set()
 
     # time
 
@@ -352,10 +380,10 @@ class RegisteredSession:
         self._timer = None if when is None else self._loop.call_at(when, self._on_timer, when)
 
     def _on_timer(self, when: float) -> None:
-        if self._held_up:
-            self._intake.touch()  # it is not the client that is silent
+        if self._bodies:
+            self._intake.touch()  # the client is not silent
         try:
-            # Loops round: a timer that fires a little early would be armed again and again until its time has come.
+            # A loop may call a timer slightly early; ``when`` keeps it from being armed again for the same time.
             self._intake.handle_timer(max(self._loop.time(), when))
         except SessionTimeout as error:
             self._stop(SessionState.EXPIRED, error)
@@ -363,10 +391,6 @@ class RegisteredSession:
             self.fail(error)
         else:
             self._arm()
-
-
-def _nothing(session: RegisteredSession) -> None:
-    pass
 
 
 def _number(chunk: BodyChunk) -> int | None:

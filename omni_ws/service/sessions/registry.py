@@ -1,4 +1,4 @@
-"""SessionRegistry: the sessions that last over several requests, and what is remembered of those that have ended."""
+"""SessionRegistry: the Mode B sessions of a server, and the stored results of those that have ended."""
 
 from __future__ import annotations
 
@@ -17,20 +17,26 @@ from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.output_log import OutputLog, OutputLogBudget
 from omni_ws.service.sessions.registered import RegisteredSession, ResultForm
 
-#: So many sessions that have ended are remembered; beyond it those are forgotten that ended first.
+#: How many ended sessions are known; beyond that, those that ended first are forgotten.
 MAX_REMEMBERED: Final = 16_384
-#: What the answers of all these sessions may hold of all that the server may hold.
-ANSWERS_SHARE: Final = 1 / 4
-
-#: … and are brought down to where they hold too much.
-RELIEVED_SHARE: Final = 3 / 4
+#: The share of the server's byte budget that output logs may hold.
+OUTPUT_SHARE: Final = 1 / 4
+#: Eviction ends when logs hold this share of their budget, so that it is rare.
+LOW_WATER_SHARE: Final = 3 / 4
 
 
 class SessionRegistry:
-    """Sessions by their ids, each seen by the key alone that opened it.
+    """Finds sessions by id, each only for the key that opened it.
 
-    What has ended is kept for the session time-out: its answer, its state. Then it is expired, and after as long again
-    it is not known any more. Since both times are the same, what is due is due in the order in which it was entered.
+    A session passes through these stages::
+
+        live       it takes input and produces output                       until it ends
+        stored     its state and its result, if any, can be read            for the session time-out, or until evicted
+        expired    its id is known, and answered with ``session_expired``   for another session time-out
+        forgotten  its id is unknown
+
+    Stored and expired sessions are due in the order in which they entered their stage, because both stages last
+    equally long: one queue and one timer serve them all.
     """
 
     def __init__(self, sessions: SessionFactory) -> None:
@@ -38,33 +44,32 @@ class SessionRegistry:
         self.timeout: float = config.streaming_input.session_timeout_sec
         self._id_prefix = f"{config.replica_id}_sess_" if config.replica_id else "sess_"
         self._budget = OutputLogBudget(
-            sessions.budget, int(sessions.budget.capacity * ANSWERS_SHARE), relieve=self._drop_answers
+            sessions.budget, int(sessions.budget.capacity * OUTPUT_SHARE), evict=self._evict_results
         )
         self._capacity = min(config.streaming_input.max_payload_per_session, self._budget.capacity)
         self._by_id: dict[str, tuple[str | None, RegisteredSession]] = {}
-        #: Live sessions that had no input when they were last looked at, the oldest first.
+        #: Live sessions in the order of their opening, less some of those that have had input.
         self._empty: dict[RegisteredSession, None] = {}
         sessions.admission.oldest_empty = self._oldest_empty
-        #: Sessions that ended, with the time at which the next thing happens to them. An entry whose time is not the
-        #: session's own any more means nothing.
+        #: Ended sessions with the times at which their stage ends. An entry is stale if it is not ``kept_until``.
         self._due: deque[tuple[float, RegisteredSession]] = deque()
         self._sweep: asyncio.TimerHandle | None = None
         self._ending: list[RegisteredSession] = []
 
     def __len__(self) -> int:
-        """Sessions that are known, ended ones included."""
+        """The number of sessions known, including ended ones."""
         return len(self._by_id)
 
     def new_id(self) -> str:
-        """For a session that is to be added."""
+        """Return an id for a session to be added."""
         return new_id(self._id_prefix)
 
     def add(
-        self, conversation: Conversation, form: ResultForm, *, key: ApiKey | None, place: ExitStack
+        self, conversation: Conversation, form: ResultForm, *, key: ApiKey | None, slot: ExitStack
     ) -> RegisteredSession:
-        """A session that runs, under the id that its conversation was opened with.
+        """Register and start a session, under the id with which its conversation was opened.
 
-        ``place`` is its place among all sessions, given back at its end.
+        ``slot`` holds its slot in admission, and is closed when the session has ended.
         """
         session = RegisteredSession(
             conversation.observed.identity.session_id,
@@ -72,14 +77,16 @@ class SessionRegistry:
             OutputLog(self._capacity, self._budget),
             form,
             created_at=int(time.time()),
+            slot=slot,
+            on_end=self._ended,
         )
         self._by_id[session.id] = (_owner(key), session)
         self._empty[session] = None
-        session.begin(place, self._ended)
+        session.begin()
         return session
 
     def get(self, session_id: str, key: ApiKey | None) -> RegisteredSession:
-        """Raises SessionNotFound, also for a session of another key, and SessionExpired."""
+        """Return a live or stored session of ``key``. Raises SessionExpired, or SessionNotFound for any other id."""
         owner, session = self._by_id.get(session_id, (None, None))
         if session is None or owner != _owner(key):
             raise SessionNotFound("there is no such session", param="session_id")
@@ -88,18 +95,18 @@ class SessionRegistry:
         return session
 
     def discard(self, session: RegisteredSession) -> None:
-        """A session that nobody heard of: it ends, and is not remembered."""
+        """End and forget a session whose client does not know its id."""
         session.cancel()
         self._forget(session)
 
     def drain(self, error: OmniError) -> None:
-        """Sessions without any input end; the others get their answers."""
+        """End the sessions without any input; the others continue to their end."""
         for _, session in tuple(self._by_id.values()):
             if session.live and not session.has_input:
                 session.fail(error)
 
     def end_all(self, error: OmniError) -> None:
-        """Every session ends, and none is known any more."""
+        """End and forget every session."""
         for _, session in tuple(self._by_id.values()):
             session.fail(error)
             self._ending.append(session)
@@ -109,23 +116,23 @@ class SessionRegistry:
             self._sweep.cancel()
             self._sweep = None
 
-    async def wait_over(self) -> None:
-        """Waits until the engine has let go of those that ``end_all`` ended."""
+    async def wait_released(self) -> None:
+        """Wait until the engine has released all sessions that ``end_all`` ended."""
         while self._ending:
-            await self._ending.pop().over()
+            await self._ending.pop().wait_released()
 
-    # what makes room
+    # eviction from admission
 
     def _oldest_empty(self) -> Callable[[], None] | None:
-        """What ends the session that has waited for its first input for longest; None where there is none."""
+        """Return the call that evicts the session that has waited longest for its first input, if there is one."""
         while self._empty:
             session = next(iter(self._empty))
             if session.live and not session.has_content:
-                return session.make_room
+                return session.evict
             del self._empty[session]
         return None
 
-    # what has ended
+    # ended sessions
 
     def _ended(self, session: RegisteredSession) -> None:
         self._empty.pop(session, None)
@@ -139,7 +146,7 @@ class SessionRegistry:
 
     def _forget(self, session: RegisteredSession) -> None:
         session.kept_until = None
-        session.answer.clear()
+        session.output.clear()
         self._by_id.pop(session.id, None)
 
     def _arm(self) -> None:
@@ -148,7 +155,7 @@ class SessionRegistry:
 
     def _on_timer(self, when: float) -> None:
         self._sweep = None
-        # Loops round: a timer may fire a little early.
+        # A loop may call a timer slightly early.
         now = max(self._now(), when)
         while self._due and self._due[0][0] <= now:
             when, session = self._due.popleft()
@@ -160,19 +167,19 @@ class SessionRegistry:
                 session.expire()
         self._arm()
 
-    def _drop_answers(self, wanted: int) -> None:
-        """Make room: the oldest answers of whoever keeps most, and some more, so that this stays rare."""
+    def _evict_results(self, wanted: int) -> None:
+        """Expire results to make room for ``wanted`` bytes: each time the oldest of the key that holds most."""
         kept: dict[str | None, deque[RegisteredSession]] = defaultdict(deque)
         sizes: Counter[str | None] = Counter()
         for when, session in self._due:
-            if session.kept_until == when and session.answer.size:
+            if session.kept_until == when and session.output.size:
                 owner, _ = self._by_id[session.id]
                 kept[owner].append(session)
-                sizes[owner] += session.answer.size
-        while sizes and self._budget.used + wanted > self._budget.capacity * RELIEVED_SHARE:
+                sizes[owner] += session.output.size
+        while sizes and self._budget.used + wanted > self._budget.capacity * LOW_WATER_SHARE:
             ((owner, _),) = sizes.most_common(1)
             session = kept[owner].popleft()
-            sizes[owner] -= session.answer.size
+            sizes[owner] -= session.output.size
             if not kept[owner]:
                 del sizes[owner]
             session.expire()

@@ -24,7 +24,7 @@ from omni_ws.errors import (
     SlowConsumer,
     websocket_close_code,
 )
-from omni_ws.service.sessions.output_log import AnswerMessage
+from omni_ws.service.sessions.output_log import LoggedMessage
 from omni_ws.service.sessions.registered import RegisteredSession
 from omni_ws.service.sessions.registry import SessionRegistry
 from omni_ws.transport.http.application import UpgradeDecision
@@ -167,12 +167,12 @@ class AttachedOutput:
             data, is_binary = encode_message(message, binary_audio=self._binary_audio)
             await self._send(data, is_text=not is_binary)
 
-    async def _next(self, position: int) -> tuple[int, AnswerMessage] | None:
+    async def _next(self, position: int) -> tuple[int, LoggedMessage] | None:
         """Pings in between: proxies drop connections that are silent, and who is gone should be noticed."""
         while True:
             try:
                 async with asyncio.timeout(self._ping_interval):
-                    return await self._session.answer.get(position)
+                    return await self._session.output.get(position)
             except TimeoutError:
                 await self._connection.ping()
 

@@ -71,7 +71,7 @@ class ModeBRoutes(FrontEnd):
         self._registry.end_all(error)
 
     async def wait_ended(self) -> None:
-        await self._registry.wait_over()
+        await self._registry.wait_released()
 
     async def create(self, exchange: HttpExchange) -> None:
         """Create a session, and feed it with the chunks of the body, if any. Responds with 201 and its state."""
@@ -113,7 +113,7 @@ class ModeBRoutes(FrontEnd):
             prepare_answer(conversation, request)
         options = chat_options(request, model=self._sessions.model.names[0])
         form = ResultForm(options, audio, events=request.stream is True)
-        return self._registry.add(conversation, form, key=key, place=place.pop_all())
+        return self._registry.add(conversation, form, key=key, slot=place.pop_all())
 
     async def append(self, exchange: HttpExchange) -> None:
         """Feed a session with chunks, and wait while the engine is behind. Responds with 202 and its state."""
@@ -133,7 +133,7 @@ class ModeBRoutes(FrontEnd):
         """End the input of a session. Idempotent."""
         session = self._session(exchange)
         session.finish()
-        await session.settled()
+        await session.wait_if_refused()
         await exchange.respond_json(200, self._status(session))
 
     async def status(self, exchange: HttpExchange) -> None:
@@ -144,7 +144,7 @@ class ModeBRoutes(FrontEnd):
         """Cancel a session, and respond with 204 once its engine has stopped."""
         session = self._session(exchange)
         session.cancel()
-        await session.over()
+        await session.wait_released()
         await exchange.respond(204)
         _end_recording(exchange)
 

@@ -13,7 +13,7 @@ from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidValue, OmniError
 from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.service.sessions.output_log import AnswerMessage
+from omni_ws.service.sessions.output_log import LoggedMessage
 from omni_ws.service.sessions.registered import RegisteredSession, ResultForm
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.json_body import to_thread_if_large
@@ -47,11 +47,11 @@ async def write_result(exchange: HttpExchange, session: RegisteredSession, *, bu
 
     Raises EngineOverloaded where ``budget`` has no room for it.
     """
-    size = session.answer.size
+    size = session.output.size
     with charging(budget) as charge:
         charge(2 * size)  # the outputs, and their base64
         # Taken now, since the session may be deleted or expire during the write.
-        messages = session.answer.messages
+        messages = session.output.messages
         await exchange.respond_json(200, await to_thread_if_large(size, lambda: result_object(session.form, messages)))
 
 
@@ -65,23 +65,23 @@ class ResultReader:
 
     def take(self) -> ServerMessage | None:
         """Return the next message of the log. Raises the error that ended the session."""
-        found = self._session.answer.find(self._position)
+        found = self._session.output.find(self._position)
         return None if found is None else self._read(*found)
 
     async def wait(self, *, idle_sec: float | None = None, meanwhile: Callable[[], bool] | None = None) -> bool:
         """Wait for the log to grow; see ``AnswerSource``."""
-        if self._position >= self._session.answer.end:
+        if self._position >= self._session.output.end:
             await self._events.caught_up()
         try:
             async with asyncio.timeout(idle_sec):
-                found = await self._session.answer.get(self._position)
+                found = await self._session.output.get(self._position)
         except TimeoutError:
             return False
         if found is None:
             raise self._session.failure()
         return True
 
-    def _read(self, position: int, message: AnswerMessage) -> ServerMessage:
+    def _read(self, position: int, message: LoggedMessage) -> ServerMessage:
         self._position = position
         if isinstance(message, OmniError):
             raise copy.copy(message)
@@ -175,7 +175,7 @@ def _last_event_id(exchange: HttpExchange) -> int:
     return int(text)
 
 
-def result_object(form: ResultForm, messages: Iterable[AnswerMessage]) -> dict[str, object]:
+def result_object(form: ResultForm, messages: Iterable[LoggedMessage]) -> dict[str, object]:
     """Build the JSON object of a finished session from all of its messages."""
     completion = ChatCompletion(form.options)
     final: FinalChunk | None = None

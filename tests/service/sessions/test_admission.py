@@ -1,4 +1,4 @@
-"""Places of the server and of its keys."""
+"""Slots of the server and of its keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def key(name: str, max_sessions: int | None) -> ApiKey:
     return ApiKey(name=name, key_sha256=digest(name), max_sessions=max_sessions)
 
 
-def test_places_of_the_server() -> None:
+def test_slots_of_the_server() -> None:
     admission = Admission(max_sessions=2)
     with admission.session(None), contextlib.suppress(KeyError), admission.session(None):
         assert admission.sessions == 2
@@ -27,7 +27,7 @@ def test_places_of_the_server() -> None:
     assert admission.sessions == 0
 
 
-def test_places_of_a_key() -> None:
+def test_slots_of_a_key() -> None:
     admission = Admission(max_sessions=10)
     one, two = key("one", 1), key("two", None)
     with admission.session(one), admission.session(two), admission.session(two), admission.session(None):
@@ -65,10 +65,10 @@ async def test_waiting_for_the_last_session() -> None:
 
 def test_a_holder_has_a_share_above_half_occupancy() -> None:
     admission = Admission(max_sessions=10)
-    with contextlib.ExitStack() as places:
+    with contextlib.ExitStack() as slots:
 
         def take(client: str) -> None:
-            places.enter_context(admission.session(None, client=client))
+            slots.enter_context(admission.session(None, client=client))
 
         for _ in range(5):
             take("198.51.100.1")
@@ -84,7 +84,7 @@ def test_a_holder_has_a_share_above_half_occupancy() -> None:
         with pytest.raises(EngineOverloaded):
             take("")
     assert admission._held == {}
-    with contextlib.ExitStack() as places:
+    with contextlib.ExitStack() as slots:
         for _ in range(4):
             take("198.51.100.1")
         take("198.51.100.1")  # below half there are no shares
@@ -96,28 +96,28 @@ def test_shares_of_keys(known_keys: int, share: int) -> None:
     admission = Admission(max_sessions=10)
     admission.known_keys = known_keys
     one = key("one", None)
-    with contextlib.ExitStack() as places:
+    with contextlib.ExitStack() as slots:
         for _ in range(share):
-            places.enter_context(admission.session(one, client="198.51.100.1"))
+            slots.enter_context(admission.session(one, client="198.51.100.1"))
         with pytest.raises(RateLimited if share < 10 else EngineOverloaded):
-            places.enter_context(admission.session(one, client="198.51.100.2"))
+            slots.enter_context(admission.session(one, client="198.51.100.2"))
 
 
 def test_a_key_with_a_limit_of_its_own_has_that_instead_of_a_share() -> None:
     admission = Admission(max_sessions=10)
     admission.known_keys = 2
-    with contextlib.ExitStack() as places:
+    with contextlib.ExitStack() as slots:
         for _ in range(9):
-            places.enter_context(admission.session(key("one", 9)))
+            slots.enter_context(admission.session(key("one", 9)))
         with pytest.raises(RateLimited, match="9 sessions at a time"):
-            places.enter_context(admission.session(key("one", 9)))
-        places.enter_context(admission.session(key("two", None)))
+            slots.enter_context(admission.session(key("one", 9)))
+        slots.enter_context(admission.session(key("two", None)))
 
 
-# places that are lent
+# lent slots
 
 
-def test_the_oldest_lent_place_is_taken_back_where_places_are_short() -> None:
+def test_the_oldest_lent_slot_is_taken_back_where_slots_are_short() -> None:
     admission = Admission(max_sessions=2)
     with admission.session(None, lent=True) as first, admission.session(None, lent=True) as second:
         second.keep()
@@ -133,7 +133,7 @@ def test_the_oldest_lent_place_is_taken_back_where_places_are_short() -> None:
     assert admission.sessions == 0
 
 
-def test_a_lent_place_that_was_taken_back_is_not_given_back_twice() -> None:
+def test_a_lent_slot_that_was_taken_back_is_not_given_back_twice() -> None:
     admission = Admission(max_sessions=1)
     with admission.session(key("one", None), lent=True):
         with admission.session(key("two", None)):
@@ -142,7 +142,7 @@ def test_a_lent_place_that_was_taken_back_is_not_given_back_twice() -> None:
     assert (admission.sessions, admission._held) == (0, {})
 
 
-def test_a_refused_request_costs_no_other_its_place() -> None:
+def test_a_refused_request_costs_no_other_its_slot() -> None:
     admission = Admission(max_sessions=1)
     limited = ApiKey(name="limited", key_sha256=digest("limited"), requests_per_sec=1)
     admission.oldest_empty = lambda: None

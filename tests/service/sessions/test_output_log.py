@@ -26,12 +26,12 @@ def make(capacity: int = 10_000, *, together: int = 10_000, whole: int = 10_000)
 
 
 async def test_every_reader_gets_everything_from_the_beginning() -> None:
-    journal, _ = make()
+    log, _ = make()
 
     async def read() -> list[object]:
         found: list[object] = []
         position = 0
-        while (entry := await journal.get(position)) is not None:
+        while (entry := await log.get(position)) is not None:
             position, message = entry
             found.append(message)
         return found
@@ -40,34 +40,34 @@ async def test_every_reader_gets_everything_from_the_beginning() -> None:
     chunks = [audio(1, number) for number in range(3)]
     for chunk in chunks:
         await asyncio.sleep(0)
-        journal.append(chunk)
-    journal.append(FINAL)
-    journal.close()
-    journal.close()
+        log.append(chunk)
+    log.append(FINAL)
+    log.close()
+    log.close()
     assert await asyncio.gather(*early) == [[*chunks, FINAL]] * 3
     assert await read() == [*chunks, FINAL]
-    assert journal.messages == (*chunks, FINAL)
+    assert log.messages == (*chunks, FINAL)
 
 
 async def test_an_answer_of_the_largest_size_and_one_byte_more() -> None:
-    journal, budget = make(LEAST + 100)
+    log, budget = make(LEAST + 100)
     with pytest.raises(PayloadTooLarge):
-        journal.append(audio(101))
-    assert (journal.size, budget.used) == (0, 0)
-    journal.append(audio(100))
+        log.append(audio(101))
+    assert (log.size, budget.used) == (0, 0)
+    log.append(audio(100))
     # The end is told in any case.
-    journal.append(FINAL)
-    assert journal.size == budget.used == 2 * LEAST + 100
-    journal.clear()
-    assert (journal.size, budget.used) == (0, 0)
+    log.append(FINAL)
+    assert log.size == budget.used == 2 * LEAST + 100
+    log.clear()
+    assert (log.size, budget.used) == (0, 0)
 
 
 async def test_answers_together_and_the_whole_server() -> None:
-    for journal, budget in (make(together=LEAST + 100), make(whole=LEAST + 100)):
+    for log, budget in (make(together=LEAST + 100), make(whole=LEAST + 100)):
         with pytest.raises(EngineOverloaded):
-            journal.append(audio(101))
-        assert (journal.size, budget.used) == (0, 0)
-        journal.append(audio(100))
+            log.append(audio(101))
+        assert (log.size, budget.used) == (0, 0)
+        log.append(audio(100))
 
 
 async def test_room_is_made_where_there_is_something_to_drop() -> None:
@@ -75,11 +75,11 @@ async def test_room_is_made_where_there_is_something_to_drop() -> None:
     old: OutputLog
     asked = []
 
-    def relieve(wanted: int) -> None:
+    def evict(wanted: int) -> None:
         asked.append(wanted)
         old.clear()
 
-    budget = OutputLogBudget(whole, 2 * LEAST, relieve)
+    budget = OutputLogBudget(whole, 2 * LEAST, evict)
     old, new = OutputLog(10_000, budget), OutputLog(10_000, budget)
     old.append(audio(0))
     new.append(audio(0))
@@ -90,15 +90,15 @@ async def test_room_is_made_where_there_is_something_to_drop() -> None:
 
 
 async def test_readers_pass_over_what_was_dropped() -> None:
-    journal, budget = make()
-    journal.append(audio(1))
-    journal.append(audio(2))
-    waiting = asyncio.create_task(journal.get(journal.end))
+    log, budget = make()
+    log.append(audio(1))
+    log.append(audio(2))
+    waiting = asyncio.create_task(log.get(log.end))
     await asyncio.sleep(0)
-    journal.clear()
-    journal.remember(FINAL)
+    log.clear()
+    log.append_end(FINAL)
     assert await waiting == (3, FINAL)
-    assert await journal.get(0) == (3, FINAL)
+    assert await log.get(0) == (3, FINAL)
     assert budget.used == 0
-    journal.close()
-    assert await journal.get(3) is None
+    log.close()
+    assert await log.get(3) is None

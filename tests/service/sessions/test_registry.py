@@ -37,8 +37,8 @@ def factory(engine: EchoEngine | ScriptedEngine | None = None, **fields: Any) ->
     return SessionFactory(engine or EchoEngine(), ServerConfig(**{"engine": "fake", **fields}))
 
 
-class Places:
-    """Counts the places that are taken."""
+class Slots:
+    """Counts the slots taken."""
 
     def __init__(self) -> None:
         self.taken = 0
@@ -54,12 +54,12 @@ class Places:
 
 
 def opener(sessions: SessionFactory, registry: SessionRegistry) -> Callable[..., RegisteredSession]:
-    def opened(key: ApiKey | None = None, place: ExitStack | None = None) -> RegisteredSession:
+    def opened(key: ApiKey | None = None, slot: ExitStack | None = None) -> RegisteredSession:
         conversation = sessions.open(
             output_formats=FILE_FORMATS, single_request=True, session_id=registry.new_id()
         ).conversation
         conversation.configure({"modalities": ["text"]})
-        return registry.add(conversation, FORM, key=key, place=place or ExitStack())
+        return registry.add(conversation, FORM, key=key, slot=slot or ExitStack())
 
     return opened
 
@@ -77,16 +77,16 @@ async def answered(session: RegisteredSession, content: str = "x") -> None:
 async def test_a_life_in_all_its_states() -> None:
     sessions = factory()
     registry = SessionRegistry(sessions)
-    places = Places()
-    session = opener(sessions, registry)(place=places.take())
+    slots = Slots()
+    session = opener(sessions, registry)(slot=slots.take())
     assert registry.get(session.id, None) is session
-    assert (session.state, session.started, places.taken) == (SessionState.OPEN, False, 1)
+    assert (session.state, session.started, slots.taken) == (SessionState.OPEN, False, 1)
     await session.feed([chunk("a ")])
     assert (session.state, session.started) == (SessionState.STARTED, True)
     session.finish()
     await session.ended.wait()
-    assert (session.state, places.taken) == (SessionState.FINISHED, 0)
-    assert sessions.budget.used == session.answer.size > 0
+    assert (session.state, slots.taken) == (SessionState.FINISHED, 0)
+    assert sessions.budget.used == session.output.size > 0
     await asyncio.sleep(300)
     assert (session.expired, sessions.budget.used) == (True, 0)
     with pytest.raises(SessionExpired):
@@ -97,19 +97,19 @@ async def test_a_life_in_all_its_states() -> None:
     assert len(registry) == 0
 
 
-async def test_a_session_that_is_cancelled_before_its_task_ran_gives_its_place_back() -> None:
+async def test_a_session_that_is_cancelled_before_its_task_ran_releases_its_slot() -> None:
     sessions = factory()
     registry = SessionRegistry(sessions)
-    places = Places()
-    session = opener(sessions, registry)(place=places.take())
+    slots = Slots()
+    session = opener(sessions, registry)(slot=slots.take())
     session.cancel()
     session.cancel()
-    await session.over()
-    assert places.taken == 0
-    assert await session.answer.get(0) is None
+    await session.wait_released()
+    assert slots.taken == 0
+    assert await session.output.get(0) is None
     assert isinstance(session.failure(), SessionConflict)
     registry.end_all(GOING)
-    await registry.wait_over()
+    await registry.wait_released()
 
 
 @pytest.mark.parametrize("ending", ["finish", "cancel", "fail"])
@@ -119,7 +119,7 @@ async def test_what_has_ended_lets_go_of_its_conversation(ending: str) -> None:
     conversation = sessions.open(
         output_formats=FILE_FORMATS, single_request=True, session_id=registry.new_id()
     ).conversation
-    session = registry.add(conversation, FORM, key=None, place=ExitStack())
+    session = registry.add(conversation, FORM, key=None, slot=ExitStack())
     reference = weakref.ref(conversation)
     del conversation
     await session.feed([chunk("a"), chunk("c", 2)])
@@ -132,7 +132,7 @@ async def test_what_has_ended_lets_go_of_its_conversation(ending: str) -> None:
             session.cancel()
         case "fail":
             session.fail(GOING)
-    await session.over()
+    await session.wait_released()
     gc.collect()
     assert reference() is None
     assert session.progress.next_sequence_id == (3 if ending == "finish" else 1)
@@ -151,7 +151,7 @@ async def test_ids_are_for_their_own_key() -> None:
         with pytest.raises(SessionNotFound):
             registry.get(session_id, key)
     registry.end_all(GOING)
-    await registry.wait_over()
+    await registry.wait_released()
 
 
 async def test_as_many_as_are_remembered_and_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ async def test_as_many_as_are_remembered_and_one_more(monkeypatch: pytest.Monkey
     with pytest.raises(SessionNotFound):
         registry.get(known[0].id, None)
     assert registry.get(known[1].id, None) is known[1]
-    assert sessions.budget.used == sum(session.answer.size for session in known[1:])
+    assert sessions.budget.used == sum(session.output.size for session in known[1:])
     # The time of what was forgotten changes nothing any more.
     await asyncio.sleep(700)
     assert (len(registry), sessions.budget.used) == (0, 0)
@@ -183,7 +183,7 @@ async def test_where_answers_hold_too_much_whoever_keeps_most_loses_the_oldest()
     flood = [opened(TWO) for _ in range(8)]
     for session in flood:
         await answered(session)
-    size = modest.answer.size
+    size = modest.output.size
     assert 40_000 - size < sessions.budget.used <= 40_000
     more = opened(TWO)
     await answered(more)
@@ -209,7 +209,7 @@ async def test_readers_up_to_the_limit() -> None:
     with session.reading():
         pass
     registry.end_all(GOING)
-    await registry.wait_over()
+    await registry.wait_released()
 
 
 async def test_draining_ends_what_has_no_input() -> None:
@@ -230,7 +230,7 @@ async def test_draining_ends_what_has_no_input() -> None:
     assert begun.state is SessionState.FINISHED
     registry.end_all(GOING)
     assert waiting.state is SessionState.FAILED
-    await registry.wait_over()
+    await registry.wait_released()
     assert (len(registry), sessions.budget.used) == (0, 0)
 
 
@@ -242,7 +242,7 @@ async def test_a_discarded_session_is_not_known() -> None:
     registry.discard(session)
     with pytest.raises(SessionNotFound):
         registry.get(session.id, None)
-    await session.over()
+    await session.wait_released()
     assert (len(registry), sessions.budget.used) == (0, 0)
     await asyncio.sleep(700)
 
@@ -260,7 +260,7 @@ async def test_a_failure_is_raised_anew_each_time() -> None:
     with pytest.raises(type(first)):
         await session.feed([chunk("y", 1)])
     registry.end_all(GOING)
-    await registry.wait_over()
+    await registry.wait_released()
 
 
 async def test_what_has_expired_stays_so() -> None:
