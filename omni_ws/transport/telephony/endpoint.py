@@ -33,7 +33,7 @@ TELEPHONY_ORIGIN: Final = "telephony"
 MAX_MESSAGE_BYTES: Final = 64 * 1024
 #: The custom parameter of a gateway that cannot send headers, and those that configure the session.
 KEY_PARAMETER: Final = "api_key"
-SESSION_PARAMETERS: Final = ("voice", "instructions")
+SESSION_PARAMETERS: Final = ("voice", "instructions", "greeting")
 
 _AUDIO: Final = {"format": AudioEncoding.PCMU.value, "sample_rate": SAMPLE_RATE}
 
@@ -106,6 +106,7 @@ class TelephonyStreams(FrontEnd):
         connection = recorded(connection, session.recording)
         call = PhoneCall(connection, session, start.stream_sid, keep_alive=self._keep_alive)
         session.attach(call)
+        session.conversation.greet()
         await call.run(opening.behind)
 
     def _begin(self, caller: _Caller, start: StreamStart) -> LiveSession:

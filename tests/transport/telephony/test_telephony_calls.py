@@ -22,8 +22,8 @@ from websockets.frames import Opcode
 
 from omni_ws.audio.g711 import decode_mu_law
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.core.chunks import Word
-from omni_ws.engine.base import AudioOutput, EngineOutput, GenerationRequest, TextOutput
+from omni_ws.core.chunks import FinishReason, Task, Usage, Word
+from omni_ws.engine.base import AudioOutput, EngineOutput, Finished, GenerationRequest, TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.errors import ShuttingDown
 from omni_ws.service.listening.workers import SpeechWorkers
@@ -145,6 +145,28 @@ async def test_parameters_of_the_call_configure_the_session() -> None:
         await gateway.end_of_answer()
         (asked,) = engine.requests
         assert (asked.instructions, asked.input_audio.sample_rate) == ("Be brief.", 8000)
+
+
+@pytest.mark.virtual_clock
+async def test_a_call_may_begin_with_a_greeting() -> None:
+    async with live_server(_ReadingEngine(), **ON) as server, phone_gateway(inline(server)) as gateway:
+        await gateway.start(customParameters={"greeting": "Good morning!"})
+        await gateway.end_of_answer()
+        assert len(gateway.heard) == 8 * 1000
+        await ask(gateway)
+        await gateway.end_of_answer()
+
+
+class _ReadingEngine(EchoEngine):
+    """A second of sound for every text that is read aloud."""
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        if request.task is not Task.SPEECH:
+            async for output in super().generate(request):
+                yield output
+            return
+        yield AudioOutput(np.full(8000, 0.25, np.float32), 8000)
+        yield Finished(FinishReason.STOP, Usage())
 
 
 @pytest.mark.virtual_clock
