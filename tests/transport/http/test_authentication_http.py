@@ -51,11 +51,11 @@ async def test_without_a_known_key_there_is_nothing(headers: tuple[str, ...]) ->
             answers.append(await post(server.port, path, body, "X-Streaming-Input: true", *headers))
             # The key is checked before the body is read.
             answers.append(await post(server.port, path, b"{", "Accept: text/event-stream", *headers))
-    for answer in answers:
-        assert answer.status == 401
-        assert answer.headers["www-authenticate"] == "Bearer"
-        assert (answer.error["code"], answer.error["type"]) == ("unauthenticated", "authentication_error")
-        assert b"sesame" not in answer.body
+    for response in answers:
+        assert response.status == 401
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert (response.error["code"], response.error["type"]) == ("unauthenticated", "authentication_error")
+        assert b"sesame" not in response.body
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
@@ -90,8 +90,8 @@ async def test_an_upload_without_a_key_is_refused_before_it_is_sent() -> None:
     async with live_server(keys=KEYS) as server, raw_client(server.port) as client:
         headers = ("X-Streaming-Input: true", "Transfer-Encoding: chunked", "Expect: 100-continue")
         await client.send(request("POST", CHAT, *headers))
-        answer = await client.response()
-        assert (answer.status, answer.interim) == (401, [])
+        response = await client.response()
+        assert (response.status, response.interim) == (401, [])
 
 
 async def test_a_key_has_so_many_sessions_at_a_time() -> None:
@@ -102,10 +102,10 @@ async def test_a_key_has_so_many_sessions_at_a_time() -> None:
         await server.until(lambda: server.engine.active_requests == 1)
         for path, body in BODIES.items():
             for streaming in ((), ("X-Streaming-Input: true",)):
-                answer = await post(server.port, path, body, second, "Accept: text/event-stream", *streaming)
-                assert (answer.status, answer.error["code"]) == (429, "rate_limited")
-                assert answer.error["type"] == "rate_limit_error"
-                assert int(answer.headers["retry-after"]) >= 1
+                response = await post(server.port, path, body, second, "Accept: text/event-stream", *streaming)
+                assert (response.status, response.error["code"]) == (429, "rate_limited")
+                assert response.error["type"] == "rate_limit_error"
+                assert int(response.headers["retry-after"]) >= 1
         assert (await get(server, "/v1/models", second)).status == 200
         # Another key has limits of its own.
         other = asyncio.create_task(post(server.port, CHAT, BODIES[CHAT], "Authorization: Bearer sesame"))
@@ -123,9 +123,9 @@ async def test_a_server_has_so_many_sessions_at_a_time() -> None:
                 await client.send(chunked(b"{", end=False))
             await server.until(lambda: server.sessions == 2)
             for streaming in ((), ("X-Streaming-Input: true",)):
-                answer = await post(server.port, CHAT, BODIES[CHAT], *streaming)
-                assert (answer.status, answer.error["code"]) == (503, "engine_overloaded")
-                assert int(answer.headers["retry-after"]) >= 1
+                response = await post(server.port, CHAT, BODIES[CHAT], *streaming)
+                assert (response.status, response.error["code"]) == (503, "engine_overloaded")
+                assert int(response.headers["retry-after"]) >= 1
             # Routes without sessions still respond.
             assert (await get(server, "/health")).json()["sessions"] == 2
             await two.send(chunked(b'"text":"a"}\n'))

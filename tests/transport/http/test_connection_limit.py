@@ -34,9 +34,9 @@ async def test_at_the_limit_and_one_past_it() -> None:
         async with raw_client(door.port) as one, raw_client(door.port) as two:
             assert [await get(one), await get(two)] == [200, 200]
             async with raw_client(door.port) as three:
-                answer = await three.response()  # sent before any request
-                assert (answer.status, answer.error["code"]) == (503, "engine_overloaded")
-                assert (answer.headers["retry-after"], answer.headers["connection"]) == ("1", "close")
+                response = await three.response()  # sent before any request
+                assert (response.status, response.error["code"]) == (503, "engine_overloaded")
+                assert (response.headers["retry-after"], response.headers["connection"]) == ("1", "close")
                 assert await three.rest() == b""
             assert [await get(one), await get(two)] == [200, 200]
         async with asyncio.timeout(10):

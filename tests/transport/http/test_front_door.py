@@ -152,10 +152,10 @@ async def test_application_refuses_an_upgrade_over_http() -> None:
     async with serving(refusing) as door:
         async with raw_client(door.port) as client:
             await client.send(websocket_upgrade("/ws", "Sec-WebSocket-Protocol: a, b"), MASKED_HI)
-            answer = await client.response()
-            assert (answer.status, answer.error["code"]) == (401, "unauthenticated")
-            assert answer.headers["www-authenticate"] == "Bearer"
-            assert answer.headers["connection"] == "close"
+            response = await client.response()
+            assert (response.status, response.error["code"]) == (401, "unauthenticated")
+            assert response.headers["www-authenticate"] == "Bearer"
+            assert response.headers["connection"] == "close"
             assert await client.rest() == b""
         async with raw_client(door.port) as client:
             await client.send(websocket_upgrade("/elsewhere"))
@@ -168,9 +168,9 @@ async def test_failing_application_refuses_an_upgrade_without_its_text(caplog: p
 
     async with serving(RoutedApplication(upgrades={"/ws": fail})) as door, raw_client(door.port) as client:
         await client.send(websocket_upgrade("/ws"))
-        answer = await client.response()
-        assert (answer.status, answer.error["code"]) == (500, "engine_failed")
-        assert b"secret" not in answer.body
+        response = await client.response()
+        assert (response.status, response.error["code"]) == (500, "engine_failed")
+        assert b"secret" not in response.body
         assert "a secret" in caplog.text
 
 
@@ -179,8 +179,8 @@ async def test_upgrade_of_a_foreign_origin_is_refused() -> None:
     async with serving(app) as door:
         async with raw_client(door.port) as client:
             await client.send(websocket_upgrade("/ws", "Origin: https://evil.example"))
-            answer = await client.response()
-            assert (answer.status, answer.error["code"]) == (403, OriginNotAllowed.wire.code)
+            response = await client.response()
+            assert (response.status, response.error["code"]) == (403, OriginNotAllowed.wire.code)
         async with raw_client(door.port) as client:
             await client.send(websocket_upgrade("/ws", "Origin: https://good.example"))
             assert (await client.response()).status == 101
@@ -201,10 +201,10 @@ async def test_upgrade_of_a_foreign_origin_is_refused() -> None:
 async def test_bad_handshake_is_refused_as_json(bad: tuple[str, str], status: int, code: str) -> None:
     async with serving(application()) as door, raw_client(door.port) as client:
         await client.send(websocket_upgrade("/ws").decode().replace(*bad))
-        answer = await client.response()
-        assert (answer.status, answer.error["code"]) == (status, code)
+        response = await client.response()
+        assert (response.status, response.error["code"]) == (status, code)
         if status == 426:
-            assert answer.headers["sec-websocket-version"] == "13"
+            assert response.headers["sec-websocket-version"] == "13"
 
 
 @pytest.mark.parametrize(
@@ -221,8 +221,8 @@ async def test_bad_handshake_is_refused_as_json(bad: tuple[str, str], status: in
 async def test_other_upgrades_are_plain_http(head: bytes) -> None:
     async with serving(application()) as door, raw_client(door.port) as client:
         await client.send(head)
-        answer = await client.response()
-        assert (answer.status, answer.body) == (200, b"ok\n")
+        response = await client.response()
+        assert (response.status, response.body) == (200, b"ok\n")
 
 
 async def test_connection_goes_on_after_an_ignored_upgrade() -> None:

@@ -61,9 +61,9 @@ async def test_slow_head_is_answered_by_408(dripping: bool) -> None:
         for _ in range(9 if dripping else 0):
             await asyncio.sleep(1)
             await client.send(b"x")
-        answer = await client.response()
+        response = await client.response()
         assert now() - begin == pytest.approx(10, abs=JUST)
-        assert (answer.status, answer.error["code"]) == (408, SessionTimeout.wire.code)
+        assert (response.status, response.error["code"]) == (408, SessionTimeout.wire.code)
         assert await client.rest() == b""
 
 
@@ -105,9 +105,13 @@ async def test_stalled_body_is_answered_by_408() -> None:
             await asyncio.sleep(29)
             await client.send(chunked(b"part", end=False))
         begin = now()
-        answer = await client.response()
+        response = await client.response()
         assert now() - begin == pytest.approx(30, abs=JUST)
-        assert (answer.status, answer.error["code"], answer.headers["connection"]) == (408, "session_timeout", "close")
+        assert (response.status, response.error["code"], response.headers["connection"]) == (
+            408,
+            "session_timeout",
+            "close",
+        )
         await client.send(chunked(b"too late"))
         assert await client.rest() == b""
 
@@ -154,8 +158,8 @@ async def test_body_timer_stands_still_while_we_do_not_read() -> None:
     app = RoutedApplication(handlers={"POST /": think_first})
     async with serving(app, limits=LIMITS) as door, raw_client(door.port) as client:
         client.writer.write(request("POST", "/", body=b"b" * 1_000_000))
-        answer = await client.response()
-        assert answer.json() == {"received": 1_000_000}
+        response = await client.response()
+        assert response.json() == {"received": 1_000_000}
 
 
 @pytest.mark.parametrize("timeout", [None, 100.0])

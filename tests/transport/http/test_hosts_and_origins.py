@@ -29,11 +29,11 @@ async def test_a_server_without_keys_answers_to_no_foreign_name(host: str) -> No
         methods = [(method, path) for path, methods in server.app.routes for method in methods]
         for method, path in (*methods, ("GET", "/nowhere"), ("OPTIONS", "/health"), ("GET", "*")):
             for origin in ("", f"Origin: http://{foreign}\r\n"):
-                answer = await ask(server, foreign, f"{method} {path}", origin)
-                assert (answer.status, answer.error["code"]) == (403, "origin_not_allowed"), (method, path)
-                assert "--allow-host" in answer.error["message"]
-        answer = await ask(server, foreign, "GET /v1/streaming_input", WEBSOCKET)
-        assert (answer.status, answer.error["code"]) == (403, "origin_not_allowed")
+                response = await ask(server, foreign, f"{method} {path}", origin)
+                assert (response.status, response.error["code"]) == (403, "origin_not_allowed"), (method, path)
+                assert "--allow-host" in response.error["message"]
+        response = await ask(server, foreign, "GET /v1/streaming_input", WEBSOCKET)
+        assert (response.status, response.error["code"]) == (403, "origin_not_allowed")
 
 
 @pytest.mark.parametrize("host", ["localhost:{port}", "127.0.0.1", "[::1]:{port}", "192.0.2.1", "app.localhost"])
@@ -71,8 +71,8 @@ async def test_the_own_origin_has_the_own_scheme(scheme: str, status: int) -> No
         host = f"localhost:{server.port}"
         origin = f"Origin: {scheme}://{host}\r\n"
         assert (await ask(server, host, "GET /v1/streaming_input", WEBSOCKET + origin)).status == status
-        answer = await ask(server, host, "POST /v1/streaming_input/sessions/x/finish", origin)
-        assert answer.status == (404 if status == 101 else 403)
+        response = await ask(server, host, "POST /v1/streaming_input/sessions/x/finish", origin)
+        assert response.status == (404 if status == 101 else 403)
     async with live_server(
         allow_origin=(f"{scheme.lower()}://voice.example",), allow_host=("voice.example",)
     ) as server:

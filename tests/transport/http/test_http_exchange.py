@@ -77,11 +77,11 @@ async def until_lost(client: RawClient) -> None:
 async def test_answer_has_date_and_server() -> None:
     async with serving(APPLICATION) as door, raw_client(door.port) as client:
         await client.send(request("GET", "/"))
-        answer = await client.response()
-        assert (answer.status, answer.body, answer.headers["content-length"]) == (200, b"hello", "5")
-        assert answer.headers["server"] == "omni_ws"
-        assert parsedate_to_datetime(answer.headers["date"]).year >= 2024
-        assert "connection" not in answer.headers
+        response = await client.response()
+        assert (response.status, response.body, response.headers["content-length"]) == (200, b"hello", "5")
+        assert response.headers["server"] == "omni_ws"
+        assert parsedate_to_datetime(response.headers["date"]).year >= 2024
+        assert "connection" not in response.headers
 
 
 async def test_pipelined_requests_are_answered_in_order() -> None:
@@ -158,9 +158,9 @@ async def test_garbage_after_a_head_request_is_refused_with_a_body() -> None:
 async def test_http_1_0_gets_its_stream_until_close() -> None:
     async with serving(APPLICATION) as door, raw_client(door.port) as client:
         await client.send(b"GET /stream HTTP/1.0\r\n\r\n")
-        answer = await client.response()
-        assert (answer.body, answer.headers["connection"]) == (b"onetwo", "close")
-        assert "transfer-encoding" not in answer.headers
+        response = await client.response()
+        assert (response.body, response.headers["connection"]) == (b"onetwo", "close")
+        assert "transfer-encoding" not in response.headers
 
 
 async def test_absolute_form_target() -> None:
@@ -203,11 +203,11 @@ async def test_error_becomes_its_answer(
     async with serving(only(fail)) as door, raw_client(door.port) as client:
         await client.send(request("GET", "/") * 2)
         for _ in range(2):  # the connection is reused
-            answer = await client.response()
-            assert answer.status == status
-            assert answer.error == {"message": "no", "type": error_type, "param": error.param, "code": error.code}
-            assert headers.items() <= answer.headers.items()
-        assert ("retry-after" in answer.headers) == ("retry-after" in headers)
+            response = await client.response()
+            assert response.status == status
+            assert response.error == {"message": "no", "type": error_type, "param": error.param, "code": error.code}
+            assert headers.items() <= response.headers.items()
+        assert ("retry-after" in response.headers) == ("retry-after" in headers)
 
 
 async def test_error_without_a_status_drops_the_connection() -> None:
@@ -225,10 +225,10 @@ async def test_unexpected_exception_is_logged_and_not_shown(caplog: pytest.LogCa
 
     async with serving(only(fail)) as door, raw_client(door.port) as client:
         await client.send(request("GET", "/"))
-        answer = await client.response()
-        assert (answer.status, answer.error["code"]) == (500, "engine_failed")
-        assert b"secret" not in answer.body
-        error_id = answer.error["message"].split()[-1].rstrip(".")
+        response = await client.response()
+        assert (response.status, response.error["code"]) == (500, "engine_failed")
+        assert b"secret" not in response.body
+        error_id = response.error["message"].split()[-1].rstrip(".")
         assert error_id.startswith("err_")
         (record,) = [record for record in caplog.records if error_id in record.getMessage()]
         assert record.exc_info is not None
@@ -269,9 +269,9 @@ async def test_invalid_answer_of_a_handler_is_a_failure() -> None:
 
     async with serving(only(inject)) as door, raw_client(door.port) as client:
         await client.send(request("GET", "/"))
-        answer = await client.response()
-        assert answer.status == 500
-        assert "set-cookie" not in answer.headers
+        response = await client.response()
+        assert response.status == 500
+        assert "set-cookie" not in response.headers
     async with serving(only(overrun)) as door, raw_client(door.port) as client:
         await client.send(request("GET", "/"))
         assert b"four" not in await client.rest()
@@ -293,9 +293,9 @@ async def test_body_up_to_its_limit(size: int) -> None:
 async def test_too_large_body_is_refused_at_its_announcement() -> None:
     async with serving(APPLICATION) as door, raw_client(door.port) as client:
         await client.send(request("POST", "/measure", "Content-Length: 1001", "Expect: 100-continue"))
-        answer = await client.response()
-        assert (answer.status, answer.error["code"], answer.interim) == (413, "payload_too_large", [])
-        assert answer.headers["connection"] == "close"
+        response = await client.response()
+        assert (response.status, response.error["code"], response.interim) == (413, "payload_too_large", [])
+        assert response.headers["connection"] == "close"
 
 
 async def test_too_large_body_is_refused_when_it_shows() -> None:
@@ -325,8 +325,8 @@ async def test_lingering_has_a_bound_in_bytes() -> None:
 async def test_answer_before_the_body_closes_the_connection() -> None:
     async with serving(APPLICATION) as door, raw_client(door.port) as client:
         await client.send(request("POST", "/ignore", "Content-Length: 4"))
-        answer = await client.response()
-        assert (answer.status, answer.headers["connection"]) == (200, "close")
+        response = await client.response()
+        assert (response.status, response.headers["connection"]) == (200, "close")
         await client.send(b"body", request("GET", "/"))
         assert await client.rest() == b""
 
@@ -405,16 +405,16 @@ async def test_100_continue_is_sent_when_the_body_is_first_read() -> None:
         _, status, _ = await client.head()
         assert status == 100
         await client.send(b"body")
-        answer = await client.response()
-        assert (answer.json(), answer.interim) == ({"received": 4}, [])
+        response = await client.response()
+        assert (response.json(), response.interim) == ({"received": 4}, [])
 
 
 async def test_no_100_continue_where_the_body_is_not_wanted_or_is_there() -> None:
     async with serving(APPLICATION) as door:
         async with raw_client(door.port) as client:
             await client.send(request("POST", "/ignore", "Expect: 100-continue", "Content-Length: 4"))
-            answer = await client.response()
-            assert (answer.status, answer.interim, answer.headers["connection"]) == (200, [], "close")
+            response = await client.response()
+            assert (response.status, response.interim, response.headers["connection"]) == (200, [], "close")
         async with raw_client(door.port) as client:
             await client.send(request("POST", "/measure", "Expect: 100-continue", body=b"body"))
             assert (await client.response()).interim == []
@@ -426,10 +426,10 @@ async def test_no_100_continue_where_the_body_is_not_wanted_or_is_there() -> Non
 async def test_encoded_bodies_are_refused_by_name(coding: str) -> None:
     async with serving(APPLICATION) as door, raw_client(door.port) as client:
         await client.send(request("POST", "/measure", f"Content-Encoding: {coding}", body=b"\x1f\x8b"))
-        answer = await client.response()
-        assert (answer.status, answer.error["code"]) == (415, "unsupported_format")
-        assert coding.split()[-1] in answer.error["message"]
-        assert answer.headers["accept-encoding"] == "identity"
+        response = await client.response()
+        assert (response.status, response.error["code"]) == (415, "unsupported_format")
+        assert coding.split()[-1] in response.error["message"]
+        assert response.headers["accept-encoding"] == "identity"
         await client.send(request("POST", "/measure", "Content-Encoding: identity", body=b"ab"))
         assert (await client.response()).json() == {"received": 2}
 
@@ -441,9 +441,9 @@ async def test_encoded_bodies_are_refused_by_name(coding: str) -> None:
 async def test_broken_chunks_are_refused(broken: bytes) -> None:
     async with serving(APPLICATION) as door, raw_client(door.port) as client:
         await client.send(request("POST", "/measure", "Transfer-Encoding: chunked"), broken)
-        answer = await client.response()
-        assert (answer.status, answer.error["code"]) == (400, "invalid_frame")
-        assert answer.headers["connection"] == "close"
+        response = await client.response()
+        assert (response.status, response.error["code"]) == (400, "invalid_frame")
+        assert response.headers["connection"] == "close"
         await client.send(b"\r\nmore")
         assert await client.rest() == b""
 
@@ -452,8 +452,8 @@ async def test_body_cut_off_by_its_sender_is_refused() -> None:
     async with serving(APPLICATION) as door, raw_client(door.port) as client:
         await client.send(request("POST", "/measure", "Content-Length: 10", body=b"half"))
         client.finish_sending()
-        answer = await client.response()
-        assert (answer.status, answer.error["code"]) == (400, "invalid_frame")
+        response = await client.response()
+        assert (response.status, response.error["code"]) == (400, "invalid_frame")
 
 
 # Malformed requests
@@ -499,9 +499,9 @@ async def test_body_cut_off_by_its_sender_is_refused() -> None:
 async def test_what_is_not_a_request_is_refused(sent: bytes) -> None:
     async with serving(APPLICATION) as door, raw_client(door.port) as client:
         await client.send(sent)
-        answer = await client.response()
-        assert (answer.status, answer.error["code"]) == (400, "invalid_frame")
-        assert (answer.headers["connection"], answer.headers["content-type"]) == ("close", "application/json")
+        response = await client.response()
+        assert (response.status, response.error["code"]) == (400, "invalid_frame")
+        assert (response.headers["connection"], response.headers["content-type"]) == ("close", "application/json")
         assert await client.rest() == b""
 
 
@@ -527,9 +527,9 @@ async def test_head_up_to_its_limit(packet: int) -> None:
             for start in range(0, size, packet):
                 await client.send(head[start : start + packet])
                 await asyncio.sleep(0)
-            answer = await client.response()
-            assert answer.status == status
-        assert answer.error["code"] == "header_too_large"
+            response = await client.response()
+            assert response.status == status
+        assert response.error["code"] == "header_too_large"
         assert await client.rest() == b""
 
 
@@ -545,23 +545,23 @@ async def test_endless_head_is_refused() -> None:
 async def test_cors_headers_for_an_allowed_origin_only() -> None:
     async with serving(APPLICATION) as door, raw_client(door.port) as client:
         await client.send(request("GET", "/", "Origin: https://good.example"))
-        answer = await client.response()
-        assert answer.headers["access-control-allow-origin"] == "https://good.example"
-        assert answer.headers["vary"] == "Origin"
+        response = await client.response()
+        assert response.headers["access-control-allow-origin"] == "https://good.example"
+        assert response.headers["vary"] == "Origin"
         await client.send(request("GET", "/nowhere", "Origin: https://good.example"))
         assert (await client.response()).headers["access-control-allow-origin"] == "https://good.example"
         await client.send(request("GET", "/", "Origin: https://evil.example"))
-        answer = await client.response()
-        assert answer.status == 200
-        assert "access-control-allow-origin" not in answer.headers
-        assert answer.headers["vary"] == "Origin"
+        response = await client.response()
+        assert response.status == 200
+        assert "access-control-allow-origin" not in response.headers
+        assert response.headers["vary"] == "Origin"
 
 
 async def test_foreign_pages_change_nothing() -> None:
     async with serving(APPLICATION) as door, raw_client(door.port) as client:
         await client.send(request("POST", "/measure", "Origin: https://evil.example", "Content-Length: 0"))
-        answer = await client.response()
-        assert (answer.status, answer.error["code"]) == (403, "origin_not_allowed")
+        response = await client.response()
+        assert (response.status, response.error["code"]) == (403, "origin_not_allowed")
         await client.send(request("POST", "/measure", "Origin: https://good.example", "Content-Length: 0"))
         assert (await client.response()).status == 200
 
@@ -570,11 +570,11 @@ async def test_preflight() -> None:
     asking = ("Access-Control-Request-Method: POST", "Access-Control-Request-Headers: authorization, content-type")
     async with serving(APPLICATION) as door, raw_client(door.port) as client:
         await client.send(request("OPTIONS", "/measure", "Origin: https://good.example", *asking))
-        answer = await client.response()
-        assert (answer.status, answer.body) == (204, b"")
-        assert answer.headers["access-control-allow-methods"] == answer.headers["allow"] == "OPTIONS, POST"
-        assert answer.headers["access-control-allow-headers"] == "authorization, content-type"
-        assert answer.headers["access-control-allow-origin"] == "https://good.example"
+        response = await client.response()
+        assert (response.status, response.body) == (204, b"")
+        assert response.headers["access-control-allow-methods"] == response.headers["allow"] == "OPTIONS, POST"
+        assert response.headers["access-control-allow-headers"] == "authorization, content-type"
+        assert response.headers["access-control-allow-origin"] == "https://good.example"
         await client.send(request("OPTIONS", "/measure", "Origin: https://evil.example", *asking))
         assert (await client.response()).status == 403
 
@@ -787,8 +787,8 @@ async def test_draining_lets_busy_connections_answer_and_close() -> None:
         assert door.connections.draining
         assert not await door.connections.wait_idle(0)
         release.set()
-        answer = await client.response()
-        assert (answer.body, answer.headers["connection"]) == (b"done", "close")
+        response = await client.response()
+        assert (response.body, response.headers["connection"]) == (b"done", "close")
         assert await client.rest() == b""
         assert await streamed.rest() == b"0\r\n\r\n"  # its head was sent before the drain began
         assert await door.connections.wait_idle(10)

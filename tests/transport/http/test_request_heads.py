@@ -42,11 +42,11 @@ async def answered(sent: bytes) -> RawResponse:
 @pytest.mark.parametrize(("lines", "status"), [(128, 200), (129, 431)])
 async def test_a_head_has_at_most_128_lines(lines: int, status: int) -> None:
     more = [f"X-{number}: x" for number in range(lines - 1)]  # Host is one more
-    answer = await answered(request("GET", "/", *more))
-    assert answer.status == status
+    response = await answered(request("GET", "/", *more))
+    assert response.status == status
     if status == 431:
-        assert answer.error["code"] == "header_too_large"
-        assert "128 header lines" in answer.error["message"]
+        assert response.error["code"] == "header_too_large"
+        assert "128 header lines" in response.error["message"]
 
 
 @pytest.mark.parametrize(("lines", "status"), [(128, 101), (129, 431)])
@@ -59,16 +59,16 @@ async def test_so_has_a_handshake(lines: int, status: int) -> None:
 async def test_the_size_of_a_chunk_has_at_most_16_digits(size: str, status: int) -> None:
     for first in (b"", chunked(b"ab", end=False)):
         body = first + size.encode() + b"\r\nabc\r\n0\r\n\r\n"
-        answer = await answered(request("POST", "/", "Transfer-Encoding: chunked") + body)
-        assert answer.status == status
+        response = await answered(request("POST", "/", "Transfer-Encoding: chunked") + body)
+        assert response.status == status
         if status == 400:
-            assert answer.error["message"] == "this is not HTTP/1.1: the size of a chunk has more than 16 digits"
+            assert response.error["message"] == "this is not HTTP/1.1: the size of a chunk has more than 16 digits"
 
 
 async def test_an_endless_line_before_a_chunk_is_no_head() -> None:
-    answer = await answered(request("POST", "/", "Transfer-Encoding: chunked") + b"3;" + b"x" * 40_000)
-    assert (answer.status, answer.error["code"]) == (400, "invalid_frame")
-    assert "head" not in answer.error["message"]
+    response = await answered(request("POST", "/", "Transfer-Encoding: chunked") + b"3;" + b"x" * 40_000)
+    assert (response.status, response.error["code"]) == (400, "invalid_frame")
+    assert "head" not in response.error["message"]
 
 
 @pytest.mark.parametrize(
@@ -83,10 +83,10 @@ async def test_an_endless_line_before_a_chunk_is_no_head() -> None:
     ],
 )
 async def test_what_is_wrong_is_said_in_words(sent: bytes) -> None:
-    answer = await answered(sent)
-    assert (answer.status, answer.error["code"]) == (400, "invalid_frame")
-    assert answer.error["message"].startswith("this is not HTTP/1.1: ")
-    assert not any(mark in answer.error["message"] for mark in ("b'", "bytearray", "\\x"))
+    response = await answered(sent)
+    assert (response.status, response.error["code"]) == (400, "invalid_frame")
+    assert response.error["message"].startswith("this is not HTTP/1.1: ")
+    assert not any(mark in response.error["message"] for mark in ("b'", "bytearray", "\\x"))
 
 
 # fields that browsers send
@@ -105,8 +105,8 @@ async def test_what_is_wrong_is_said_in_words(sent: bytes) -> None:
 async def test_an_origin_that_is_none(method: str, headers: tuple[str, ...]) -> None:
     async with live_server() as server, raw_client(server.port) as client:
         await client.send(request(method, "/health", *headers))
-        answer = await client.response()
-        assert (answer.status, answer.error["code"]) == (400, "invalid_frame")
+        response = await client.response()
+        assert (response.status, response.error["code"]) == (400, "invalid_frame")
 
 
 async def test_a_preflight_for_what_is_no_header_field() -> None:
@@ -114,8 +114,8 @@ async def test_a_preflight_for_what_is_no_header_field() -> None:
         fields = (f"Origin: http://localhost:{server.port}", "Access-Control-Request-Method: POST")
         head = request("OPTIONS", CHAT, *fields, "Access-Control-Request-Headers: \xe9")
         await client.send(head.replace(b"Host: localhost", b"Host: localhost:%d" % server.port))
-        answer = await client.response()
-        assert (answer.status, answer.error["code"]) == (400, "invalid_frame")
+        response = await client.response()
+        assert (response.status, response.error["code"]) == (400, "invalid_frame")
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,9 @@ async def test_a_preflight_for_what_is_no_header_field() -> None:
 async def test_a_handshake_with_a_list_that_is_none(header: str) -> None:
     async with live_server() as server, raw_client(server.port) as client:
         await client.send(websocket_upgrade(NATIVE, header))
-        answer = await client.response()
-        assert (answer.status, answer.error["code"]) == (400, "invalid_frame")
-        assert header.partition(":")[0] in answer.error["message"]
+        response = await client.response()
+        assert (response.status, response.error["code"]) == (400, "invalid_frame")
+        assert header.partition(":")[0] in response.error["message"]
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/v1/nowhere/é", "/browser/nothing.js"])

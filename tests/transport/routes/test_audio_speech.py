@@ -41,12 +41,12 @@ def spoken(server: LiveServer) -> Any:
 
 async def test_a_whole_reply_is_mp3_by_default() -> None:
     async with live_server(ToneEngine()) as server:
-        answer = await speak(server, voice="alloy", model="tts-1")
+        response = await speak(server, voice="alloy", model="tts-1")
         seen = spoken(server)
-    assert answer.status == 200
-    assert answer.headers["content-type"] == "audio/mpeg"
-    assert int(answer.headers["content-length"]) == len(answer.body)
-    assert Decoded(answer.body).codec == "mp3float"
+    assert response.status == 200
+    assert response.headers["content-type"] == "audio/mpeg"
+    assert int(response.headers["content-length"]) == len(response.body)
+    assert Decoded(response.body).codec == "mp3float"
     assert (seen.task, seen.voice, seen.modalities) == ("speech", "tone", {"audio"})
 
 
@@ -62,13 +62,13 @@ async def test_a_whole_reply_is_mp3_by_default() -> None:
 )
 async def test_every_file_format(name: str, kind: str, codec: str) -> None:
     async with live_server(ToneEngine()) as server:
-        answer = await speak(server, response_format=name)
-    assert answer.headers["content-type"].replace(" ", "").partition(";")[0] == kind.partition(";")[0]
-    file = Decoded(answer.body)
+        response = await speak(server, response_format=name)
+    assert response.headers["content-type"].replace(" ", "").partition(";")[0] == kind.partition(";")[0]
+    file = Decoded(response.body)
     assert file.codec.removeprefix("lib") == codec
     assert 60 <= file.milliseconds <= 140
     if name == "wav":
-        assert int.from_bytes(answer.body[40:44], "little") == PCM_BYTES == len(answer.body) - 44
+        assert int.from_bytes(response.body[40:44], "little") == PCM_BYTES == len(response.body) - 44
     if name in ("flac", "wav"):
         expected = np.concatenate([tone(300), tone(300), tone(500)])
         assert np.allclose(file.samples, expected, atol=1e-3)
@@ -76,23 +76,23 @@ async def test_every_file_format(name: str, kind: str, codec: str) -> None:
 
 async def test_bare_samples() -> None:
     async with live_server(ToneEngine()) as server:
-        answer = await speak(server, response_format="pcm")
-        assert answer.headers["content-type"] == "audio/pcm;rate=24000;channels=1"
-        samples = np.frombuffer(answer.body, "<i2") / 32768
+        response = await speak(server, response_format="pcm")
+        assert response.headers["content-type"] == "audio/pcm;rate=24000;channels=1"
+        samples = np.frombuffer(response.body, "<i2") / 32768
         assert np.allclose(samples, np.concatenate([tone(300), tone(300), tone(500)]), atol=1e-3)
-        answer = await speak(server, response_format="pcm", output_audio={"sample_rate": 8000})
-        assert answer.headers["content-type"] == "audio/pcm;rate=8000;channels=1"
-        assert abs(len(answer.body) - PCM_BYTES / 3) <= 4
-        answer = await speak(server, output_audio={"format": "wav"})
-        assert answer.headers["content-type"] == "audio/wav"
+        response = await speak(server, response_format="pcm", output_audio={"sample_rate": 8000})
+        assert response.headers["content-type"] == "audio/pcm;rate=8000;channels=1"
+        assert abs(len(response.body) - PCM_BYTES / 3) <= 4
+        response = await speak(server, output_audio={"format": "wav"})
+        assert response.headers["content-type"] == "audio/wav"
 
 
 @pytest.mark.parametrize("name", ["aac", "webm", "nonsense", "MP3"])
 async def test_formats_that_are_not_served(name: str) -> None:
     async with live_server(ToneEngine()) as server:
-        answer = await speak(server, response_format=name)
+        response = await speak(server, response_format=name)
         assert server.engine.requests == []  # type: ignore[attr-defined]
-    assert (answer.status, answer.error["code"], answer.error["param"]) == (
+    assert (response.status, response.error["code"], response.error["param"]) == (
         415,
         "unsupported_format",
         "response_format",
@@ -102,8 +102,8 @@ async def test_formats_that_are_not_served(name: str) -> None:
 async def test_a_rate_that_a_codec_does_not_have_is_refused_before_work_begins() -> None:
     async with live_server(ToneEngine()) as server:
         for body in ({"response_format": "mp3"}, {"response_format": "opus", "stream_format": "audio"}):
-            answer = await speak(server, **body, output_audio={"sample_rate": 9001})
-            assert (answer.status, answer.error["param"]) == (415, "output_audio.sample_rate")
+            response = await speak(server, **body, output_audio={"sample_rate": 9001})
+            assert (response.status, response.error["param"]) == (415, "output_audio.sample_rate")
         assert server.engine.requests == []  # type: ignore[attr-defined]
 
 
@@ -112,11 +112,11 @@ async def test_voices() -> None:
     async with live_server(engine) as server:
         for voice in ("bell", "nova", {"id": "bell"}, None):
             assert (await speak(server, voice=voice)).status == 200
-        answer = await speak(server, voice="nobody")
-        assert (answer.status, answer.error["param"]) == (400, "voice")
-        assert "tone, bell" in answer.error["message"]
-        answer = await speak(server, voice={"id": "nobody"})
-        assert (answer.status, answer.error["param"]) == (400, "voice.id")
+        response = await speak(server, voice="nobody")
+        assert (response.status, response.error["param"]) == (400, "voice")
+        assert "tone, bell" in response.error["message"]
+        response = await speak(server, voice={"id": "nobody"})
+        assert (response.status, response.error["param"]) == (400, "voice.id")
     assert [one.voice for one in engine.requests] == ["bell", "tone", "bell", "tone"]
 
 
@@ -137,14 +137,14 @@ async def test_voices() -> None:
 )
 async def test_what_is_wrong_is_named(body: dict[str, Any], code: str, param: str) -> None:
     async with live_server(ToneEngine()) as server:
-        answer = await speak(server, **body)
-    assert (answer.status, answer.error["code"], answer.error["param"]) == (400, code, param)
+        response = await speak(server, **body)
+    assert (response.status, response.error["code"], response.error["param"]) == (400, code, param)
 
 
 async def test_harmless_fields() -> None:
     async with live_server(ToneEngine()) as server:
-        answer = await speak(server, speed=1.0, instructions="Softly.", temperature=0.8, top_k=-1, unknown=1, n=None)
-        assert answer.status == 200
+        response = await speak(server, speed=1.0, instructions="Softly.", temperature=0.8, top_k=-1, unknown=1, n=None)
+        assert response.status == 200
         assert spoken(server).instructions == "Softly."
 
 
@@ -152,13 +152,13 @@ async def test_harmless_fields() -> None:
 async def test_a_reply_without_any_sound_is_an_empty_file(name: str) -> None:
     """The fake engine does not read aloud."""
     async with live_server(EchoEngine()) as server:
-        answer = await speak(server, response_format=name)
+        response = await speak(server, response_format=name)
         raw = await speak(server, response_format=name, stream_format="audio")
-    assert (answer.status, raw.status) == (200, 200)
+    assert (response.status, raw.status) == (200, 200)
     assert raw.body == b""
     if name == "wav":
-        assert answer.body[:4] == b"RIFF"
-        assert len(answer.body) == 44
+        assert response.body[:4] == b"RIFF"
+        assert len(response.body) == 44
 
 
 # --- streams
@@ -167,15 +167,15 @@ async def test_a_reply_without_any_sound_is_an_empty_file(name: str) -> None:
 async def test_raw_audio() -> None:
     async with live_server(ToneEngine()) as server:
         for body in ({}, {"stream": True}):
-            answer = await speak(server, stream_format="audio", **body)
-            assert answer.headers["content-type"] == "audio/pcm;rate=24000;channels=1"
-            assert answer.headers["transfer-encoding"] == "chunked"
-            assert len(answer.body) == PCM_BYTES
-        answer = await speak(server, stream_format="audio", response_format="mp3")
-        assert answer.headers["content-type"] == "audio/mpeg"
-        assert Decoded(answer.body).codec == "mp3float"
-        answer = await speak(server, stream_format="audio", response_format="wav")
-        assert answer.body.count(b"RIFF") == 1
+            response = await speak(server, stream_format="audio", **body)
+            assert response.headers["content-type"] == "audio/pcm;rate=24000;channels=1"
+            assert response.headers["transfer-encoding"] == "chunked"
+            assert len(response.body) == PCM_BYTES
+        response = await speak(server, stream_format="audio", response_format="mp3")
+        assert response.headers["content-type"] == "audio/mpeg"
+        assert Decoded(response.body).codec == "mp3float"
+        response = await speak(server, stream_format="audio", response_format="wav")
+        assert response.body.count(b"RIFF") == 1
 
 
 async def test_events_as_openai_has_them() -> None:
@@ -251,32 +251,32 @@ async def test_wav_in_events_of_openai_is_one_file() -> None:
 )
 async def test_errors_before_the_answer(body: dict[str, Any], as_event: bool) -> None:
     async with live_server(ToneEngine()) as server:
-        answer = await speak(server, voice="nobody", **body)
+        response = await speak(server, voice="nobody", **body)
         if as_event:
-            (event,) = events_of(answer)
+            (event,) = events_of(response)
             assert (event.name, event.json()["param"]) == ("error", "voice")
         else:
-            assert (answer.status, answer.error["param"]) == (400, "voice")
-        answer = await speak(server, "Accept: application/json", voice="nobody", **body)
-        assert (answer.status, answer.error["param"]) == (400, "voice")
+            assert (response.status, response.error["param"]) == (400, "voice")
+        response = await speak(server, "Accept: application/json", voice="nobody", **body)
+        assert (response.status, response.error["param"]) == (400, "voice")
 
 
 @pytest.mark.parametrize("body", [{}, {"stream_format": "audio"}])
 async def test_an_engine_that_fails_before_the_first_sound(body: dict[str, Any]) -> None:
     async with live_server(ToneEngine(fail_at=0), expect_errors=True) as server:
-        answer = await speak(server, **body)
-    assert (answer.status, answer.error["code"]) == (500, "engine_failed")
-    assert b"secret" not in answer.body
+        response = await speak(server, **body)
+    assert (response.status, response.error["code"]) == (500, "engine_failed")
+    assert b"secret" not in response.body
 
 
 @pytest.mark.parametrize(("body", "ends_in"), [({"stream_format": "sse"}, "error"), ({"stream": True}, "error")])
 async def test_an_engine_that_fails_midway_through_events(body: dict[str, Any], ends_in: str) -> None:
     async with live_server(ToneEngine(fail_at=2), expect_errors=True) as server:
-        answer = await speak(server, **body)
-    events = events_of(answer)
+        response = await speak(server, **body)
+    events = events_of(response)
     assert [event.name for event in events] == [None, None, ends_in]
     assert events[-1].json()["error"]["code"] == "engine_failed"
-    assert b"secret" not in answer.body
+    assert b"secret" not in response.body
 
 
 async def test_an_engine_that_fails_midway_through_raw_audio_cuts_it_short() -> None:
@@ -361,10 +361,10 @@ async def test_a_gap_in_raw_audio_of_a_streamed_text_begins_with_the_head() -> N
 async def test_dialects_of_a_streamed_text(parameters: bytes, kind: str) -> None:
     async with live_server(ToneEngine()) as server:
         body = parameters + b'\n{"text":"one two"}\n{"text":" three"}\n'
-        answer = await post(server.port, PATH, body, "X-Streaming-Input: true")
-    assert (answer.status, answer.headers["content-type"]) == (200, kind)
+        response = await post(server.port, PATH, body, "X-Streaming-Input: true")
+    assert (response.status, response.headers["content-type"]) == (200, kind)
     if kind.startswith("text/"):
-        events = events_of(answer)
+        events = events_of(response)
         assert (events[-1] == DONE) is (b"stream_format" not in parameters)
 
 
@@ -380,8 +380,8 @@ async def test_dialects_of_a_streamed_text(parameters: bytes, kind: str) -> None
 )
 async def test_refusals_of_a_streamed_text(body: bytes, status: int, code: str, param: str | None) -> None:
     async with live_server(ToneEngine()) as server:
-        answer = await post(server.port, PATH, body, "X-Streaming-Input: true", "Accept: text/event-stream")
-    assert (answer.status, answer.error["code"], answer.error["param"]) == (status, code, param)
+        response = await post(server.port, PATH, body, "X-Streaming-Input: true", "Accept: text/event-stream")
+    assert (response.status, response.error["code"], response.error["param"]) == (status, code, param)
 
 
 async def test_the_engine_stops_when_the_writer_goes() -> None:
@@ -397,8 +397,8 @@ async def test_the_engine_stops_when_the_writer_goes() -> None:
 async def test_audio_through_mode_a_comes_back_from_the_fake_engine() -> None:
     pcm = (tone(300) * 32767).astype("<i2").tobytes()
     async with live_server() as server:
-        answer = await post(server.port, PATH, pcm, "Content-Type: audio/pcm;rate=24000", "X-Streaming-Input: true")
-    assert answer.body == pcm
+        response = await post(server.port, PATH, pcm, "Content-Type: audio/pcm;rate=24000", "X-Streaming-Input: true")
+    assert response.body == pcm
 
 
 # --- curl and the openai package

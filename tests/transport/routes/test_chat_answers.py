@@ -36,9 +36,9 @@ async def ask(server: LiveServer, **body: Any) -> RawResponse:
 
 async def whole(script: list[Any], **body: Any) -> dict[str, Any]:
     async with live_server(CapableEngine(script)) as server:
-        answer = await ask(server, **body)
-    assert answer.status == 200, answer.body
-    completion: dict[str, Any] = answer.json()
+        response = await ask(server, **body)
+    assert response.status == 200, response.body
+    completion: dict[str, Any] = response.json()
     return completion
 
 
@@ -194,8 +194,8 @@ async def test_results_of_tools_before_the_users_message_are_history() -> None:
 )
 async def test_tools_that_are_none(body: dict[str, Any], code: str, param: str) -> None:
     async with live_server(CapableEngine()) as server:
-        answer = await ask(server, **body)
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, code, param)
+        response = await ask(server, **body)
+        assert (response.status, response.error["code"], response.error["param"]) == (400, code, param)
 
 
 # --- several choices
@@ -243,16 +243,16 @@ async def test_whole_choices() -> None:
 )
 async def test_how_many_choices(n: Any, status: int) -> None:
     async with live_server(CapableEngine([])) as server:
-        answer = await ask(server, n=n)
-    assert answer.status == status
+        response = await ask(server, n=n)
+    assert response.status == status
     if status == 400:
-        assert (answer.error["code"], answer.error["param"]) == ("invalid_value", "n")
+        assert (response.error["code"], response.error["param"]) == ("invalid_value", "n")
 
 
 async def test_there_is_one_spoken_answer() -> None:
     async with live_server(CapableEngine([])) as server:
-        answer = await ask(server, n=2, modalities=["text", "audio"])
-    assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "unsupported_parameter", "n")
+        response = await ask(server, n=2, modalities=["text", "audio"])
+    assert (response.status, response.error["code"], response.error["param"]) == (400, "unsupported_parameter", "n")
 
 
 # --- log-probabilities
@@ -322,8 +322,8 @@ async def test_how_many_logprobs(body: dict[str, Any], asked: int | None) -> Non
 )
 async def test_logprobs_out_of_range(body: dict[str, Any], param: str) -> None:
     async with live_server(CapableEngine([])) as server:
-        answer = await ask(server, **body)
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "invalid_value", param)
+        response = await ask(server, **body)
+        assert (response.status, response.error["code"], response.error["param"]) == (400, "invalid_value", param)
 
 
 # --- structured output
@@ -375,8 +375,8 @@ def nested(depth: int) -> dict[str, Any]:
 )
 async def test_forms_that_are_none(wanted: Any, param: str) -> None:
     async with live_server(CapableEngine([])) as server:
-        answer = await ask(server, response_format=wanted)
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "invalid_value", param)
+        response = await ask(server, response_format=wanted)
+        assert (response.status, response.error["code"], response.error["param"]) == (400, "invalid_value", param)
 
 
 async def test_a_schema_does_not_stand_elsewhere() -> None:
@@ -385,9 +385,12 @@ async def test_a_schema_does_not_stand_elsewhere() -> None:
         for reference, status in (("#/$defs/a", 200), ("https://example.org/a", 400), ("a.json", 400)):
             schema = {"anyOf": [{"$ref": reference}], "$defs": {"a": {"type": "string"}}}
             wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-            answer = await ask(server, response_format=wanted)
-            assert answer.status == status
-            assert status == 200 or (answer.error["code"], answer.error["param"]) == ("unsupported_parameter", place)
+            response = await ask(server, response_format=wanted)
+            assert response.status == status
+            assert status == 200 or (response.error["code"], response.error["param"]) == (
+                "unsupported_parameter",
+                place,
+            )
 
 
 async def test_a_schema_just_deep_enough_is_taken() -> None:
@@ -402,8 +405,8 @@ async def test_a_keyword_that_the_engine_does_not_know_is_named_before_any_role(
     wanted = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"unevaluatedItems": False}}}
     async with live_server(CapableEngine([refusal])) as server:
         for body in ({}, {"stream": True}):
-            answer = await ask(server, response_format=wanted, **body)
-            assert (answer.status, answer.error["param"]) == (400, place)
+            response = await ask(server, response_format=wanted, **body)
+            assert (response.status, response.error["param"]) == (400, place)
 
 
 # --- streams and whole responses are equal
@@ -468,8 +471,8 @@ async def test_a_last_message_that_is_not_the_users_reaches_an_engine_that_can(
 ) -> None:
     engine = Continuer([said(" sunny"), finished()])
     async with live_server(engine) as server:
-        answer = await ask(server, messages=messages)
-        assert answer.json()["choices"][0]["message"]["content"] == " sunny"
+        response = await ask(server, messages=messages)
+        assert response.json()["choices"][0]["message"]["content"] == " sunny"
     (seen,), (inputs,) = engine.requests, engine.inputs
     assert (seen.options.input_role, seen.instructions) == (role, instructions)
     assert b"".join(chunk.payload for chunk in inputs) == b"It is"
@@ -487,8 +490,8 @@ async def test_a_last_message_that_is_not_the_users_reaches_an_engine_that_can(
 )
 async def test_a_last_message_that_nothing_can_go_on_with(last: Any, param: str | None, code: str) -> None:
     async with live_server(Continuer([finished()])) as server:
-        answer = await ask(server, messages=[USER, last])
-        assert (answer.status, answer.error["param"], answer.error["code"]) == (400, param, code)
+        response = await ask(server, messages=[USER, last])
+        assert (response.status, response.error["param"], response.error["code"]) == (400, param, code)
         images = await ask(
             server,
             messages=[USER, {"role": "assistant", "content": "a"}],
@@ -501,8 +504,8 @@ async def test_priority_reaches_the_engine() -> None:
     engine = CapableEngine([])
     async with live_server(engine) as server:
         assert (await ask(server, priority=3)).status == 200
-        answer = await ask(server, priority="high")
-        assert (answer.status, answer.error["param"]) == (400, "priority")
+        response = await ask(server, priority="high")
+        assert (response.status, response.error["param"]) == (400, "priority")
     assert engine.requests[0].options.priority == 3
 
 
@@ -531,8 +534,8 @@ REFUSED: list[tuple[dict[str, Any], int, str, str]] = [
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream", "*/*"])
 async def test_bodies_that_cannot_be_read(body: bytes, status: int, code: str, param: str | None, accept: str) -> None:
     async with live_server(CapableEngine([])) as server:
-        answer = await post(server.port, PATH, body, f"Accept: {accept}", "Content-Type: application/json")
-    assert (answer.status, answer.error["code"], answer.error["param"]) == (status, code, param)
+        response = await post(server.port, PATH, body, f"Accept: {accept}", "Content-Type: application/json")
+    assert (response.status, response.error["code"], response.error["param"]) == (status, code, param)
 
 
 @pytest.mark.parametrize(("body", "status", "code", "param"), REFUSED)
@@ -541,15 +544,15 @@ async def test_refusals_are_the_same_in_every_form(body: dict[str, Any], status:
     async with live_server(CapableEngine([])) as server:
         for streams in (False, True):
             for accept in ("application/json", "text/event-stream"):
-                answer = await post(
+                response = await post(
                     server.port, PATH, {"messages": [USER], "stream": streams, **body}, f"Accept: {accept}"
                 )
                 if streams and accept == "text/event-stream":
-                    (event,) = events_of(answer)
+                    (event,) = events_of(response)
                     errors.append(_error(event))
                 else:
-                    assert answer.status == status
-                    errors.append(answer.error)
+                    assert response.status == status
+                    errors.append(response.error)
     assert (errors[0]["code"], errors[0]["param"]) == (code, param)
     assert errors == errors[:1] * 4
 
@@ -563,8 +566,8 @@ def _error(event: Event) -> dict[str, Any]:
 async def test_a_prompt_over_the_context_is_refused_before_any_role() -> None:
     async with live_server(CapableEngine([ContextLengthExceeded("5,000 tokens are more than 4,096")])) as server:
         for body in ({}, {"stream": True}):
-            answer = await ask(server, **body)
-            assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+            response = await ask(server, **body)
+            assert (response.status, response.error["code"]) == (400, "context_length_exceeded")
 
 
 async def test_a_choice_that_broke_ends_the_stream_with_an_error() -> None:

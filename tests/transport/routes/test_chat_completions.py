@@ -97,10 +97,10 @@ async def test_an_answer_without_any_output_still_has_its_role_and_its_end() -> 
 
 async def test_a_whole_completion_says_the_same() -> None:
     async with live_server() as server:
-        answer = await ask(server)
-    assert answer.status == 200
-    assert answer.headers["content-type"] == "application/json"
-    completion = answer.json()
+        response = await ask(server)
+    assert response.status == 200
+    assert response.headers["content-type"] == "application/json"
+    completion = response.json()
     assert completion["object"] == "chat.completion"
     assert completion["id"].startswith("chatcmpl-")
     (choice,) = completion["choices"]
@@ -150,15 +150,15 @@ async def test_options_of_streams_mean_nothing_to_a_whole_answer() -> None:
     async with live_server() as server:
         for options in ({"include_usage": True}, {"include_usage": False}):
             for stream in (False, None):
-                answer = await ask(server, stream=stream, stream_options=options, usage_on_final_chunk=False)
-                assert (answer.status, answer.json()["usage"]["total_tokens"]) == (200, 6)
+                response = await ask(server, stream=stream, stream_options=options, usage_on_final_chunk=False)
+                assert (response.status, response.json()["usage"]["total_tokens"]) == (200, 6)
 
 
 async def test_request_id_is_part_of_the_completion_id() -> None:
     async with live_server() as server:
         assert (await ask(server, request_id="my-own.7")).json()["id"] == "chatcmpl-my-own.7"
-        answer = await ask(server, request_id="x" * 129)
-        assert (answer.status, answer.error["param"]) == (400, "request_id")
+        response = await ask(server, request_id="x" * 129)
+        assert (response.status, response.error["param"]) == (400, "request_id")
 
 
 async def test_the_role_comes_with_the_first_output_and_not_before() -> None:
@@ -269,30 +269,30 @@ async def test_parts_come_to_the_engine_in_their_order_and_formats() -> None:
 async def test_a_part_larger_than_a_chunk_is_passed_on_in_pieces_and_an_image_is_too_large() -> None:
     text = "word " * 1000
     async with live_server(streaming_input={"max_chunk_bytes": 1024}) as server:
-        answer = await ask(server, messages=[{"role": "user", "content": text}])
-        assert answer.json()["choices"][0]["message"]["content"] == text
+        response = await ask(server, messages=[{"role": "user", "content": text}])
+        assert response.json()["choices"][0]["message"]["content"] == text
         url = f"data:image/png;base64,{encoded(PNG + bytes(1025))}"
-        answer = await ask(server, messages=user({"type": "image_url", "image_url": {"url": url}}))
-        assert (answer.status, answer.error["code"]) == (413, "payload_too_large")
+        response = await ask(server, messages=user({"type": "image_url", "image_url": {"url": url}}))
+        assert (response.status, response.error["code"]) == (413, "payload_too_large")
 
 
 async def test_nothing_of_a_complete_body_is_lost_to_an_engine_that_freezes_its_input() -> None:
     parts = [{"type": "text", "text": word} for word in ("one", " two", " three")]
     async with live_server(SnapshotEngine()) as server:
         for policy in ("on_first_chunk", "on_min_length", None):
-            answer = await ask(server, messages=user(*parts), start_policy=policy)
-            assert answer.json()["choices"][0]["message"]["content"] == "one two three"
+            response = await ask(server, messages=user(*parts), start_policy=policy)
+            assert response.json()["choices"][0]["message"]["content"] == "one two three"
     async with live_server(streaming_input={"after_start": "snapshot", "start_policy": "on_first_chunk"}) as server:
-        answer = await ask(server, messages=user(*parts))
-        assert answer.json()["choices"][0]["message"]["content"] == "one two three"
+        response = await ask(server, messages=user(*parts))
+        assert response.json()["choices"][0]["message"]["content"] == "one two three"
 
 
 async def test_answers_are_never_paced() -> None:
     """Paced with a lead of 0, ten seconds of audio would take ten seconds."""
     engine = ScriptedEngine([AudioOutput(SILENCE, 24_000)] * 100)
     async with live_server(engine, streaming_input={"max_lead_ms": 0}) as server, asyncio.timeout(5):
-        answer = await ask(server, modalities=["text", "audio"], max_lead_ms=0)
-        assert len(base64.b64decode(answer.json()["choices"][0]["message"]["audio"]["data"])) > 400_000
+        response = await ask(server, modalities=["text", "audio"], max_lead_ms=0)
+        assert len(base64.b64decode(response.json()["choices"][0]["message"]["audio"]["data"])) > 400_000
 
 
 # --- audio out
@@ -369,8 +369,8 @@ async def test_the_output_rate_may_be_chosen() -> None:
         message = (await ask(server, **body)).json()["choices"][0]["message"]
         assert abs(len(base64.b64decode(message["audio"]["data"])) - 960) <= 4
         body = {"modalities": ["text", "audio"], "output_audio": {"sample_rate": 9000}, "audio": {"format": "mp3"}}
-        answer = await ask(server, **body)
-        assert (answer.status, answer.error["param"]) == (415, "output_audio.sample_rate")
+        response = await ask(server, **body)
+        assert (response.status, response.error["param"]) == (415, "output_audio.sample_rate")
         assert server.engine.requests[1:] == []  # type: ignore[attr-defined]
 
 
@@ -469,9 +469,9 @@ async def test_a_known_field_that_cannot_be_honoured_is_named(field: str, value:
     for key in reversed(inside):
         body = {key: body}
     async with live_server() as server:
-        answer = await ask(server, **{name: body})
-    assert answer.status == 400
-    assert (answer.error["code"], answer.error["param"]) == ("unsupported_parameter", field)
+        response = await ask(server, **{name: body})
+    assert response.status == 400
+    assert (response.error["code"], response.error["param"]) == ("unsupported_parameter", field)
 
 
 async def test_harmless_values_of_such_fields_and_unknown_fields_are_fine() -> None:
@@ -539,10 +539,10 @@ async def test_harmless_values_of_such_fields_and_unknown_fields_are_fine() -> N
 )
 async def test_a_bad_value_is_named(body: dict[str, Any], param: str, code: str) -> None:
     async with live_server() as server:
-        answer = await ask(server, **body)
-    assert answer.status == 400
-    assert answer.error["code"] == code
-    assert (answer.error["param"] or "").startswith(param)
+        response = await ask(server, **body)
+    assert response.status == 400
+    assert response.error["code"] == code
+    assert (response.error["param"] or "").startswith(param)
 
 
 @pytest.mark.parametrize(
@@ -572,8 +572,8 @@ async def test_a_bad_value_is_named(body: dict[str, Any], param: str, code: str)
 )
 async def test_earlier_messages_lose_nothing_without_a_word(body: dict[str, Any], param: str, code: str) -> None:
     async with live_server() as server:
-        answer = await ask(server, **body)
-    assert (answer.status, answer.error["code"], answer.error["param"]) == (400, code, param)
+        response = await ask(server, **body)
+    assert (response.status, response.error["code"], response.error["param"]) == (400, code, param)
 
 
 @pytest.mark.parametrize(
@@ -594,9 +594,9 @@ async def test_earlier_messages_lose_nothing_without_a_word(body: dict[str, Any]
 )
 async def test_nothing_is_fetched(url: Any, status: int, code: str) -> None:
     async with live_server() as server:
-        answer = await ask(server, messages=user({"type": "image_url", "image_url": {"url": url}}))
-    assert (answer.status, answer.error["code"]) == (status, code)
-    assert answer.error["param"] == "messages[0].content[0].image_url.url"
+        response = await ask(server, messages=user({"type": "image_url", "image_url": {"url": url}}))
+    assert (response.status, response.error["code"]) == (status, code)
+    assert response.error["param"] == "messages[0].content[0].image_url.url"
 
 
 @pytest.mark.parametrize(
@@ -609,24 +609,24 @@ async def test_nothing_is_fetched(url: Any, status: int, code: str) -> None:
 )
 async def test_output_formats_that_are_not_served(audio: dict[str, str], status: int, param: str) -> None:
     async with live_server() as server:
-        answer = await ask(server, modalities=["text", "audio"], audio=audio)
-    assert (answer.status, answer.error["code"], answer.error["param"]) == (status, "unsupported_format", param)
+        response = await ask(server, modalities=["text", "audio"], audio=audio)
+    assert (response.status, response.error["code"], response.error["param"]) == (status, "unsupported_format", param)
 
 
 async def test_what_an_engine_cannot_do_is_named() -> None:
     async with live_server(TextOnlyEngine([])) as server:
-        answer = await ask(server, modalities=["text", "audio"])
-        assert (answer.status, answer.error["param"]) == (400, "modalities")
+        response = await ask(server, modalities=["text", "audio"])
+        assert (response.status, response.error["param"]) == (400, "modalities")
         image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{encoded(PNG)}"}}
-        answer = await ask(server, messages=user(image))
-        assert (answer.status, answer.error["code"]) == (415, "unsupported_modality")
+        response = await ask(server, messages=user(image))
+        assert (response.status, response.error["code"]) == (415, "unsupported_modality")
 
 
 @pytest.mark.parametrize("said", ["", []])
 async def test_empty_input(said: Any) -> None:
     async with live_server() as server:
-        answer = await ask(server, messages=[{"role": "user", "content": said}])
-    assert (answer.status, answer.error["code"]) == (400, "empty_input")
+        response = await ask(server, messages=[{"role": "user", "content": said}])
+    assert (response.status, response.error["code"]) == (400, "empty_input")
 
 
 @pytest.mark.parametrize(
@@ -648,8 +648,8 @@ async def test_bodies_that_are_no_json_object(body: bytes, code: str) -> None:
         filled = body
         if code == "invalid_value":
             filled = b'{"messages":[{"role":"user","content":"a"}],' + body[1:]
-        answer = await post(server.port, PATH, filled)
-    assert (answer.status, answer.error["code"]) == (400, code)
+        response = await post(server.port, PATH, filled)
+    assert (response.status, response.error["code"]) == (400, code)
 
 
 @pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "text/plain", "application/ld+json"])
@@ -661,24 +661,28 @@ async def test_content_types_that_may_hold_json(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["audio/wav", "multipart/form-data; boundary=x", "application/x-ndjson", "text/html"])
 async def test_content_types_that_are_something_else(kind: str) -> None:
     async with live_server() as server:
-        answer = await ask(server, f"Content-Type: {kind}")
-    assert (answer.status, answer.error["code"], answer.error["param"]) == (415, "unsupported_format", "Content-Type")
+        response = await ask(server, f"Content-Type: {kind}")
+    assert (response.status, response.error["code"], response.error["param"]) == (
+        415,
+        "unsupported_format",
+        "Content-Type",
+    )
 
 
 async def test_compressed_bodies_are_refused_by_name() -> None:
     async with live_server() as server:
-        answer = await ask(server, "Content-Encoding: gzip")
-    assert (answer.status, answer.error["param"]) == (415, "Content-Encoding")
-    assert "gzip" in answer.error["message"]
-    assert answer.headers["accept-encoding"] == "identity"
+        response = await ask(server, "Content-Encoding: gzip")
+    assert (response.status, response.error["param"]) == (415, "Content-Encoding")
+    assert "gzip" in response.error["message"]
+    assert response.headers["accept-encoding"] == "identity"
 
 
 async def test_a_body_at_its_cap_and_one_byte_over() -> None:
     body = b'{"messages":[{"role":"user","content":"a"}]}'
     async with live_server(http={"max_body_bytes": len(body)}) as server:
         assert (await post(server.port, PATH, body)).status == 200
-        answer = await post(server.port, PATH, body + b" ")
-        assert (answer.status, answer.error["code"]) == (413, "payload_too_large")
+        response = await post(server.port, PATH, body + b" ")
+        assert (response.status, response.error["code"]) == (413, "payload_too_large")
 
 
 async def test_a_body_over_its_cap_is_refused_before_it_is_sent() -> None:
@@ -696,8 +700,8 @@ async def test_a_body_over_its_cap_is_refused_before_it_is_sent() -> None:
 async def test_a_large_body_is_read_beside_the_event_loop() -> None:
     text = "word " * 100_000
     async with live_server() as server:
-        answer = await ask(server, messages=[{"role": "user", "content": text}], max_tokens=2)
-    assert answer.json()["choices"][0]["message"]["content"] == "word word"
+        response = await ask(server, messages=[{"role": "user", "content": text}], max_tokens=2)
+    assert response.json()["choices"][0]["message"]["content"] == "word word"
 
 
 # --- errors before the response
@@ -706,10 +710,10 @@ async def test_a_large_body_is_read_beside_the_event_loop() -> None:
 async def test_a_client_that_accepts_json_gets_the_status_when_it_streams() -> None:
     async with live_server() as server:
         for accept in ("application/json", "text/event-stream, Application/JSON;q=0.5"):
-            answer = await ask(server, f"Accept: {accept}", stream=True, n=2)
-            assert (answer.status, answer.error["param"]) == (400, "n")
-        answer = await ask(server, "Accept: text/event-stream", "Accept: application/json", stream=True, n=2)
-        assert answer.status == 400
+            response = await ask(server, f"Accept: {accept}", stream=True, n=2)
+            assert (response.status, response.error["param"]) == (400, "n")
+        response = await ask(server, "Accept: text/event-stream", "Accept: application/json", stream=True, n=2)
+        assert response.status == 400
 
 
 @pytest.mark.parametrize("headers", [(), ("Accept: */*",), ("Accept: text/event-stream",)])
@@ -751,9 +755,9 @@ async def test_a_request_that_does_not_stream_gets_the_status_whatever_it_accept
 async def test_an_engine_that_fails_before_its_first_output(failure: Exception, status: int, code: str) -> None:
     async with live_server(ScriptedEngine([failure])) as server:
         for body in ({}, {"stream": True}):
-            answer = await ask(server, JSON_ACCEPTED, **body)
-            assert (answer.status, answer.error["code"]) == (status, code)
-            assert answer.headers.get("retry-after") == ("3" if status == 503 else None)
+            response = await ask(server, JSON_ACCEPTED, **body)
+            assert (response.status, response.error["code"]) == (status, code)
+            assert response.headers.get("retry-after") == ("3" if status == 503 else None)
         (event,) = events_of(await ask(server, stream=True))
         assert (event.name, event.json()["code"]) == ("error", code)
 
@@ -771,8 +775,8 @@ async def test_an_engine_that_fails_midway_ends_the_stream_with_an_error_event()
             assert re.fullmatch("broken; error id err_[0-9a-f]+", fields["message"])
             assert fields["type"] == "server_error"
             assert fields["error"]["code"] == "engine_failed"
-        answer = await ask(server)
-        assert (answer.status, answer.error["code"]) == (500, "engine_failed")
+        response = await ask(server)
+        assert (response.status, response.error["code"]) == (500, "engine_failed")
 
 
 @pytest.mark.parametrize("reason", [FinishReason.CANCELLED, FinishReason.ERROR])
@@ -789,8 +793,8 @@ async def test_the_fake_engine_fails_on_request() -> None:
         events = events_of(await ask(server, stream=True, stage_params={"fake": {"fail_after_chunks": 2}}))
         assert content(events[:-1]) == "hello big"
         assert events[-1].name == "error"
-        answer = await ask(server, stage_params={"fake": {"fail_after_chunks": "two"}})
-        assert (answer.status, answer.error["param"]) == (400, "stage_params.fake.fail_after_chunks")
+        response = await ask(server, stage_params={"fake": {"fail_after_chunks": "two"}})
+        assert (response.status, response.error["param"]) == (400, "stage_params.fake.fail_after_chunks")
 
 
 @pytest.mark.parametrize("script", [[], [TextOutput("half")]])
@@ -800,16 +804,16 @@ async def test_the_text_of_an_unknown_exception_never_leaves(
 ) -> None:
     engine = ScriptedEngine([*script, RuntimeError("secret: the password is swordfish")])
     async with live_server(engine, expect_errors=True) as server:
-        answer = await ask(server, JSON_ACCEPTED, stream=streamed)
-    assert b"secret" not in answer.body
-    assert b"swordfish" not in answer.body
-    assert b"engine_failed" in answer.body
+        response = await ask(server, JSON_ACCEPTED, stream=streamed)
+    assert b"secret" not in response.body
+    assert b"swordfish" not in response.body
+    assert b"engine_failed" in response.body
     # Without the log lines of the request itself.
     failures = [record for record in caplog.records if record.levelno >= logging.ERROR]
     logged = [record for record in failures if not hasattr(record, "facts")]
     assert len(logged) == 1
     assert logged[0].exc_info is not None
-    error_id = next(word for word in answer.body.decode().replace('"', " ").split() if word.startswith("err_"))
+    error_id = next(word for word in response.body.decode().replace('"', " ").split() if word.startswith("err_"))
     assert error_id in logged[0].getMessage()
 
 
@@ -940,11 +944,11 @@ async def test_requests_of_one_connection_are_answered_in_order() -> None:
         ]
         await client.send(*(request("POST", PATH, body=body) for body in bodies))
         for number in range(6):
-            answer = await client.response()
+            response = await client.response()
             if number % 2:
-                assert content(events_of(answer)) == f"number {number}"
+                assert content(events_of(response)) == f"number {number}"
             else:
-                assert answer.json()["choices"][0]["message"]["content"] == f"number {number}"
+                assert response.json()["choices"][0]["message"]["content"] == f"number {number}"
 
 
 async def test_other_methods() -> None:
@@ -952,12 +956,12 @@ async def test_other_methods() -> None:
         for method in ("GET", "HEAD", "PUT", "DELETE"):
             async with raw_client(server.port) as client:
                 await client.send(request(method, PATH))
-                answer = await client.response(to_head=method == "HEAD")
-                assert (answer.status, answer.headers["allow"]) == (405, "OPTIONS, POST")
+                response = await client.response(to_head=method == "HEAD")
+                assert (response.status, response.headers["allow"]) == (405, "OPTIONS, POST")
         async with raw_client(server.port) as client:
             await client.send(request("OPTIONS", PATH))
-            answer = await client.response()
-            assert (answer.status, answer.headers["allow"]) == (204, "OPTIONS, POST")
+            response = await client.response()
+            assert (response.status, response.headers["allow"]) == (204, "OPTIONS, POST")
 
 
 async def test_pages_of_allowed_origins_may_stream_and_others_may_not() -> None:
@@ -965,22 +969,22 @@ async def test_pages_of_allowed_origins_may_stream_and_others_may_not() -> None:
         preflight = ("Access-Control-Request-Method: POST", "Access-Control-Request-Headers: content-type")
         async with raw_client(server.port) as client:
             await client.send(request("OPTIONS", PATH, "Origin: https://good.example", *preflight))
-            answer = await client.response()
-            assert answer.headers["access-control-allow-origin"] == "https://good.example"
-            assert "POST" in answer.headers["access-control-allow-methods"]
-        answer = await ask(server, "Origin: https://good.example", stream=True)
-        assert answer.headers["access-control-allow-origin"] == "https://good.example"
-        assert events_of(answer)[-1] == DONE
-        answer = await ask(server, "Origin: https://evil.example", stream=True)
-        assert (answer.status, answer.error["code"]) == (403, "origin_not_allowed")
-        assert "access-control-allow-origin" not in answer.headers
+            response = await client.response()
+            assert response.headers["access-control-allow-origin"] == "https://good.example"
+            assert "POST" in response.headers["access-control-allow-methods"]
+        response = await ask(server, "Origin: https://good.example", stream=True)
+        assert response.headers["access-control-allow-origin"] == "https://good.example"
+        assert events_of(response)[-1] == DONE
+        response = await ask(server, "Origin: https://evil.example", stream=True)
+        assert (response.status, response.error["code"]) == (403, "origin_not_allowed")
+        assert "access-control-allow-origin" not in response.headers
 
 
 async def test_whole_answers_count_against_what_the_server_may_hold() -> None:
     engine = ScriptedEngine([AudioOutput(SILENCE, 24_000)] * 100)
     async with live_server(engine, limits={"max_held_bytes": 100_000}) as server:
-        answer = await ask(server, modalities=["text", "audio"])
-        assert (answer.status, answer.error["code"]) == (503, "engine_overloaded")
+        response = await ask(server, modalities=["text", "audio"])
+        assert (response.status, response.error["code"]) == (503, "engine_overloaded")
         # A streamed answer is not held.
         assert (await stream(server, modalities=["text", "audio"]))[-1] == DONE
 
@@ -989,9 +993,9 @@ async def test_http_1_0_gets_a_stream_that_ends_with_the_connection() -> None:
     async with live_server() as server, raw_client(server.port) as client:
         body = b'{"stream":true,"messages":[{"role":"user","content":"hi"}]}'
         await client.send(b"POST %b HTTP/1.0\r\nContent-Length: %d\r\n\r\n" % (PATH.encode(), len(body)), body)
-        answer = await client.response()
-        assert "transfer-encoding" not in answer.headers
-        assert content(events_of(answer)) == "hi"
+        response = await client.response()
+        assert "transfer-encoding" not in response.headers
+        assert content(events_of(response)) == "hi"
 
 
 # --- curl and the openai package

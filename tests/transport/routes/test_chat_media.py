@@ -53,13 +53,13 @@ async def ask(server: LiveServer, **body: Any) -> RawResponse:
 async def test_data_urls_stand_before_the_text() -> None:
     engine = CapableEngine([said("a thing")])
     async with live_server(engine) as server:
-        answer = await ask(
+        response = await ask(
             server,
             videos=[data_url("video/mp4", b"mp4")],
             audios=[data_url("audio/pcm;rate=8000", bytes(320))],
             images=[data_url("image/gif", GIF)],
         )
-    assert answer.status == 200
+    assert response.status == 200
     assert engine.inputs == [
         [
             InputChunk(Modality.IMAGE, GIF, format="image/gif"),
@@ -73,13 +73,13 @@ async def test_data_urls_stand_before_the_text() -> None:
 async def test_files_below_the_root(root: Path) -> None:
     engine = CapableEngine([said("a thing")])
     async with live_server(engine, http={"media_root": root}) as server:
-        answer = await ask(
+        response = await ask(
             server,
             images=["a.gif", str(root / "a.gif"), "deep/../inner.gif"],
             audios=["deep/b.wav"],
             videos=["deep/c.mp4"],
         )
-    assert answer.status == 200, answer.body
+    assert response.status == 200, response.body
     assert [(chunk.modality, chunk.payload, chunk.format) for chunk in engine.inputs[0][:-1]] == [
         *[(Modality.IMAGE, GIF, None)] * 3,
         (Modality.AUDIO, WAV, "wav"),
@@ -114,8 +114,8 @@ async def test_files_below_the_root(root: Path) -> None:
 async def test_what_is_no_file_of_ours(root: Path, fields: dict[str, Any], status: int, code: str, param: str) -> None:
     engine = CapableEngine([])
     async with live_server(engine, http={"media_root": root}) as server:
-        answer = await ask(server, **fields)
-    assert (answer.status, answer.error["code"], answer.error["param"]) == (status, code, param)
+        response = await ask(server, **fields)
+    assert (response.status, response.error["code"], response.error["param"]) == (status, code, param)
     assert engine.requests == []
 
 
@@ -128,8 +128,12 @@ async def test_what_lies_outside_is_answered_the_same_whether_it_exists_or_not(r
 
 async def test_without_a_root_no_file_is_read(root: Path) -> None:
     async with live_server(CapableEngine([])) as server:
-        answer = await ask(server, images=[str(root / "a.gif")])
-    assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "unsupported_parameter", "images[0]")
+        response = await ask(server, images=[str(root / "a.gif")])
+    assert (response.status, response.error["code"], response.error["param"]) == (
+        400,
+        "unsupported_parameter",
+        "images[0]",
+    )
 
 
 async def test_files_count_together_against_the_size_of_a_body(root: Path) -> None:
@@ -141,8 +145,8 @@ async def test_files_count_together_against_the_size_of_a_body(root: Path) -> No
         (root / "a.gif").write_bytes(b"GIF89a" + bytes(122))
         assert (await post(server.port, PATH, {**body, "images": ["a.gif"]})).status == 200
         (root / "a.gif").write_bytes(b"GIF89a" + bytes(123))
-        answer = await post(server.port, PATH, {**body, "images": ["a.gif"]})
-    assert (answer.status, answer.error["code"], answer.error["param"]) == (413, "payload_too_large", "images[0]")
+        response = await post(server.port, PATH, {**body, "images": ["a.gif"]})
+    assert (response.status, response.error["code"], response.error["param"]) == (413, "payload_too_large", "images[0]")
 
 
 @pytest.mark.parametrize(
@@ -163,8 +167,8 @@ async def test_files_count_together_against_the_size_of_a_body(root: Path) -> No
 )
 async def test_limits_of_media_that_are_none(fields: dict[str, Any], param: str) -> None:
     async with live_server(CapableEngine([])) as server:
-        answer = await ask(server, **fields)
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "invalid_value", param)
+        response = await ask(server, **fields)
+        assert (response.status, response.error["code"], response.error["param"]) == (400, "invalid_value", param)
 
 
 async def test_limits_of_media_reach_the_engine() -> None:
@@ -185,8 +189,8 @@ async def test_the_embedded_engine_sees_the_smaller_image() -> None:
     picture = {"images": [data_url("image/png", buffer.getvalue())], "messages": [{"role": "user", "content": ""}]}
     async with live_server(EmbeddedEngine()) as server:
         for limits, size in (({}, "640"), ({"image_max_pixels": 320 * 240}, "320")):
-            answer = await ask(server, **picture, **limits)
-            assert size in answer.json()["choices"][0]["message"]["content"]
+            response = await ask(server, **picture, **limits)
+            assert size in response.json()["choices"][0]["message"]["content"]
 
 
 async def test_media_belong_to_the_users_message() -> None:
@@ -196,11 +200,15 @@ async def test_media_belong_to_the_users_message() -> None:
         {"role": "tool", "tool_call_id": "c", "content": "done"},
     ]
     async with live_server(CapableEngine([])) as server:
-        answer = await ask(server, messages=messages, images=[data_url("image/gif", GIF)])
-        assert (answer.status, answer.error["param"]) == (400, "images")
+        response = await ask(server, messages=messages, images=[data_url("image/gif", GIF)])
+        assert (response.status, response.error["param"]) == (400, "images")
         line = b'{"images":["a.gif"]}\n{"text":"a"}\n'
-        answer = await post(server.port, PATH, line, "X-Streaming-Input: true")
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "unsupported_parameter", "images")
+        response = await post(server.port, PATH, line, "X-Streaming-Input: true")
+        assert (response.status, response.error["code"], response.error["param"]) == (
+            400,
+            "unsupported_parameter",
+            "images",
+        )
 
 
 async def test_the_fake_engine_counts_no_more_frames_than_may_be_seen() -> None:
@@ -210,5 +218,5 @@ async def test_the_fake_engine_counts_no_more_frames_than_may_be_seen() -> None:
     limits = {"video_min_frames": 1, "video_max_frames": 2, "video_total_pixels": 100, "stream": False}
     body = b"\n".join(orjson.dumps(line) for line in (limits, *[chunk] * 3))
     async with live_server() as server:
-        answer = await post(server.port, "/v1/chat/completions", body, "X-Streaming-Input: true")
-    assert "2 video chunks" in answer.json()["choices"][0]["message"]["content"]
+        response = await post(server.port, "/v1/chat/completions", body, "X-Streaming-Input: true")
+    assert "2 video chunks" in response.json()["choices"][0]["message"]["content"]

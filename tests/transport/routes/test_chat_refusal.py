@@ -31,16 +31,16 @@ def engine() -> Completer:
 async def test_chat_is_refused(stream: bool, headers: tuple[str, ...]) -> None:
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "stream": stream}
     async with live_server(engine()) as server:
-        answer = await post(server.port, "/v1/chat/completions", body, "Accept: application/json", *headers)
-        assert answer.status == 400
-        assert answer.json()["error"]["message"] == REFUSAL
-        assert answer.json()["error"]["code"] == "unsupported_parameter"
+        response = await post(server.port, "/v1/chat/completions", body, "Accept: application/json", *headers)
+        assert response.status == 400
+        assert response.json()["error"]["message"] == REFUSAL
+        assert response.json()["error"]["code"] == "unsupported_parameter"
 
 
 async def test_prompts_as_they_stand_are_completed() -> None:
     async with live_server(engine()) as server:
-        answer = await post(server.port, "/v1/completions", {"prompt": "Once"})
-        assert answer.json()["choices"][0]["text"] == "there was"
+        response = await post(server.port, "/v1/completions", {"prompt": "Once"})
+        assert response.json()["choices"][0]["text"] == "there was"
 
 
 async def test_a_native_session_goes_on_after_it() -> None:

@@ -135,8 +135,8 @@ class TokenPrompts(CapableEngine):
 async def test_token_ids_reach_the_engine(prompt: list[Any], seen: list[tuple[bytes, bool]]) -> None:
     engine = TokenPrompts([said("x")])
     async with live_server(engine) as server:
-        answer = await ask(server, prompt=prompt, logit_bias={"9": -100, "10": 2.5})
-    assert len(answer.json()["choices"]) == len(seen)
+        response = await ask(server, prompt=prompt, logit_bias={"9": -100, "10": 2.5})
+    assert len(response.json()["choices"]) == len(seen)
     inputs = [b"".join(chunk.payload for chunk in chunks) for chunks in engine.inputs]
     options = [one.options for one in engine.requests]
     assert sorted(zip(inputs, (one.token_prompt for one in options), strict=True)) == sorted(seen)
@@ -180,16 +180,16 @@ async def test_the_first_token_of_an_echo_has_no_logprob() -> None:
 @pytest.mark.parametrize(("past", "status"), [(0, 200), (1, 400)])
 async def test_so_many_biases_and_no_more(past: int, status: int) -> None:
     async with live_server(TokenPrompts([])) as server:
-        answer = await ask(server, logit_bias={str(number): 1 for number in range(1024 + past)})
-        assert answer.status == status
-        assert answer.status == 200 or answer.error["param"] == "logit_bias"
+        response = await ask(server, logit_bias={str(number): 1 for number in range(1024 + past)})
+        assert response.status == status
+        assert response.status == 200 or response.error["param"] == "logit_bias"
 
 
 async def test_an_engine_that_freezes_its_input_gets_the_whole_prompt() -> None:
     async with live_server(SnapshotEngine(), streaming_input={"max_chunk_bytes": 1024}) as server:
         prompt = "word " * 1000
-        answer = await ask(server, prompt=prompt, max_tokens=10_000)
-    assert answer.json()["choices"][0]["text"] == prompt
+        response = await ask(server, prompt=prompt, max_tokens=10_000)
+    assert response.json()["choices"][0]["text"] == prompt
 
 
 # --- several prompts and choices
@@ -238,8 +238,8 @@ async def test_one_prompt_that_fails_fails_all() -> None:
                 yield output
 
     async with live_server(OneFails()) as server:
-        answer = await ask(server, prompt=["one", "two"])
-        assert (answer.status, answer.error["code"]) == (500, "engine_failed")
+        response = await ask(server, prompt=["one", "two"])
+        assert (response.status, response.error["code"]) == (500, "engine_failed")
 
 
 async def test_a_client_that_leaves_ends_every_prompt() -> None:
@@ -267,8 +267,8 @@ async def test_how_many_logprobs(wanted: Any, asked: int | None) -> None:
 @pytest.mark.parametrize("wanted", [-1, 6, "1", 1.5])
 async def test_logprobs_out_of_range(wanted: Any) -> None:
     async with live_server(CapableEngine([])) as server:
-        answer = await ask(server, logprobs=wanted)
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "invalid_value", "logprobs")
+        response = await ask(server, logprobs=wanted)
+        assert (response.status, response.error["code"], response.error["param"]) == (400, "invalid_value", "logprobs")
 
 
 LOGPROBS = [
@@ -357,12 +357,16 @@ async def test_engines_that_only_chat_say_so() -> None:
             return replace(super().capabilities, raw_prompts=False)
 
     async with live_server(Chats()) as server:
-        answer = await ask(server)
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "unsupported_parameter", "prompt")
+        response = await ask(server)
+        assert (response.status, response.error["code"], response.error["param"]) == (
+            400,
+            "unsupported_parameter",
+            "prompt",
+        )
     async with live_server() as server:
         for field, value in (("n", 2), ("logprobs", True), ("priority", 1)):
-            answer = await ask(server, **{field: value})
-            assert (answer.status, answer.error["param"]) == (400, field)
+            response = await ask(server, **{field: value})
+            assert (response.status, response.error["param"]) == (400, field)
 
 
 async def test_an_engine_that_fails_midway_ends_the_stream_with_an_error() -> None:

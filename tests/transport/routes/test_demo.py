@@ -24,21 +24,21 @@ async def get(server: LiveServer, target: str, *headers: str) -> RawResponse:
 async def test_every_file_is_served_as_what_it_is() -> None:
     async with live_server() as server:
         for file in FOLDER.iterdir():
-            answer = await get(server, f"/browser/{file.name}")
-            assert (answer.status, answer.body) == (200, file.read_bytes())
-            assert answer.headers["content-type"] == MEDIA_TYPES[file.suffix[1:]]
-            assert answer.headers["x-content-type-options"] == "nosniff"
+            response = await get(server, f"/browser/{file.name}")
+            assert (response.status, response.body) == (200, file.read_bytes())
+            assert response.headers["content-type"] == MEDIA_TYPES[file.suffix[1:]]
+            assert response.headers["x-content-type-options"] == "nosniff"
         page = await get(server, "/")
     assert page.body == (FOLDER / "index.html").read_bytes()
 
 
 async def test_nothing_inline_and_nothing_from_elsewhere() -> None:
     async with live_server() as server:
-        answer = await get(server, "/")
-    policy = dict(part.split(" ", 1) for part in answer.headers["content-security-policy"].split("; "))
+        response = await get(server, "/")
+    policy = dict(part.split(" ", 1) for part in response.headers["content-security-policy"].split("; "))
     assert (policy["default-src"], policy["script-src"], policy["style-src"]) == ("'none'", "'self'", "'self'")
-    assert "unsafe" not in answer.headers["content-security-policy"]
-    page = answer.body.decode()
+    assert "unsafe" not in response.headers["content-security-policy"]
+    page = response.body.decode()
     assert not re.search(r"<script(?![^>]*src=)|<style|\sstyle=|\son\w+=", page)
     for file in FOLDER.iterdir():
         # The name of a namespace, not an address to load.
@@ -65,9 +65,9 @@ async def test_a_browser_that_has_a_file_is_told_so() -> None:
 @pytest.mark.parametrize("name", ["nothing.js", "..", "%2e%2e", "..%2f..%2fpyproject.toml", "index", "main.js/x"])
 async def test_other_names_are_not_found(name: str) -> None:
     async with live_server() as server:
-        answer = await get(server, f"/browser/{name}")
-        assert answer.status in (400, 404)
-        assert answer.error["code"] in ("not_found", "invalid_frame")
+        response = await get(server, f"/browser/{name}")
+        assert response.status in (400, 404)
+        assert response.error["code"] in ("not_found", "invalid_frame")
 
 
 async def test_no_key_is_needed() -> None:

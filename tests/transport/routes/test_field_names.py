@@ -143,9 +143,9 @@ async def test_a_bad_value_is_refused_by_the_field_that_has_it(engine: str, rout
 
 async def _refusals(server: LiveServer, route: str, field: str) -> AsyncIterator[tuple[Any, int, dict[str, Any]]]:
     for value in WRONG:
-        answer = await send(server, route, {field: value})
-        if answer.status != 200:
-            yield value, answer.status, answer.error
+        response = await send(server, route, {field: value})
+        if response.status != 200:
+            yield value, response.status, response.error
 
 
 def _cases() -> Iterator[Any]:
@@ -161,14 +161,14 @@ async def test_what_an_engine_lacks_is_refused_by_the_field_that_asks_for_it(eng
     refused = set()
     async with SERVERS[engine]() as server:
         for route, field in _cases():
-            answer = await send(server, route, {field: RIGHT[field.removeprefix("sampling.")]})
-            if answer.status == 200:
+            response = await send(server, route, {field: RIGHT[field.removeprefix("sampling.")]})
+            if response.status == 200:
                 continue
-            assert answer.status in (400, 404, 415), (route, field, answer.error)
+            assert response.status in (400, 404, 415), (route, field, response.error)
             # An unsupported feature is named by the field that asks for it, or by none, never by one of the server's.
             known = {field, *BODIES[route], None}
-            param = answer.error["param"]
-            assert param in known or names(param, field), (route, field, answer.error)
+            param = response.error["param"]
+            assert param in known or names(param, field), (route, field, response.error)
             if names(param, field):
                 refused.add(field)
     assert {"sampling.logit_bias", "logit_bias", "images" if engine == "remote" else "echo"} <= refused
@@ -194,13 +194,17 @@ async def test_an_upstreams_refusal_names_the_clients_field(
     async with upstream(refuses(400, said)) as scripted:
         config = RemoteConfig(upstreams=(scripted.url,), start_timeout_sec=0)
         async with live_server(RemoteEngine(config), remote=config) as server:
-            answer = await send(server, CHAT, sent)
-    assert (answer.status, answer.error["message"], answer.error["param"]) == (400, "this will not do", param)
+            response = await send(server, CHAT, sent)
+    assert (response.status, response.error["message"], response.error["param"]) == (400, "this will not do", param)
 
 
 async def test_input_that_an_engine_cannot_take_is_named_by_its_field() -> None:
     async with _remote() as server:
         parts = [{"type": "image_url", "image_url": {"url": PIXEL}}]
         for field, value in {"messages": [{"role": "user", "content": parts}], "images": [PIXEL]}.items():
-            answer = await post(server.port, CHAT, {**BODIES[CHAT], field: value})
-            assert (answer.status, answer.error["code"], answer.error["param"]) == (415, "unsupported_modality", field)
+            response = await post(server.port, CHAT, {**BODIES[CHAT], field: value})
+            assert (response.status, response.error["code"], response.error["param"]) == (
+                415,
+                "unsupported_modality",
+                field,
+            )

@@ -74,8 +74,8 @@ async def test_the_bytes_of_audio_wherever_they_are_cut() -> None:
 async def test_a_gap_that_is_left_at_the_end_of_the_body() -> None:
     async with live_server() as server:
         for lines in ((text(3, 9),), (text(0, 3), {"offset": 9, "end_of_input": True})):
-            answer = await stream(server, AT_THE_END, *lines)
-            assert (answer.status, answer.error["code"], answer.error["param"]) == (408, "sequence_gap", "offset")
+            response = await stream(server, AT_THE_END, *lines)
+            assert (response.status, response.error["code"], response.error["param"]) == (408, "sequence_gap", "offset")
 
 
 @pytest.mark.parametrize(
@@ -103,9 +103,9 @@ async def test_what_is_refused(lines: list[dict[str, Any]], status: int, code: s
     first, *rest = lines
     parameters, chunks = (first, rest) if "out_of_order" in first else ({}, lines)
     async with live_server(streaming_input={"reorder_window_chunks": 2}) as server:
-        answer = await stream(server, {**AT_THE_END, **parameters}, *chunks)
-    assert (answer.status, answer.error["code"], answer.error["param"]) == (status, code, param)
-    assert answer.error["message"].startswith("line ")
+        response = await stream(server, {**AT_THE_END, **parameters}, *chunks)
+    assert (response.status, response.error["code"], response.error["param"]) == (status, code, param)
+    assert response.error["message"].startswith("line ")
 
 
 async def test_a_video_is_a_stream_of_bytes() -> None:
@@ -132,18 +132,18 @@ async def test_a_session_in_any_order_over_any_requests() -> None:
         assert (await session.finish())["input_ended"]
         # A retry is a duplicate; more is a conflict.
         assert (await session.append(text(0, 12)))["duplicates"] == 3
-        answer = await session.call("POST", "/chunks", {"offset": len(WORDS), "text": "!"})
-        assert (answer.status, answer.error["code"]) == (409, "session_conflict")
+        response = await session.call("POST", "/chunks", {"offset": len(WORDS), "text": "!"})
+        assert (response.status, response.error["code"]) == (409, "session_conflict")
         assert await session.content() == WORDS
 
 
 async def test_a_refused_chunk_leaves_its_place_free() -> None:
     async with live_server() as server, mode_b(server, AT_THE_END) as session:
         await session.append(text(0, 4))
-        answer = await session.call("POST", "/chunks", {"offset": 4, "text": "a", "format": "audio/wav"})
-        assert (answer.status, answer.error["param"]) == (400, "format")
-        answer = await session.call("POST", "/chunks", {"sequence_id": 7, "text": 5})
-        assert answer.status == 400
+        response = await session.call("POST", "/chunks", {"offset": 4, "text": "a", "format": "audio/wav"})
+        assert (response.status, response.error["param"]) == (400, "format")
+        response = await session.call("POST", "/chunks", {"sequence_id": 7, "text": 5})
+        assert response.status == 400
         await session.append(text(4, len(WORDS), end_of_input=True))
         assert await session.content() == WORDS
 
@@ -152,8 +152,8 @@ async def test_a_session_whose_pieces_are_too_many() -> None:
     async with live_server(streaming_input={"reorder_window_chunks": 2}) as server:
         session = await create(server)
         await session.append(text(2, 3), text(4, 5))
-        answer = await session.call("POST", "/chunks", text(6, 7))
-        assert (answer.status, answer.error["code"]) == (422, "reorder_window_exceeded")
+        response = await session.call("POST", "/chunks", text(6, 7))
+        assert (response.status, response.error["code"]) == (422, "reorder_window_exceeded")
         assert (await session.status())["state"] == "failed"
         assert server.held_bytes == 0
         assert await session.delete() == 204
@@ -166,8 +166,8 @@ async def test_the_time_of_a_gap_begins_with_the_end() -> None:
         await session.append(text(4, 9))
         await asyncio.sleep(200)
         assert (await session.finish())["expires_in"] == 5
-        answer = await session.result(wait=60)
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (408, "sequence_gap", "offset")
+        response = await session.result(wait=60)
+        assert (response.status, response.error["code"], response.error["param"]) == (408, "sequence_gap", "offset")
         assert await session.delete() == 204
 
 

@@ -104,7 +104,7 @@ async def test_listed_hosts_are_fetched_from(monkeypatch: pytest.MonkeyPatch) ->
             {"type": "audio_url", "audio_url": {"url": host.url("/typed")}},
             {"type": "video_url", "video_url": host.url("/a.mp4")},
         ]
-        answer = await post(
+        response = await post(
             server.port,
             PATH,
             {
@@ -113,7 +113,7 @@ async def test_listed_hosts_are_fetched_from(monkeypatch: pytest.MonkeyPatch) ->
                 "audios": [host.url("/a.wav?x=1")],
             },
         )
-        assert answer.status == 200, answer.body
+        assert response.status == 200, response.body
         await server.check_empty()
     assert engine.inputs == [
         [
@@ -159,28 +159,30 @@ async def test_what_is_not_fetched(path: str, status: int, code: str) -> None:
     async with media_host() as host:
         http = {"media_domains": listed(host), "max_body_bytes": 100_000}
         async with live_server(engine, http=http) as server:
-            answer = await ask(server, images=[path.replace("{port}", str(host.port))])
+            response = await ask(server, images=[path.replace("{port}", str(host.port))])
             await server.check_empty()
-    assert (answer.status, answer.error["code"], answer.error["param"]) == (status, code, "images[0]"), answer.body
-    assert b"inner text" not in answer.body
+    assert (response.status, response.error["code"], response.error["param"]) == (status, code, "images[0]"), (
+        response.body
+    )
+    assert b"inner text" not in response.body
     assert engine.requests == []
 
 
 async def test_without_a_list_nothing_is_fetched() -> None:
     async with media_host() as host, live_server(CapableEngine([])) as server:
-        answer = await ask(server, videos=[host.url("/a.mp4")])
-        assert (answer.status, answer.error["code"]) == (400, "unsupported_parameter")
-        assert "http.media_domains" in answer.error["message"]
+        response = await ask(server, videos=[host.url("/a.mp4")])
+        assert (response.status, response.error["code"]) == (400, "unsupported_parameter")
+        assert "http.media_domains" in response.error["message"]
         assert host.requests == []
 
 
 async def test_redirects_among_listed_hosts_are_followed_a_few_times() -> None:
     async with media_host() as host, live_server(CapableEngine(), http={"media_domains": listed(host)}) as server:
-        answer = await ask(server, images=[host.url("/to" * MAX_REDIRECTS + "/a.gif")])
-        assert answer.status == 200, answer.body
-        answer = await ask(server, images=[host.url("/to" * (MAX_REDIRECTS + 1) + "/a.gif")])
-        assert (answer.status, answer.error["code"]) == (400, "invalid_value")
-        assert "redirects" in answer.error["message"]
+        response = await ask(server, images=[host.url("/to" * MAX_REDIRECTS + "/a.gif")])
+        assert response.status == 200, response.body
+        response = await ask(server, images=[host.url("/to" * (MAX_REDIRECTS + 1) + "/a.gif")])
+        assert (response.status, response.error["code"]) == (400, "invalid_value")
+        assert "redirects" in response.error["message"]
 
 
 async def test_sizes_count_together_up_to_the_limit_of_a_body() -> None:
@@ -203,8 +205,8 @@ async def test_media_are_charged_before_they_are_read() -> None:
     async with media_host() as host:
         options: dict[str, Any] = {"http": {"media_domains": listed(host)}, "limits": {"max_held_bytes": 50_000}}
         async with live_server(CapableEngine(), **options) as server:
-            answer = await ask(server, images=[host.url("/endless")])
-            assert (answer.status, answer.error["code"]) == (503, "engine_overloaded")
+            response = await ask(server, images=[host.url("/endless")])
+            assert (response.status, response.error["code"]) == (503, "engine_overloaded")
             assert (await ask(server, images=[host.url("/a.gif")])).status == 200
             await server.check_empty()
 
@@ -213,9 +215,9 @@ async def test_a_host_that_is_silent_costs_a_bounded_time() -> None:
     async with media_host() as host:
         http = {"media_domains": listed(host), "media_timeout_sec": 0.05}
         async with live_server(CapableEngine(), http=http) as server:
-            answer = await ask(server, images=[host.url("/silent")])
-            assert (answer.status, answer.error["code"]) == (400, "invalid_value")
-            assert "0.05 s" in answer.error["message"]
+            response = await ask(server, images=[host.url("/silent")])
+            assert (response.status, response.error["code"]) == (400, "invalid_value")
+            assert "0.05 s" in response.error["message"]
             host.released.set()
             if host.requests:  # on a busy machine the time may be over before the request has come
                 await host.left.wait()
@@ -227,8 +229,8 @@ async def test_a_name_leads_to_public_or_listed_addresses_alone() -> None:
         for more, status in (((), 400), (("127.0.0.1/32", "::1"), 200)):
             http = {"media_domains": (f"http://localhost:{host.port}", *more)}
             async with live_server(CapableEngine(), http=http) as server:
-                answer = await ask(server, images=[host.url("/a.gif", host="localhost")])
-                assert answer.status == status, answer.body
+                response = await ask(server, images=[host.url("/a.gif", host="localhost")])
+                assert response.status == status, response.body
         assert len(host.requests) == 1
 
 

@@ -117,17 +117,17 @@ async def test_a_body_without_any_content_type() -> None:
 )
 async def test_bodies_that_are_none(headers: tuple[str, ...], status: int, code: str, param: str) -> None:
     async with live_server() as server:
-        answer = await post(server.port, CHAT, lines(text("hello")), *headers, "Accept: text/event-stream")
-    assert (answer.status, answer.error["code"], answer.error["param"]) == (status, code, param)
+        response = await post(server.port, CHAT, lines(text("hello")), *headers, "Accept: text/event-stream")
+    assert (response.status, response.error["code"], response.error["param"]) == (status, code, param)
 
 
 async def test_when_it_is_turned_off_the_ordinary_routes_stay() -> None:
     async with live_server(streaming_input={"enabled": False}) as server:
         for path in (CHAT, SPEECH):
-            answer = await post(server.port, path, lines(text("hello")), STREAMING)
-            assert (answer.status, answer.error["code"]) == (404, "not_found")
-        answer = await post(server.port, CHAT, {"messages": [{"role": "user", "content": "hello"}]})
-        assert answer.status == 200
+            response = await post(server.port, path, lines(text("hello")), STREAMING)
+            assert (response.status, response.error["code"]) == (404, "not_found")
+        response = await post(server.port, CHAT, {"messages": [{"role": "user", "content": "hello"}]})
+        assert response.status == 200
 
 
 # --- parameters
@@ -173,9 +173,9 @@ async def test_an_empty_chunk_may_be_the_first(mark: dict[str, Any]) -> None:
 
 async def test_one_json_body_at_the_end_where_no_stream_is_wanted() -> None:
     async with live_server() as server:
-        answer = await say(server, {"stream": False}, text("hello"), text(" there"))
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.json()["choices"][0]["message"]["content"] == "hello there"
+        response = await say(server, {"stream": False}, text("hello"), text(" there"))
+    assert response.headers["content-type"] == "application/json"
+    assert response.json()["choices"][0]["message"]["content"] == "hello there"
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ async def test_bad_parameters_are_a_status_whatever_is_accepted(
 ) -> None:
     async with live_server() as server:
         body = lines({"stream": True, **parameters}, text("a"))
-        answer = await post(server.port, CHAT, body, STREAMING, NDJSON, "Accept: text/event-stream")
-    assert (answer.status, answer.error["code"], answer.error["param"]) == (status, code, param)
+        response = await post(server.port, CHAT, body, STREAMING, NDJSON, "Accept: text/event-stream")
+    assert (response.status, response.error["code"], response.error["param"]) == (status, code, param)
 
 
 # --- lines and frames
@@ -241,9 +241,9 @@ async def test_frames_behind_a_length(size: int) -> None:
 async def test_a_bad_frame_is_named(size: int, broken: bytes, code: str, said: str) -> None:
     header = f"{MULTIPART}; framing=length{size * 8}"
     async with live_server() as server:
-        answer = await post(server.port, CHAT, frames(binary(b"a", 0), broken, size=size), header)
-    assert (answer.status, answer.error["code"]) == (400, code)
-    assert answer.error["message"].startswith(said)
+        response = await post(server.port, CHAT, frames(binary(b"a", 0), broken, size=size), header)
+    assert (response.status, response.error["code"]) == (400, code)
+    assert response.error["message"].startswith(said)
 
 
 @pytest.mark.parametrize("size", [4, 8])
@@ -252,9 +252,9 @@ async def test_a_body_that_ends_inside_a_frame(size: int) -> None:
     whole = frames(binary(b"a", 0), binary(b"b", 1), size=size)
     async with live_server() as server:
         for cut in (1, size, size + 5):
-            answer = await post(server.port, CHAT, whole[: len(whole) // 2 + cut], header)
-            assert (answer.status, answer.error["code"]) == (400, "invalid_frame")
-            assert "inside frame 2" in answer.error["message"]
+            response = await post(server.port, CHAT, whole[: len(whole) // 2 + cut], header)
+            assert (response.status, response.error["code"]) == (400, "invalid_frame")
+            assert "inside frame 2" in response.error["message"]
 
 
 @pytest.mark.parametrize(
@@ -285,20 +285,24 @@ async def test_a_body_that_ends_inside_a_frame(size: int) -> None:
 async def test_a_bad_line_is_named(line: bytes, code: str, param: str | None) -> None:
     async with live_server() as server:
         body = b'{"voice":null}\n\n' + line + b'\n{"text":"more"}\n'
-        answer = await post(server.port, CHAT, body, STREAMING, NDJSON)
-    assert (answer.status, answer.error["code"], answer.error["param"]) == (400, code, param)
-    assert answer.error["message"].startswith("line 3")
+        response = await post(server.port, CHAT, body, STREAMING, NDJSON)
+    assert (response.status, response.error["code"], response.error["param"]) == (400, code, param)
+    assert response.error["message"].startswith("line 3")
 
 
 async def test_what_an_engine_does_not_take_is_named_with_its_line() -> None:
     async with live_server(TextOnlyEngine([])) as server:
-        answer = await say(server, text("a"), {"payload": "AAAA"})
-        assert (answer.status, answer.error["code"]) == (415, "unsupported_modality")
-        assert answer.error["message"].startswith("line 2")
+        response = await say(server, text("a"), {"payload": "AAAA"})
+        assert (response.status, response.error["code"]) == (415, "unsupported_modality")
+        assert response.error["message"].startswith("line 2")
     async with live_server() as server:
-        answer = await say(server, text("a"), {"payload": "AAAA", "format": "audio/aac"})
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (415, "unsupported_format", "format")
-        assert answer.error["message"].startswith("line 2")
+        response = await say(server, text("a"), {"payload": "AAAA", "format": "audio/aac"})
+        assert (response.status, response.error["code"], response.error["param"]) == (
+            415,
+            "unsupported_format",
+            "format",
+        )
+        assert response.error["message"].startswith("line 2")
 
 
 async def test_text_that_is_not_utf_8_in_a_payload() -> None:
@@ -309,9 +313,13 @@ async def test_text_that_is_not_utf_8_in_a_payload() -> None:
         assert content(events_of(await say(server, *parts))) == "grün"
         for payload, line in ((b"\xff", "line 3"), (word[:3], "the text")):
             parts = [{"modality": "text", "payload": encoded(part)} for part in (b"a", payload)]
-            answer = await say(server, {"stream": False}, *parts)
-            assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "invalid_value", "payload")
-            assert answer.error["message"].startswith(line)
+            response = await say(server, {"stream": False}, *parts)
+            assert (response.status, response.error["code"], response.error["param"]) == (
+                400,
+                "invalid_value",
+                "payload",
+            )
+            assert response.error["message"].startswith(line)
 
 
 # --- the end of the input
@@ -328,17 +336,17 @@ async def test_the_end_of_the_body_or_of_the_input_ends_it() -> None:
 @pytest.mark.parametrize("chunks", [[], [{"end_of_input": True}], [{"text": ""}]])
 async def test_nothing_is_empty_input(parameters: list[dict[str, Any]], chunks: list[dict[str, Any]]) -> None:
     async with live_server() as server:
-        answer = await say(server, *parameters, *chunks)
-    assert (answer.status, answer.error["code"]) == (400, "empty_input")
+        response = await say(server, *parameters, *chunks)
+    assert (response.status, response.error["code"]) == (400, "empty_input")
 
 
 @pytest.mark.parametrize("numbered", [False, True])
 async def test_a_chunk_after_the_end_is_a_conflict(numbered: bool) -> None:
     numbers: Sequence[int | None] = (0, 1) if numbered else (None, None)
     async with live_server() as server:
-        answer = await say(server, text("a", numbers[0], end_of_input=True), text("b", numbers[1]))
-    assert (answer.status, answer.error["code"]) == (409, "session_conflict")
-    assert answer.error["message"].startswith("line 2")
+        response = await say(server, text("a", numbers[0], end_of_input=True), text("b", numbers[1]))
+    assert (response.status, response.error["code"]) == (409, "session_conflict")
+    assert response.error["message"].startswith("line 2")
 
 
 @pytest.mark.parametrize("numbers", [(0, 1, 0, 9), (None, None, None, None)])
@@ -346,10 +354,10 @@ async def test_ends_may_be_repeated(numbers: Sequence[int | None]) -> None:
     first, *ends = numbers
     repeated = [{"end_of_input": True} | ({} if number is None else {"sequence_id": number}) for number in ends]
     async with live_server() as server:
-        answer = await say(server, text("a", first, end_of_input=True), *repeated)
-        assert (answer.status, content(events_of(answer))) == (200, "a")
-        answer = await say(server, text("a", first, end_of_input=True), *repeated, text("b", ends[0] and 2))
-        assert answer.status == 409
+        response = await say(server, text("a", first, end_of_input=True), *repeated)
+        assert (response.status, content(events_of(response))) == (200, "a")
+        response = await say(server, text("a", first, end_of_input=True), *repeated, text("b", ends[0] and 2))
+        assert response.status == 409
 
 
 # --- order
@@ -392,9 +400,13 @@ async def test_a_number_behind_the_end_is_a_conflict_though_there_is_a_gap(end_f
     end, behind = text("b", 1, end_of_input=True), text("c", 2)
     lines = [end, behind] if end_first else [behind, end]
     async with live_server() as server:
-        answer = await say(server, *lines, text("a", 0))
-    assert (answer.status, answer.error["code"], answer.error["param"]) == (409, "session_conflict", "sequence_id")
-    assert answer.error["message"].startswith("line 2")
+        response = await say(server, *lines, text("a", 0))
+    assert (response.status, response.error["code"], response.error["param"]) == (
+        409,
+        "session_conflict",
+        "sequence_id",
+    )
+    assert response.error["message"].startswith("line 2")
 
 
 async def test_unnumbered_chunks_come_as_they_came() -> None:
@@ -405,29 +417,29 @@ async def test_unnumbered_chunks_come_as_they_came() -> None:
 @pytest.mark.parametrize("numbers", [(0, None), (None, 0)])
 async def test_numbered_and_unnumbered_chunks_do_not_mix(numbers: tuple[int | None, int | None]) -> None:
     async with live_server() as server:
-        answer = await say(server, *(text("a", number) for number in numbers))
-    assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "invalid_value", "sequence_id")
-    assert answer.error["message"].startswith("line 2")
+        response = await say(server, *(text("a", number) for number in numbers))
+    assert (response.status, response.error["code"], response.error["param"]) == (400, "invalid_value", "sequence_id")
+    assert response.error["message"].startswith("line 2")
 
 
 async def test_a_gap_at_the_end_of_the_body() -> None:
     async with live_server() as server:
-        answer = await say(server, text("a", 1), text("b", 3))
-    assert (answer.status, answer.error["code"], answer.error["param"]) == (408, "sequence_gap", "sequence_id")
-    assert "chunk 0" in answer.error["message"]
+        response = await say(server, text("a", 1), text("b", 3))
+    assert (response.status, response.error["code"], response.error["param"]) == (408, "sequence_gap", "sequence_id")
+    assert "chunk 0" in response.error["message"]
 
 
 async def test_a_chunk_beyond_the_window() -> None:
     async with live_server(streaming_input={"reorder_window_chunks": 4}) as server:
         assert content(events_of(await say(server, text("b", 3), *(text("a", n) for n in range(3))))) == "aaab"
-        answer = await say(server, text("a", 4))
-    assert (answer.status, answer.error["code"]) == (422, "reorder_window_exceeded")
+        response = await say(server, text("a", 4))
+    assert (response.status, response.error["code"]) == (422, "reorder_window_exceeded")
 
 
 async def test_chunks_ahead_of_their_turn_may_be_refused() -> None:
     async with live_server() as server:
-        answer = await say(server, {"out_of_order": "reject"}, text("a", 0), text("b", 2))
-    assert (answer.status, answer.error["code"]) == (409, "out_of_order")
+        response = await say(server, {"out_of_order": "reject"}, text("a", 0), text("b", 2))
+    assert (response.status, response.error["code"]) == (409, "out_of_order")
 
 
 # --- sizes
@@ -440,10 +452,10 @@ async def test_a_chunk_at_its_cap_and_one_byte_over() -> None:
             payload = {"modality": "text", "payload": encoded(word.encode())}
             assert (await say(server, payload)).status == status
             body = frames(binary(word.encode(), 0), size=4)
-            answer = await post(server.port, CHAT, body, f"{MULTIPART}; framing=length32")
-            assert answer.status == status
-        assert answer.error["code"] == "payload_too_large"
-        assert answer.error["message"].startswith("frame 1")
+            response = await post(server.port, CHAT, body, f"{MULTIPART}; framing=length32")
+            assert response.status == status
+        assert response.error["code"] == "payload_too_large"
+        assert response.error["message"].startswith("frame 1")
 
 
 async def test_a_line_or_frame_that_never_ends_is_refused_early() -> None:
@@ -451,24 +463,24 @@ async def test_a_line_or_frame_that_never_ends_is_refused_early() -> None:
         async with raw_client(server.port) as client:
             await client.send(request("POST", CHAT, STREAMING, "Transfer-Encoding: chunked"))
             await client.send(chunked(b'{"text":"' + b"a" * 70_000, end=False))
-            answer = await client.response()
-            assert (answer.status, answer.error["code"]) == (413, "payload_too_large")
-            assert "line 1" in answer.error["message"]
+            response = await client.response()
+            assert (response.status, response.error["code"]) == (413, "payload_too_large")
+            assert "line 1" in response.error["message"]
         async with raw_client(server.port) as client:
             header = f"{MULTIPART}; framing=length64"
             await client.send(request("POST", CHAT, header, "Transfer-Encoding: chunked"))
             await client.send(chunked(b"\xff" * 8, end=False))
-            answer = await client.response()
-            assert (answer.status, answer.error["code"]) == (413, "payload_too_large")
+            response = await client.response()
+            assert (response.status, response.error["code"]) == (413, "payload_too_large")
 
 
 async def test_the_cap_of_a_session_for_an_engine_that_does_not_extend() -> None:
     limits = {"max_payload_per_session": 1000, "max_chunk_bytes": 600}
     async with live_server(SnapshotEngine(), streaming_input=limits) as server:
         assert (await say(server, text("a" * 600), text("b" * 400))).status == 200
-        answer = await say(server, text("a" * 600), text("b" * 401))
-        assert (answer.status, answer.error["code"]) == (413, "payload_too_large")
-        assert answer.error["message"].startswith("line 2")
+        response = await say(server, text("a" * 600), text("b" * 401))
+        assert (response.status, response.error["code"]) == (413, "payload_too_large")
+        assert response.error["message"].startswith("line 2")
 
 
 async def test_what_an_engine_takes_over_does_not_count() -> None:
@@ -538,8 +550,8 @@ async def test_parameters_of_raw_audio_come_from_the_query() -> None:
     query = "voice=alloy&sampling.max_tokens=40&max_tokens=7&instructions=5&stage_params.fake.fail_after_chunks=9"
     async with live_server(engine) as server:
         target = f"{CHAT}?{query}&input_audio.sample_rate=8000&stream=false&messages=%5B%5D"
-        answer = await post(server.port, target, PCM, STREAMING, "Content-Type: audio/pcm")
-    assert answer.json()["input_transcript"] == {"text": "heard"}
+        response = await post(server.port, target, PCM, STREAMING, "Content-Type: audio/pcm")
+    assert response.json()["input_transcript"] == {"text": "heard"}
     (seen,) = engine.requests
     assert (seen.voice, seen.instructions) == ("echo", "5")
     assert dict(seen.sampling) == {"max_tokens": 7}
@@ -561,9 +573,9 @@ async def test_parameters_of_raw_audio_come_from_the_query() -> None:
 )
 async def test_bad_parameters_in_the_query(query: str, param: str | None) -> None:
     async with live_server() as server:
-        answer = await post(server.port, f"{CHAT}?{query}", PCM, STREAMING, "Content-Type: audio/pcm")
-    assert answer.status == 400
-    assert (answer.error["param"] or "").startswith(param or "")
+        response = await post(server.port, f"{CHAT}?{query}", PCM, STREAMING, "Content-Type: audio/pcm")
+    assert response.status == 400
+    assert (response.error["param"] or "").startswith(param or "")
 
 
 async def test_audio_that_is_cut_anywhere_is_the_same() -> None:

@@ -107,24 +107,24 @@ async def test_the_answer_begins_while_the_body_is_on_its_way() -> None:
 )
 async def test_what_can_be_read_as_neither(headers: tuple[str, ...], status: int, code: str) -> None:
     async with live_server() as server:
-        answer = await send(server, *headers, body=b'{"messages": [\n')
-    assert (answer.status, answer.error["code"]) == (status, code)
+        response = await send(server, *headers, body=b'{"messages": [\n')
+    assert (response.status, response.error["code"]) == (status, code)
 
 
 async def test_a_wrong_line_is_named_as_soon_as_it_is_there() -> None:
     async with live_server() as server, raw_client(server.port) as client:
         await client.send(request("POST", CHAT, CHUNKED, FORM), chunked(b'{"text": "a",}\n', end=False))
-        answer = await client.response()
-    assert answer.status == 400
-    assert answer.error["message"].startswith("line 1: ")
+        response = await client.response()
+    assert response.status == 400
+    assert response.error["message"].startswith("line 1: ")
 
 
 @pytest.mark.parametrize("kind", ["audio/wav", "application/octet-stream", "multipart/form-data; boundary=x"])
 async def test_other_types_are_refused_and_the_message_names_the_header(kind: str) -> None:
     async with live_server() as server:
-        answer = await send(server, f"Content-Type: {kind}", body=b"RIFF")
-    assert (answer.status, answer.error["param"]) == (415, "Content-Type")
-    assert "X-Streaming-Input: true" in answer.error["message"]
+        response = await send(server, f"Content-Type: {kind}", body=b"RIFF")
+    assert (response.status, response.error["param"]) == (415, "Content-Type")
+    assert "X-Streaming-Input: true" in response.error["message"]
 
 
 @pytest.mark.parametrize("kind", [NDJSON, FORM, "Content-Type: application/json", ""])
@@ -133,24 +133,24 @@ async def test_lines_whose_length_is_known_are_an_ordinary_body(kind: str) -> No
     async with live_server() as server, raw_client(server.port) as client:
         headers = (kind,) if kind else ()
         await client.send(request("POST", CHAT, "Connection: close", *headers, body=ndjson(HELLO, HELLO)))
-        answer = await client.response()
-    assert answer.status == (415 if kind == NDJSON else 400)
+        response = await client.response()
+    assert response.status == (415 if kind == NDJSON else 400)
 
 
 async def test_where_streaming_input_is_off_the_ordinary_requests_stay() -> None:
     async with live_server(streaming_input={"enabled": False}) as server:
         assert (await send(server, FORM, body=orjson.dumps(ORDINARY))).status == 200
         for headers in ((FORM,), (NDJSON,)):
-            answer = await send(server, *headers, body=ndjson(HELLO))
-            assert (answer.status, answer.error["code"]) == (404, "not_found")
+            response = await send(server, *headers, body=ndjson(HELLO))
+            assert (response.status, response.error["code"]) == (404, "not_found")
 
 
 async def test_an_ordinary_body_in_chunks_is_as_long_as_any() -> None:
     body = orjson.dumps({"messages": [{"role": "user", "content": "a" * 3000}]})
     async with live_server(http={"max_body_bytes": len(body)}) as server:
         assert (await send(server, FORM, body=body)).status == 200
-        answer = await send(server, FORM, body=b" " + body)
-        assert (answer.status, answer.error["code"]) == (413, "payload_too_large")
+        response = await send(server, FORM, body=b" " + body)
+        assert (response.status, response.error["code"]) == (413, "payload_too_large")
         # A body that is known to be a stream is not held.
         assert (await send(server, FORM, body=ndjson(*[{"text": "a"}] * 1000))).status == 200
 
@@ -160,8 +160,8 @@ async def test_a_body_that_stands_still_times_out_as_a_stream_does() -> None:
     async with live_server(streaming_input={"session_timeout_sec": 60}) as server, raw_client(server.port) as client:
         begin = asyncio.get_running_loop().time()
         await client.send(request("POST", CHAT, CHUNKED, FORM), chunked(orjson.dumps(ORDINARY), end=False))
-        answer = await client.response()
-        assert (answer.status, answer.error["code"]) == (408, "session_timeout")
+        response = await client.response()
+        assert (response.status, response.error["code"]) == (408, "session_timeout")
         assert asyncio.get_running_loop().time() - begin == pytest.approx(60, abs=1)
 
 

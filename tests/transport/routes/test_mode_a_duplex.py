@@ -132,8 +132,8 @@ async def test_expect_100_continue() -> None:
             # A request refused by its head needs no body.
             headers = (STREAMING, CHUNKED, "Content-Type: text/plain", "Expect: 100-continue")
             await client.send(request("POST", CHAT, *headers))
-            answer = await client.response()
-            assert (answer.status, answer.interim) == (415, [])
+            response = await client.response()
+            assert (response.status, response.interim) == (415, [])
 
 
 async def test_http_1_0() -> None:
@@ -255,8 +255,8 @@ async def test_an_engine_that_fails_while_the_upload_runs() -> None:
             assert (content(events[:-1]), events[-1].json()["code"]) == ("one", "engine_failed")
         async with raw_client(server.port) as client:
             await begin(client, b'{"stream":false,"stage_params":{"fake":{"fail_after_chunks":1}}}\n', line("one two"))
-            answer = await client.response()
-            assert (answer.status, answer.error["code"]) == (500, "engine_failed")
+            response = await client.response()
+            assert (response.status, response.error["code"]) == (500, "engine_failed")
 
 
 async def test_an_engine_that_fails_before_its_first_output_fails_after_the_head() -> None:
@@ -276,8 +276,8 @@ async def test_a_gap_that_is_not_filled_in_time() -> None:
         async with raw_client(server.port) as client:
             began = now()
             await begin(client, line("two", sequence_id=1))
-            answer = await client.response()
-            assert (answer.status, answer.error["code"]) == (408, "sequence_gap")
+            response = await client.response()
+            assert (response.status, response.error["code"]) == (408, "sequence_gap")
             assert 10 <= now() - began <= 11.5
         async with raw_client(server.port) as client:
             await begin(client, line("two", sequence_id=1))
@@ -294,8 +294,8 @@ async def test_a_client_that_falls_silent(body: bytes) -> None:
         if body:
             await client.send(chunked(body, end=False))
         began = now()
-        answer = await client.response()
-        assert (answer.status, answer.error["code"]) == (408, "session_timeout")
+        response = await client.response()
+        assert (response.status, response.error["code"]) == (408, "session_timeout")
         assert 40 <= now() - began <= 42
 
 
@@ -385,8 +385,8 @@ async def test_ordinary_bodies_keep_the_ordinary_time_out() -> None:
     async with live_server(**limits) as server, raw_client(server.port) as client:
         began = now()
         await client.send(request("POST", CHAT, "Content-Length: 100"), b"{")
-        answer = await client.response()
-        assert (answer.status, answer.error["code"]) == (408, "session_timeout")
+        response = await client.response()
+        assert (response.status, response.error["code"]) == (408, "session_timeout")
         assert now() - began <= 22
 
 

@@ -118,6 +118,6 @@ async def test_an_engine_that_does_not_extend_ends_it_at_the_cap() -> None:
                 await asyncio.sleep(0)
                 sent += 64 * 1024
                 assert server.held_bytes <= 4 * MIB + 1024  # the error is held, too
-        answer = await client.response()
-        assert (answer.status, answer.error["code"]) == (413, "payload_too_large")
+        response = await client.response()
+        assert (response.status, response.error["code"]) == (413, "payload_too_large")
         assert 4 * MIB < sent < 12 * MIB

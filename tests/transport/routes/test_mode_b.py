@@ -109,8 +109,8 @@ async def test_chunks_in_any_order_are_answered_alike_however_the_answer_is_read
 async def test_three_ways_to_append(method: str, below: str) -> None:
     async with live_server() as server, mode_b(server) as session:
         assert (await session.call(method, below, text("one ", 0))).status == 202
-        answer = await session.call(method, below, {"chunks": [text("two", 1), {"sequence_id": 2}]})
-        assert (answer.status, answer.json()["next_sequence_id"]) == (202, 3)
+        response = await session.call(method, below, {"chunks": [text("two", 1), {"sequence_id": 2}]})
+        assert (response.status, response.json()["next_sequence_id"]) == (202, 3)
         status = await session.append({"type": "input_chunk", "sequence_id": 3, "end_of_input": True})
         assert status["input_ended"]
         assert await session.content() == "one two"
@@ -137,9 +137,9 @@ async def test_a_session_is_opened_without_a_body_however_that_is_said() -> None
             *(("Content-Length: 0", b""), ("Transfer-Encoding: chunked", b"0\r\n\r\n")),
             *(("Content-Type: text/html", b""), ("Content-Type: application/json", b"{}")),
         ):
-            answer = await call(server.port, "POST", SESSIONS, body, header)
-            assert answer.status == 201
-            assert await ModeBSession(server, answer.json()).delete() == 204
+            response = await call(server.port, "POST", SESSIONS, body, header)
+            assert response.status == 201
+            assert await ModeBSession(server, response.json()).delete() == 204
 
 
 async def test_parameters_are_those_of_a_streamed_body() -> None:
@@ -240,22 +240,22 @@ async def test_what_accept_leaves_open_the_session_was_opened_with() -> None:
         ):
             async with mode_b(server, {"stream": stream, "chunk": text("x", 0, end_of_input=True)}) as session:
                 await session.until("finished")
-                answer = await session.call("GET", "/result", None, *([accept] if accept else []))
+                response = await session.call("GET", "/result", None, *([accept] if accept else []))
                 if events:
-                    assert numbered_events(answer)[-1].block == "data: [DONE]"
+                    assert numbered_events(response)[-1].block == "data: [DONE]"
                 else:
-                    assert answer.json()["object"] == "chat.completion"
+                    assert response.json()["object"] == "chat.completion"
 
 
 async def test_a_result_that_is_not_there_yet() -> None:
     async with live_server() as server, mode_b(server, {"chunk": text("half", 0)}) as session:
         for wait in (None, 0, 0.01):
-            answer = await session.result(wait=wait)
-            assert (answer.status, answer.headers["retry-after"]) == (202, "1")
-            assert answer.json()["state"] == "started"
+            response = await session.result(wait=wait)
+            assert (response.status, response.headers["retry-after"]) == (202, "1")
+            assert response.json()["state"] == "started"
         for bad in ("soon", "-1", "nan", "inf", ""):
-            answer = await session.call("GET", f"/result?wait={bad}", None, JSON)
-            assert (answer.status, answer.error["param"]) == (400, "wait")
+            response = await session.call("GET", f"/result?wait={bad}", None, JSON)
+            assert (response.status, response.error["param"]) == (400, "wait")
 
 
 @pytest.mark.virtual_clock
@@ -299,8 +299,10 @@ async def test_the_longest_wait() -> None:
 )
 async def test_what_cannot_be_opened(body: Any, status: int, code: str, param: str | None) -> None:
     async with live_server() as server:
-        answer = await call(server.port, "POST", SESSIONS, body)
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (status, code, param), answer.body
+        response = await call(server.port, "POST", SESSIONS, body)
+        assert (response.status, response.error["code"], response.error["param"]) == (status, code, param), (
+            response.body
+        )
         await server.until(lambda: server.sessions == 0)
         assert len(server.app.registry) == 0
 
@@ -329,23 +331,25 @@ async def test_what_cannot_be_appended_leaves_the_session_as_it_was(
 ) -> None:
     async with live_server() as server, mode_b(server, {"start_policy": "on_end_only"}) as session:
         before = await session.status()
-        answer = await session.call("POST", "/chunks", body)
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (status, code, param), answer.body
+        response = await session.call("POST", "/chunks", body)
+        assert (response.status, response.error["code"], response.error["param"]) == (status, code, param), (
+            response.body
+        )
         assert {**await session.status(), "expires_in": before["expires_in"]} == before
 
 
 async def test_a_body_of_another_kind() -> None:
     async with live_server() as server, mode_b(server) as session:
         for target in (SESSIONS, session.path + "/chunks"):
-            answer = await call(server.port, "POST", target, b"hello", "Content-Type: audio/wav")
-            assert (answer.status, answer.error["param"]) == (415, "Content-Type")
+            response = await call(server.port, "POST", target, b"hello", "Content-Type: audio/wav")
+            assert (response.status, response.error["param"]) == (415, "Content-Type")
 
 
 async def test_a_refused_chunk_uses_its_number_up_and_the_others_of_its_body_are_taken() -> None:
     async with live_server() as server, mode_b(server) as session:
         chunks = [text("one ", 0), {"sequence_id": 1, "text": 1}, text("two ", 2)]
-        answer = await session.call("POST", "/chunks", {"chunks": chunks})
-        assert (answer.status, answer.error["param"]) == (400, "chunks[1].text")
+        response = await session.call("POST", "/chunks", {"chunks": chunks})
+        assert (response.status, response.error["param"]) == (400, "chunks[1].text")
         refused = await session.call("POST", "/chunks", {"sequence_id": 3, "payload": "AA==", "format": "audio/aac"})
         assert refused.status == 415
         # Its number is used up: another chunk with it is a duplicate.
@@ -364,8 +368,12 @@ async def test_a_chunk_without_a_number_that_is_refused_leaves_no_gap() -> None:
 
 async def test_out_of_order_where_that_is_not_wanted() -> None:
     async with live_server() as server, mode_b(server, {"out_of_order": "reject"}) as session:
-        answer = await session.call("POST", "/chunks", text("b", 1))
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (409, "out_of_order", "sequence_id")
+        response = await session.call("POST", "/chunks", text("b", 1))
+        assert (response.status, response.error["code"], response.error["param"]) == (
+            409,
+            "out_of_order",
+            "sequence_id",
+        )
         await session.append(text("a", 0), text("b", 1, end_of_input=True))
         assert await session.content() == "ab"
 
@@ -375,8 +383,8 @@ async def test_after_the_end_a_retry_is_harmless_and_more_is_a_conflict() -> Non
         last = text("b", 1, end_of_input=True)
         assert (await session.append(last))["duplicates"] == 0
         for _ in range(2):
-            answer = await session.call("POST", "/chunks", text("c", 2))
-            assert (answer.status, answer.error["code"], answer.error["param"]) == (
+            response = await session.call("POST", "/chunks", text("c", 2))
+            assert (response.status, response.error["code"], response.error["param"]) == (
                 *(409, "session_conflict", "sequence_id"),
             )
             assert (await session.append(last))["state"] in ("started", "finished")
@@ -409,14 +417,14 @@ async def test_text_that_is_not_utf_8_is_refused_with_its_chunk() -> None:
 
     async with live_server() as server, mode_b(server) as session:
         await session.append(piece(0, b"gr\xc3"))
-        answer = await session.call("POST", "/chunks", {"chunks": [piece(1, b"\xff"), piece(2, b"\xbcn \xf0\x9f")]})
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (
+        response = await session.call("POST", "/chunks", {"chunks": [piece(1, b"\xff"), piece(2, b"\xbcn \xf0\x9f")]})
+        assert (response.status, response.error["code"], response.error["param"]) == (
             *(400, "invalid_value", "chunks[0].payload"),
         )
-        assert answer.error["message"].startswith("the text of chunk 1 is not UTF-8")
-        answer = await session.call("POST", "/finish")
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "invalid_value", "payload")
-        assert answer.error["message"].startswith("the text of chunk 2 is not UTF-8")
+        assert response.error["message"].startswith("the text of chunk 1 is not UTF-8")
+        response = await session.call("POST", "/finish")
+        assert (response.status, response.error["code"], response.error["param"]) == (400, "invalid_value", "payload")
+        assert response.error["message"].startswith("the text of chunk 2 is not UTF-8")
         assert (await session.finish())["next_sequence_id"] == 3
         assert await session.content() == "grün "
 
@@ -424,8 +432,8 @@ async def test_text_that_is_not_utf_8_is_refused_with_its_chunk() -> None:
 async def test_a_number_behind_the_end_is_a_conflict_though_a_gap_is_open() -> None:
     async with live_server() as server, mode_b(server, {"chunk": text("c", 2)}) as session:
         assert not (await session.finish())["input_ended"]
-        answer = await session.call("POST", "/chunks", text("d", 3))
-        assert (answer.status, answer.error["code"]) == (409, "session_conflict")
+        response = await session.call("POST", "/chunks", text("d", 3))
+        assert (response.status, response.error["code"]) == (409, "session_conflict")
         await session.append(text("a", 0), text("b", 1))
         assert await session.content() == "abc"
 
@@ -439,8 +447,8 @@ async def test_the_rest_of_an_input_that_needs_no_more_is_counted() -> None:
         refused = await session.call("POST", "/chunks", {"sequence_id": 2, "text": 1})
         assert (refused.status, (await session.status())["next_sequence_id"]) == (400, 3)
         assert (await session.append(text("e", 3, end_of_input=True)))["input_ended"]
-        answer = await session.call("POST", "/chunks", text("f", 4))
-        assert (answer.status, answer.error["code"]) == (409, "session_conflict")
+        response = await session.call("POST", "/chunks", text("f", 4))
+        assert (response.status, response.error["code"]) == (409, "session_conflict")
         assert await session.content() == "enough"
 
 
@@ -450,8 +458,8 @@ async def test_the_rest_of_an_input_that_is_too_much_in_all_leaves_the_answer_as
     async with live_server(Hasty(), streaming_input=limit) as server, mode_b(server, chunk) as session:
         await session.until("finished")
         assert (await session.append(text("d", 1)))["received_bytes"] == 6
-        answer = await session.call("POST", "/chunks", text("e", 2))
-        assert (answer.status, answer.error["code"]) == (413, "payload_too_large")
+        response = await session.call("POST", "/chunks", text("e", 2))
+        assert (response.status, response.error["code"]) == (413, "payload_too_large")
         assert (await session.status())["state"] == "finished"
         assert await session.content() == "enough"
 
@@ -486,8 +494,8 @@ async def test_an_empty_input(end: str) -> None:
                 status = session.created
         assert (status["state"], status["error"]["code"], status["input_ended"]) == ("failed", "empty_input", True)
         assert status["next_sequence_id"] == (0 if end == "finish" else 1)
-        answer = await session.result()
-        assert (answer.status, answer.error["code"]) == (400, "empty_input")
+        response = await session.result()
+        assert (response.status, response.error["code"]) == (400, "empty_input")
         status = await session.finish()
         assert (status["state"], status["error"]["code"], status["started"]) == ("failed", "empty_input", False)
         streamed = await session.call("GET", "/result", None, EVENTS)
@@ -500,9 +508,9 @@ async def test_an_engine_that_breaks() -> None:
         live_server(engine, expect_errors=True) as server,
         mode_b(server, {"chunk": text("x", 0, end_of_input=True)}) as session,
     ):
-        answer = await session.result()
-        assert (answer.status, answer.error["code"]) == (500, "engine_failed")
-        assert b"secret" not in answer.body
+        response = await session.result()
+        assert (response.status, response.error["code"]) == (500, "engine_failed")
+        assert b"secret" not in response.body
         status = await session.status()
         assert (status["state"], status["error"]["code"]) == ("failed", "engine_failed")
         events = await session.events()
@@ -531,8 +539,8 @@ async def test_a_chunk_of_the_largest_size_and_one_byte_more() -> None:
     ):
         assert (await session.append(text("x" * 1000, 0)))["received_bytes"] == 1000
         assert server.held_bytes == 1000
-        answer = await session.call("POST", "/chunks", {"chunks": [text("x", 1), text("y" * 1001, 2)]})
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (
+        response = await session.call("POST", "/chunks", {"chunks": [text("x", 1), text("y" * 1001, 2)]})
+        assert (response.status, response.error["code"], response.error["param"]) == (
             *(413, "payload_too_large", "chunks[1].payload"),
         )
         await server.until(lambda: server.held_bytes == 0 and server.sessions == 0)
@@ -563,15 +571,15 @@ async def test_a_body_over_the_limit_closes_the_session() -> None:
     async with live_server(http={"max_body_bytes": 1000}) as server, mode_b(server) as session:
         assert (await session.call("POST", "/chunks", b" " * 968 + b'{"text":"a","sequence_id":0     }')).status == 413
         assert (await session.status())["error"]["code"] == "payload_too_large"
-        answer = await call(server.port, "POST", SESSIONS, b" " * 1001)
-        assert answer.status == 413
+        response = await call(server.port, "POST", SESSIONS, b" " * 1001)
+        assert response.status == 413
 
 
 async def test_a_chunk_inside_the_window_and_one_beyond() -> None:
     async with live_server(streaming_input={"reorder_window_chunks": 4}) as server, mode_b(server) as session:
         assert (await session.append(text("d", 3)))["buffered_chunks"] == 1
-        answer = await session.call("PATCH", "", text("e", 4))
-        assert (answer.status, answer.error["code"]) == (422, "reorder_window_exceeded")
+        response = await session.call("PATCH", "", text("e", 4))
+        assert (response.status, response.error["code"]) == (422, "reorder_window_exceeded")
         status = await session.status()
         assert (status["state"], status["buffered_chunks"]) == ("failed", 0)
 
@@ -607,9 +615,9 @@ async def test_sessions_count_until_their_answer_is_complete() -> None:
         first = await create(server, {"chunk": text("one", 0)}, ONE)
         second = await create(server, {"chunk": text("two", 0)}, TWO)
         for key, status, code in ((ONE, 503, "engine_overloaded"),):
-            answer = await call(server.port, "POST", SESSIONS, None, key)
-            assert (answer.status, answer.error["code"]) == (status, code)
-            assert "retry-after" in answer.headers
+            response = await call(server.port, "POST", SESSIONS, None, key)
+            assert (response.status, response.error["code"]) == (status, code)
+            assert "retry-after" in response.headers
         assert await first.delete() == 204
         limited = await call(server.port, "POST", SESSIONS, None, TWO)
         assert (limited.status, limited.error["code"]) == (429, "rate_limited")
@@ -638,8 +646,8 @@ async def test_a_session_is_seen_by_its_own_key_alone() -> None:
 async def test_turned_off() -> None:
     async with live_server(streaming_input={"enabled": False}) as server:
         for method, target in (("POST", SESSIONS), ("GET", f"{SESSIONS}/sess_1"), ("DELETE", f"{SESSIONS}/sess_1")):
-            answer = await call(server.port, method, target)
-            assert (answer.status, answer.error["code"]) == (404, "not_found")
+            response = await call(server.port, method, target)
+            assert (response.status, response.error["code"]) == (404, "not_found")
 
 
 async def test_other_methods() -> None:
@@ -650,9 +658,9 @@ async def test_other_methods() -> None:
             ("GET", f"{SESSIONS}/x/chunks", "POST"),
             ("POST", f"{SESSIONS}/x/result", "GET, HEAD"),
         ):
-            answer = await call(server.port, method, target)
-            assert answer.status == 405
-            assert {*answer.headers["allow"].split(", ")} >= {*allow.split(", ")} - {"HEAD"}
+            response = await call(server.port, method, target)
+            assert response.status == 405
+            assert {*response.headers["allow"].split(", ")} >= {*allow.split(", ")} - {"HEAD"}
 
 
 async def test_an_id_begins_with_the_replica() -> None:
@@ -674,8 +682,8 @@ async def test_delete_in_the_middle_frees_the_engine() -> None:
             assert (engine.active_requests, server.sessions, server.held_bytes) == (0, 0, 0)
         status = await session.status()
         assert (status["state"], status["error"]) == ("cancelled", None)
-        for answer in (await session.result(), await waiting):
-            assert (answer.status, answer.error["code"]) == (409, "session_conflict")
+        for response in (await session.result(), await waiting):
+            assert (response.status, response.error["code"]) == (409, "session_conflict")
         assert (await session.call("POST", "/chunks", text("d", 1))).status == 409
         assert (await session.append(text("a b c", 0)))["duplicates"] == 1
         assert (await session.finish())["state"] == "cancelled"

@@ -35,16 +35,16 @@ async def test_a_silent_session_expires_is_remembered_and_is_forgotten() -> None
             *(("GET", ""), ("GET", "/result"), ("POST", "/finish"), ("DELETE", "")),
             *(("POST", "/chunks"), ("POST", "/append"), ("PATCH", "")),
         ):
-            answer = await session.call(method, below)
-            assert (answer.status, answer.error["code"]) == (410, "session_expired")
+            response = await session.call(method, below)
+            assert (response.status, response.error["code"]) == (410, "session_expired")
         async with native_client(server, query=f"?session_id={session.id}", greeted=False) as client:
             assert (await client.error())["code"] == "session_not_found"
             assert await client.closed() == 4404
         await asyncio.sleep(50 - 3 * JUST)
         assert (await session.call("GET")).status == 410
         await asyncio.sleep(3 * JUST)
-        answer = await session.call("GET")
-        assert (answer.status, answer.error["code"]) == (404, "session_not_found")
+        response = await session.call("GET")
+        assert (response.status, response.error["code"]) == (404, "session_not_found")
         assert len(server.app.registry) == 0
 
 
@@ -166,10 +166,10 @@ async def test_a_gap_has_its_time_from_the_end_of_the_input(end: str) -> None:
         await asyncio.sleep(5)
         # Repeating it does not extend the time.
         assert (await session.finish())["expires_in"] == 5
-        answer = await session.result()
-        assert (answer.status, answer.error["code"]) == (408, "sequence_gap")
+        response = await session.result()
+        assert (response.status, response.error["code"]) == (408, "sequence_gap")
         assert now() - begin == pytest.approx(10, abs=JUST)
-        assert "chunk 1" in answer.error["message"]
+        assert "chunk 1" in response.error["message"]
         status = await session.status()
         assert (status["state"], status["buffered_chunks"]) == ("failed", 0)
 
@@ -253,10 +253,10 @@ async def test_without_heartbeats_the_head_waits_for_the_answer() -> None:
 
 async def test_an_event_that_there_never_was_is_told_by_an_event_when_the_head_is_out() -> None:
     async with live_server() as server, mode_b(server) as session:
-        answer = await session.call("GET", "/result", None, EVENTS, "Last-Event-ID: 1")
-    assert answer.status == 200
-    assert answer.body.startswith(b": keep-alive\n\nid: 1\nevent: error\n")
-    assert b'"param":"Last-Event-ID"' in answer.body
+        response = await session.call("GET", "/result", None, EVENTS, "Last-Event-ID: 1")
+    assert response.status == 200
+    assert response.body.startswith(b": keep-alive\n\nid: 1\nevent: error\n")
+    assert b'"param":"Last-Event-ID"' in response.body
 
 
 async def test_the_seconds_that_are_left_are_never_more_than_were_configured() -> None:

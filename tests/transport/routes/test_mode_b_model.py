@@ -77,8 +77,8 @@ async def _play(plan: Plan) -> None:
         assert (status["next_sequence_id"], status["buffered_chunks"]) == (len(plan.words), 0)
         assert status["input_ended"]
         if not plan.said:
-            answer = await session.result()
-            assert (answer.status, answer.error["code"]) == (400, "empty_input")
+            response = await session.result()
+            assert (response.status, response.error["code"]) == (400, "empty_input")
             return
         assert await session.content() == plan.said
         for number in range(len(plan.words)):
@@ -98,10 +98,10 @@ async def _deliver(session: ModeBSession, plan: Plan, deliveries: tuple[Delivery
 
 
 async def _append(session: ModeBSession, plan: Plan, numbers: tuple[int, ...]) -> None:
-    answer = await session.call("POST", "/chunks", {"chunks": [plan.chunk(number) for number in numbers]})
-    if answer.status != 202:
-        assert answer.status == 400
-        if answer.error["code"] == "invalid_frame":
+    response = await session.call("POST", "/chunks", {"chunks": [plan.chunk(number) for number in numbers]})
+    if response.status != 202:
+        assert response.status == 400
+        if response.error["code"] == "invalid_frame":
             assert plan.refused & {*numbers}
         else:
-            assert (answer.error["code"], plan.said) == ("empty_input", "")
+            assert (response.error["code"], plan.said) == ("empty_input", "")

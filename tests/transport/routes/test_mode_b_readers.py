@@ -70,11 +70,11 @@ async def test_an_event_that_never_was(wanted: str) -> None:
         await session.until("finished")
         header = "Last-Event-ID: " + wanted
         for _ in range(2):
-            answer = await session.call("GET", "/result", None, EVENTS, header)
-            assert (answer.status, answer.error["param"]) == (400, "Last-Event-ID")
+            response = await session.call("GET", "/result", None, EVENTS, header)
+            assert (response.status, response.error["param"]) == (400, "Last-Event-ID")
         async with mode_b(server, {"chunk": text("half", 0)}) as running:
-            answer = await running.call("GET", "/result", None, EVENTS, header)
-            assert (answer.status, answer.error["param"]) == (400, "Last-Event-ID")
+            response = await running.call("GET", "/result", None, EVENTS, header)
+            assert (response.status, response.error["param"]) == (400, "Last-Event-ID")
 
 
 async def test_the_event_after_the_last_of_a_running_answer_never_was_either() -> None:
@@ -87,8 +87,8 @@ async def test_the_event_after_the_last_of_a_running_answer_never_was_either() -
         await client.head()
         events = arriving(client)
         last = [await anext(events), await anext(events)][-1].id
-        answer = await session.call("GET", "/result", None, EVENTS, f"Last-Event-ID: {last + 1}")
-        assert answer.status == 400
+        response = await session.call("GET", "/result", None, EVENTS, f"Last-Event-ID: {last + 1}")
+        assert response.status == 400
 
 
 async def test_a_reader_that_leaves_does_not_stop_the_work() -> None:
@@ -117,8 +117,8 @@ async def test_readers_at_the_limit_and_one_more() -> None:
         waiting = [asyncio.create_task(session.result()) for _ in range(MAX_READERS)]
         known = server.app.registry.get(session.id, None)
         await server.until(lambda: known._readers == MAX_READERS)
-        answer = await session.result()
-        assert (answer.status, answer.error["code"]) == (429, "rate_limited")
+        response = await session.result()
+        assert (response.status, response.error["code"]) == (429, "rate_limited")
         async with native_client(server, query=f"?session_id={session.id}", greeted=False) as client:
             assert (await client.error())["code"] == "rate_limited"
             assert await client.closed() == 4429
@@ -283,8 +283,8 @@ async def test_draining_lets_answers_finish_and_ends_what_has_not_begun() -> Non
         draining = asyncio.create_task(server.running.drain(30))
         await server.until(lambda: server.app.sessions.admission.draining)  # draining closes idle connections
         await idle.until("failed")
-        answer = await idle.result()
-        assert (answer.status, answer.error["code"]) == (503, "shutting_down")
+        response = await idle.result()
+        assert (response.status, response.error["code"]) == (503, "shutting_down")
         refused = await call(server.port, "POST", SESSIONS)
         assert (refused.status, refused.error["code"]) == (503, "shutting_down")
         async with native_client(server, query=f"?session_id={begun.id}", greeted=False) as client:

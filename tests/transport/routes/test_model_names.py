@@ -63,10 +63,10 @@ ROUTES: Final[tuple[Route, ...]] = (chat, mode_a, completions, speech, transcrip
 async def test_any_name_is_served_and_the_answer_says_by_what(ask: Route) -> None:
     async with live_server(served_model_name=("mine", "other")) as server:
         for name in ("mine", "other", "local-model", "whisper-1", "gpt-4o", ""):
-            answer = await ask(server, name)
-            assert answer.status == 200, (name, answer.body)
+            response = await ask(server, name)
+            assert response.status == 200, (name, response.body)
             if ask in (chat, mode_a, completions, mode_b):
-                assert answer.json()["model"] == "mine"
+                assert response.json()["model"] == "mine"
 
 
 @pytest.mark.parametrize("ask", ROUTES)
@@ -74,25 +74,25 @@ async def test_names_are_exact_where_the_operator_wants_it(ask: Route) -> None:
     async with live_server(served_model_name=("mine", "other"), strict_model_names=True) as server:
         for name in ("mine", "other", "local-model", "whisper-1"):
             assert (await ask(server, name)).status == 200
-        answer = await ask(server, "gpt-4o")
-    error = answer.error
-    assert (answer.status, error["code"], error["param"]) == (404, "model_not_found", "model")
+        response = await ask(server, "gpt-4o")
+    error = response.error
+    assert (response.status, error["code"], error["param"]) == (404, "model_not_found", "model")
     assert error["type"] == "invalid_request_error"
 
 
 async def test_a_reader_of_events_gets_the_refusal_as_its_only_event() -> None:
     body = {"model": "gpt-4o", "messages": MESSAGES, "stream": True}
     async with live_server(strict_model_names=True) as server:
-        answer = await post(server.port, CHAT, body)
-    assert answer.status == 200
-    assert answer.body.startswith(b"event: error\ndata: ")
-    assert b'"code":"model_not_found"' in answer.body
+        response = await post(server.port, CHAT, body)
+    assert response.status == 200
+    assert response.body.startswith(b"event: error\ndata: ")
+    assert b'"code":"model_not_found"' in response.body
 
 
 async def test_a_name_that_is_no_text() -> None:
     async with live_server() as server:
-        answer = await post(server.port, CHAT, {"model": 4, "messages": MESSAGES})
-    assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "invalid_value", "model")
+        response = await post(server.port, CHAT, {"model": 4, "messages": MESSAGES})
+    assert (response.status, response.error["code"], response.error["param"]) == (400, "invalid_value", "model")
 
 
 def facts(caplog: pytest.LogCaptureFixture) -> list[Any]:

@@ -51,9 +51,9 @@ class HeldEngine(EchoEngine):
 
 async def test_health() -> None:
     async with live_server(served_model_name=("mine",)) as server:
-        answer = await get(server, "/health")
-    assert answer.status == 200
-    assert answer.json() == {
+        response = await get(server, "/health")
+    assert response.status == 200
+    assert response.json() == {
         "status": "ok",
         "engine": "fake",
         "model": "mine",
@@ -79,9 +79,9 @@ async def test_an_engine_that_dies_under_a_request_is_503() -> None:
     """The failure of an engine that stays healthy is a 500 without Retry-After."""
     for fatal, told in ((True, (503, "1")), (False, (500, None))):
         async with live_server(ScriptedEngine([EngineFailed("it died", fatal=fatal)])) as server:
-            answer = await post(server.port, CHAT, HELLO)
-        assert (answer.status, answer.headers.get("retry-after")) == told
-        assert answer.error["code"] == "engine_failed"
+            response = await post(server.port, CHAT, HELLO)
+        assert (response.status, response.headers.get("retry-after")) == told
+        assert response.error["code"] == "engine_failed"
 
 
 async def test_health_counts_what_lives() -> None:
@@ -106,14 +106,14 @@ async def test_a_server_whose_engine_does_not_work(state: EngineState, said: str
     engine = HeldEngine()
     engine.state = state
     async with live_server(engine, still_answers=False) as server:
-        answer = await get(server, "/health")
-        assert (answer.status, answer.json()["status"], answer.headers["retry-after"]) == (503, said, "1")
+        response = await get(server, "/health")
+        assert (response.status, response.json()["status"], response.headers["retry-after"]) == (503, said, "1")
         asked = [(CHAT, HELLO), (SPEECH, {"input": "a"}), ("/v1/completions", {"prompt": "a"}), (MODE_B, {})]
         for path, body in asked:
             for headers in ((), ("X-Streaming-Input: true",)):
-                answer = await post(server.port, path, body, *headers)
-                assert (answer.status, answer.error["code"]) == (503, code)
-                assert answer.headers["retry-after"] == "1"
+                response = await post(server.port, path, body, *headers)
+                assert (response.status, response.error["code"]) == (503, code)
+                assert response.headers["retry-after"] == "1"
         engine.state = EngineState.OK
         assert (await post(server.port, CHAT, HELLO)).status == 200
         assert (await get(server, "/health")).status == 200
@@ -126,13 +126,13 @@ async def test_a_server_that_drains() -> None:
         await client.send(request("POST", CHAT, f"Content-Length: {len(body)}"), body[:1])
         await server.until(lambda: server.sessions == 1)
         server.app.sessions.admission.draining = True
-        answer = await get(server, "/health")
-        assert (answer.status, answer.json()["status"]) == (503, "draining")
+        response = await get(server, "/health")
+        assert (response.status, response.json()["status"]) == (503, "draining")
         for path, said in ((CHAT, HELLO), (SPEECH, {"input": "a"})):
             for headers in ((), ("X-Streaming-Input: true",)):
-                answer = await post(server.port, path, said, *headers)
-                assert (answer.status, answer.error["code"]) == (503, "shutting_down")
-                assert answer.headers["retry-after"] == "1"
+                response = await post(server.port, path, said, *headers)
+                assert (response.status, response.error["code"]) == (503, "shutting_down")
+                assert response.headers["retry-after"] == "1"
         await client.send(body[1:])
         assert (await client.response()).status == 200
 
@@ -149,8 +149,8 @@ async def test_models() -> None:
             assert (await get(server, f"/v1/models/{one['id']}")).json() == one
         for name in ("local-model", "whisper-1"):
             assert (await get(server, f"/v1/models/{name}")).json()["id"] == name
-        answer = await get(server, "/v1/models/gpt-9")
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (404, "model_not_found", "id")
+        response = await get(server, "/v1/models/gpt-9")
+        assert (response.status, response.error["code"], response.error["param"]) == (404, "model_not_found", "id")
 
 
 async def test_openai_package_lists_models() -> None:
@@ -170,9 +170,9 @@ async def test_openai_package_lists_models() -> None:
 
 async def test_the_page_for_people() -> None:
     async with live_server() as server:
-        answer = await get(server, "/")
-    assert (answer.status, answer.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    assert b"<html" in answer.body
+        response = await get(server, "/")
+    assert (response.status, response.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert b"<html" in response.body
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/openapi.json", "/v1/models", "/v1/models/fake"])
@@ -181,10 +181,10 @@ async def test_head_is_get_without_its_content(path: str) -> None:
         shown, head = await get(server, path), await get(server, path, method="HEAD")
         assert (head.status, head.body) == (200, b"")
         assert head.headers["content-length"] == shown.headers["content-length"] == str(len(shown.body))
-        answer = await get(server, path, method="POST")
-        assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD, OPTIONS")
-        answer = await get(server, path, method="OPTIONS")
-        assert (answer.status, answer.headers["allow"]) == (204, "GET, HEAD, OPTIONS")
+        response = await get(server, path, method="POST")
+        assert (response.status, response.headers["allow"]) == (405, "GET, HEAD, OPTIONS")
+        response = await get(server, path, method="OPTIONS")
+        assert (response.status, response.headers["allow"]) == (204, "GET, HEAD, OPTIONS")
 
 
 @pytest.mark.parametrize(
@@ -194,15 +194,15 @@ async def test_head_is_get_without_its_content(path: str) -> None:
 async def test_what_is_not_there(path: str) -> None:
     async with live_server() as server:
         for method in ("GET", "POST"):
-            answer = await get(server, path, method=method)
-            assert (answer.status, answer.error["code"]) == (404, "not_found")
+            response = await get(server, path, method=method)
+            assert (response.status, response.error["code"]) == (404, "not_found")
 
 
 async def test_the_websocket_without_an_upgrade() -> None:
     async with live_server() as server:
-        answer = await get(server, NATIVE_PATH)
-        assert (answer.status, answer.error["code"]) == (426, "upgrade_required")
-        assert answer.headers["upgrade"] == "websocket"
+        response = await get(server, NATIVE_PATH)
+        assert (response.status, response.error["code"]) == (426, "upgrade_required")
+        assert response.headers["upgrade"] == "websocket"
 
 
 # --- the OpenAPI document
@@ -211,9 +211,9 @@ async def test_the_websocket_without_an_upgrade() -> None:
 @pytest.fixture
 async def description() -> dict[str, Any]:
     async with live_server() as server:
-        answer = await get(server, "/openapi.json")
-    assert answer.headers["content-type"] == "application/json"
-    document: dict[str, Any] = answer.json()
+        response = await get(server, "/openapi.json")
+    assert response.headers["content-type"] == "application/json"
+    document: dict[str, Any] = response.json()
     return document
 
 
@@ -272,7 +272,7 @@ async def test_described_examples_work(description: dict[str, Any]) -> None:
                 streaming = () if kind == "application/json" else ("X-Streaming-Input: true",)
                 body = media["example"]
                 sent = body.encode() if isinstance(body, str) else body
-                answer = await post(server.port, path, sent, f"Content-Type: {kind}", *streaming)
-                assert answer.status == 200, (path, kind, answer.body)
+                response = await post(server.port, path, sent, f"Content-Type: {kind}", *streaming)
+                assert response.status == 200, (path, kind, response.body)
                 checked += 1
         assert checked >= 4

@@ -38,8 +38,8 @@ async def one_request(server: LiveServer) -> None:
         await client.answer()
 
 
-def event_names(answer: RawResponse) -> list[str]:
-    lines = [line for name in answer.json()["event_files"] for line in Path(name).read_text().splitlines()]
+def event_names(response: RawResponse) -> list[str]:
+    lines = [line for name in response.json()["event_files"] for line in Path(name).read_text().splitlines()]
     return [json.loads(line)["event_name"] for line in lines]
 
 
@@ -116,8 +116,8 @@ async def test_paths_outside_of_the_root_are_refused(path: str, field: str, tmp_
     (tmp_path / "profiles").mkdir()
     (tmp_path / "profiles" / "link").symlink_to(tmp_path)
     async with live_server(TracedEcho(), **root(tmp_path)) as server:
-        answer = await post(server.port, "/start_profile", {field: path})
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "invalid_value", field)
+        response = await post(server.port, "/start_profile", {field: path})
+        assert (response.status, response.error["code"], response.error["param"]) == (400, "invalid_value", field)
     assert os.listdir(tmp_path) == ["profiles"]
 
 
@@ -133,8 +133,8 @@ async def test_the_default_folder_is_in_the_users_cache(tmp_path: Path, monkeypa
 async def test_without_keys_only_clients_of_this_machine_may() -> None:
     async with live_server() as server:
         for header in ("X-Forwarded-For: 127.0.0.1", "Forwarded: for=127.0.0.1"):
-            answer = await post(server.port, "/start_request_profile", {}, header)
-            assert (answer.status, answer.error["code"]) == (401, "unauthenticated")
+            response = await post(server.port, "/start_request_profile", {}, header)
+            assert (response.status, response.error["code"]) == (401, "unauthenticated")
     head = h11.Request(method="POST", target="/start_profile", headers=[("Host", "x")])
     for address in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
         check_may_profile(Authenticator(()), read_request(head, client=address, secure=False))
@@ -145,8 +145,8 @@ async def test_without_keys_only_clients_of_this_machine_may() -> None:
 async def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "profiles").write_text("a file")
     async with live_server(**root(tmp_path)) as server:
-        answer = await post(server.port, "/start_request_profile", {})
-        assert (answer.status, answer.error["param"]) == (400, "event_dir")
+        response = await post(server.port, "/start_request_profile", {})
+        assert (response.status, response.error["param"]) == (400, "event_dir")
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,8 @@ async def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 )
 async def test_fields_of_the_wrong_kind(fields: dict[str, Any], param: str, tmp_path: Path) -> None:
     async with live_server(**root(tmp_path)) as server:
-        answer = await post(server.port, "/start_profile", fields)
-        assert (answer.status, answer.error["param"]) == (400, param)
+        response = await post(server.port, "/start_profile", fields)
+        assert (response.status, response.error["param"]) == (400, param)
         assert (await post(server.port, "/start_request_profile", {"run_id": "x" * 128})).status == 200
 
 
@@ -176,10 +176,10 @@ async def test_only_administrators_profile(tmp_path: Path) -> None:
     async with live_server(keys=keys, **root(tmp_path)) as server:
         for path in ("/start_profile", "/stop_profile", "/start_request_profile", "/stop_request_profile"):
             for headers in ((), ("Authorization: Bearer user-key",)):
-                answer = await post(server.port, path, EVENTS_ONLY, *headers)
-                assert (answer.status, answer.error["code"]) == (401, "unauthenticated")
-            answer = await post(server.port, path, EVENTS_ONLY, "Authorization: Bearer admin-key")
-            assert answer.status == 200
+                response = await post(server.port, path, EVENTS_ONLY, *headers)
+                assert (response.status, response.error["code"]) == (401, "unauthenticated")
+            response = await post(server.port, path, EVENTS_ONLY, "Authorization: Bearer admin-key")
+            assert response.status == 200
 
 
 # traces

@@ -37,9 +37,9 @@ async def test_by_its_name_on_every_way_in(name: str) -> None:
                 error = await client.error()
                 assert (error["code"], error["param"], error["sequence_id"]) == ("unsupported_parameter", name, 0)
             for objects in ((chunk,), ({"voice": None}, chunk)):
-                answer = await post(server.port, CHAT, lines(*objects), STREAMING)
-                assert (answer.status, answer.error["code"]) == (400, "unsupported_parameter")
-                assert answer.error["param"] == name
+                response = await post(server.port, CHAT, lines(*objects), STREAMING)
+                assert (response.status, response.error["code"]) == (400, "unsupported_parameter")
+                assert response.error["param"] == name
             session = await create(server)
             for below, body, param in (
                 ("/chunks", chunk, name),
@@ -49,9 +49,9 @@ async def test_by_its_name_on_every_way_in(name: str) -> None:
                     f"chunks[1].{name}",
                 ),
             ):
-                answer = await session.call("POST", below, body)
-                assert (answer.status, answer.error["code"]) == (400, "unsupported_parameter")
-                assert answer.error["param"] == param
+                response = await session.call("POST", below, body)
+                assert (response.status, response.error["code"]) == (400, "unsupported_parameter")
+                assert response.error["param"] == param
             assert (await session.status())["next_sequence_id"] == 3  # a refused number is used up
             assert await session.delete() == 204
             opening = await post(server.port, "/v1/streaming_input/sessions", {"chunk": chunk})
@@ -68,7 +68,11 @@ async def test_null_says_nothing() -> None:
 async def test_a_first_line_of_nothing_else_is_meant_as_a_chunk(name: str) -> None:
     """As parameters it would be ignored."""
     async with live_server() as server:
-        answer = await post(server.port, CHAT, lines({name: "hello"}, {"text": "a"}), STREAMING)
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (400, "unsupported_parameter", name)
+        response = await post(server.port, CHAT, lines({name: "hello"}, {"text": "a"}), STREAMING)
+        assert (response.status, response.error["code"], response.error["param"]) == (
+            400,
+            "unsupported_parameter",
+            name,
+        )
         opening = await post(server.port, "/v1/streaming_input/sessions", {name: "hello"})
         assert (opening.status, opening.error["param"]) == (400, name)

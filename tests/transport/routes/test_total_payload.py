@@ -23,8 +23,12 @@ async def stream(server: LiveServer, *words: str, **parameters: Any) -> RawRespo
 async def test_a_streamed_body_at_the_limit_and_one_byte_past_it() -> None:
     async with live_server(streaming_input=LIMIT) as server:
         assert content(events_of(await stream(server, *"0123456789"))) == "0123456789"
-        answer = await stream(server, *"0123456789a", start_policy="on_end_only")
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (413, "payload_too_large", "payload")
+        response = await stream(server, *"0123456789a", start_policy="on_end_only")
+        assert (response.status, response.error["code"], response.error["param"]) == (
+            413,
+            "payload_too_large",
+            "payload",
+        )
         # The engine has taken and answered all input before it.
         async with raw_client(server.port) as client:
             head = request("POST", CHAT, "X-Streaming-Input: true", "Transfer-Encoding: chunked")
@@ -51,12 +55,16 @@ async def test_a_session_at_the_limit_and_one_byte_past_it(numbered: bool) -> No
         for number, word in enumerate(("01234", "5678", "9")):
             status = await session.append(text(word, number if numbered else None))
         assert (status["received_bytes"], status["state"]) == (10, "started")
-        answer = await session.call("POST", "/chunks", text("a", 3 if numbered else None))
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (413, "payload_too_large", "payload")
+        response = await session.call("POST", "/chunks", text("a", 3 if numbered else None))
+        assert (response.status, response.error["code"], response.error["param"]) == (
+            413,
+            "payload_too_large",
+            "payload",
+        )
         status = await session.status()
         assert (status["state"], status["error"]["code"]) == ("failed", "payload_too_large")
-        for answer in (await session.result(), await session.call("POST", "/chunks", text("b", 4))):
-            assert (answer.status, answer.error["code"]) == (413, "payload_too_large")
+        for response in (await session.result(), await session.call("POST", "/chunks", text("b", 4))):
+            assert (response.status, response.error["code"]) == (413, "payload_too_large")
         assert await session.delete() == 204
 
 
@@ -71,8 +79,8 @@ async def test_what_waits_behind_a_gap_counts_once_and_a_duplicate_does_not() ->
         assert await session.delete() == 204
         session = await create(server, {"start_policy": "on_end_only"})
         await session.append(text("56789a", 1))
-        answer = await session.call("POST", "/chunks", text("01234", 0))
-        assert (answer.status, answer.error["code"]) == (413, "payload_too_large")
+        response = await session.call("POST", "/chunks", text("01234", 0))
+        assert (response.status, response.error["code"]) == (413, "payload_too_large")
         assert await session.delete() == 204
         session = await create(server)
         assert (await session.call("POST", "/chunks", text("0123456789a", 1))).status == 413

@@ -66,8 +66,8 @@ async def send(server: LiveServer, body: bytes, *headers: str) -> RawResponse:
 async def test_json() -> None:
     engine = CapableEngine(SCRIPT)
     async with live_server(engine) as server:
-        answer = await transcribe(server, model="whisper-1", temperature="0")
-    assert answer.json() == {"text": TEXT, "usage": {"type": "duration", "seconds": 3663.0}}
+        response = await transcribe(server, model="whisper-1", temperature="0")
+    assert response.json() == {"text": TEXT, "usage": {"type": "duration", "seconds": 3663.0}}
     (seen,) = engine.requests
     assert seen.task == "transcribe"
     assert seen.sampling == {"temperature": 0.0}
@@ -76,8 +76,8 @@ async def test_json() -> None:
 
 async def test_text() -> None:
     async with live_server(CapableEngine(SCRIPT)) as server:
-        answer = await transcribe(server, response_format="text")
-    assert (answer.headers["content-type"], answer.body) == ("text/plain; charset=utf-8", f"{TEXT}\n".encode())
+        response = await transcribe(server, response_format="text")
+    assert (response.headers["content-type"], response.body) == ("text/plain; charset=utf-8", f"{TEXT}\n".encode())
 
 
 async def test_verbose_json_has_the_times_that_were_asked_for() -> None:
@@ -223,8 +223,8 @@ async def test_kinds_of_files(filename: str, kind: str | None, data: bytes, form
 )
 async def test_fields_that_are_refused(fields: dict[str, Any], status: int, code: str, param: str) -> None:
     async with live_server(CapableEngine([])) as server:
-        answer = await transcribe(server, "Accept: application/json", **fields)
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (status, code, param)
+        response = await transcribe(server, "Accept: application/json", **fields)
+        assert (response.status, response.error["code"], response.error["param"]) == (status, code, param)
         if "stream" not in fields:
             (event,) = events_of(await transcribe(server, **{**fields, "stream": "true"}))
             assert event.name == "error"
@@ -244,8 +244,8 @@ async def test_fields_that_are_refused(fields: dict[str, Any], status: int, code
 )
 async def test_files_that_are_none(parts: tuple[Part, ...], status: int, code: str) -> None:
     async with live_server(CapableEngine([])) as server:
-        answer = await transcribe(server, parts=parts)
-        assert (answer.status, answer.error["code"], answer.error["param"]) == (status, code, "file")
+        response = await transcribe(server, parts=parts)
+        assert (response.status, response.error["code"], response.error["param"]) == (status, code, "file")
 
 
 @pytest.mark.parametrize(
@@ -264,8 +264,8 @@ async def test_files_that_are_none(parts: tuple[Part, ...], status: int, code: s
 )
 async def test_forms_that_cannot_be_read(body: bytes, code: str) -> None:
     async with live_server(CapableEngine([])) as server:
-        answer = await send(server, body)
-        assert (answer.status, answer.error["code"]) == (400, code)
+        response = await send(server, body)
+        assert (response.status, response.error["code"]) == (400, code)
 
 
 @pytest.mark.parametrize(
@@ -273,10 +273,10 @@ async def test_forms_that_cannot_be_read(body: bytes, code: str) -> None:
 )
 async def test_bodies_of_another_type(kind: str) -> None:
     async with live_server(CapableEngine([])) as server:
-        answer = await post(server.port, PATH, b"{}", f"Content-Type: {kind}")
-        assert (answer.status, answer.error["param"]) == (415, "Content-Type")
-        answer = await send(server, form(FILE), "Content-Encoding: gzip")
-        assert (answer.status, answer.error["param"]) == (415, "Content-Encoding")
+        response = await post(server.port, PATH, b"{}", f"Content-Type: {kind}")
+        assert (response.status, response.error["param"]) == (415, "Content-Type")
+        response = await send(server, form(FILE), "Content-Encoding: gzip")
+        assert (response.status, response.error["param"]) == (415, "Content-Encoding")
 
 
 async def test_limits_of_a_form() -> None:
@@ -285,8 +285,8 @@ async def test_limits_of_a_form() -> None:
             assert (await transcribe(server, unknown="a" * size)).status == status
         for count, status in ((MAX_PARTS - 1, 200), (MAX_PARTS, 400)):
             fields: dict[str, Any] = {f"field{index}": "a" for index in range(count)}
-            answer = await transcribe(server, **fields)
-            assert answer.status == status
+            response = await transcribe(server, **fields)
+            assert response.status == status
         assert (await transcribe(server, parts=((("file", "a.pcm"), bytes(200_000)),))).status == 413
 
 
@@ -310,9 +310,9 @@ async def test_what_an_engine_cannot_do_is_named() -> None:
     async with live_server() as server:
         for param, value in (("response_format", "verbose_json"), ("response_format", "srt"), ("language", "en")):
             field: dict[str, Any] = {param: value}
-            answer = await transcribe(server, **field)
-            assert (answer.status, answer.error["code"]) == (400, "unsupported_parameter")
-            assert answer.error["param"] == param
+            response = await transcribe(server, **field)
+            assert (response.status, response.error["code"]) == (400, "unsupported_parameter")
+            assert response.error["param"] == param
 
 
 async def test_an_engine_that_fails_midway_ends_the_stream_with_an_error() -> None:
@@ -327,7 +327,7 @@ async def test_the_embedded_engine_writes_a_recording_down() -> None:
 
     data = await asyncio.to_thread((Path(__file__).parents[2] / "data" / "goforward.wav").read_bytes)
     async with live_server(EmbeddedEngine()) as server:
-        answer = await transcribe(
+        response = await transcribe(
             server,
             parts=((("file", "goforward.wav"), data),),
             response_format="verbose_json",
@@ -335,7 +335,7 @@ async def test_the_embedded_engine_writes_a_recording_down() -> None:
             language="en",
         )
         streamed = events_of(await transcribe(server, parts=((("file", "goforward.wav"), data),), stream="true"))
-    heard = answer.json()
+    heard = response.json()
     assert heard["text"] == "go forward ten meters"
     assert [word["word"] for word in heard["words"]] == heard["text"].split()
     assert 0 < heard["words"][0]["start"] < heard["words"][-1]["end"] < heard["duration"]

@@ -145,9 +145,9 @@ async def test_a_body_that_has_not_come_whole(kind: str) -> None:
         await send_body(client, head, beginning + b"x" * (LIMIT - len(beginning)))
         await held(server, LIMIT)
         await send_body(client, head, b"x")
-        answer = await client.response()
-        assert (answer.status, answer.error["code"]) == (503, "engine_overloaded")
-        assert answer.headers["retry-after"] == "1"
+        response = await client.response()
+        assert (response.status, response.error["code"]) == (503, "engine_overloaded")
+        assert response.headers["retry-after"] == "1"
         await held(server, 0)
 
 
