@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection of the server: an asyncio protocol around h11.
 
-h11 parses requests, refuses what breaks RFC 9112, and knows what may be sent next. It has no clock, no limits on what
-it buffers, and no tasks; this module adds them.
+h11 parses requests, refuses what breaks RFC 9112, and knows what may be sent next. It has no clock, no backpressure and
+no tasks; this module adds them. Only the chunks of a response bypass h11, for speed; see ``HttpOutput.send_chunk``.
 
     transport → data_received → h11 → HttpInput.body → HttpExchange.read ─────────→ handler
     transport ← HttpOutput ←─── h11 ←───────────────── HttpExchange.respond, write ←─ handler
@@ -11,25 +11,25 @@ exchange, which is one task that runs the application's handler; body events go 
 two directions are independent: a handler may respond while the body still arrives. A read can hold tens of thousands
 of tiny chunks, so the connection yields to the event loop after 256 events.
 
-Deadlines: the phase has one (for a head, for keep-alive, for lingering), HttpInput one for a body that stalls, and
-HttpOutput one for a peer that does not read. A handler may take as long as it likes.
+Deadlines: a phase has one (for the head, for keep-alive, for lingering), HttpInput has one for bodies that stall, and
+HttpOutput one for peers that do not read. Handlers may take as long as they like.
 
 Pipelining: h11 pauses behind a complete request until both sides are done and the next cycle starts. Requests are
 served one at a time, in order; bytes of later ones wait in h11's buffer, and past the high-water mark in the kernel.
 
 Half-close: a client may close its sending side and read on. That looks the same as a closed socket until something is
 sent, so such a peer is probed with bytes without meaning: an interim response before the head, a comment or a leading
-zero of a chunk size behind it. A peer that is gone answers with a reset, the connection is lost, and that cancels the
-handler. A peer whose reading is paused is watched by HangUpWatch. TLS has no half-close: its end of data ends all.
+zero of a chunk size behind it. A peer that is gone replies with a reset; the connection is lost, which cancels the
+handler. While reading is paused, HangUpWatch watches the peer. TLS has no half-close: its end of data is a close.
 
 Closing: a close with unread input makes the kernel send a reset, which overtakes the response. Where the peer may
 still be sending, the connection therefore closes its sending side only, and lingers while it discards input.
 
-WebSocket: a valid handshake leaves h11 in the state MIGHT_SWITCH_PROTOCOL. ``upgrade`` calls ``release`` and gives the
-transport, the head and the bytes behind it to another protocol. Nothing of this one runs from then on.
+WebSocket: behind an upgrade request h11 stops parsing. ``upgrade`` calls ``release`` and gives the transport, the head
+and the bytes behind it to another protocol; from then on nothing of this one runs.
 
-Drain: ``Connections.close_idle`` closes connections between two requests; the others close behind their response, and
-behind those to pipelined requests that had arrived. Then ``interrupt`` ends handlers with an error, and ``abort`` all.
+Drain: ``Connections.close_idle`` closes connections between two requests; the others close behind their response.
+Where that takes too long, ``interrupt`` ends handlers with an error, and ``abort`` drops what is left.
 """
 
 from __future__ import annotations
@@ -336,7 +336,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._input.end_request()
         failure = None if task.cancelled() else task.exception()
         if failure is not None and not isinstance(failure, PeerGone):
-            logger.error("an answer could not be sent", exc_info=failure)
+            logger.error("a response could not be sent", exc_info=failure)
         if self._phase is Phase.CLOSED:
             self._connections.discard(self)
         elif failure is not None or task.cancelled() or self._transport.is_closing():
@@ -427,7 +427,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self.abort()
 
     def _hang_up_checked(self, found: HangUp) -> None:
-        """Act on what is known of a peer whose reading is paused, and whose end of data is not read therefore."""
+        """Act on what the kernel knows of a peer while reading is paused, which delays its end of data."""
         if found is HangUp.UNKNOWN:
             self._output.probe()
         elif found is HangUp.GONE or self._secure:

@@ -119,7 +119,7 @@ class HttpExchange:
         #: back. The socket is not read meanwhile, once enough is held.
         self.input_pace: Callable[[int], float] | None = None
         #: Whether a piece is being held back by ``input_pace``.
-        self.input_held_to_pace = False
+        self.input_throttled = False
         #: Where ``charge`` counts the bytes kept of the body; released when the exchange is over.
         self.input_share: Share | None = None
         #: Called with an error that ends what runs for this request, in order that the client receives it.
@@ -168,9 +168,9 @@ class HttpExchange:
         if self.on_body is not None:
             self.on_body(chunk)
         if self.input_pace is not None and chunk and (seconds := self.input_pace(len(chunk))):
-            self.input_held_to_pace = True
+            self.input_throttled = True
             await asyncio.sleep(seconds)
-            self.input_held_to_pace = False
+            self.input_throttled = False
         self._input.after_read()
         if self.recording is not None:
             self.recording.read(chunk)
@@ -380,7 +380,7 @@ async def _respond(exchange: HttpExchange, handle: Callable[[HttpExchange], Awai
             raise OriginNotAllowed("pages of this origin may not use this server")
         await handle(exchange)
         if not exchange.head_sent:
-            raise RuntimeError(f"the handler of {_where(exchange)} returned without an answer")
+            raise RuntimeError(f"the handler of {_where(exchange)} returned without a response")
         await exchange.end()
     except Exception as raised:
         cause = _sole_cause(raised)

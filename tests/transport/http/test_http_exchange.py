@@ -242,7 +242,7 @@ async def test_handler_without_an_answer_is_a_failure(caplog: pytest.LogCaptureF
     async with serving(only(forget)) as door, raw_client(door.port) as client:
         await client.send(request("GET", "/"))
         assert (await client.response()).status == 500
-        assert "returned without an answer" in caplog.text
+        assert "returned without a response" in caplog.text
 
 
 @pytest.mark.parametrize("error", [RuntimeError("late"), InvalidValue("late")])
