@@ -117,7 +117,7 @@ class GenerationRoutes(FrontEnd):
         return lambda session: feed_all(session, self.split(chunks))
 
     def split(self, chunks: Iterable[InputChunk]) -> Iterator[InputChunk]:
-        """Split chunks into such of the size that sessions accept; images stay whole."""
+        """Split chunks to the size that sessions accept; images stay whole."""
         size = self.config.streaming_input.max_chunk_bytes
         for chunk in chunks:
             if chunk.modality is Modality.IMAGE:

@@ -44,7 +44,7 @@ class HttpSession:
         #: Whether input waits for the engine, so that the client's silence is the server's doing.
         self._held_up = False
         #: Whether the source holds input back; set by the source.
-        self.is_unread: Callable[[], bool] = lambda: False
+        self.is_throttled: Callable[[], bool] = lambda: False
         conversation.attach(self)
 
     async def feed(self, chunk: InputChunk) -> None:
@@ -184,7 +184,7 @@ class HttpSession:
                 async with asyncio.timeout_at(self.conversation.get_timer()):
                     await self._timer_changed.wait()
             except TimeoutError:
-                if self._held_up or self.is_unread():
+                if self._held_up or self.is_throttled():
                     self.conversation.stream.unheard(now=self._loop.time())
                 self.conversation.handle_timer()
 
