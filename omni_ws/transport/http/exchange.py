@@ -69,11 +69,22 @@ class ExchangeRecording(Protocol):
 
 
 class ResponseState(enum.Enum):
-    """How far the response has been sent: PENDING → STARTED → ENDED, or straight from PENDING to ENDED."""
+    """How far the response has been sent.
 
-    PENDING = "nothing has been sent, and the status may still be chosen"
-    STARTED = "the head has been sent, and content may follow"
-    ENDED = "the response is complete"
+    ======= =================================================== ==============
+    state   meaning                                             next
+    ======= =================================================== ==============
+    PENDING nothing has been sent; the status may be chosen     STARTED, ENDED
+    STARTED the head has been sent; content may follow          ENDED
+    ENDED   the response is complete                            none
+    ======= =================================================== ==============
+
+    h11 refuses events that do not fit, so that transitions need no check of their own.
+    """
+
+    PENDING = enum.auto()
+    STARTED = enum.auto()
+    ENDED = enum.auto()
 
 
 # Bound once: writing a part of a response, which is done for every token, looks at the state.

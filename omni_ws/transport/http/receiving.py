@@ -26,13 +26,13 @@ _HEX_DIGITS: Final = frozenset(b"0123456789abcdefABCDEF")
 class Reading(enum.Enum):
     """Whether the socket is read.
 
-    ======== ============================================== ================================
-    state    leaves when                                    for
-    ======== ============================================== ================================
-    ON       too much is held, or too much was parsed       PAUSED, YIELDED
-    PAUSED   the handler has made room                      ON; YIELDED, as above
-    YIELDED  the event loop has made its next pass          PAUSED, and from there perhaps ON
-    ======== ============================================== ================================
+    ======== ============================================== ==================
+    state    meaning                                        next
+    ======== ============================================== ==================
+    ON       the socket is read                             PAUSED, YIELDED
+    PAUSED   not read until the handler has made room       ON, YIELDED
+    YIELDED  not read until the event loop's next pass      PAUSED
+    ======== ============================================== ==================
     """
 
     ON = enum.auto()
@@ -262,28 +262,32 @@ class HttpInput:
 
         def next_pass() -> None:
             if self._reading is Reading.YIELDED:
-                self._reading = Reading.PAUSED
+                self._enter(Reading.PAUSED)
             if self.body.held < self._high_water_bytes:
                 self.resume()
             catch_up()
 
-        self._pause()
-        if self._reading is Reading.PAUSED:
-            self._reading = Reading.YIELDED
+        if not self._transport.is_closing():
+            self._enter(Reading.YIELDED)
         self._loop.call_soon(next_pass)
 
     def resume(self) -> None:
         """Read the socket again, unless the connection has yielded to the event loop."""
         if self._reading is Reading.PAUSED and not self._transport.is_closing():
-            self._reading = Reading.ON
-            self._transport.resume_reading()
-            self._watch.end()
+            self._enter(Reading.ON)
 
     def _pause(self) -> None:
         if self._reading is Reading.ON and not self._transport.is_closing():
-            self._reading = Reading.PAUSED
+            self._enter(Reading.PAUSED)
+
+    def _enter(self, reading: Reading) -> None:
+        was, self._reading = self._reading, reading
+        if was is Reading.ON:
             self._transport.pause_reading()
             self._watch.begin(self._transport)
+        elif reading is Reading.ON:
+            self._transport.resume_reading()
+            self._watch.end()
 
 
 class BoundedChunkedReader(ChunkedReader):
