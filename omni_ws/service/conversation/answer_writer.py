@@ -1,4 +1,4 @@
-"""AnswerWriter: from what an engine yields to what a client gets."""
+"""AnswerWriter: turns the outputs of an engine into the messages of one answer."""
 
 from __future__ import annotations
 
@@ -29,15 +29,19 @@ from omni_ws.service.failure import being_cancelled, unexpected
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
 from omni_ws.wire.server_frames import ResponseStartedFrame
 
-#: Words of an answer that are kept to know, when it is interrupted, which were heard: an hour of speech.
+#: Words of an answer that are kept, to find out which of them an interrupted client heard: an hour of speech.
 MAX_KEPT_WORDS: Final = 1 << 14
 
-#: What makes the outputs of an answer: nearly always ``Engine.generate``.
+#: Makes the outputs of an answer: ``Engine.generate``, but for greetings.
 Generate: TypeAlias = Callable[[GenerationRequest], AsyncIterator[EngineOutput]]
 
 
 class AnswerWriter:
-    """Numbers the outputs of one request and puts them into the outbox, waiting while that is full."""
+    """Writes the answer to one request into the outbox, output by output, and waits while the outbox is full.
+
+    It records in the request what was sent. The final is the queue's: a cancelled answer gets it before its engine has
+    wound up.
+    """
 
     def __init__(self, request: Request, outbox: Outbox, sequencer: OutputSequencer, observed: ObservedSession) -> None:
         self._request = request
@@ -45,14 +49,16 @@ class AnswerWriter:
         self._outbox = outbox
         self._sequencer = sequencer
         self._wanted = frozenset(request.config.modalities)
-        self._begun: set[OutputModality] = set()
+        #: By modality, the first output.
+        self._begun = request.timeline.first_outputs
         self._speech = SpeechOutput(request.output_format, request.playback, max_lead_ms=request.config.max_lead_ms)
 
     def start(self, event: GenerationStarted) -> None:
+        """Announce the answer."""
         self._outbox.put_nowait(started_frame(self._request, event))
 
     async def answer(self, generate: Generate, history: tuple[Message, ...]) -> Finished:
-        """The whole answer. What goes wrong is the error of the request."""
+        """Write the whole answer. A failure becomes the error of the request, unless that was cancelled before."""
         request = self._request
         events.current_request.set(request.request_id)
         request.timeline.mark_engine_started()
@@ -65,16 +71,16 @@ class AnswerWriter:
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and being_cancelled():
                 raise
-            # Something inside the engine was cancelled, and not this request, or failed.
+            # The engine failed, or something that it awaited was cancelled; the request was not.
             failure = unexpected(error, where=f"request {request.request_id}")
         finally:
             request.timeline.mark_engine_ended(whole=finished is not None, error=failure)
-        if failure is not None and request.answering:  # else it was cancelled before
+        if failure is not None and request.answering:
             request.fail(failure)
         return finished or Finished(FinishReason.ERROR, Usage())
 
     async def _write_all(self, outputs: AsyncIterator[EngineOutput]) -> Finished:
-        """Everything that an engine yields, up to its Finished. Raises what the engine raises."""
+        """Write each output up to the Finished, and return that. Raises what the engine raises."""
         finished = Finished(FinishReason.STOP, Usage())
         async with aclosing(outputs):  # type: ignore[type-var]  # an async generator, by the contract of Engine
             async for output in outputs:
@@ -82,7 +88,7 @@ class AnswerWriter:
                     finished = output
                     break
                 if type(output) is TextOutput and events.recorder is None and not self._outbox.full:
-                    self._say(output)  # nearly always, and without a coroutine
+                    self._put_text(output)  # nearly always, and without a coroutine
                     continue
                 with events.span("answer"):
                     await self._write(output)
@@ -95,7 +101,7 @@ class AnswerWriter:
         match output:
             case TextOutput():
                 await self._outbox.room()
-                self._say(output)
+                self._put_text(output)
             case ToolCallOutput(call=call, choice=choice):
                 await self._send(OutputModality.TOOL_CALL, tool_call=call, choice=choice)
                 request.called(call)
@@ -111,8 +117,8 @@ class AnswerWriter:
             case _:
                 pass
 
-    def _say(self, output: TextOutput) -> None:
-        """The outbox must have room."""
+    def _put_text(self, output: TextOutput) -> None:
+        """Requires room in the outbox."""
         request = self._request
         if "text" not in self._wanted or not (output.text or output.logprobs):
             return
@@ -144,7 +150,7 @@ class AnswerWriter:
             request.spoken += words
 
     async def _send(self, modality: OutputModality, **fields: Any) -> int:
-        """Returns the number that it went out with."""
+        """Wait for room, and queue an output. Returns its ``sequence_id``."""
         await self._outbox.room()
         request_id = self._request.request_id
         number = self._sequencer.take_number(request_id)
@@ -153,7 +159,6 @@ class AnswerWriter:
 
     def _put(self, chunk: OutputChunk) -> None:
         if chunk.modality not in self._begun:
-            self._begun.add(chunk.modality)
             self._request.timeline.mark_output_began(chunk.modality)
         if self._observed.listening_to_outputs:
             self._observed.notify(OutputMade(chunk))
@@ -170,6 +175,7 @@ def started_frame(request: Request, event: GenerationStarted) -> ResponseStarted
 
 
 def transcript_chunk(request: Request, transcript: TranscriptOutput, *, sequencer: OutputSequencer) -> OutputChunk:
+    """The output of a transcript, with the next number."""
     return OutputChunk(
         request_id=request.request_id,
         sequence_id=sequencer.take_number(request.request_id),
@@ -184,18 +190,18 @@ def transcript_chunk(request: Request, transcript: TranscriptOutput, *, sequence
 def final_chunk(
     request: Request, reason: FinishReason, finished: Finished | None, *, sequencer: OutputSequencer
 ) -> FinalChunk:
-    """``finished`` is what the engine said at its end, which counts where the end was its own."""
+    """The final, with the next number. The engine's own ``finished`` counts unless the answer was cut short."""
     if finished is None or reason in (FinishReason.CANCELLED, FinishReason.ERROR):
         return sequencer.finish(request.request_id, reason, request.usage(None))
     return sequencer.finish(request.request_id, reason, request.usage(finished.usage), finish_reasons=finished.reasons)
 
 
 async def over(answer: asyncio.Task[None]) -> None:
-    """Waits for the end of an answer, and cancels it where the waiting is cancelled."""
+    """Wait for the end of an answer's task. Cancelled while it waits, cancel the task and wait on."""
     try:
         await asyncio.wait([answer])
     finally:
         if not answer.done():
-            if not answer.cancelling():  # once more would break off the winding up of its engine
+            if not answer.cancelling():  # a second time would interrupt its engine as it winds up
                 answer.cancel()
             await asyncio.wait([answer])

@@ -1,4 +1,4 @@
-"""What a session's configuration may be on this engine, and what it is."""
+"""Configuration: the configuration of a session, resolved and checked against its engine."""
 
 from __future__ import annotations
 
@@ -26,25 +26,26 @@ from omni_ws.wire.session_config import (
 )
 from omni_ws.wire.tools import check_tools
 
-#: Names of voices that stock clients send; they mean the default voice here.
+#: Names of OpenAI's voices, which stock clients send; an engine without them uses its default voice.
 STOCK_VOICES: Final = frozenset(
     {"alloy", "ash", "ballad", "cedar", "coral", "echo", "fable"}
     | {"marin", "nova", "onyx", "sage", "shimmer", "verse", "default"}
 )
-#: The JSON of what one client may configure: it is kept for as long as its session lives.
+#: Bytes of JSON of one client's configuration, which is kept as long as its session.
 MAX_CONFIGURATION_BYTES: Final = 1 << 20
-#: Stop strings are looked for in every piece of an answer.
+#: Stop strings are searched for in every piece of an answer.
 MAX_STOPS: Final = 16
 MAX_STOP_CHARACTERS: Final = 256
-#: The name that always means the served model.
+#: A name that always means the served model.
 LOCAL_MODEL: Final = "local-model"
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """``names[0]`` is announced; every name and alias means the one model that is served.
+    """The one model that is served, under all its names and aliases; ``names[0]`` is announced.
 
-    ``stand_in`` hears of other names, for which the model stands in; where it is None they are refused.
+    With ``stand_in`` the model also serves every other name, and ``stand_in`` is called with it; with None other names
+    are refused.
     """
 
     names: tuple[str, ...]
@@ -52,7 +53,7 @@ class ServedModel:
     stand_in: Callable[[str], None] | None = None
 
     def check(self, name: str | None) -> None:
-        """Raises ModelNotFound."""
+        """Raise ModelNotFound for a name that is not served."""
         if name is None or name in self.names or name in self.aliases or name == LOCAL_MODEL:
             return
         if self.stand_in is not None:
@@ -63,10 +64,10 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigurationRules:
-    """What is the same for all sessions of a server.
+    """The rules for all sessions of one kind.
 
-    ``defaults`` are session_config fields set by the operator; ``forced_start_policy`` overrides every client.
-    ``output_formats`` are the audio encodings that this kind of session can be answered in.
+    ``defaults`` are fields of ``session_config`` set by the operator; ``forced_start_policy`` overrides every client.
+    ``output_formats`` are the audio encodings that this kind of session can deliver.
     """
 
     capabilities: EngineCapabilities
@@ -74,14 +75,14 @@ class ConfigurationRules:
     output_formats: frozenset[str]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     forced_start_policy: str | None = None
-    #: Whether this kind of session can be listened to for turns.
+    #: Whether this kind of session has turn detection.
     turn_detection: bool = False
     #: Whether this kind of session can begin with a greeting.
     greeting: bool = False
 
 
 class Configuration:
-    """The configuration of one session: what the client asked for, merged over the defaults."""
+    """The configuration of one session: the client's fields merged over the defaults. ``effective`` is the result."""
 
     def __init__(self, rules: ConfigurationRules) -> None:
         self.rules = rules
@@ -90,9 +91,9 @@ class Configuration:
         self.effective = self._resolve({})
 
     def apply(self, patch: Mapping[str, Any]) -> SessionConfig:
-        """Merge a partial configuration. Raises InvalidValue, UnsupportedParameter or ModelNotFound, changing nothing.
+        """Merge a partial configuration, and return the effective one. Unknown fields are ignored.
 
-        Unknown fields are ignored.
+        Raises InvalidValue, UnsupportedParameter, UnsupportedFormat or ModelNotFound, and changes nothing then.
         """
         wanted = merge(self._wanted, {key: value for key, value in patch.items() if key in FIELDS})
         if len(msgspec.json.encode(wanted)) > MAX_CONFIGURATION_BYTES:
@@ -102,7 +103,7 @@ class Configuration:
         return resolved
 
     def input_settings(self) -> InputSettings:
-        """How the input of a request that opens now is taken."""
+        """The input settings of a request that opens now."""
         config = self.effective
         audio = config.input_audio
         return InputSettings(
@@ -120,8 +121,11 @@ class Configuration:
         )
 
     def check_chunk(self, chunk: InputChunk) -> None:
-        """Raises UnsupportedModality or UnsupportedFormat for what this engine cannot take."""
-        # A bare end of input is called audio, for want of another name, and every engine takes it.
+        """Check an input chunk against the engine.
+
+        Raises UnsupportedModality, UnsupportedParameter, UnsupportedFormat or InvalidValue.
+        """
+        # A bare end of input has the modality audio for lack of a better one, and every engine takes it.
         if chunk.modality not in self._modalities and chunk.payload:
             raise UnsupportedModality(
                 f"this engine takes no {chunk.modality}", param="modality", sequence_id=chunk.sequence_id
@@ -132,7 +136,7 @@ class Configuration:
             _check_chunk_format(chunk, self.effective)
 
     def check_options(self, options: AnswerOptions) -> None:
-        """Raises UnsupportedParameter for what this engine cannot do; the names are those of OpenAI's bodies."""
+        """Raise UnsupportedParameter, named as in OpenAI's bodies, for an option that this engine lacks."""
         capabilities = self.rules.capabilities
         if capabilities.chat_refusal and self.effective.task is Task.CHAT and not options.raw_prompt:
             raise UnsupportedParameter(capabilities.chat_refusal, param="task")
@@ -192,7 +196,10 @@ def _voice(config: SessionConfig, capabilities: EngineCapabilities) -> str | Non
 
 
 def _for_turns(config: SessionConfig, rules: ConfigurationRules, *, given: frozenset[str]) -> dict[str, Any]:
-    """Defaults that differ with turn detection. Raises UnsupportedParameter where there is none."""
+    """The defaults that turn detection changes. Raises UnsupportedParameter where there is no turn detection.
+
+    ``given`` are the fields that the client or the operator has set.
+    """
     if not rules.turn_detection:
         raise UnsupportedParameter("turn detection is not available here", param="turn_detection")
     if Modality.AUDIO not in rules.capabilities.input_modalities:
@@ -207,7 +214,7 @@ def _for_turns(config: SessionConfig, rules: ConfigurationRules, *, given: froze
 
 
 def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
-    """Refuse by name what the engine, or this version, cannot do."""
+    """Raise an error that names the first field that the engine, or this version, cannot honour."""
     if not config.modalities:
         raise InvalidValue("name at least one of text and audio", param="modalities")
     for modality in config.modalities:
@@ -252,10 +259,10 @@ def _check_stages(param: str, stages: Mapping[str, Mapping[str, Any]], known: fr
 
 
 def _check_chunk_format(chunk: InputChunk, config: SessionConfig) -> None:
-    """Audio formats are checked here; images and video say by their bytes what they are, so a MIME type is enough."""
+    """Check the format of audio, and the MIME type of images and video, whose bytes tell the rest."""
     assert chunk.format is not None
     if chunk.modality is Modality.AUDIO:
-        # Imported where it is used: the parser stands a floor of numpy and codecs above most requests.
+        # Imported here, since it loads numpy and codecs, which most requests do without.
         from omni_ws.audio.mime import parse_audio_format
 
         audio = config.input_audio

@@ -1,4 +1,4 @@
-"""Outbox: what a session has to say, until its client takes it. Bounded in bytes."""
+"""Outbox: the bounded send queue of a session, with backpressure for its writers."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from omni_ws.service.conversation.journal import Journal
 from omni_ws.service.conversation.messages import OF_THE_MOMENT, OUTPUTS, ServerMessage, message_cost
 from omni_ws.service.conversation.owner import NOBODY, OutboxReader, OutboxWriter
 
-#: What a session may hold even when the server as a whole holds too much.
+#: Bytes that each session may queue even while the server as a whole holds too much.
 FAIR_SHARE_BYTES: Final = 64 * 1024
 
 
 class Outbox:
-    """One reader (the transport), many writers on the same loop.
+    """Messages in order, bounded in bytes, from several writers to one reader on the same event loop.
 
-    Output waits for ``room`` first; control messages go in with ``put_nowait`` and make the outbox full without
-    waiting, upon which the transport stops reading its client, who asked for them.
+    Output waits for ``room``, then uses ``put_nowait``. Control messages use ``put_nowait`` alone, which never fails:
+    they may make the outbox full, and the transport then stops reading the client that provokes them.
 
-    It is full at its own ``capacity``, or, with more than its fair share, while all sessions of the server together
-    hold more than half of ``budget``: the other half is for input.
+    The outbox is full with ``capacity`` bytes, or with FAIR_SHARE_BYTES while all sessions of the server together hold
+    more than half of ``budget``; the other half is for input. A client that leaves it full for ``write_timeout``
+    seconds is a SlowConsumer.
 
-    With a ``journal_capacity`` above 0 what was taken is kept, up to that many bytes more, to be sent again (see
-    ``rewind``) where it did not arrive.
+    With a ``journal_capacity``, messages that were taken are kept, up to that many bytes more, and ``rewind`` puts them
+    back for a client that did not receive them.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Outbox:
         journal_capacity: int = 0,
     ) -> None:
         self.capacity = capacity
+        #: Bytes of the messages that were not taken.
         self.queued = 0
         #: Set by ``Conversation.attach``.
         self.reader: OutboxReader = NOBODY
@@ -52,10 +54,10 @@ class Outbox:
         self._write_timeout = write_timeout
         self._now = now
         self._budget = budget
-        #: Each with its cost.
+        #: Each message with its cost.
         self._messages: deque[tuple[ServerMessage, int]] = deque()
         self._waiting: deque[asyncio.Future[None]] = deque()
-        #: Since when there is no more room.
+        #: Since when the outbox is full; None while it has room.
         self.full_since: float | None = None
         self._journal = (
             Journal(journal_capacity, budget=budget, fair_share=FAIR_SHARE_BYTES) if journal_capacity else None
@@ -66,11 +68,13 @@ class Outbox:
 
     @property
     def full(self) -> bool:
+        """Whether output has to wait."""
         return self.full_since is not None
 
     def put_nowait(self, message: ServerMessage) -> None:
+        """Queue a message, whether the outbox is full or not."""
         if isinstance(message, OmniError):
-            # A traceback holds on to all that was at hand where the error arose: the message that was refused, too.
+            # A traceback keeps the local variables of all its frames alive: the refused payload, for one.
             message.__traceback__ = message.__context__ = message.__cause__ = None
         cost = message_cost(message)
         self._messages.append((message, cost))
@@ -84,7 +88,7 @@ class Outbox:
             self.reader.output_ready()
 
     async def room(self) -> None:
-        """Waits while the outbox is full."""
+        """Wait until the outbox is not full."""
         while self.full:
             room = asyncio.get_running_loop().create_future()
             self._waiting.append(room)
@@ -95,7 +99,7 @@ class Outbox:
                     self._waiting.remove(room)
 
     def take(self) -> ServerMessage | None:
-        """The next message, or None."""
+        """Remove and return the next message; None if there is none. The journal keeps it where there is one."""
         if not self._messages:
             return None
         message, cost = self._messages.popleft()
@@ -116,9 +120,9 @@ class Outbox:
             self._make_room()
 
     def withdraw(self, request_id: str) -> list[OutputChunk]:
-        """Take back what waits of a request's answer, oldest first; what is numbered behind it moves up.
+        """Remove the queued outputs of a request and return them, the oldest first; later outputs are renumbered.
 
-        What was heard of the input stays: it is true however the answer ended.
+        Transcripts stay: what the user said is true however the answer ends.
         """
         withdrawn: list[OutputChunk] = []
         waiting, self._messages = self._messages, deque()
@@ -137,31 +141,32 @@ class Outbox:
         return withdrawn
 
     def clear(self) -> None:
-        """What nobody took is dropped, and so is what was taken: nobody comes to hear it again."""
+        """Drop all queued and all journaled messages."""
         while self.take() is not None:
             pass
         if self._journal is not None:
             self._journal.clear()
 
-    # what did not arrive
+    # resume
 
     @property
     def journaled(self) -> int:
-        """Bytes that were taken and are kept."""
+        """Bytes in the journal."""
         return 0 if self._journal is None else self._journal.held
 
     def acknowledge(self, last_output: int) -> None:
-        """The client has everything up to the output of this number."""
+        """The client has received every output up to this one: the journal drops them."""
         if self._journal is not None:
             self._journal.acknowledge(last_output)
 
     def can_rewind(self, last_output: int) -> bool:
+        """Whether everything after this output is still here."""
         return self._journal is not None and self._journal.reaches(last_output)
 
     def rewind(self, last_output: int) -> int:
-        """What comes after this output is to be taken (again), but for what was meant for that moment only.
+        """Queue again everything after this output, except messages of the moment. Requires ``can_rewind``.
 
-        Returns how many outputs that are. The client's time to read begins anew.
+        Returns the number of outputs that are queued now. The write time-out begins anew.
         """
         assert self._journal is not None
         self.drop_of_the_moment()
@@ -173,22 +178,23 @@ class Outbox:
         return sum(type(message) in OUTPUTS for message, _ in self._messages)
 
     def drop_of_the_moment(self) -> None:
-        """Nobody is there to hear what means nothing later."""
+        """Drop the messages that concern a connection that is gone."""
         kept = [(message, cost) for message, cost in self._messages if type(message) not in OF_THE_MOMENT]
         dropped = self.queued - sum(cost for _, cost in kept)
         self._messages = deque(kept)
         self._give_back(dropped)
 
     def close(self) -> None:
-        """Nobody takes anything any more: what is here is dropped, and what a late writer leaves counts for nothing."""
+        """Drop everything, for good. What a late writer queues is not charged to the budget."""
         self.clear()
         self._budget = None
 
     def get_timer(self) -> float | None:
+        """When ``handle_timer`` is due; None while the outbox has room."""
         return None if self.full_since is None else self.full_since + self._write_timeout
 
     def handle_timer(self, now: float) -> None:
-        """Raises SlowConsumer when the outbox has been full for too long."""
+        """Raise SlowConsumer if the outbox has been full for ``write_timeout``."""
         if self.full_since is not None and now >= self.full_since + self._write_timeout:
             raise SlowConsumer(f"the client has not read for {self._write_timeout:g} seconds")
 

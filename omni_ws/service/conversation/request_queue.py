@@ -1,4 +1,4 @@
-"""RequestQueue: the requests of a conversation in the order of their opening, answered one after the other."""
+"""RequestQueue: answers the requests of a conversation one after the other, in the order of their opening."""
 
 from __future__ import annotations
 
@@ -34,10 +34,12 @@ class QueueOwner(Protocol):
 
 
 class RequestQueue:
-    """``ended`` hears of each request that has had its final; ``progressed`` of what else becomes of the first one.
+    """Gives the first request to the engine, and every request exactly one final.
 
-    An error of a request goes into the outbox, followed by that request's final; if it is one that ends the session,
-    ``run`` raises it then.
+    A final is written in the order of the queue, with one exception: a request that is cancelled while it is answered
+    has its final at once, and the next answer waits until the engine has released it.
+
+    An error precedes the final of its request. If it ends the session, ``run`` raises it after that final.
     """
 
     def __init__(
@@ -64,29 +66,30 @@ class RequestQueue:
         self.requests: deque[Request] = deque()
         #: Whether any request has opened, or the greeting.
         self.opened = False
-        #: Whether no further requests come; see ``close``.
+        #: Set by ``close``.
         self.closing = False
 
     @property
     def current(self) -> Request | None:
-        """The request whose answer is under way."""
+        """The request that is being answered."""
         return self.requests[0] if self.requests and self.requests[0].answering else None
 
     def find(self, request_id: str | None) -> Request | None:
-        """The request of this id; without one that which is answered, else the newest."""
+        """The request of this id, or with None the one that is being answered, else the newest; None without any."""
         if request_id is not None:
             return next((request for request in self.requests if request.request_id == request_id), None)
         return self.current or (self.requests[-1] if self.requests else None)
 
-    # requests come and go
+    # requests
 
     def open(self, request: Request) -> None:
-        """A request opens: it has a place in the history, and its final, also where it is never appended."""
+        """Let the request have outputs, a final and a place in the history, even if it is never appended."""
         self.opened = True
         self._history.open(request.request_id)
         self._sequencer.open(request.request_id)
 
     def append(self, request: Request) -> None:
+        """Queue a request. Call ``wake`` when it has started or failed."""
         self.requests.append(request)
 
     def announce_greeting(self, request: Request) -> None:
@@ -101,17 +104,21 @@ class RequestQueue:
         self._wake.set()
 
     def interrupt(self, *, by: Request) -> None:
-        """What is here gives way to a request that comes."""
+        """Cancel all requests and the playback for a new request, which is appended afterwards."""
         self._loudspeaker.silence()
         for earlier in tuple(self.requests):
             self.cancel(earlier, by=by)
 
     def wake(self) -> None:
-        """A request has become ready."""
+        """Look at the first request again: its state has changed."""
         self._wake.set()
 
     def cancel(self, request: Request, *, by: Request | None = None) -> None:
-        """``by`` is the request that interrupts it, if one does."""
+        """Cancel a queued request; ``by`` is the request that interrupts it, if one does.
+
+        One that is being answered has its final at once, without the outputs that were not sent; one that waits has it
+        in its order.
+        """
         answering = request.answering
         request.cancel(by=by)
         if answering and self._answer is not None:
@@ -120,12 +127,15 @@ class RequestQueue:
             self._sequencer.take_back(len(withdrawn))
             request.withdrawn(withdrawn)
             request.playback.stop()
-            # The client need not wait until the engine has wound up; the next answer does.
+            # The client does not wait until the engine has wound up; the next answer does.
             self.end(request, FinishReason.CANCELLED)
         self._wake.set()
 
     def end(self, request: Request, reason: FinishReason, finished: Finished | None = None) -> None:
-        """The one final of a request, and the end of everything that it held. Idempotent."""
+        """Write the final of a request, preceded by its error, and release it. Idempotent.
+
+        ``reason`` is overridden by the cancellation or the error of the request. ``finished`` is the engine's own end.
+        """
         if request.state is RequestState.FINISHED:
             return
         if request.state is RequestState.CANCELLED:
@@ -155,7 +165,7 @@ class RequestQueue:
         self._wake.set()
 
     def _settle(self, request: Request) -> None:
-        """The last interim of a request that is cut short is settled as it is: no recognition goes on."""
+        """Settle the interim transcript of a request that is cut short as it is: no recognition follows it."""
         if request.interim is None:
             return
         settled = replace(request.interim, interim=False)
@@ -167,21 +177,24 @@ class RequestQueue:
         self._outbox.put_nowait(chunk)
 
     def _remember(self, request: Request, finished: Finished | None) -> None:
-        """Only an engine that came to its end has told all that it heard."""
+        """Add the request to the history. Only an engine that came to its own end has reported every transcript."""
         all_heard = finished is not None and self._engine.capabilities.transcripts
         audio_ms = 0 if finished is None else finished.usage.input_audio_ms
         messages = request.take_messages(all_heard=all_heard, audio_ms=audio_ms)
         self._history.add(messages, request_id=request.request_id)
 
     def close(self) -> None:
-        """No further requests come: ``run`` returns when the last answer is given."""
+        """Let ``run`` return after the last answer."""
         self.closing = True
         self._wake.set()
 
     # answers
 
     async def run(self) -> None:
-        """Answers requests until it is cancelled or, after ``close``, until none is left."""
+        """Answer requests until cancelled or, after ``close``, until none is left.
+
+        Raises the error of a request that ends the session.
+        """
         while self.requests or not self.closing:
             await self._wake.wait()
             self._wake.clear()
@@ -216,7 +229,7 @@ class RequestQueue:
         self.end(request, finished.reason, finished)
 
     async def _rest_of_input(self, request: Request) -> None:
-        """What comes after the freezing is not used, but the usage in the final says how much it was."""
+        """Wait for the end of input that the engine does not use: the usage in the final says how much it was."""
         request.await_rest_of_input()
         self._owner.request_progressed()
         await request.input_ended.wait()
