@@ -1,1 +1,1 @@
-"""Token sessions, which salience.v1 serves."""
+"""Token sessions: lists of tokens that a client extends and lets the engine continue, served over gRPC."""

@@ -1,4 +1,4 @@
-"""TokenSessions: the token sessions of a server, by id, each for its own key and for a time after its last call."""
+"""TokenSessions: the token sessions of a server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from omni_ws.service.sessions.factory import SessionFactory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenCall:
-    """What one call of ``generate`` asks for; the ranges are positions of the list after the append."""
+    """The arguments of ``generate``. Ranges are positions in the list of tokens after the append."""
 
     tokens: Sequence[int] = ()
     offset: int = 0
@@ -48,7 +48,7 @@ class TokenCall:
 
 @dataclass(frozen=True, slots=True)
 class TokensDone:
-    """The last event of a call. ``prompt_tokens`` is the length of the list after the append."""
+    """The last event of a call. ``prompt_tokens`` is the length of the list of tokens after the append."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -59,22 +59,24 @@ class TokensDone:
 class _Entry:
     session: TokenSession
     owner: str | None
-    place: ExitStack
-    #: The task that runs a call, while one runs.
+    slot: ExitStack
+    #: The task of the call in progress.
     running: asyncio.Task[object] | None = None
-    #: Whether that task waits here for the engine, and not for its client to read.
+    #: Whether that task waits for the engine, rather than for its client to read.
     waiting: bool = False
     closed: bool = False
     expiry: asyncio.TimerHandle | None = None
-    #: What of the budget it holds for its tokens.
+    #: Bytes charged for tokens.
     held: int = 0
+    #: The images charged.
     images: tuple[TokenImage, ...] = field(default=())
 
 
 class TokenSessions:
-    """``ttl_sec`` counts from the end of the last call that named a session; one that is busy is never forgotten.
+    """Keeps token sessions by id, each for the key that opened it, and runs one call of a session at a time.
 
-    Tokens and images count in ``budget``; an image that several sessions share counts once.
+    A session expires ``ttl_sec`` after its last call has ended. Each holds a slot of ``admission``. Tokens and images
+    are charged to ``budget``; an image that several sessions share is charged once.
     """
 
     def __init__(
@@ -95,16 +97,16 @@ class TokenSessions:
         self._busy = 0
         self._all_idle = asyncio.Event()
         self._all_idle.set()
-        #: How many sessions hold an image.
+        #: The number of sessions that hold an image.
         self._holders: Counter[TokenImage] = Counter()
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def open(self, key: ApiKey | None, *, client: str = "") -> str:
-        """The id of a new, empty session; ``client`` is the address that asks for it.
+        """Open an empty session and return its id. ``client`` is the peer's address.
 
-        Raises a Busy error where there is no place, EngineFailed without engine.
+        Raises as ``SessionFactory.check_ready`` and ``Admission.session``.
         """
         self._check_ready()
         engine = self.engine
@@ -114,30 +116,31 @@ class TokenSessions:
         return self._add(session, key, client)
 
     def close(self, session_id: str, key: ApiKey | None) -> None:
-        """Forget a session, and stop its call. One that is not there is no error."""
+        """Close a session and stop its call. An unknown session is no error."""
         entry = self._entries.get(session_id)
         if entry is not None and entry.owner == _name(key):
             self._remove(session_id)
 
     async def wait_idle(self) -> None:
-        """Waits until no session is busy."""
+        """Wait until no session is busy."""
         await self._all_idle.wait()
 
     def close_all(self) -> None:
-        """The server ends."""
+        """Close every session, as the server ends."""
         for session_id in tuple(self._entries):
             self._remove(session_id)
 
     def fork(self, session_id: str, key: ApiKey | None, *, at: int, client: str = "") -> str:
-        """The id of a session with the first ``at`` tokens.
+        """Open a session with the first ``at`` tokens of another, and return its id.
 
-        Raises SessionNotFound, SessionBusy, InvalidValue beyond the end, OffsetMismatch inside an image.
+        Raises SessionNotFound, SessionBusy, InvalidValue beyond the end, OffsetMismatch inside an image, and as
+        ``Admission.session``.
         """
         entry = self._idle(session_id, key)
         return self._add(entry.session.fork(at), key, client)
 
     def dump(self, session_id: str, key: ApiKey | None) -> Sequence[int]:
-        """The tokens; of a busy session those that are certain. Raises SessionNotFound."""
+        """Return the tokens; of a busy session, those that no failure can take back. Raises SessionNotFound."""
         entry = self._find(session_id, key)
         if entry.running is None:
             self._touch(session_id, entry)
@@ -146,10 +149,11 @@ class TokenSessions:
     async def generate(
         self, session_id: str, key: ApiKey | None, call: TokenCall
     ) -> AsyncGenerator[TokenOutput | TokensDone, None]:
-        """Append, compute, decode. Whatever is raised before the first event leaves the session as it was.
+        """Append tokens, let the engine compute and decode, and yield its output.
 
-        A decoded token belongs to the session from when it is yielded. A session that is closed meanwhile ends the
-        call with CANCELLED. Raises SessionNotFound, SessionBusy, what TokenSession.begin and the engine raise.
+        An error before the first event leaves the session unchanged. A decoded token joins the session when it is
+        yielded. If the session is closed meanwhile, the call ends with CANCELLED. Raises SessionNotFound, SessionBusy,
+        RateLimited, ReadoutsOff, and the errors of ``TokenSession.begin`` and of the engine.
         """
         entry = self._idle(session_id, key)
         self._check_ready()
@@ -164,8 +168,8 @@ class TokenSessions:
         self._busy += 1
         self._all_idle.clear()
         try:
-            self._account(entry)
-            async with aclosing(self._work(entry, call, append)) as events:
+            self._charge(entry)
+            async with aclosing(self._run(entry, call, append)) as events:
                 entry.waiting = True
                 async for event in events:
                     entry.waiting = False
@@ -191,12 +195,12 @@ class TokenSessions:
             if entry.closed:
                 self._release(entry)
             else:
-                self._account(entry, anyway=True)
+                self._charge(entry, anyway=True)
                 self._touch(session_id, entry)
         if entry.closed and not ended:
             yield TokensDone(length, written, TokenStop.CANCELLED)
 
-    async def _work(
+    async def _run(
         self, entry: _Entry, call: TokenCall, append: TokenAppend
     ) -> AsyncGenerator[TokenOutput | TokensDone, None]:
         session = entry.session
@@ -233,16 +237,16 @@ class TokenSessions:
                     session.decoded(output.id)
                 yield output
 
-    # the book-keeping
+    # bookkeeping
 
     def _add(self, session: TokenSession, key: ApiKey | None, client: str) -> str:
-        place = ExitStack()
-        place.enter_context(self._admission.session(key, client=client, many_requests=True))
-        entry = _Entry(session, _name(key), place)
+        slot = ExitStack()
+        slot.enter_context(self._admission.session(key, client=client, many_requests=True))
+        entry = _Entry(session, _name(key), slot)
         try:
-            self._account(entry)
+            self._charge(entry)
         except BaseException:
-            place.close()
+            slot.close()
             raise
         session_id = new_id("toks_")
         self._entries[session_id] = entry
@@ -275,17 +279,18 @@ class TokenSessions:
         if entry.running is None:
             self._release(entry)
         elif entry.waiting:
-            entry.running.cancel()  # the call gives everything back as it ends
-        # else it ends once its client reads, or is gone: cancelled while it writes, it could not tell why
+            entry.running.cancel()  # the call releases the session as it ends
+        # Otherwise the call ends once its client reads or disconnects. Cancelled while it writes, it could not report
+        # CANCELLED to the client.
 
     def _release(self, entry: _Entry) -> None:
         self._budget.give(entry.held)
         entry.held = 0
         self._hold_images(entry, ())
-        entry.place.close()
+        entry.slot.close()
 
-    def _account(self, entry: _Entry, *, anyway: bool = False) -> None:
-        """Count what the session holds now. Raises EngineOverloaded where the budget is used up, except ``anyway``."""
+    def _charge(self, entry: _Entry, *, anyway: bool = False) -> None:
+        """Charge what the session holds now. Raises EngineOverloaded beyond the budget, unless ``anyway`` is set."""
         more = len(entry.session) * TOKEN_BYTES - entry.held
         new = sum(len(image.data) for image in entry.session.images if not self._holders[image])
         if more + new > 0 and not anyway:
@@ -314,7 +319,7 @@ def _name(key: ApiKey | None) -> str | None:
 
 
 def token_sessions(factory: SessionFactory) -> TokenSessions:
-    """For the gRPC service of an engine that has started, and works on token lists."""
+    """Create the token sessions of an engine that has started and implements ``HasTokens``."""
     return TokenSessions(
         cast("HasTokens", factory.engine).tokens,
         ttl_sec=factory.config.grpc.session_ttl_sec,

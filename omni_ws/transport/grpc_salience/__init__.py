@@ -1,1 +1,1 @@
-"""salience.v1: token sessions over gRPC (protocol/salience.proto)."""
+"""The gRPC server of salience.v1, which offers token sessions (protocol/salience.proto)."""

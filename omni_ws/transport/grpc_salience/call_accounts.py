@@ -1,4 +1,4 @@
-"""CallAccounts: one count and one line of the log for each call of the token service."""
+"""CallAccounts: counts and logs each call of the token service."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from omni_ws.service.observing.log_lines import write_line
 
 logger = logging.getLogger("omni_ws.grpc")
 
-_OURS: Final = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS"})
+#: Statuses that are faults of the server, and logged as errors.
+_SERVER_FAULTS: Final = frozenset({"INTERNAL", "UNKNOWN", "DATA_LOSS"})
 
 
 class CallAccounts(grpc.aio.ServerInterceptor):
-    """Only calls of ``service`` that it has: the names of others are whatever a client wrote.
+    """Counts calls of the methods of ``service``. Clients can make up other names, so those are not counted.
 
-    It stands outside of the MessageIntake: what that refuses is counted.
+    Install it before ``MessageIntake``, so that it also counts the calls refused there.
     """
 
     def __init__(self, metrics: Metrics, *, service: str) -> None:
@@ -41,7 +42,7 @@ class CallAccounts(grpc.aio.ServerInterceptor):
         if handler.response_streaming:
 
             async def stream(requests: Any, context: Any) -> AsyncIterator[Any]:
-                with self._call(method, context):
+                with self._counted(method, context):
                     async with aclosing(handler.stream_stream(requests, context)) as events:
                         async for event in events:
                             yield event
@@ -49,28 +50,27 @@ class CallAccounts(grpc.aio.ServerInterceptor):
             return grpc.stream_stream_rpc_method_handler(stream, None, handler.response_serializer)
 
         async def answer(requests: Any, context: Any) -> Any:
-            with self._call(method, context):
+            with self._counted(method, context):
                 return await handler.stream_unary(requests, context)
 
         return grpc.stream_unary_rpc_method_handler(answer, None, handler.response_serializer)
 
     @contextmanager
-    def _call(self, method: str, context: Any) -> Iterator[None]:
+    def _counted(self, method: str, context: Any) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        failed = "UNKNOWN"
+        outcome = "UNKNOWN"
         try:
             yield
-            failed = "OK"
+            outcome = "OK"
         except (asyncio.CancelledError, GeneratorExit):
-            failed = "CANCELLED"
+            outcome = "CANCELLED"
             raise
         finally:
-            # What a servicer has set: a status, or 0 where it set none.
-            told = context.code()
-            status = told.name if isinstance(told, grpc.StatusCode) else failed
+            code = context.code()  # 0 where the servicer has set none
+            status = code.name if isinstance(code, grpc.StatusCode) else outcome
             seconds = loop.time() - begun
             self._metrics.grpc_calls.labels(method, status).inc()
             self._metrics.grpc_call_seconds.labels(method).observe(seconds)
-            level = logging.ERROR if status in _OURS else logging.INFO
+            level = logging.ERROR if status in _SERVER_FAULTS else logging.INFO
             write_line(logger, level, "grpc call", method=method, status=status, seconds=round(seconds, 4))

@@ -1,4 +1,4 @@
-"""Health: the standard service that tells whether calls are taken (grpc.health.v1)."""
+"""Health: the standard health checking service (grpc.health.v1)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _Status = health_pb2.HealthCheckResponse
 SERVICE_NAME: str = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
-class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it has no types
-    """All of ``services``, and the whole server, are in one state. At first they do not serve.
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # without types
+    """Reports one status for all of ``services`` and for the server as a whole, at first NOT_SERVING.
 
-    The library's own makes whoever changes the state wait until every client that watches it has read of it.
+    The servicer of ``grpc_health`` itself is not used: there, a change of the status waits until every watching client
+    has read it.
     """
 
     def __init__(self, services: Collection[str]) -> None:
@@ -24,23 +25,24 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # it has no
         self._status = _Status.NOT_SERVING
         self._changed = asyncio.Event()
 
-    def tell(self, *, serving: bool) -> None:
+    def set_serving(self, serving: bool) -> None:
+        """Change the status, and wake all watchers."""
         self._status = _Status.SERVING if serving else _Status.NOT_SERVING
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def Check(self, request: Any, context: Any) -> Any:  # the names of the calls are those of the definition
+    async def Check(self, request: Any, context: Any) -> Any:  # named by the protocol
         if request.service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
         return _Status(status=self._status)
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        told = None
+        sent = None
         while True:
             changed = self._changed
             status = self._status if request.service in self._services else _Status.SERVICE_UNKNOWN
-            if status != told:
-                told = status
+            if status != sent:
+                sent = status
                 yield _Status(status=status)
             else:
                 await changed.wait()

@@ -1,4 +1,4 @@
-"""The gRPC port: salience.v1, and the standard services for health and reflection."""
+"""The gRPC port, which serves salience.v1 and the standard services for health checks and reflection."""
 
 from __future__ import annotations
 
@@ -25,29 +25,30 @@ from omni_ws.transport.grpc_salience.message_intake import MessageIntake
 from omni_ws.transport.grpc_salience.servicer import Salience
 
 SERVICE: Final = salience_pb2.DESCRIPTOR.services_by_name["Salience"].full_name
-#: How long calls may take to end once the server has to close.
+#: Grace period of running calls when the server closes.
 CLOSE_TIMEOUT_SEC: Final = 1.0
 
 
 class GrpcListener:
-    """A port that is served. ``port`` is the real one where any free one was asked for."""
+    """A port that is being served."""
 
     def __init__(self, server: grpc.aio.Server, port: int, servicer: Salience, health: Health) -> None:
+        #: The port bound, also where port 0 was asked for.
         self.port = port
         self._servicer = servicer
         self._server = server
         self._health = health
-        #: How long calls may take to end once the server has to close, in seconds.
+        #: Grace period of running calls when the server closes, in seconds.
         self.close_timeout = CLOSE_TIMEOUT_SEC
 
     def begin(self) -> None:
-        """The engine has started: take calls."""
+        """Accept calls, once the engine has started."""
         self._servicer.begin()
-        self._health.tell(serving=True)
+        self._health.set_serving(True)
 
     async def drain(self, timeout: float) -> None:
-        """Refuse new calls and let what runs finish within ``timeout`` seconds. Sessions end with the last call."""
-        self._health.tell(serving=False)
+        """Refuse new calls, let running calls finish within ``timeout`` seconds, then stop and close all sessions."""
+        self._health.set_serving(False)
         self._servicer.refuse_calls()
         grace: float | None = self.close_timeout
         try:
@@ -55,8 +56,8 @@ class GrpcListener:
                 await self._servicer.wait_idle()
         except TimeoutError:
             grace = None
-        # Only now: a call that comes while gRPC itself stops is told that it was cancelled. With a little time for last
-        # words, and no more: whoever watches health would never end.
+        # Not before: a call that arrives while gRPC stops fails with CANCELLED instead of UNAVAILABLE. The grace period
+        # is short, because calls that watch health never end by themselves.
         await self._server.stop(grace)
         self._servicer.close_sessions()
 
@@ -73,9 +74,9 @@ async def listen(
     metrics: Metrics,
     credentials: grpc.ServerCredentials | None = None,
 ) -> AsyncIterator[GrpcListener]:
-    """Serve for as long as the block lasts; calls are refused until ``begin``.
+    """Serve while the block runs. Calls are refused until ``begin``.
 
-    Raises OSError for a port that cannot be had.
+    Raises OSError, with advice, if the port cannot be bound.
     """
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     advice = "end the user of that port, or choose another with --grpc-port (0: any)"
@@ -97,10 +98,10 @@ async def listen(
             ("grpc.max_allowed_incoming_connections", max_connections),
             ("grpc.max_concurrent_streams", max_connections),
             ("grpc.max_receive_message_length", settings.max_message_bytes),
-            # Else it takes megabytes of messages that are not being read.
+            # With it gRPC would buffer megabytes of messages that nothing reads.
             ("grpc.http2.bdp_probe", 0),
             ("grpc.max_send_message_length", -1),
-            # A taken port is an error, and not shared.
+            # A port in use is an error; by default it would be shared.
             ("grpc.so_reuseport", 0),
         ],
     )
@@ -125,15 +126,15 @@ async def listen(
 
 
 def _try_port(host: str, port: int) -> None:
-    """Raises OSError where ``port`` cannot be bound. gRPC says only that, and writes a line of its own about it."""
+    """Raise OSError, with the reason, if ``port`` cannot be bound. gRPC gives none, and logs a line of its own."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, kind, protocol) as probe:
-        if os.name == "posix":  # as a server would have it; elsewhere it means that the port may be shared
+        if os.name == "posix":  # as servers set it; elsewhere it would share the port
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(address)
 
 
 def tls(certificate: Path, key: Path | None) -> grpc.ServerCredentials:
-    """From PEM files; the certificate's may hold the key too."""
+    """Load credentials from PEM files. Without ``key``, the certificate's file holds the private key too."""
     chain = certificate.read_bytes()
     return grpc.ssl_server_credentials([(chain if key is None else key.read_bytes(), chain)])

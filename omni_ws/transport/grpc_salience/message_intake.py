@@ -1,4 +1,4 @@
-"""MessageIntake: when the message of a call is read, how long it may take to come, and what it counts for."""
+"""MessageIntake: bounds the memory and the time that the messages of calls take."""
 
 from __future__ import annotations
 
@@ -19,25 +19,27 @@ from omni_ws.wire.protobuf_fields import has_more_fields
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
-#: How long a message may take to come before it is one of the slow ones.
+#: A message that takes longer is slow, and waits among the slow ones.
 PROMPT_SEC: Final = 0.5
-#: How long one may take that needs no key: more than a loaded server's loop is ever held up.
+#: Time-out of a message that needs no key. Longer than the event loop of a loaded server is ever blocked.
 KEYLESS_SEC: Final = 5.0
-#: Messages up to this size are not counted: a call holds as much anyway, and who has to close sessions because the
-#: server is full must be able to.
+#: Messages up to this size are not charged: a call takes as much anyway, and closing a session must be possible when
+#: the budget is exhausted.
 SMALL_BYTES: Final = 64 * 1024
-#: Of a large message. In 64 MiB there is room for 32 million, and seconds and gigabytes go by until they are parsed.
+#: Limit for a message that is not small. 64 MiB can hold 32 million fields, which take seconds and gigabytes to parse.
 MAX_FIELDS: Final = 65_536
 
 
 class MessageIntake(grpc.aio.ServerInterceptor):
-    """Calls of ``service`` need a key before their message is read, and count in ``budget`` while they hold it.
+    """Authenticates calls of ``service`` before it reads their message, and charges ``budget`` while they hold it.
 
-    gRPC puts messages together out of sight, and tells neither how long one is nor how much of it is there. But it
-    takes no more than 64 KiB of a message that is not being read, so no more are read at once than would fill
-    ``budget`` if each were of ``max_message_bytes``: half of them for a moment, to which the next call waits; half of
-    them for up to ``timeout_sec``, beyond which a slow one is refused. Calls of other services need no key; their
-    messages have a few seconds.
+    gRPC assembles messages internally and reports neither the length of a message nor how much of it has arrived. But
+    it buffers at most 64 KiB of a message that is not being read. So only as many are read at once as fit into
+    ``budget`` if each has ``max_message_bytes``. Half of these slots are for prompt messages: a call waits for one, and
+    leaves it after ``PROMPT_SEC``. The other half are for slow messages, each for up to ``timeout_sec``: when they are
+    taken, a message that turns out slow is refused.
+
+    Calls of other services, such as health checks, need no key. Their messages time out after ``KEYLESS_SEC``.
     """
 
     def __init__(
@@ -55,11 +57,11 @@ class MessageIntake(grpc.aio.ServerInterceptor):
         self._budget = budget
         self._timeout_sec = timeout_sec
         self._max_calls = max_calls
-        places = max(1, budget.capacity // (2 * max_message_bytes))
-        self._prompt = asyncio.Semaphore(places)
-        self._slow = asyncio.Semaphore(places)
+        slots = max(1, budget.capacity // (2 * max_message_bytes))
+        self._prompt = asyncio.Semaphore(slots)
+        self._slow = asyncio.Semaphore(slots)
         self._calls = 0
-        #: Never cancelled: gRPC writes into what a read was given until the call is over, which ends the read.
+        #: Never cancelled, since gRPC writes into the buffer of a read until the call ends, which ends the read too.
         self._reading: set[asyncio.Task[Any]] = set()
 
     async def intercept_service(
@@ -71,17 +73,17 @@ class MessageIntake(grpc.aio.ServerInterceptor):
         if handler is None:
             return None
         has_key = handler_call_details.method.startswith(self._prefix)
-        # Declared as streams of messages, calls come to us before their message does.
+        # Registered as streaming requests, calls arrive here before their message does.
         if handler.response_streaming:
 
             async def stream(_: object, context: Any) -> AsyncIterator[Any]:
                 with self._call() as share:
                     if handler.request_streaming:
-                        events = handler.stream_stream(self._requests(context, handler), context)
+                        events = handler.stream_stream(self._read_requests(context, handler), context)
                     else:
-                        request = await self._request(context, handler, share, has_key=has_key)
+                        request = await self._read_request(context, handler, share, has_key=has_key)
                         events = handler.unary_stream(request, context)
-                    if inspect.isawaitable(events):  # it writes its answers itself
+                    if inspect.isawaitable(events):  # a handler that writes to the context itself
                         await events
                         return
                     async with aclosing(events):
@@ -92,7 +94,7 @@ class MessageIntake(grpc.aio.ServerInterceptor):
 
         async def answer(_: object, context: Any) -> Any:
             with self._call() as share:
-                request = await self._request(context, handler, share, has_key=has_key)
+                request = await self._read_request(context, handler, share, has_key=has_key)
                 return await handler.unary_unary(request, context)
 
         return grpc.stream_unary_rpc_method_handler(answer, None, handler.response_serializer)
@@ -107,13 +109,13 @@ class MessageIntake(grpc.aio.ServerInterceptor):
             self._calls -= 1
             share.resize(0)
 
-    async def _request(self, context: CallContext, handler: Any, share: Share, *, has_key: bool) -> Any:
+    async def _read_request(self, context: CallContext, handler: Any, share: Share, *, has_key: bool) -> Any:
         try:
             if has_key:
                 self._check_key(context)
             if self._calls > self._max_calls:
                 raise EngineOverloaded(f"{self._max_calls} calls run already", retry_after_ms=SLOT_RETRY_MS)
-            message = await (self._own_message(context) if has_key else self._keyless_message(context))
+            message = await (self._read_message(context) if has_key else self._read_keyless_message(context))
             if message is grpc.aio.EOF:
                 raise InvalidValue("the call has no message")
             if len(message) > SMALL_BYTES:
@@ -128,7 +130,7 @@ class MessageIntake(grpc.aio.ServerInterceptor):
             share.resize(0)
             await refuse(context, error)
 
-    async def _own_message(self, context: CallContext) -> Any:
+    async def _read_message(self, context: CallContext) -> Any:
         async with self._prompt:
             reading = self._read(context)
             await asyncio.wait({reading}, timeout=PROMPT_SEC)
@@ -139,15 +141,15 @@ class MessageIntake(grpc.aio.ServerInterceptor):
                 await asyncio.wait({reading}, timeout=self._timeout_sec)
         return self._result(reading, self._timeout_sec)
 
-    async def _keyless_message(self, context: CallContext) -> Any:
+    async def _read_keyless_message(self, context: CallContext) -> Any:
         reading = self._read(context)
         await asyncio.wait({reading}, timeout=KEYLESS_SEC)
         return self._result(reading, KEYLESS_SEC)
 
-    async def _requests(self, context: CallContext, handler: Any) -> AsyncGenerator[Any, None]:
-        """Those of a service that needs no key; who pauses has said all."""
+    async def _read_requests(self, context: CallContext, handler: Any) -> AsyncGenerator[Any, None]:
+        """Yield the messages of a streaming call without a key, until one times out."""
         try:
-            while (message := await self._keyless_message(context)) is not grpc.aio.EOF:
+            while (message := await self._read_keyless_message(context)) is not grpc.aio.EOF:
                 yield handler.request_deserializer(message)
         except SessionTimeout:
             return
@@ -155,13 +157,13 @@ class MessageIntake(grpc.aio.ServerInterceptor):
     def _read(self, context: CallContext) -> asyncio.Task[Any]:
         reading: asyncio.Task[Any] = asyncio.create_task(context.read(), name="gRPC message")
         self._reading.add(reading)
-        reading.add_done_callback(self._over)
+        reading.add_done_callback(self._read_done)
         return reading
 
-    def _over(self, reading: asyncio.Task[Any]) -> None:
+    def _read_done(self, reading: asyncio.Task[Any]) -> None:
         self._reading.discard(reading)
         if not reading.cancelled():
-            reading.exception()  # that the call is over; whoever waited knows
+            reading.exception()  # retrieved, so that it is not logged: the call has ended
 
     @staticmethod
     def _result(reading: asyncio.Task[Any], limit: float) -> Any:

@@ -1,4 +1,4 @@
-"""How a call is told that it is refused."""
+"""Refusal of a call: from an error to a status with metadata."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from omni_ws.service.failure import identified
 
 CallContext: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
-#: Trailing metadata of a refusal: the code of the specification's error table, and when to come again.
+#: Trailing metadata: the code in the specification's table of errors, and the time to wait before a retry.
 CODE_METADATA: Final = "omni-error-code"
 RETRY_METADATA: Final = "retry-after-ms"
 
 
 async def refuse(context: CallContext, error: OmniError) -> NoReturn:
-    """Ends the call with the status of ``error``, by an exception of gRPC's own."""
+    """End the call with the status of ``error``, by raising gRPC's own exception."""
     identified(error, where="a token call")
     name = error.wire.grpc_status or "INTERNAL"
     if isinstance(error, EngineFailed) and error.fatal:
-        name = "UNAVAILABLE"  # the engine is gone and will be back; the session is not lost
+        name = "UNAVAILABLE"  # the engine restarts, and the session is not lost
     message = f"{error.param}: {error.message}" if error.param else error.message
     metadata = [(CODE_METADATA, error.code)]
     if error.retry_after_ms is not None:

@@ -1,4 +1,4 @@
-"""The six calls of salience.v1: messages into what the token sessions understand, and what they say into messages."""
+"""Salience: the six calls of salience.v1, translated to token sessions and back."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from omni_ws.transport.http.authentication import Authenticator
 
 Answer = TypeVar("Answer")
 
-#: Of ranges, stop tokens and images, of each: they are looked at while nothing else is.
+#: The most ranges, stop tokens or images in a call. They are checked on the event loop.
 MAX_ENTRIES: Final = 16_384
 
 _REASONS: Final = {
@@ -35,9 +35,10 @@ _REASONS: Final = {
 
 
 class Salience(SalienceServicer):
-    """Refuses every call until ``begin``, which makes the sessions: an engine has none before it has started.
+    """Serves the calls of salience.v1.
 
-    ``model`` is asked for anew each time: an engine may learn its name late.
+    Calls are refused until ``begin``, which creates the token sessions: an engine supports them only once it has
+    started. ``model`` is called for each new session, since an engine may learn the name of its model late.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Salience(SalienceServicer):
         self._model = model
         self._refuses_calls = False
 
-    async def OpenSession(  # the names of the calls are those of the definition
+    async def OpenSession(  # named by the protocol
         self, request: messages.OpenSessionRequest, context: CallContext
     ) -> messages.OpenSessionResponse:
         def open_session(key: ApiKey | None) -> messages.OpenSessionResponse:
@@ -126,25 +127,25 @@ class Salience(SalienceServicer):
         return self._begun
 
     def begin(self) -> None:
-        """The engine has started."""
+        """Accept calls. The engine has started."""
         self._begun = self._make_sessions()
 
     def refuse_calls(self) -> None:
-        """From now on every call is UNAVAILABLE; those that run go on."""
+        """Refuse new calls with UNAVAILABLE from now on. Running calls continue."""
         self._refuses_calls = True
 
     async def wait_idle(self) -> None:
-        """Waits until no session is generating."""
+        """Wait until no session is generating."""
         if self._begun is not None:
             await self._begun.wait_idle()
 
     def close_sessions(self) -> None:
-        """Nobody can name them any more: they need not keep their places until they expire."""
+        """Close all sessions, so that they release their slots. For when no call can reach them any more."""
         if self._begun is not None:
             self._begun.close_all()
 
     def key(self, context: CallContext) -> ApiKey | None:
-        """Whose call it is. Raises Unauthenticated, and ShuttingDown."""
+        """Authenticate a call and return its key. Raises Unauthenticated and ShuttingDown."""
         metadata = {name: value for name, value in context.invocation_metadata() or ()}
         authorization = metadata.get("authorization")
         if isinstance(authorization, bytes):
@@ -164,13 +165,16 @@ class Salience(SalienceServicer):
 
 
 def peer_address(peer: str) -> str:
-    """The address in gRPC's name of a peer: ``ipv4:192.0.2.1:4711`` or ``ipv6:%5B2001:db8::1%5D:4711``."""
+    """Return address and port of gRPC's name of a peer, such as ``ipv4:192.0.2.1:4711``; "" for another kind of peer.
+
+    Brackets of IPv6 addresses are percent-encoded: ``ipv6:%5B2001:db8::1%5D:4711``.
+    """
     kind, _, address = unquote(peer).partition(":")
     return address if kind in ("ipv4", "ipv6") else ""
 
 
 def token_call(request: messages.GenerateRequest, sessions: TokenSessions) -> TokenCall:
-    """Raises InvalidValue, naming the field, for what no session could take."""
+    """Translate a request. Raises InvalidValue, naming the field, for values that no session accepts."""
     if request.logprob_top_k > MAX_TOP_LOGPROBS:
         raise InvalidValue(f"at most {MAX_TOP_LOGPROBS} tokens are named", param="logprob_top_k")
     for param in ("logprobs_ranges", "readout_ranges", "stop_token_ids", "images"):
