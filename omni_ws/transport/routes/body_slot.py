@@ -22,17 +22,17 @@ def slot_for_body(
     nobody. ``live`` bodies keep theirs from the start, since they are slow by nature. Raises as ``Admission.session``
     does, here and in ``exchange.read``.
     """
-    place: Slot | None = None
+    slot: Slot | None = None
     client = exchange.request.client
     admission.check(key, client=client)
     with ExitStack() as held:
 
         def body_received(data: bytes) -> None:
-            nonlocal place
-            if place is None:
-                place = held.enter_context(admission.session(key, client=client, lent=not live))
+            nonlocal slot
+            if slot is None:
+                slot = held.enter_context(admission.session(key, client=client, lent=not live))
             if not data:
-                place.keep()
+                slot.keep()
 
         if exchange.request.has_body:
             exchange.on_body = body_received

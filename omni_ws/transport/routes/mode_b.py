@@ -76,7 +76,7 @@ class ModeBRoutes(FrontEnd):
     async def create(self, exchange: HttpExchange) -> None:
         """Create a session, and feed it with the chunks of the body, if any. Responds with 201 and its state."""
         key = self._authenticate(exchange)
-        with slot_for_body(exchange, self._sessions.admission, key) as place:
+        with slot_for_body(exchange, self._sessions.admission, key) as slot:
             self._sessions.check_ready()
             self._limit_input(exchange, key)
             fields: dict[str, Any] = {}
@@ -84,7 +84,7 @@ class ModeBRoutes(FrontEnd):
             if exchange.request.has_body:
                 fields, size = await read_json_object(exchange, self._config.http.max_body_bytes, may_be_empty=True)
             parameters, chunks = await to_thread_if_large(size, partial(read_create, fields))
-            session = self._open(parameters, key, place)
+            session = self._open(parameters, key, slot)
         try:
             await session.feed(chunks)
             exchange.session_id = session.id
@@ -97,7 +97,7 @@ class ModeBRoutes(FrontEnd):
             self._registry.discard(session)
             raise
 
-    def _open(self, parameters: dict[str, Any], key: ApiKey | None, place: ExitStack) -> RegisteredSession:
+    def _open(self, parameters: dict[str, Any], key: ApiKey | None, slot: ExitStack) -> RegisteredSession:
         request = read_chat(parameters, input_follows=True)
         conversation = self._sessions.open(
             output_formats=FILE_FORMATS,
@@ -113,7 +113,7 @@ class ModeBRoutes(FrontEnd):
             prepare_answer(conversation, request)
         options = chat_options(request, model=self._sessions.model.names[0])
         form = ResultForm(options, audio, events=request.stream is True)
-        return self._registry.add(conversation, form, key=key, slot=place.pop_all())
+        return self._registry.add(conversation, form, key=key, slot=slot.pop_all())
 
     async def append(self, exchange: HttpExchange) -> None:
         """Feed a session with chunks, and wait while the engine is behind. Responds with 202 and its state."""
