@@ -2,61 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-
 import pytest
+from support.given_answer import GivenAnswer, final, text
 
-from omni_ws.core.chunks import FinishReason, OutputModality, Usage
+from omni_ws.core.chunks import FinishReason
 from omni_ws.core.output import FinalChunk, OutputChunk
-from omni_ws.errors import EngineFailed, OmniError
-from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.errors import EngineFailed
 from omni_ws.transport.routes.merged_answers import MergedAnswers
 from omni_ws.transport.routes.response_stream import collect_answer, next_message
 
 pytestmark = [pytest.mark.virtual_clock, pytest.mark.usefixtures("no_task_left")]
-
-
-class GivenAnswer:
-    """An AnswerSource of the messages that were put into it."""
-
-    def __init__(self) -> None:
-        self._messages: asyncio.Queue[ServerMessage | OmniError] = asyncio.Queue()
-        self._arrived: list[ServerMessage | OmniError] = []
-        self.writes = 0
-
-    def put(self, *messages: ServerMessage | OmniError) -> None:
-        for message in messages:
-            self._messages.put_nowait(message)
-
-    def take(self) -> ServerMessage | None:
-        if not self._arrived:
-            return None
-        message = self._arrived.pop(0)
-        if isinstance(message, OmniError):
-            raise message
-        return message
-
-    async def wait(self, *, idle_sec: float | None = None, meanwhile: Callable[[], bool] | None = None) -> bool:
-        self._arrived.append(await self._messages.get())
-        return True
-
-    def written(self) -> None:
-        self.writes += 1
-
-
-def text(content: str, *, choice: int = 0) -> OutputChunk:
-    return OutputChunk(request_id="r", sequence_id=0, modality=OutputModality.TEXT, text=content, choice=choice)
-
-
-def final(*reasons: FinishReason, tokens: int = 1) -> FinalChunk:
-    return FinalChunk(
-        request_id="r",
-        sequence_id=0,
-        finish_reason=reasons[0],
-        usage=Usage(input_tokens=tokens, output_tokens=10 * tokens),
-        finish_reasons=reasons,
-    )
 
 
 async def test_choices_are_numbered_over_all_sessions_and_usage_is_summed() -> None:
