@@ -203,6 +203,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._dispatch_events()
 
     def eof_received(self) -> bool:
+        """Close, or go on with one direction only; returns whether the transport stays open."""
         self._half_closed = True
         if self._phase is not Phase.EXCHANGE:
             self._close()
@@ -221,6 +222,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._output.resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the handler, at whose end ``_exchange_done`` leaves the registry."""
         self._enter(Phase.CLOSED)
         self._detach()
         if self._task is None:

@@ -224,6 +224,7 @@ def split_target(target: str) -> tuple[tuple[str, ...], Fields]:
 
 
 def _split_absolute(target: str) -> tuple[str, str]:
+    """Path and query of a target in absolute-form."""
     try:
         parts = urlsplit(target)
     except ValueError as error:
@@ -234,6 +235,7 @@ def _split_absolute(target: str) -> tuple[str, str]:
 
 
 def _split_query(raw_query: str) -> Fields:
+    """Decode a query, with blank values. Raises InvalidFrame."""
     if not raw_query:
         return Fields()
     try:

@@ -48,6 +48,7 @@ class CompletionRoutes(GenerationRoutes):
     def _prompt_session(
         self, exchange: HttpExchange, request: CompletionRequest, index: int, *, owner: str | None
     ) -> HttpSession:
+        """Open the session of one prompt; its errors name the prompt's place in the body."""
         place = request.places[index]
         patch = replace(request.patch, names={**request.patch.names, "prompt": place}, input=place)
         asked = AnswerOptions(

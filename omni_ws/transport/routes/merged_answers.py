@@ -73,6 +73,7 @@ class MergedAnswers:
             session.written()
 
     def _final(self, last: FinalChunk) -> FinalChunk:
+        """The merged final: all finish reasons, and the sum of the usage."""
         finals = [self._finals[index] for index in range(len(self._sessions))]
         reasons = [reason for final in finals for reason in self._reasons(final)]
         usage = Usage(

@@ -98,6 +98,7 @@ class ModeBRoutes(FrontEnd):
             raise
 
     def _open(self, parameters: dict[str, Any], key: ApiKey | None, slot: ExitStack) -> RegisteredSession:
+        """Open and register a session, which takes over ``slot``. Raises InvalidRequest for its parameters."""
         request = read_chat(parameters, input_follows=True)
         conversation = self._sessions.open(
             output_formats=FILE_FORMATS,
@@ -191,6 +192,7 @@ class ModeBRoutes(FrontEnd):
         return session
 
     def _status(self, session: RegisteredSession) -> dict[str, Any]:
+        """The state of a session as clients see it; see protocol/README.md."""
         progress = session.progress
         expires_at = session.expires_at
         left = self._registry.timeout if expires_at is None else expires_at - asyncio.get_running_loop().time()

@@ -80,6 +80,7 @@ class OperationsRoutes(FrontEnd):
         await exchange.respond(200, [("Content-Type", "application/json")], _web("openapi.json"))
 
     def _status(self) -> str:
+        """The state of the server: draining, or that of its engine."""
         if self._sessions.admission.draining:
             return "draining"
         return {

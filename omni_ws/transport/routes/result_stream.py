@@ -131,6 +131,7 @@ class NumberedEvents:
         return False  # skipping has to yield to the event loop
 
     async def write(self, data: bytes) -> None:
+        """Write an event with its number, behind the head, unless the client has it; heartbeats have none."""
         if data != sse.HEARTBEAT:
             self._number += 1
             if self._number <= self._last_event_id:
@@ -148,6 +149,7 @@ class NumberedEvents:
             await self._send_head()
 
     async def end(self) -> None:
+        """End the response; respond with 204 where no event followed ``Last-Event-ID``."""
         if self._exchange.head_sent:
             await self._exchange.end()
             return
@@ -160,6 +162,7 @@ class NumberedEvents:
             await self._exchange.start(200, SSE_HEADERS, filler=sse.HEARTBEAT)
 
     def _check_number(self) -> None:
+        """Raise InvalidValue for a ``Last-Event-ID`` beyond the events that exist."""
         if self._number < self._last_event_id:
             self._started = False
             self._last_event_id = 0  # the error event itself must not be skipped
@@ -167,6 +170,7 @@ class NumberedEvents:
 
 
 def _last_event_id(exchange: HttpExchange) -> int:
+    """The number of the last event that the client has; 0 for none. Raises InvalidValue."""
     text = exchange.request.headers.get("last-event-id")
     if not text:
         return 0

@@ -143,6 +143,7 @@ class HttpSession:
             self._loop.call_soon(self._deliver)  # later outputs of this pass are written together with it
 
     def _deliver(self) -> None:
+        """Let ``meanwhile`` handle the output in this callback, or wake the waiting task."""
         waiting = self._waiting
         if waiting is None or waiting.done():
             return
@@ -178,6 +179,7 @@ class HttpSession:
             self._outbox.put_nowait(unexpected(error, where="a request over HTTP"))
 
     async def _run_clock(self) -> None:
+        """Give the conversation its time; the client is not silent while the server holds its input back."""
         while True:
             self._timer_changed.clear()
             try:
