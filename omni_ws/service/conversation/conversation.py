@@ -1,10 +1,39 @@
-"""Conversation: the input of one session, made into requests for an engine."""
+"""Conversation: makes requests of the input of one session, and has an engine answer them.
+
+Data flow. The transport calls ``receive_chunk``, straight from its socket. The InputStream puts chunks in order and
+returns events: a request opens, a chunk joins it, its start policy fires, its input ends. ``_handle`` applies them to
+the Request, whose ``input`` is the channel that the engine reads. With turn detection the stream diverts audio to the
+TurnListener, which finds speech in it in worker threads and hands back events of the same kind. The RequestQueue gives
+requests to the engine, one AnswerWriter each, and everything for the client goes into the Outbox, which the transport
+empties. A Request's timeline records each step for metrics, logs, profiles and traces.
+
+Tasks. All methods that take input are synchronous; they run in callbacks of the transport and never wait. The owner of
+the session runs ``run``, which is the queue's loop; each answer is a task of the queue, and there is one at a time.
+
+Order. Requests are answered in the order in which they opened. Input for the next one is accepted, and its policy may
+fire, while earlier ones are answered. Each request has exactly one final, its last message. Outputs are numbered over
+the whole session without gaps: those that are withdrawn give their numbers to the outputs behind them.
+
+Interruption. A client cancels a request, or a request that opens with ``overlap: interrupt`` cancels all earlier ones;
+one that speech opened does so only if turn detection has ``interrupt_response``. A request that is being answered then
+has its final at once: outputs that still wait in the outbox are withdrawn, its last interim transcript is settled, and
+the history keeps the part of the answer that was heard. The next answer waits until the engine has released it.
+
+Backpressure. Input: while the engine or the turn listener is behind, ``input_full`` is true and the transport stops
+reading; acknowledgements carry the credit that is left. The owner's ``input_may_continue`` ends the pause. Output:
+while the outbox is full, the writer does not advance the engine's generator. Bytes are charged to one budget for all
+sessions.
+
+Ends. A request ends with its engine's Finished, an error, a cancellation, or its session. An error of a request ends
+the session only if it has a WebSocket close code; ``run`` raises it then. Fatal errors of the input, and those of
+``handle_timer``, are raised to the transport, which ends the session. ``close`` lets the last answers finish; ``end``
+writes the finals of all requests that are left and releases everything.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from omni_ws.core.chunks import FinishReason, InputChunk
@@ -14,20 +43,11 @@ from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, I
 from omni_ws.core.stream_events import Diverted, RequestOpened, StreamEvent, TextRefused
 from omni_ws.engine.base import AnswerOptions, Engine
 from omni_ws.engine.media_room import MediaRoom
-from omni_ws.errors import (
-    EmptyInput,
-    EngineOverloaded,
-    InvalidValue,
-    OmniError,
-    PayloadTooLarge,
-    SessionConflict,
-    ShuttingDown,
-)
+from omni_ws.errors import EngineOverloaded, InvalidValue, OmniError, PayloadTooLarge, SessionConflict, ShuttingDown
 from omni_ws.service.conversation.configuration import Configuration
 from omni_ws.service.conversation.greeting import greeting_configuration, greeting_input
 from omni_ws.service.conversation.history import History
 from omni_ws.service.conversation.input_flow import InputFlow
-from omni_ws.service.conversation.kept_speech import KeptSpeech
 from omni_ws.service.conversation.limits import MAX_WAITING_CHUNKS, ConversationLimits
 from omni_ws.service.conversation.loudspeaker import Loudspeaker
 from omni_ws.service.conversation.outbox import Outbox
@@ -45,11 +65,10 @@ from omni_ws.wire.session_config import SessionConfig
 
 
 class Conversation:
-    """Input comes in by synchronous calls, straight from the socket; ``run`` gives the answers into the outbox.
+    """One session's input, requests and answers.
 
-    The methods that take input raise the fatal errors of InputStream, upon which the caller closes the session. An
-    error of a request goes into the outbox, followed by that request's final; if it is one that ends the session,
-    ``run`` raises it then. Whatever ``run`` raises has been told.
+    The methods that take input raise the fatal errors of InputStream; the caller ends the session then. The client has
+    got whatever ``run`` raises.
     """
 
     def __init__(
@@ -69,9 +88,10 @@ class Conversation:
         speech_workers: SpeechWorkers | None = None,
         observed: ObservedSession | None = None,
     ) -> None:
-        """``admit`` is asked for each request as it opens, and raises what the request is refused with.
+        """``admit`` is called for each request that opens, and raises an OmniError to refuse it.
 
-        ``counted_priority`` says what the priority that a request asks for counts as.
+        ``counted_priority`` maps the priority that a request asks for to the one that it gets. ``owner`` is the name of
+        the API key. ``single_request``: the session is one request over HTTP. Turn detection needs ``speech_workers``.
         """
         self.observed = observed or ObservedSession.unobserved(now)
         self.engine = engine
@@ -82,75 +102,66 @@ class Conversation:
             limits.stream, self._input_settings, budget=budget, now=now(), single_request=single_request
         )
         self.history = History(limits.max_history_tokens, budget)
-        self._budget = budget
         self.loudspeaker = Loudspeaker(self.history)
-        #: Where turns can be detected: finds out which request the audio belongs to.
+        #: Assigns audio to requests by the speech in it; None without turn detection.
         self._listener = None if speech_workers is None else TurnListener(self.stream, speech_workers, self)
-        self._room = InputFlow(
+        self._flow = InputFlow(
             self.stream, self.observed, listener=self._listener, offer=lambda: self._attached.input_may_continue()
         )
-        #: For the requests that open from now on; what may be asked is checked by ``configuration.check_options``.
+        #: The options of requests that open from now on; checked as they open.
         self.options = AnswerOptions()
-        #: From the names that fields have here to those that the client wrote.
+        #: Maps the names of fields to those that the client used.
         self.field_names: FieldNames = as_they_are
         self._owner = owner
         self._media_room = media_room or MediaRoom(budget)
-        #: What requests finish with that end because the session does.
+        #: The finish reason of requests that end with the session.
         self.finish_reason_at_end = FinishReason.CANCELLED
         self._attached: ConversationOwner = NOBODY
         self._now = now
         self._admit = admit or (lambda: None)
         self._counted_priority = counted_priority
         outbox.writer = self
-        self._queue = self._request_queue()
+        self._queue = RequestQueue(
+            engine, outbox, self, history=self.history, loudspeaker=self.loudspeaker, observed=self.observed
+        )
         #: The request whose input is open.
         self._receiving: Request | None = None
-        #: Of text of a single request that is not UTF-8.
+        #: Text of a single request was refused; raised once the call that brought it is done.
         self._refusal: InvalidValue | None = None
         self._draining = False
-
-    def _request_queue(self) -> RequestQueue:
-        return RequestQueue(
-            self.engine,
-            self.outbox,
-            self,
-            history=self.history,
-            loudspeaker=self.loudspeaker,
-            observed=self.observed,
-        )
 
     # the owner
 
     def attach(self, owner: ConversationOwner) -> None:
-        """From now on ``owner`` is notified, in place of the one before."""
+        """Notify ``owner`` from now on, in place of the one before."""
         self._attached = self.outbox.reader = owner
 
     def detach(self) -> None:
-        """Nobody is notified until the next ``attach``."""
+        """Notify no owner until the next ``attach``."""
         self._attached = self.outbox.reader = NOBODY
 
     def output_full(self) -> None:
-        """For the outbox: see OutboxWriter."""
+        """See OutboxWriter."""
         self._attached.timer_changed()
 
     def output_stalled(self, seconds: float) -> None:
-        """For the outbox: see OutboxWriter."""
+        """See OutboxWriter."""
         current = self._queue.current
         self.observed.notify(OutputStalled(None if current is None else current.request_id, seconds))
 
     # input
 
     def configure(self, patch: Mapping[str, Any]) -> SessionConfig:
-        """Takes effect with the next request. Raises an InvalidRequest and changes nothing then."""
+        """Configure the requests that open from now on. Raises an InvalidRequest, and changes nothing then."""
         config = self.configuration.apply(patch)
         if self.stream.current is None:
-            self._take_order()
+            self._update_order()
         if self._listener is not None:
             self._listener.configure(self.configuration.listening)
         return config
 
     def greet(self) -> None:
-        """Begins the session with the configured greeting; nothing happens without one, or once it has begun."""
+        """Answer with the configured greeting, if there is one and no request has opened."""
         config = self.configuration.effective
         if config.greeting.strip() and not self._queue.opened:
             request = self._new_request(greeting_input(), greeting_configuration(config), by_speech=False)
@@ -158,9 +169,10 @@ class Conversation:
             self._admit_request(request, interrupts=False)
 
     def receive_chunk(self, chunk: InputChunk, *, now: float) -> None:
-        """The chunk must have passed ``configuration.check_chunk``; ``now`` is the time at which it came.
+        """Take a chunk that has passed ``configuration.check_chunk`` and arrived at the time ``now``.
 
-        Of a single request this raises InvalidValue for text that is not UTF-8, after everything else has been done.
+        Raises PayloadTooLarge and the fatal errors of the stream. In a single request, text that is not UTF-8 raises
+        InvalidValue, but only after the rest of the chunk has taken effect.
         """
         if self.observed.observers.listening_to_chunks:
             self.observed.notify(InputReceived(chunk))
@@ -171,19 +183,21 @@ class Conversation:
         most = MAX_WAITING_CHUNKS
         if request is not None and request.session.received.chunks > most and request.waiting_chunks > most:
             raise PayloadTooLarge(f"more than {most} chunks are waiting that the engine has not taken over")
-        self._raise_refusal()
+        self._raise_refused_text()
 
     def refuse_chunk(self, sequence_id: int) -> None:
+        """Skip the number of a chunk that was refused, so that it leaves no gap."""
         self._handle(self.stream.refuse(sequence_id, now=self._now()))
 
     def finish(self) -> None:
+        """End the input of the request that is open."""
         self._handle(self.stream.finish(now=self._now()))
-        self._raise_refusal()
+        self._raise_refused_text()
 
     def cancel(self, request_id: str | None = None) -> None:
-        """Stop a request, if there is any: the named one, else the one that is answered, else the newest."""
+        """Cancel the named request, or with None the one that is being answered, else the newest, if there is any."""
         if (request := self._queue.find(request_id)) is None and request_id is not None:
-            return  # it has ended already, and what waits behind a gap belongs to others
+            return  # it has ended, and input behind a gap belongs to others
         if request is self._receiving:
             self.stream.cancel(now=self._now())
             self._stop_receiving()
@@ -197,51 +211,44 @@ class Conversation:
             self._listener.cancel()
 
     def truncate_history(self, request_id: str) -> int:
-        """As History.truncate. Raises SessionConflict, after which the session goes on, unless between requests."""
+        """See History.truncate. Raises SessionConflict, which is not fatal, while any request is open."""
         if self.busy or self.stream.buffered_chunks:
             raise SessionConflict("the history is truncated between requests only", param="request_id")
         return self.history.truncate(request_id)
 
     def drain(self) -> None:
-        """Requests that are open get their answers; new ones are refused."""
+        """Refuse new requests; those that are open get their answers."""
         self._draining = True
 
-    @contextmanager
-    def names_of_client(self) -> Iterator[None]:
-        """An error that is raised within names its field as the client wrote it."""
-        try:
-            yield
-        except OmniError as error:
-            error.param = self.field_names(error.param)
-            raise
-
-    # what a transport looks at
+    # state
 
     @property
     def busy(self) -> bool:
-        """Whether any request is open, waiting or being answered."""
+        """Whether any request is open or has no final yet."""
         return bool(self._queue.requests)
 
     @property
     def refused(self) -> bool:
-        """Whether a request has failed before any work on it began, and its end is about to be told."""
+        """Whether a request failed before its engine got it, and its error waits for earlier answers."""
         return any(request.state is RequestState.FAILED for request in self._queue.requests)
 
     def input_full(self) -> bool:
-        """Whether the socket should rest until the owner's ``input_may_continue``: there is more than is worked on."""
+        """Whether the transport must stop reading until the owner's ``input_may_continue``."""
         request = self._receiving
-        can_be = self.stream.diverting or (request is not None and request.answering)  # asked for each chunk
-        return can_be and self._room.is_full(request)
+        can_be = self.stream.diverting or (request is not None and request.answering)  # the hot path
+        return can_be and self._flow.is_full(request)
 
     def take_ack(self) -> InputAckFrame:
-        return self._room.take_ack(self._receiving)
+        """An acknowledgement of all input so far, with the credit for more."""
+        return self._flow.take_ack(self._receiving)
 
     def get_timer(self) -> float | None:
+        """When ``handle_timer`` is due; None if never."""
         times = (self.stream.get_timer(), self.outbox.get_timer())
         return min((when for when in times if when is not None), default=None)
 
     def handle_timer(self, now: float | None = None) -> None:
-        """Raises SequenceGap, SessionTimeout or SlowConsumer when their time has come."""
+        """Raise SequenceGap, SessionTimeout or SlowConsumer if their time has come."""
         now = self._now() if now is None else now
         self.outbox.handle_timer(now)
         self.stream.handle_timer(now=now)
@@ -249,9 +256,9 @@ class Conversation:
     # answers
 
     async def run(self) -> None:
-        """Answers requests until it is cancelled or, after ``close``, until none is left.
+        """Answer requests until cancelled or, after ``close``, until none is left. Calls ``end`` in any case.
 
-        Raises the error of a request that ends the session, after that request's final.
+        Raises the error of a request that ends the session, after the final of that request.
         """
         try:
             await self._queue.run()
@@ -266,8 +273,8 @@ class Conversation:
             self.end()
 
     def end(self) -> None:
-        """What is open is finished, and nothing is held any more. ``run`` does so too, if it ever ran. Idempotent."""
-        self._room.notify_observers()
+        """Write the finals of all requests, and release everything. Needed only where ``run`` never ran. Idempotent."""
+        self._flow.notify_observers()
         for request in tuple(self._queue.requests):
             self._queue.end(request, self.finish_reason_at_end)
         if self._listener is not None:
@@ -276,11 +283,12 @@ class Conversation:
         self.history.close()
 
     def close(self) -> None:
-        """No further input comes: ``run`` returns when the last answer is given."""
+        """Let ``run`` return after the last answer."""
         self._queue.close()
 
     @property
     def closing(self) -> bool:
+        """Whether ``close`` was called."""
         return self._queue.closing
 
     # QueueOwner
@@ -289,16 +297,15 @@ class Conversation:
         self._update_answering()
 
     def request_ended(self, request: Request) -> None:
-        """A request has had its final: nothing of it is held any more."""
         self.stream.forget(request.session)
         if request is self._receiving:
-            # What still comes of it is swallowed up to its end.
+            # The rest of its input is dropped up to its end.
             self.stream.abandon(request.session)
             self._stop_receiving()
         self._update_answering()
-        self._room.offer()
+        self._flow.offer()
 
-    # TurnOwner: what the turn listener asks
+    # TurnOwner
 
     @property
     def is_playing(self) -> bool:
@@ -315,7 +322,7 @@ class Conversation:
         self.outbox.put_nowait(message)
 
     def turn_listener_progressed(self) -> None:
-        self._room.offer()
+        self._flow.offer()
 
     # input events
 
@@ -338,23 +345,26 @@ class Conversation:
                 case InputEnded(error=error) if request is not None:
                     self._input_ended(request, error)
                 case _:
-                    pass  # of a request that was refused as it opened
+                    pass  # for a request that was refused as it opened
 
     def _refuse_text(self, error: InvalidValue) -> None:
-        """Told beside the answers; over HTTP raised, for the answer to the chunk itself, once all else is done."""
+        """Send the error beside the answers; over HTTP, keep it for the response to the body that had the text."""
         if self.stream.single_request:
             self._refusal = self._refusal or error
         else:
             self.outbox.put_nowait(error)
 
-    def _raise_refusal(self) -> None:
+    def _raise_refused_text(self) -> None:
         refusal, self._refusal = self._refusal, None
         if refusal is not None:
             raise refusal
 
     def _open(self, session: StreamingInputSession, *, by_speech: bool) -> None:
         request = self._new_request(session, self.configuration.effective, by_speech=by_speech)
-        request.speech = self._speech_to_keep(session, request.config)
+        if request.config.history and not self.stream.single_request:
+            takes = self.engine.capabilities.speech_in_history
+            unwanted = None if takes else "the engine takes no speech in its history"
+            request.speech = self.history.new_speech(session.settings.audio, unwanted=unwanted)
         self._receiving = request
         self._admit_request(request, interrupts=request.interrupts(by_speech=by_speech))
 
@@ -368,7 +378,7 @@ class Conversation:
             session,
             config,
             timeline,
-            self._room.taken,
+            self._flow.taken,
             Playback(self._now),
             self._media_room,
             options=dataclasses.replace(self.options, priority=self._counted_priority(self.options.priority)),
@@ -379,7 +389,7 @@ class Conversation:
         return request
 
     def _admit_request(self, request: Request, *, interrupts: bool) -> None:
-        """Puts a request into the queue, or ends it with what it is refused with."""
+        """Queue a request, or end it with the error that it is refused with."""
         try:
             self.configuration.check_options(self.options)
             self._check_room(waits=not interrupts)
@@ -392,19 +402,8 @@ class Conversation:
         self._queue.append(request)
         self._update_answering()
 
-    def _speech_to_keep(self, session: StreamingInputSession, config: SessionConfig) -> KeptSpeech | None:
-        if self.stream.single_request or not config.history or not self.history.max_tokens:
-            return None
-        takes = self.engine.capabilities.speech_in_history
-        return KeptSpeech(
-            session.settings.audio,
-            self._budget,
-            max_tokens=self.history.max_tokens,
-            unwanted=None if takes else "the engine takes no speech in its history",
-        )
-
     def _check_room(self, *, waits: bool) -> None:
-        """Raises what a request is refused with that opens now: it changes nothing for the others."""
+        """Raise the error that refuses a request that opens now."""
         if self._draining:
             raise ShuttingDown("the server is shutting down", retry_after_ms=1000)
         may_wait = self.limits.max_pending_requests
@@ -412,8 +411,8 @@ class Conversation:
             raise EngineOverloaded(f"{may_wait} requests are waiting already", retry_after_ms=1000)
         self._admit()
 
-    def _input_ended(self, request: Request, error: EmptyInput | None) -> None:
-        self._room.notify_observers()
+    def _input_ended(self, request: Request, error: OmniError | None) -> None:
+        self._flow.notify_observers()
         request.timeline.mark_input_ended()
         self._stop_receiving()
         if error is not None:
@@ -424,21 +423,21 @@ class Conversation:
         self._queue.wake()
 
     def _input_settings(self) -> InputSettings:
-        self._take_order()
+        self._update_order()
         settings = self.configuration.input_settings()
         audio = None if self._listener is None else self._listener.audio
         return settings if audio is None else dataclasses.replace(settings, audio=audio)
 
     def _stop_receiving(self) -> None:
         self._receiving = None
-        self._take_order()
+        self._update_order()
 
-    def _take_order(self) -> None:
-        """What comes ahead of a gap while no input is open is the next request's already."""
+    def _update_order(self) -> None:
+        """While no input is open, chunks that arrive ahead of a gap are treated as the next request will be."""
         self.stream.reject_out_of_order = self.configuration.effective.out_of_order == "reject"
 
     def _update_answering(self) -> None:
-        """Nothing is idle while an answer is owed for input that is complete, or frozen."""
+        """Suspend the idle time-out while an answer is due for input that is complete, or frozen."""
         answering = any(
             request is not self._receiving or (request.is_frozen and request.state is not RequestState.ANSWERED)
             for request in self._queue.requests

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import WORDS_UNKNOWN, Message
 from omni_ws.errors import InvalidValue
-from omni_ws.service.conversation.kept_speech import MAX_SPEECH_BYTES, held_bytes, tokens_of
+from omni_ws.service.conversation.kept_speech import MAX_SPEECH_BYTES, KeptSpeech, held_bytes, tokens_of
 from omni_ws.service.identifiers import new_id
 
 #: Items are kept up to this multiple of what a request sees, so that a truncation brings earlier turns back.
@@ -76,6 +77,12 @@ class History:
     def messages(self) -> tuple[Message, ...]:
         """What a request that is answered now sees."""
         return tuple(item.message for item in self._items[self._first_seen() :])
+
+    def new_speech(self, audio: AudioFormat, *, unwanted: str | None) -> KeptSpeech | None:
+        """A place for the speech of a request, for ``add``. None where nothing is kept; see KeptSpeech for the rest."""
+        return (
+            KeptSpeech(audio, self._budget, max_tokens=self.max_tokens, unwanted=unwanted) if self.max_tokens else None
+        )
 
     def open(self, request_id: str) -> None:
         """A request opens. What it leaves has its place behind all requests before it, whichever ends first."""

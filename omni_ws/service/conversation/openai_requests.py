@@ -16,7 +16,7 @@ from omni_ws.audio.encoder import AudioEncoder
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import InputMode
 from omni_ws.engine.base import AnswerOptions, Message, StructuredOutput
-from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
+from omni_ws.errors import InvalidValue, OmniError, UnsupportedFormat, UnsupportedParameter
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.identifiers import new_id
 from omni_ws.wire.openai_chat_response import ChatOptions
@@ -35,7 +35,7 @@ def configure(
     conversation does.
     """
     conversation.field_names = patch.name_in_body
-    with conversation.names_of_client():
+    with _client_names(conversation):
         config = conversation.configure(patch.fields)
         target = AudioFormat(config.output_audio.format, config.output_audio.sample_rate)
         _check_encodable(target)
@@ -86,7 +86,7 @@ def checked_options(
         parallel_tool_calls=answer.parallel_tool_calls,
         media_limits=answer.media_limits,
     )
-    with conversation.names_of_client():
+    with _client_names(conversation):
         conversation.configuration.check_options(options)
     return options
 
@@ -105,6 +105,16 @@ def chat_options(request: ChatRequest, *, model: str) -> ChatOptions:
         choices=request.answer.choices,
         logprobs=request.answer.logprobs is not None,
     )
+
+
+@contextmanager
+def _client_names(conversation: Conversation) -> Iterator[None]:
+    """An error that the block raises names its field as the body did."""
+    try:
+        yield
+    except OmniError as error:
+        error.param = conversation.field_names(error.param)
+        raise
 
 
 @lru_cache(maxsize=64)

@@ -57,7 +57,6 @@ class Bench:
 
     def open(self, request_id: str, *, mode: InputMode = InputMode.EXTEND) -> Request:
         request = make_request(request_id, mode=mode, observed=self.observed)
-        self.history.open(request_id)
         self.queue.open(request)
         self.queue.append(request)
         return request
