@@ -83,7 +83,7 @@ def run(sent: bytes, cuts: list[int]) -> bytes:
 
 @settings(deadline=None, max_examples=100)
 @given(good=st.lists(st.sampled_from(GOOD), max_size=3), last=st.sampled_from(LAST), data=st.data())
-def test_any_split_gives_the_same_answers(good: list[bytes], last: bytes, data: st.DataObject) -> None:
+def test_any_split_gives_the_same_responses(good: list[bytes], last: bytes, data: st.DataObject) -> None:
     sent = b"".join(good) + last
     if not sent:
         return
@@ -92,7 +92,7 @@ def test_any_split_gives_the_same_answers(good: list[bytes], last: bytes, data: 
 
 
 @pytest.mark.parametrize("last", LAST, ids=lambda last: repr(last[:30]))
-def test_byte_by_byte_gives_the_same_answers(last: bytes) -> None:
+def test_byte_by_byte_gives_the_same_responses(last: bytes) -> None:
     sent = GOOD[0] + GOOD[3] + last
     whole = run(sent, [])
     assert whole.startswith(b"HTTP/1.1 200 ")

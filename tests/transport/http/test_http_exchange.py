@@ -74,7 +74,7 @@ async def until_lost(client: RawClient) -> None:
         await client.rest()
 
 
-async def test_answer_has_date_and_server() -> None:
+async def test_response_has_date_and_server() -> None:
     async with serving(APPLICATION) as door, raw_client(door.port) as client:
         await client.send(request("GET", "/"))
         response = await client.response()
@@ -193,7 +193,7 @@ async def test_not_found_and_method_not_allowed_are_json() -> None:
         (EngineFailed("no"), 500, "server_error", {}),
     ],
 )
-async def test_error_becomes_its_answer(
+async def test_error_becomes_its_response(
     error: OmniError, status: int, error_type: str, headers: dict[str, str]
 ) -> None:
     async def fail(exchange: HttpExchange) -> None:
@@ -235,7 +235,7 @@ async def test_unexpected_exception_is_logged_and_not_shown(caplog: pytest.LogCa
         assert record.exc_info[0] is ConnectionResetError
 
 
-async def test_handler_without_an_answer_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
+async def test_handler_without_a_response_is_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     async def forget(exchange: HttpExchange) -> None:
         await exchange.read_body(10)
 
@@ -246,7 +246,7 @@ async def test_handler_without_an_answer_is_a_failure(caplog: pytest.LogCaptureF
 
 
 @pytest.mark.parametrize("error", [RuntimeError("late"), InvalidValue("late")])
-async def test_failure_after_the_head_breaks_the_answer_off(error: Exception) -> None:
+async def test_failure_after_the_head_cuts_the_response_short(error: Exception) -> None:
     async def fail(exchange: HttpExchange) -> None:
         await exchange.start(200)
         await exchange.write(b"some")
@@ -259,7 +259,7 @@ async def test_failure_after_the_head_breaks_the_answer_off(error: Exception) ->
         assert not received.endswith(b"0\r\n\r\n")
 
 
-async def test_invalid_answer_of_a_handler_is_a_failure() -> None:
+async def test_invalid_response_of_a_handler_is_a_failure() -> None:
     async def inject(exchange: HttpExchange) -> None:
         await exchange.respond(200, [("X-Injected", "a\r\nSet-Cookie: b")])
 
@@ -322,7 +322,7 @@ async def test_lingering_has_a_bound_in_bytes() -> None:
             await client.send(*[b"b" * 100_000] * 1000)
 
 
-async def test_answer_before_the_body_closes_the_connection() -> None:
+async def test_response_before_the_body_closes_the_connection() -> None:
     async with serving(APPLICATION) as door, raw_client(door.port) as client:
         await client.send(request("POST", "/ignore", "Content-Length: 4"))
         response = await client.response()
@@ -337,7 +337,7 @@ async def test_unread_body_that_has_arrived_does_no_harm() -> None:
         assert [(await client.response()).status for _ in range(2)] == [200, 200]
 
 
-async def test_streamed_answer_before_the_end_of_the_body_closes() -> None:
+async def test_streamed_response_before_the_end_of_the_body_closes() -> None:
     async def early(exchange: HttpExchange) -> None:
         await exchange.start(200)
         await exchange.write(await exchange.read())
@@ -600,7 +600,7 @@ async def test_half_close_after_the_request_is_answered() -> None:
         assert await client.rest() == b""
 
 
-async def test_half_close_before_the_answer_is_ready() -> None:
+async def test_half_close_before_the_response_is_ready() -> None:
     asked, release = asyncio.Event(), asyncio.Event()
 
     async def slow(exchange: HttpExchange) -> None:
@@ -766,7 +766,7 @@ async def test_draining_ends_idle_connections_at_once() -> None:
         assert await door.connections.wait_idle(10)
 
 
-async def test_draining_lets_busy_connections_answer_and_close() -> None:
+async def test_draining_lets_busy_connections_respond_and_close() -> None:
     release = asyncio.Event()
 
     async def slow(exchange: HttpExchange) -> None:

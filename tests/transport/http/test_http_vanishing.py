@@ -53,7 +53,7 @@ async def test_at_every_byte_of_the_request(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
-async def test_at_every_byte_of_the_answer(kind: str) -> None:
+async def test_at_every_byte_of_the_response(kind: str) -> None:
     async with live_server(engine_for(kind)) as server:
         async with raw_client(server.port) as client:
             await client.send(REQUESTS[kind].replace(b"\r\n", b"\r\nConnection: close\r\n", 1))
