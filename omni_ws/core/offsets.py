@@ -27,6 +27,7 @@ class Piece:
 
     @property
     def end(self) -> int:
+        """The position after the last byte or character."""
         return self.start + len(self.content)
 
     def to_chunk(self) -> InputChunk:
@@ -43,12 +44,15 @@ class Downstream(Protocol):
     duplicates: int
 
     def hold_waiting(self, size: int) -> None:
-        """Account for ``size`` more bytes that wait. Raises PayloadTooLarge or EngineOverloaded when they exceed a
-        limit.
+        """Account for ``size`` more bytes that wait.
+
+        Raises PayloadTooLarge or EngineOverloaded when they exceed a limit.
         """
         ...
 
-    def release_waiting(self, size: int) -> None: ...
+    def release_waiting(self, size: int) -> None:
+        """Account for ``size`` bytes that wait no longer."""
+        ...
 
     def pass_on(self, chunk: InputChunk) -> Sequence[StreamEvent]:
         """Process the next chunk in order; its bytes are no longer accounted for as waiting."""

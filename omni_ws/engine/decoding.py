@@ -38,13 +38,13 @@ HOP_BYTES = 4 * 1024 * 1024
 
 #: How many times its estimated duration earlier speech may have: the nominal rate of compressed audio is 64 kbit/s, and
 #: Opus at 12 kbit/s lasts five times as long.
-LONGER_THAN_COUNTED = 6
+MAX_DURATION_FACTOR = 6
 
 #: The estimated memory of a chunk besides its payload.
 CHUNK_OVERHEAD_BYTES = 128
 
 #: No limits: images and video keep their size.
-AS_IT_COMES = MediaLimits()
+NO_LIMITS = MediaLimits()
 
 
 async def decode_input(
@@ -54,7 +54,7 @@ async def decode_input(
     sample_rate: int,
     executor: Executor,
     share: MediaShare,
-    limits: MediaLimits = AS_IT_COMES,
+    limits: MediaLimits = NO_LIMITS,
 ) -> AsyncGenerator[DecodedPart, None]:
     """Yield the decoded parts of an input, in order, as it arrives.
 
@@ -105,7 +105,7 @@ async def decode_speech(speech: Speech, *, sample_rate: int, executor: Executor,
     Returns None when it turns out many times longer than estimated, as silence compressed to almost nothing may be. The
     samples remain reserved in ``share``.
     """
-    most = max(1.0, speech.audio_ms / 1000 * LONGER_THAN_COUNTED) * sample_rate
+    most = max(1.0, speech.audio_ms / 1000 * MAX_DURATION_FACTOR) * sample_rate
     blocks: list[Samples] = []
     length = 0
     source = Chunks(speech.chunks)

@@ -16,7 +16,7 @@ from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, Finished, Tex
 from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 
-AS_IT_COMES: dict[str, Any] = {"output_audio": {"sample_rate": 16_000}, "start_policy": "on_first_chunk"}
+NO_LIMITS: dict[str, Any] = {"output_audio": {"sample_rate": 16_000}, "start_policy": "on_first_chunk"}
 TONE = np.arange(-800, 800, dtype="<i2").tobytes()
 
 
@@ -83,7 +83,7 @@ async def test_text_comes_back() -> None:
 @pytest.mark.parametrize("binary", [False, True])
 async def test_audio_comes_back(binary: bool) -> None:
     async with live_server() as server, native_client(server) as client:
-        await client.configure(**AS_IT_COMES)
+        await client.configure(**NO_LIMITS)
         send = client.binary if binary else client.chunk
         await send(TONE[:1001])  # half a sample at the end of a chunk is completed by the next
         await send(TONE[1001:], end=True)
@@ -96,7 +96,7 @@ async def test_audio_comes_back(binary: bool) -> None:
 
 async def test_half_a_sample_at_the_end_is_dropped() -> None:
     async with live_server() as server, native_client(server) as client:
-        await client.configure(**AS_IT_COMES)
+        await client.configure(**NO_LIMITS)
         await client.binary(TONE + b"x", end=True)
         assert (await client.answer()).audio == TONE
 
