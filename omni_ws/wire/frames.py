@@ -1,7 +1,7 @@
-"""JSON frames that clients of the native WebSocket send (and, line by line, HTTP bodies): typed.
+"""Decodes the JSON frames of native WebSocket clients, and the input chunks in HTTP bodies.
 
-One pass in C: msgspec parses, validates and decodes base64 together. Only a frame that fails is looked at again, to
-say what is wrong with it.
+msgspec parses, validates and decodes base64 in one pass, in C. A frame that fails is parsed again to report what is
+wrong with it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from omni_ws.wire.session_config import (
 )
 
 SequenceId: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_SEQUENCE_ID)]
-#: The largest number that every JSON parser keeps exact (RFC 8259, 6): room for milliseconds since any epoch.
+#: The largest integer that all JSON parsers represent exactly (RFC 8259, section 6).
 MAX_TIMESTAMP_MS: Final = 2**53 - 1
 
 
 class ChunkFields(RefusedContentFields, frozen=True, kw_only=True):
-    """What an input chunk may say, wherever it comes from. Exactly one of ``payload`` and ``text``, or neither."""
+    """The fields of an input chunk in JSON, with at most one of ``payload`` and ``text``."""
 
     modality: Modality | None = None
     payload: bytes | None = None
@@ -43,46 +43,54 @@ class ChunkFields(RefusedContentFields, frozen=True, kw_only=True):
 
 
 class InputChunkFrame(ChunkFields, frozen=True, kw_only=True, tag_field="type", tag="input_chunk"):
+    """A chunk of input."""
+
     sequence_id: SequenceId
-    #: Numbers run over all requests of a connection, offsets over one: known here only to be refused by its name.
+    #: Offsets, which count within a request, are refused by name: numbers here count over the whole connection.
     offset: None = None
 
 
 class SessionConfigFrame(Struct, frozen=True, tag_field="type", tag="session_config"):
-    """The fields are merged as they came; see ``wire.session_config``."""
+    """Fields to change in the configuration; see ``wire.session_config``."""
 
 
 class FinishFrame(Struct, frozen=True, tag_field="type", tag="finish"):
-    pass
+    """The end of the request's input."""
 
 
 class CancelFrame(Struct, frozen=True, tag_field="type", tag="cancel"):
+    """Cancels a request; without ``request_id`` the one being answered, else the newest."""
+
     request_id: str | None = None
 
 
 class HistoryTruncateFrame(Struct, frozen=True, tag_field="type", tag="history_truncate"):
-    """This request and all later ones are dropped from the history."""
+    """Removes this request and all later ones from the history."""
 
     request_id: str
 
 
 class OutputAckFrame(Struct, frozen=True, tag_field="type", tag="output_ack"):
+    """Acknowledges outputs up to ``sequence_id``; ``played_ms`` is how much of the answer's audio was played."""
+
     sequence_id: SequenceId
     played_ms: Annotated[float, Meta(ge=0)] | None = None
 
 
 class PingFrame(Struct, frozen=True, tag_field="type", tag="ping"):
+    """Asks for a pong, which repeats ``t``."""
+
     t: Any = None
 
 
 class ConfigPatch(Struct, frozen=True):
-    """A ``session_config`` frame: the fields that it wants changed, as they came."""
+    """A decoded ``session_config`` frame; its ``fields`` are not validated."""
 
     fields: dict[str, Any]
 
 
 class RefusedChunk(Struct, frozen=True):
-    """An input chunk that cannot be accepted, whose number could be read and is used up by it."""
+    """An invalid input chunk with a valid number, which it uses up."""
 
     sequence_id: int
     error: InvalidRequest
@@ -114,19 +122,19 @@ CLIENT_TYPES: Final = frozenset(str(frame.__struct_config__.tag) for frame in CL
 
 _NO_OFFSETS: Final = "chunks of a WebSocket are numbered by sequence_id"
 
-#: Known fields of a chunk whose JSON type is part of the frame's form: getting it wrong is ``invalid_frame``.
+#: Fields of a chunk whose JSON type is part of the frame's syntax: a wrong type is ``invalid_frame``.
 _FORM_FIELDS: Final = frozenset({"payload", "text", "type"})
 
 _decoder: Final[msgspec.json.Decoder[_TypedFrame]] = msgspec.json.Decoder(_TypedFrame)
 
 
 def decode_frame(data: bytes | bytearray | memoryview) -> ClientFrame:
-    """One JSON text frame of a client.
+    """Decode a client's text frame.
 
-    Raises InvalidFrame, InvalidValue, UnsupportedParameter or UnknownType; UnicodeDecodeError for what is not UTF-8,
-    which each transport answers in its own way.
+    Raises InvalidFrame, InvalidValue, UnsupportedParameter or UnknownType; and UnicodeDecodeError, which each transport
+    reports in its own way.
     """
-    str(data, "utf-8")  # the parser skips fields that it does not know without looking at their bytes
+    str(data, "utf-8")  # the decoder does not validate the values of unknown fields
     try:
         frame = _decoder.decode(data)
     except msgspec.DecodeError as error:
@@ -139,7 +147,7 @@ def decode_frame(data: bytes | bytearray | memoryview) -> ClientFrame:
         except InvalidRequest as refusal:
             return RefusedChunk(frame.sequence_id, refusal)
     if isinstance(frame, SessionConfigFrame):
-        fields = loads_object(data)  # the typed decoder has skipped what may still be no JSON, such as 1e999
+        fields = loads_object(data)  # the typed decoder skips fields that may be invalid, such as 1e999
         if nested_deeper(fields, MAX_DEPTH):
             raise InvalidFrame("the frame is nested too deeply")
         del fields["type"]
@@ -150,7 +158,10 @@ def decode_frame(data: bytes | bytearray | memoryview) -> ClientFrame:
 
 
 def to_chunk(fields: ChunkFields, sequence_id: int | None, offset: int | None = None) -> InputChunk:
-    """Raises InvalidValue for fields that contradict each other, UnsupportedParameter for those refused by name."""
+    """Convert the fields to a chunk.
+
+    Raises InvalidValue for contradictory fields, UnsupportedParameter for those that are refused by name.
+    """
     payload, text, modality = fields.payload, fields.text, fields.modality
     if text is not None:
         if payload is not None:
@@ -178,7 +189,7 @@ def to_chunk(fields: ChunkFields, sequence_id: int | None, offset: int | None = 
 
 
 def _offset(start: int, fields: ChunkFields, modality: Modality | None, sequence_id: int | None) -> Offset:
-    """Raises InvalidValue for a chunk that is numbered besides, or that is no piece of anything longer."""
+    """Return the chunk's offset. Raises InvalidValue if it has a number as well, or must not be split."""
     if sequence_id is not None:
         raise InvalidValue("a chunk has a sequence_id or an offset, not both", param="offset", sequence_id=sequence_id)
     if modality is Modality.IMAGE or (start == 0 and modality is Modality.VIDEO and sniff_image(fields.payload or b"")):
@@ -189,7 +200,7 @@ def _offset(start: int, fields: ChunkFields, modality: Modality | None, sequence
 
 
 def _check_tool_result(fields: ChunkFields, modality: Modality | None, sequence_id: int | None) -> None:
-    """Raises InvalidValue unless it is text of the role ``tool`` that names its call."""
+    """Raise InvalidValue unless the chunk is text of the role ``tool`` with the ID of its call."""
     if fields.role not in (None, "user", "tool"):
         raise InvalidValue("role is user or tool", param="role", sequence_id=sequence_id)
     if fields.role == "user" and fields.tool_call_id is None:
@@ -203,9 +214,9 @@ def _check_tool_result(fields: ChunkFields, modality: Modality | None, sequence_
 
 
 def nested_deeper(value: Any, levels: int) -> bool:
-    """Whether arrays and objects stand inside one another more than ``levels`` times.
+    """Whether arrays and objects are nested more than ``levels`` deep.
 
-    What a client nests is sent back to it, and an encoder may run out of stack where the decoder did not.
+    What a client nests is sent back to it, and encoding may exhaust the stack where decoding did not.
     """
     if isinstance(value, dict):
         value = value.values()
@@ -215,7 +226,7 @@ def nested_deeper(value: Any, levels: int) -> bool:
 
 
 def loads_object(data: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """Any JSON object. Raises InvalidFrame, or UnicodeDecodeError for what is not UTF-8."""
+    """Parse a JSON object. Raises InvalidFrame, or UnicodeDecodeError for invalid UTF-8."""
     try:
         parsed = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -227,7 +238,7 @@ def loads_object(data: bytes | bytearray | memoryview) -> dict[str, Any]:
 
 
 def _refuse(data: bytes | bytearray | memoryview, cause: msgspec.DecodeError) -> RefusedChunk:
-    """Say what is wrong with a frame that did not decode."""
+    """Report what is wrong with a frame that did not decode: return a refused chunk or raise the error."""
     parsed = loads_object(data)
     kind = parsed.get("type")
     if not isinstance(kind, str):
@@ -247,8 +258,11 @@ def _refuse(data: bytes | bytearray | memoryview, cause: msgspec.DecodeError) ->
 
 
 def field_error(cause: msgspec.DecodeError) -> InvalidRequest:
-    """The error of one field: ``invalid_frame`` where the form is wrong, ``invalid_value`` where the value is,
-    ``unsupported_parameter`` where it is one that content does not come in."""
+    """Return the error for a field.
+
+    It is InvalidFrame for invalid syntax, UnsupportedParameter for a name that other APIs use for content, and
+    InvalidValue for other invalid values.
+    """
     if not isinstance(cause, msgspec.ValidationError):
         return InvalidFrame(f"not JSON: {cause}")
     error = invalid_value(cause)

@@ -1,4 +1,4 @@
-"""JSON frames that the server sends on the native WebSocket: typed, and only fields that are set go out."""
+"""The JSON frames that the server sends on the native WebSocket. Unset fields are omitted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _ServerFrame(Struct, frozen=True, kw_only=True, tag_field="type"):
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):
-    """What the engine, and this server with it, can do."""
+    """What the engine and the server support."""
 
     input_modalities: list[str]
     output_modalities: list[str]
@@ -40,6 +40,8 @@ class Capabilities(Struct, frozen=True, kw_only=True):
 
 
 class SessionLimits(Struct, frozen=True, kw_only=True):
+    """The limits of the session."""
+
     max_chunk_bytes: int
     max_payload_per_session: int
     reorder_window_chunks: int
@@ -48,7 +50,7 @@ class SessionLimits(Struct, frozen=True, kw_only=True):
 
 
 class SessionCreatedFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_created"):
-    """``resume_token`` is null where a dropped connection cannot be resumed."""
+    """The session has begun. ``resume_token`` is null if it cannot be resumed."""
 
     session_id: str
     resume_token: str | None
@@ -63,7 +65,7 @@ class SessionCreatedFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_
 
 
 class SessionResumedFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_resumed"):
-    """The session goes on here, from input chunk ``next_sequence_id`` on; ``replayed`` outputs come again or late."""
+    """The session continues with input chunk ``next_sequence_id``; ``replayed`` outputs are sent again, or late."""
 
     session_id: str
     resume_token: str
@@ -76,6 +78,8 @@ class SessionUpdatedFrame(SessionConfig, frozen=True, kw_only=True, tag_field="t
 
 
 class InputAckFrame(_ServerFrame, frozen=True, kw_only=True, tag="input_ack"):
+    """All chunks below ``next_sequence_id`` were accepted; the client may send ``credit_bytes`` more."""
+
     next_sequence_id: int
     buffered_chunks: int
     received_bytes: int
@@ -83,6 +87,8 @@ class InputAckFrame(_ServerFrame, frozen=True, kw_only=True, tag="input_ack"):
 
 
 class ResponseStartedFrame(_ServerFrame, frozen=True, kw_only=True, tag="response_started"):
+    """The work on a request has started; ``sequence_id`` is the chunk that triggered it."""
+
     request_id: str
     trigger: str
     sequence_id: int | None
@@ -90,31 +96,35 @@ class ResponseStartedFrame(_ServerFrame, frozen=True, kw_only=True, tag="respons
 
 
 class HistoryTruncatedFrame(_ServerFrame, frozen=True, kw_only=True, tag="history_truncated"):
-    """``request_id`` and all later requests, ``dropped_requests`` in all, are in the history no more."""
+    """``request_id`` and all later requests, ``dropped_requests`` in total, were removed from the history."""
 
     request_id: str
     dropped_requests: int
 
 
 class SpeechStartedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_started"):
-    """Speech began at ``audio_ms`` of the audio that was listened to; only with turn detection."""
+    """Speech started at ``audio_ms`` of the audio that turn detection received."""
 
     audio_ms: int
 
 
 class SpeechStoppedFrame(_ServerFrame, frozen=True, kw_only=True, tag="speech_stopped"):
-    """Speech ended at ``audio_ms`` of the audio that was listened to; only with turn detection."""
+    """Speech stopped at ``audio_ms`` of the audio that turn detection received."""
 
     audio_ms: int
 
 
 class WordTime(Struct, frozen=True):
+    """A word and its time in the audio."""
+
     text: str
     start_ms: int
     end_ms: int
 
 
 class UsageFields(Struct, frozen=True, kw_only=True):
+    """What a request used."""
+
     input_tokens: int
     output_tokens: int
     total_tokens: int
@@ -124,16 +134,13 @@ class UsageFields(Struct, frozen=True, kw_only=True):
 
 
 class OutputChunkFrame(_ServerFrame, frozen=True, kw_only=True, tag="output_chunk"):
-    """Content has a modality; the last chunk of a request has ``final`` and no content.
-
-    ``index``, ``id``, ``name`` and ``arguments`` are those of a tool call: id and name come once, the arguments in
-    pieces.
-    """
+    """A piece of the answer or, with ``final``, its end."""
 
     request_id: str
     sequence_id: int
     modality: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
+    # Of a tool call, ``index`` is in each piece, ``id`` and ``name`` are in the first; ``arguments`` are concatenated.
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
@@ -150,6 +157,8 @@ class OutputChunkFrame(_ServerFrame, frozen=True, kw_only=True, tag="output_chun
 
 
 class ErrorFields(Struct, frozen=True, kw_only=True):
+    """What went wrong."""
+
     code: str
     message: str
     param: str | None = None
@@ -160,16 +169,22 @@ class ErrorFields(Struct, frozen=True, kw_only=True):
 
 
 class ErrorFrame(_ServerFrame, frozen=True, kw_only=True, tag="error"):
+    """An error of a chunk, of a request, or of the session."""
+
     error: ErrorFields
 
 
 class SessionClosingFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_closing"):
+    """The server will close the session in ``time_left_ms``."""
+
     reason: str
     retryable: bool
     time_left_ms: int
 
 
 class PongFrame(_ServerFrame, frozen=True, kw_only=True, tag="pong"):
+    """The answer to a ping."""
+
     t: Any
     server_time_ms: int
 
@@ -208,12 +223,12 @@ _server_decoder: Final[msgspec.json.Decoder[ServerFrame]] = msgspec.json.Decoder
 
 
 def encode_frame(frame: ServerFrame) -> bytes:
-    """JSON text of a server frame; bytes fields become base64."""
+    """Return a frame as JSON, with bytes as base64."""
     return _encoder.encode(frame)
 
 
 def decode_server_frame(data: bytes | str) -> ServerFrame:
-    """For clients. Raises InvalidFrame for anything that is not a frame of this specification."""
+    """Decode a server's frame, for clients. Raises InvalidFrame."""
     try:
         return _server_decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -221,6 +236,7 @@ def decode_server_frame(data: bytes | str) -> ServerFrame:
 
 
 def error_frame(error: OmniError) -> ErrorFrame:
+    """Return the frame that reports ``error``."""
     return ErrorFrame(
         error=ErrorFields(
             code=error.code,

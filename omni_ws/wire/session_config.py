@@ -1,4 +1,4 @@
-"""The effective configuration of a session, and how a client's partial one is merged into it."""
+"""SessionConfig: the configuration of a session, its validation, and how a client's changes are merged into it."""
 
 from __future__ import annotations
 
@@ -25,30 +25,34 @@ from omni_ws.errors import InvalidValue
 SampleRate: TypeAlias = Annotated[int, Meta(ge=MIN_SAMPLE_RATE, le=MAX_SAMPLE_RATE)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1)]
 NonNegative: TypeAlias = Annotated[float, Meta(ge=0)]
-#: Keys are the decimal digits of token ids; values are added to the logits of those tokens.
+#: Maps token IDs, in decimal, to values that are added to the logits of these tokens.
 LogitBias: TypeAlias = Annotated[
     dict[Annotated[str, Meta(pattern=r"^[0-9]{1,10}$")], Annotated[float, Meta(ge=-100, le=100)]],
     Meta(max_length=1024),
 ]
 
-#: So much audio from before a turn is held for as long as somebody listens.
+#: Turn detection buffers this much audio, so it limits the memory of a session.
 MAX_PREFIX_PADDING_MS = 2_000
 MAX_SILENCE_DURATION_MS = 10_000
-#: With turn detection, where nobody says otherwise.
+#: The default of ``max_lead_ms`` with turn detection.
 DEFAULT_MAX_LEAD_MS = 400
 #: A page of text, some five minutes of speech.
 MAX_GREETING_CHARACTERS = 4096
-#: Objects in a configuration; what is deeper only serves to exhaust the stack.
+#: How deeply objects in a configuration may be nested; deeper ones could exhaust the stack.
 MAX_DEPTH = 32
 
 
 class InputAudioConfig(Struct, frozen=True, kw_only=True):
+    """The default format of input audio."""
+
     format: AudioEncoding = AudioEncoding.PCM16
     sample_rate: SampleRate = 16_000
     channels: Annotated[int, Meta(ge=1, le=MAX_CHANNELS)] = 1
 
 
 class OutputAudioConfig(Struct, frozen=True, kw_only=True):
+    """The format of output audio."""
+
     format: AudioEncoding = AudioEncoding.PCM16
     sample_rate: SampleRate = 24_000
 
@@ -57,7 +61,7 @@ StartPolicyName: TypeAlias = Literal["on_first_chunk", "on_end_only", "on_min_le
 
 
 class StartPolicyConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``on_min_length`` without any minimum means its default minimums."""
+    """When a request starts; ``on_min_length`` without a minimum uses its default ones."""
 
     type: StartPolicyName
     min_audio_ms: NonNegative | None = None
@@ -69,6 +73,8 @@ class StartPolicyConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TurnDetectionConfig(Struct, frozen=True, kw_only=True):
+    """Voice activity detection on the input audio."""
+
     type: Literal["server_vad"]
     threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5
     prefix_padding_ms: Annotated[float, Meta(ge=0, le=MAX_PREFIX_PADDING_MS)] = 300
@@ -77,7 +83,7 @@ class TurnDetectionConfig(Struct, frozen=True, kw_only=True):
 
 
 class SamplingConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """None = the engine's own default."""
+    """The sampling parameters; null is the engine's default."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -93,7 +99,7 @@ class SamplingConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class SessionConfig(Struct, frozen=True, kw_only=True):
-    """Every field has its effective value; the names are those of the wire."""
+    """The effective configuration of a session, by the names of the wire."""
 
     model: str | None = None
     voice: str | None = None
@@ -125,9 +131,9 @@ _MISSING_FIELD = re.compile(r"Object missing required field `(?P<field>[^`]+)`")
 
 
 def merge(base: Mapping[str, Any], patch: Mapping[str, Any], *, depth: int = MAX_DEPTH) -> dict[str, Any]:
-    """Deep merge; null takes a key away, which restores the default below.
+    """Merge ``patch`` into ``base`` recursively; null removes a key, which restores its default.
 
-    Raises InvalidValue for objects inside one another more than ``depth`` times.
+    Raises InvalidValue for objects nested more than ``depth`` deep.
     """
     if not depth:
         raise InvalidValue(f"objects are nested more than {MAX_DEPTH} deep")
@@ -144,7 +150,10 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any], *, depth: int = MAX
 
 
 def effective(overrides: Mapping[str, Any]) -> SessionConfig:
-    """Defaults with ``overrides`` on top. Raises InvalidValue naming the field; unknown fields are ignored."""
+    """Return the configuration with defaults for all fields that ``overrides`` does not set.
+
+    Unknown fields are ignored. Raises InvalidValue, naming the field.
+    """
     try:
         config = msgspec.convert(overrides, SessionConfig)
     except msgspec.ValidationError as error:
@@ -154,9 +163,9 @@ def effective(overrides: Mapping[str, Any]) -> SessionConfig:
 
 
 def has_field(path: str) -> bool:
-    """Whether ``session_config`` has the field ``path`` (``sampling.max_tokens``), so that a client can tell a typo.
+    """Whether ``session_config`` has the field ``path``, such as ``sampling.max_tokens``, for clients to detect typos.
 
-    Whatever is below a field without fields of its own (``stage_params.talker``) counts as one.
+    Any path below a field without fixed fields (``stage_params.talker``) counts as a field.
     """
     kinds: list[msgspec.inspect.Type] = [msgspec.inspect.type_info(SessionConfig)]
     for name in path.split("."):
@@ -173,7 +182,7 @@ def has_field(path: str) -> bool:
 
 
 def check_sampling(values: Mapping[str, Any], place: str) -> None:
-    """Sampling parameters that stand elsewhere, at ``place``. Raises InvalidValue; unknown ones are ignored."""
+    """Validate sampling parameters that are at ``place``. Unknown ones are ignored. Raises InvalidValue."""
     try:
         msgspec.convert(values, SamplingConfig)
     except msgspec.ValidationError as error:
@@ -183,7 +192,7 @@ def check_sampling(values: Mapping[str, Any], place: str) -> None:
 
 
 def invalid_value(error: msgspec.ValidationError) -> InvalidValue:
-    """msgspec says where it stumbled at the end of its message; that is the field's name."""
+    """Return the error for a msgspec error, whose message ends with the path of the field."""
     text = str(error)
     path = ""
     if (found := _ERROR_PATH.search(text)) is not None:
@@ -191,15 +200,15 @@ def invalid_value(error: msgspec.ValidationError) -> InvalidValue:
         text = text[: found.start()]
     if (missing := _MISSING_FIELD.match(text)) is not None:
         path = f"{path}.{missing['field']}".lstrip(".")
-    if len(text) > _MAX_ERROR_TEXT:  # it repeats the value, however long that is
+    if len(text) > _MAX_ERROR_TEXT:  # it may repeat a long value
         text = text[:_MAX_ERROR_TEXT] + "…"
     return InvalidValue(f"{path}: {text}" if path else text, param=path or None)
 
 
 def start_policy(config: SessionConfig) -> StartPolicy:
-    """The policy that ``start_policy`` names. Raises InvalidValue where ``on_modality`` names no modality.
+    """Return the start policy of a configuration. Raises InvalidValue for ``on_modality`` without a modality.
 
-    Minimums that mean nothing to the policy are ignored: a deep merge leaves them behind when the type changes.
+    Minimums that do not apply to the policy are ignored, since merging keeps them when the type changes.
     """
     wanted = config.start_policy
     if isinstance(wanted, str):
