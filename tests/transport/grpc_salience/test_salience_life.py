@@ -309,7 +309,8 @@ def test_a_taken_port_is_known_before_the_engine_starts(
         monkeypatch.setattr("omni_ws.token_service.DEFAULT_GRPC_PORT", port if taken == "grpc" else free)
         assert main(["serve", "--engine", "fake", "--port", str(port if taken == "http" else free)], {}) == 1
     assert capfd.readouterr().err.splitlines() == [
-        f"omni-ws serve: error: port {port} on 127.0.0.1 is already in use; end its user or choose another with --port"
+        f"omni-ws serve: error: port {port} on 127.0.0.1 is already in use; stop what uses it, or choose another "
+        "with --port"
         if taken == "http"
         else f"omni-ws serve: error: gRPC cannot listen on 127.0.0.1:{port}, Address already in use: "
         "end the user of that port, or choose another with --grpc-port (0: any)"
