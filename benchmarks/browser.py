@@ -1,12 +1,12 @@
-"""Mouth to ear in a real browser: from the end of what is said to the first sound of the answer.
+"""Mouth-to-ear latency in a real browser: from the end of speech to the first sound of the answer.
 
-The server runs the embedded engine in a process of its own. Chromium opens the demo with an open microphone that plays
-recorded speech; the times are taken in the page, on its one clock:
+The server runs the embedded engine in its own process. Chromium opens the demo with an open microphone that plays
+recorded speech. All times are taken in the page, on one clock:
 
-- the end of speech is the last captured piece (20 ms) that is loud, whatever the server's detector thinks of it;
-- the server's share is between the frame that tells that the speech has stopped and the first frame of sound;
-- the first sound is the first report of the audio thread that what it gives out is loud, and the browser's own figure
-  for the way from there to the loudspeaker is added.
+- speech ends with the last captured 20 ms piece that is loud, independent of the server's turn detection;
+- the server's share lies between ``speech_stopped`` and the first frame of audio;
+- the first sound is the first report of loud output by the audio thread, plus the output latency that the browser
+  reports.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from benchmarks.server_process import free_port, running
 
 SAMPLE_RATE: Final = 16_000
 _CLIP: Final = Path(__file__).parent.parent / "tests" / "data" / "goforward.wav"
-#: Behind the words: the detector's silence, the answer, and a pause.
+#: Silence after the words: for turn detection, the answer and a pause.
 _PAUSE_SEC: Final = 5
 _TIMEOUT_MS: Final = 60_000
 
-#: What is promised, in milliseconds, as medians.
+#: Targets for medians, in milliseconds.
 MAX_MOUTH_TO_EAR: Final = 900
 MAX_SERVER: Final = 50
 
@@ -97,7 +97,7 @@ async def _talk(path: str, port: int, turns: int) -> list[dict[str, float]]:
             await page.locator("body[data-state=listening]").wait_for()
             events = await page.evaluate("observed")
             await browser.close()
-    # The first turn warms up what a server that runs has done long ago.
+    # The first turn is a warm-up.
     return _turns(events)[1 : turns + 1]
 
 
@@ -108,7 +108,7 @@ def _record(path: Path) -> None:
 
 
 def _turns(events: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
-    """The times of each turn that was answered, in ms from the end of its speech."""
+    """Latencies of each answered turn, in ms from the end of its speech."""
     turns: list[dict[str, float]] = []
     mouth = 0.0
     turn: dict[str, float] = {}
@@ -128,9 +128,9 @@ def _turns(events: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
 
 def _report(turns: Sequence[dict[str, float]]) -> bool:
     steps = {
-        "end of speech → the server tells that it has stopped": ([one["stopped"] for one in turns], None),
-        "→ first frame of sound: the server's share": ([one["sound"] - one["stopped"] for one in turns], MAX_SERVER),
-        "→ first sound heard: the browser's share": ([one["ear"] - one["sound"] for one in turns], None),
+        "end of speech → speech_stopped": ([one["stopped"] for one in turns], None),
+        "→ first frame of audio (server)": ([one["sound"] - one["stopped"] for one in turns], MAX_SERVER),
+        "→ first sound (browser)": ([one["ear"] - one["sound"] for one in turns], None),
         "mouth to ear": ([one["ear"] for one in turns], MAX_MOUTH_TO_EAR),
     }
     print(f"**Mouth to ear, in Chromium, {len(turns)} spoken turns**\n")

@@ -1,9 +1,8 @@
-"""The embedded engine: how long until it answers, until it shows what it hears, and what it does to the event loop.
+"""Latency of the embedded engine, and its effect on the event loop.
 
-Speech is sent in pieces of 20 ms, each at its time, as a microphone gives it. While four people speak at once, pings
-on a connection of their own go round every 20 ms: their time is the event loop's lag, the wire's, and the machine's.
-What the machine itself does to anyone is seen from messages that go round at the same time to a server in another
-process that does nothing else.
+Speech is sent in pieces of 20 ms in real time, as from a microphone. While four people speak concurrently, pings on a
+separate connection measure the round trip: the lag of the event loop, the network and the machine. Round trips to an
+idle server in another process, at the same time, show the share of the machine.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ PIECE_SEC: Final = 0.02
 CLIPS: Final = ("cards_001", "goforward", "cards_005", "librivox_ss_0870")
 _DATA: Final = Path(__file__).parent.parent / "tests" / "data"
 TRAILING_SILENCE_SEC: Final = 0.5
-#: A frame louder than this (of full scale, root of the mean square) is speech; the clips are recorded in quiet.
+#: RMS above which a frame is speech (full scale = 1); the clips have little noise.
 _SPEECH_LEVEL: Final = 0.02
 TALKERS: Final = 4
 
-#: What is promised. Seconds, as medians; the last is the 99th percentile.
+#: Targets in seconds: medians, and for the last the 99th percentile.
 MAX_AFTER_SILENCE: Final = 0.150
 MAX_AT_ONCE: Final = 0.100
 MAX_AT_ONCE_PER_SECOND: Final = 0.12
@@ -61,7 +60,7 @@ class Clip:
 
     @property
     def speech_begins(self) -> float:
-        """Seconds into the clip."""
+        """Onset of speech, in seconds."""
         for number, piece in enumerate(pieces(self.audio)):
             level = np.sqrt(np.mean((np.frombuffer(piece, "<i2") / 32768.0) ** 2))
             if level > _SPEECH_LEVEL:
@@ -80,9 +79,9 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds from the end of input to the first audio, and from the beginning of speech to the first transcript.
+    """Seconds from the end of input to the first audio, and from the onset of speech to the first transcript.
 
-    None for a transcript that came only after the end of input.
+    The latter is None for a transcript that arrived after the end of input.
     """
 
     first_audio: float
@@ -105,13 +104,13 @@ async def speak(url: str, clip: Clip, *, paced_speech: bool, silence: float) -> 
         audio, transcript = await listening
     partial = None
     if transcript < ended:
-        # A piece is sent when it is over.
+        # A piece is sent when its last sample has been spoken.
         partial = transcript - (began + clip.speech_begins + PIECE_SEC)
     return Timing(audio - ended, partial)
 
 
 async def first_events(session: ClientSession) -> tuple[float, float]:
-    """When the first audio and the first transcript came."""
+    """Returns the times of the first audio and the first transcript."""
     audio = transcript = math.inf
     async for event in session.response():
         now = time.perf_counter()
@@ -122,20 +121,20 @@ async def first_events(session: ClientSession) -> tuple[float, float]:
         elif isinstance(event, LastChunk) and event.finish_reason != "stop":
             raise RuntimeError(f"the answer ended with {event.finish_reason}")
     if audio == math.inf:
-        raise RuntimeError("no audio came")
+        raise RuntimeError("the answer has no audio")
     return audio, transcript
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTrips:
-    """Seconds; ``idle`` to a server that has nothing else to do."""
+    """Round trips in seconds, to the loaded server and to an idle one."""
 
     server: list[float]
     idle: list[float]
 
 
 async def ping_until_told(url: str, idle_url: str) -> None:
-    """Runs in a process of its own; prints the round trips when its input ends."""
+    """Runs in its own process; prints the round trips once its standard input ends."""
     stop = asyncio.Event()
     told = asyncio.create_task(asyncio.to_thread(sys.stdin.read))
     told.add_done_callback(lambda _: stop.set())
@@ -180,7 +179,7 @@ class Report:
 async def measure(url: str, *, rounds: int, talk_seconds: float) -> bool:
     clips = [Clip.load(name) for name in CLIPS]
     report = Report()
-    await speak(url, clips[0], paced_speech=False, silence=0)  # what is loaded at first use
+    await speak(url, clips[0], paced_speech=False, silence=0)  # warm-up
     calm = [
         await speak(url, clip, paced_speech=True, silence=TRAILING_SILENCE_SEC) for _ in range(rounds) for clip in clips
     ]
@@ -227,7 +226,7 @@ async def pings_while(url: str, activity: Coroutine[Any, Any, None]) -> RoundTri
 
 
 async def talk(url: str, clips: Sequence[Clip], seconds: float) -> None:
-    """Each of the talkers says one clip after the other."""
+    """Lets each talker speak one clip after another."""
 
     async def one(number: int) -> None:
         turn = number

@@ -1,7 +1,7 @@
-"""What the server's own code takes for a frame, from the unmasked message to the acknowledgement, without any socket.
+"""CPU time of the server's own code per frame, from the unmasked message to the acknowledgement, without sockets.
 
-A child process of ``benchmarks.events``: batches of frames, each a session, on a loop of their own. Prints the CPU time
-of each batch in microseconds a frame. Runs in older checkouts, too, as long as nothing is to be recorded.
+Child process of ``benchmarks.events``. Prints the microseconds per frame of each batch; a batch is a session with its
+own event loop. Also runs in older checkouts, unless events are recorded.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.session import WebSocketSession
 
 FRAMES = 2000
-#: As many as come within the delay of an acknowledgement.
+#: Frames that arrive within the delay of an acknowledgement.
 FRAMES_PER_ACK = 5
 
 
 class Nowhere:
-    """A connection that takes everything."""
+    """Connection that discards everything."""
 
     state = State.OPEN
     is_open = True

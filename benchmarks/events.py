@@ -1,8 +1,8 @@
-"""CPU time that request events cost the server for a 20 ms frame of audio: while they are recorded, and while not.
+"""CPU time that request events add to a 20 ms frame of audio, while they are recorded and while they are not.
 
-The server's own code alone is measured, from the message to the acknowledgement, which other work on the machine
-disturbs little; what events add is to be seen beside what a frame costs a whole server (``frames``). With ``--before
-TREE``, a checkout of the server without any events in it, also what their being off costs.
+Only the server's own code is measured, from the message to the acknowledgement, which is robust against other load;
+``frames`` gives the cost of a frame in a whole server. ``--before TREE``, a checkout from before events existed, also
+shows their cost while they are off.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HERE: Final = Path(__file__).parents[1]
 
 
 def measure(events: str, options: argparse.Namespace) -> float:
-    """Microseconds a frame, the median of the batches of one process."""
+    """Microseconds per frame: the median of the batches of one process."""
     command = [sys.executable, str(Path(__file__).with_name("event_cost.py")), "--batches", str(options.batches)]
     if events == ON:
         command.append("--record")
@@ -50,8 +50,8 @@ def print_figures(figures: dict[str, list[float]]) -> None:
 def main(arguments: Sequence[str] = ()) -> bool:
     parser = argparse.ArgumentParser(prog="python -m benchmarks events", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one short round")
-    parser.add_argument("--before", type=Path, help="a checkout to compare with, from before there were events")
-    parser.add_argument("--batches", type=int, default=30, help="of 2,000 frames each, in a process")
+    parser.add_argument("--before", type=Path, help="checkout to compare with, from before events existed")
+    parser.add_argument("--batches", type=int, default=30, help="batches of 2,000 frames in a process")
     parser.add_argument("--runs", type=int, default=7, help="rounds")
     options = parser.parse_args(arguments)
     if options.quick:
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] = ()) -> bool:
     contestants = [*([BEFORE] if options.before is not None else []), OFF, ON]
     figures: dict[str, list[float]] = {events: [] for events in contestants}
     for number in range(options.runs):
-        # The other way round every second time: what comes later in a round must not always be the same.
+        # Alternates the order, so that drift within a round affects both.
         for events in contestants if number % 2 == 0 else reversed(contestants):
             figures[events].append(measure(events, options))
     print_figures(figures)

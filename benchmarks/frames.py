@@ -1,7 +1,7 @@
-"""CPU time that a 20 ms frame of audio costs the server process.
+"""CPU time of the server process for a 20 ms frame of audio.
 
-Receiving: order, accumulate, acknowledge. With ``--echo``: the same audio goes back, too. The contestants run in turn
-(A B C A B C …), so that what disturbs the machine disturbs all of them, and are compared within each round.
+The server receives, orders, accumulates and acknowledges; with ``--echo`` it also sends the audio back. Contestants
+alternate (A B C A B C …) and are compared within a round, so that a disturbance affects all of them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ PEERS: Final = {
 }
 
 
-#: A run is counted when so much of the wanted time was.
+#: Share of the intended time that must be measured for a run to count.
 MIN_COUNTED: Final = 0.25
 MAX_ATTEMPTS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """A server, and the form of the frames that it is sent."""
+    """A server, and the form of frames it receives."""
 
     server: str
     form: str
@@ -46,14 +46,14 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``ours`` may take at most ``ratio`` of the CPU time that the peer takes."""
+    """``ours`` may take at most ``ratio`` times the CPU time of the peer."""
 
     ours: Contestant
     peer: Contestant
     ratio: float
 
 
-#: The usual handler is fed JSON; our binary frames do the same job for the same client.
+#: Usual handlers receive JSON; our binary frames are the equivalent for a client.
 TARGETS: Final = (
     Target(Contestant(OURS, "json"), Contestant("websockets", "json"), 1.15),
     Target(Contestant(OURS, "binary"), Contestant("websockets", "binary"), 1.0),
@@ -63,7 +63,7 @@ TARGETS: Final = (
 
 
 def measure(contestant: Contestant, options: argparse.Namespace) -> Outcome:
-    """One run of one server, in processes of their own."""
+    """Runs one server and the load, in processes of their own."""
     port = free_port()
     ours = contestant.server == OURS
     if ours:
@@ -89,7 +89,7 @@ def measure(contestant: Contestant, options: argparse.Namespace) -> Outcome:
 
 
 def measure_in_peace(contestant: Contestant, options: argparse.Namespace) -> Outcome:
-    """A run that has enough slices in which the streams were paced."""
+    """Repeats a run until enough slices were paced."""
     for _ in range(MAX_ATTEMPTS):
         outcome = measure(contestant, options)
         enough = outcome.stream_sec >= MIN_COUNTED * options.seconds * options.streams
@@ -112,7 +112,7 @@ def prelude(*, echo: bool) -> str:
 
 
 def installed_peers() -> list[str]:
-    """The peers of the extra ``bench`` are compared with where they are there."""
+    """Peers of the extra ``bench`` that are installed."""
     found = [peer for peer in PEERS if importlib.util.find_spec(peer) is not None]
     for peer in PEERS:
         if peer not in found:
@@ -121,7 +121,7 @@ def installed_peers() -> list[str]:
 
 
 def play(contestants: Sequence[Contestant], options: argparse.Namespace) -> dict[Contestant, list[float]]:
-    """Microseconds a frame of every contestant, round by round."""
+    """Measures every contestant, round by round; in microseconds per frame."""
     figures: dict[Contestant, list[float]] = {contestant: [] for contestant in contestants}
     for number in range(options.runs):
         print(f"round {number + 1} of {options.runs}", file=sys.stderr)
@@ -139,7 +139,7 @@ def print_figures(figures: dict[Contestant, list[float]]) -> None:
 
 
 def print_ratios(figures: dict[Contestant, list[float]], *, echo: bool) -> bool:
-    """Each of ours against each peer, the median of the rounds; False where a target is missed."""
+    """Prints our ratio to each peer (median of the rounds); returns False if a target is missed."""
     targets = {} if echo else {(target.ours, target.peer): target.ratio for target in TARGETS}
     met = True
     print("\n| ours | against | CPU time, ours ÷ theirs | lowest | highest | target |")

@@ -1,7 +1,7 @@
-"""The load: paced streams of 20 ms frames over plain sockets, in a process of its own.
+"""Load generator: paced streams of 20 ms frames over plain sockets, in its own process.
 
-Every stream sends the same frames, built and masked before the clock starts, so that the generator costs little.
-Prints one JSON object: what was sent, what came back, and the CPU time that the server took in between.
+All streams send the same frames, built and masked in advance, so that the generator costs little. Prints a JSON
+object: what was sent, what was received, and the CPU time of the server in between.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from benchmarks.server_process import scheduled_seconds
 FRAME_SEC: Final = 0.02
 #: 20 ms of pcm16 at 16 kHz.
 FRAME_BYTES: Final = 640
-#: A run is measured in slices of so many rounds of all streams, 200 ms …
+#: Rounds of all streams in a slice (200 ms).
 SLICE_ROUNDS: Final = 10
-#: … and a slice counts when no round of it began later than this, and the server worked on about as many frames as were
-#: sent meanwhile: frames that come, or wait, in bunches cost less.
+#: A slice counts if no round started later than this and the server kept pace: frames that arrive or wait in
+#: batches cost less.
 MAX_LATE_MS: Final = 5.0
 MAX_BEHIND: Final = 0.2
-#: Where other work keeps the generator from its pace a run goes on until enough has been counted, or it has taken so
-#: many times as long.
+#: On a busy machine a run continues until enough slices count, at most this many times as long.
 PATIENCE: Final = 4
-#: How far the last acknowledgement may be behind the last frame: peers have no timer to send it.
+#: Frames that may remain unacknowledged at the end: peers have no timer for them.
 MAX_UNACKNOWLEDGED: Final = 16
 _HANDSHAKE: Final = (
     "GET /v1/streaming_input HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -46,7 +45,7 @@ _TEXT, _BINARY, _CLOSE, _PING, _PONG = 0x81, 0x82, 0x88, 0x89, 0x8A
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """``prelude`` is the text of a frame to send first; with ``echo`` every chunk is expected back."""
+    """Parameters. ``prelude`` is the text of a frame to send first; ``echo`` expects every chunk back."""
 
     port: int
     pid: int
@@ -60,8 +59,11 @@ class Load:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What the slices amount to that count: ``frames`` that the server said it had received, in so many ``answers``
-    (acknowledgements or echoes). ``counted`` says which part of all the slices they are."""
+    """Sum of the slices that count.
+
+    The server confirmed ``frames`` in ``answers`` acknowledgements or echoes. ``counted`` is the share of all slices
+    that count.
+    """
 
     frames: int
     answers: int
@@ -74,12 +76,12 @@ class Outcome:
 
     @property
     def stream_sec(self) -> float:
-        """How much of the streams that is."""
+        """Duration of the counted streams together."""
         return self.frames * FRAME_SEC
 
 
 class Meter:
-    """Adds up the slices in which the streams were paced."""
+    """Sums up the slices in which the streams were paced."""
 
     def __init__(self, load: Load, streams: Sequence[Stream]) -> None:
         self._load = load
@@ -100,7 +102,7 @@ class Meter:
         self._latest = max(self._latest, late_sec)
 
     def cut(self) -> None:
-        """One slice ends here, if there was one, and another begins."""
+        """Ends the current slice and starts the next."""
         answers = sum(stream.answers for stream in self._streams)
         received = answers if self._load.echo else sum(stream.acknowledged for stream in self._streams)
         now = scheduled_seconds(self._load.pid), received, answers
@@ -125,7 +127,7 @@ class Meter:
 
 
 class Stream:
-    """One connection; counts the frames that come back without keeping them."""
+    """A connection that counts received frames without keeping them."""
 
     def __init__(self, load: Load) -> None:
         self.socket = socket.create_connection(("127.0.0.1", load.port))
@@ -148,7 +150,7 @@ class Stream:
         self.socket.setblocking(False)
 
     def close(self) -> None:
-        """The closing handshake, as a client that behaves."""
+        """Performs the closing handshake."""
         self.socket.setblocking(True)
         self.socket.sendall(masked((1000).to_bytes(2, "big"), _CLOSE))
         while self.socket.recv(1 << 18):
@@ -182,7 +184,7 @@ class Stream:
             self.socket.send(masked(data[start:end], _PONG))
             return
         if kind not in (_TEXT, _BINARY):
-            raise RuntimeError(f"an unexpected frame came: {data[start:end]!r}")
+            raise RuntimeError(f"unexpected frame: {data[start:end]!r}")
         self.answers += 1
         if end - start < 200 and (match := _ACKNOWLEDGED.search(data, start, end)):
             self.acknowledged = int(match[1])
@@ -233,7 +235,7 @@ def run(load: Load) -> Outcome:
             if meter.enough:
                 break
         for index, stream in enumerate(streams):
-            # The streams are spread evenly over the 20 ms.
+            # Spreads the streams evenly over the 20 ms.
             due = begin + (number + index / load.streams) * FRAME_SEC
             while (early := due - time.monotonic()) > 0:
                 for descriptor, _ in poll.poll(early if early > 0.001 else 0):
@@ -249,7 +251,7 @@ def run(load: Load) -> Outcome:
 
 
 def settle(load: Load, streams: list[Stream], poll: select.epoll, sent: int) -> None:
-    """Wait for what is still under way. Raises where anything was lost."""
+    """Waits for outstanding replies. Raises if any is lost."""
     by_descriptor = {stream.socket.fileno(): stream for stream in streams}
     deadline = time.monotonic() + 5
 

@@ -1,7 +1,7 @@
-"""Long and awkward texts: what another connection feels while somebody sends them to be spoken or answered.
+"""Latency of other connections while long and awkward texts are sent to be spoken or answered.
 
-Pings go round on a connection of their own, every 20 ms, from a process of their own. Each text is sent again and
-again for a while, and given up then: what is measured is the others.
+Pings on a separate connection, from a separate process, run every 20 ms. Each text is sent repeatedly for a while,
+and its requests are abandoned then: only the pings are measured.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import websockets
 from benchmarks.embedded import Report, percentile, pings_while, wait_until_ready
 from benchmarks.server_process import free_port, running
 
-#: The 99th percentile of the pings, in seconds.
+#: Target for the 99th percentile of the pings, in seconds.
 MAX_LAG: Final = 0.010
 TEXTS: Final = {
     "550 KB of words": "word " * 110_000,
@@ -48,7 +48,7 @@ async def speech(port: int, text: str, seconds: float) -> None:
 
 
 async def native(port: int, text: str, seconds: float, task: str) -> None:
-    """Its answer is read for a while."""
+    """Reads the answer for a while."""
     async with websockets.connect(f"ws://127.0.0.1:{port}/v1/streaming_input", max_size=None) as connection:
         await connection.send(json.dumps({"type": "session_config", "task": task}))
         for number, start in enumerate(range(0, len(text), 100_000)):

@@ -1,4 +1,4 @@
-"""Mode A: an upload of any length into an engine that takes input as it comes must run in flat memory."""
+"""Mode A: a long upload to an engine that consumes input as it arrives must run in constant memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 
 from benchmarks.server_process import cpu_seconds, free_port, memory_mib, peak_memory_mib, running
 
-#: How much the peak may be above what the server holds before the upload.
+#: Target: growth of the peak over the memory before the upload.
 MAX_GROWTH_MIB: Final = 64
 _PIECE_BYTES: Final = 64 * 1024
 _HEAD: Final = (
@@ -24,7 +24,7 @@ _HEAD: Final = (
 
 
 class Reader(threading.Thread):
-    """Reads the answer while the upload runs; keeps its beginning and its end."""
+    """Reads the response during the upload; keeps its beginning and its end."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(daemon=True)
@@ -42,7 +42,7 @@ class Reader(threading.Thread):
 
     @property
     def input_audio_ms(self) -> int:
-        """What the server says that it has received. Raises where there is no such word."""
+        """Received audio, by the usage that the server reports. Raises if there is none."""
         for line in reversed(self.tail.decode("utf-8", "replace").splitlines()):
             if line.startswith("data: {") and '"usage"' in line:
                 usage = json.loads(line.removeprefix("data: "))["usage"]
@@ -52,7 +52,7 @@ class Reader(threading.Thread):
 
 
 def upload(port: int, pid: int, size: int, modalities: str) -> tuple[Reader, float]:
-    """Send ``size`` bytes of audio; the answer, and how long it all took."""
+    """Sends ``size`` bytes of audio; returns the answer and the duration."""
     began = time.monotonic()
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(_HEAD.format(port=port, modalities=modalities).encode())
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] = ()) -> bool:
     for what, modalities in (("text (none, for audio)", "text"), ("the audio, echoed", "audio")):
         port = free_port()
         with running("omni_ws", "serve", "--engine", "fake", "--log-level", "warning", port=port) as process:
-            upload(port, process.pid, 1 << 20, modalities)  # what is loaded at first use
+            upload(port, process.pid, 1 << 20, modalities)  # warm-up
             before, cpu = memory_mib(process.pid), cpu_seconds(process.pid)
             reader, seconds = upload(port, process.pid, size, modalities)
             peak, cpu = peak_memory_mib(process.pid), cpu_seconds(process.pid) - cpu

@@ -1,4 +1,4 @@
-"""Token sessions: what the book-keeping of long lists costs, and the CPU time that a token costs over gRPC."""
+"""Token sessions: bookkeeping of long lists, and CPU time of a token over gRPC."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALL: Final = {"start": 0, "end": 2**32 - 1}
 
 
 class _Instant(MetronomeEngine):
-    """Takes any list and does nothing with it."""
+    """Engine that accepts any list and does nothing."""
 
     async def generate_tokens(self, generation: TokenGeneration) -> AsyncIterator[TokenEvent]:
         yield TokensFinished(TokenStop.LENGTH)
@@ -76,7 +76,7 @@ async def _bookkeeping(repeat: int) -> bool:
 
 
 async def _streams(port: int, pid: int, tokens: int, fields: dict[str, Any]) -> float:
-    """CPU seconds of the server a token, at 32 streams of 50 tokens a second."""
+    """CPU seconds of the server per token, at 32 streams of 50 tokens a second."""
     import grpc
 
     from omni_ws.generated import salience_pb2 as messages

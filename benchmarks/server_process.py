@@ -1,4 +1,4 @@
-"""A server under measurement: started in a process of its own, and its CPU time read from the kernel."""
+"""Server under measurement, in its own process, with its CPU time read from the kernel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def free_port() -> int:
 
 @contextmanager
 def running(module: str, *arguments: str, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """``python -m module arguments`` until the block ends; entered when its port takes connections."""
+    """Runs ``python -m module arguments`` during the block, which starts once the port accepts connections."""
     process = subprocess.Popen([sys.executable, "-m", module, *arguments, "--port", str(port)])
     try:
         _wait_for_port(process, port)
@@ -53,13 +53,13 @@ def _wait_for_port(process: subprocess.Popen[bytes], port: int) -> None:
 
 def cpu_seconds(pid: int) -> float:
     """User and system time of all threads of a process."""
-    # The name of the program, in parentheses, may hold anything; what follows it is fixed (proc_pid_stat(5)).
+    # The program name, in parentheses, may contain anything; the fields after it are fixed (proc_pid_stat(5)).
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SEC
 
 
 def scheduled_seconds(pid: int) -> float:
-    """The same to the nanosecond, as the scheduler counts it (Linux); without threads that have ended."""
+    """The same in nanosecond resolution, by the scheduler (Linux); excludes threads that have ended."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
@@ -80,7 +80,7 @@ def _status_mib(pid: int, field: str) -> float:
 
 
 def child_processes(pid: int) -> Sequence[int]:
-    """The children of a process and theirs: an engine may work in processes of its own."""
+    """Descendants of a process: an engine may use processes of its own."""
     children: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in (task / "children").read_text().split():

@@ -1,7 +1,6 @@
-"""Event streams: CPU time that a token costs the server process, and how soon the first byte follows the first token.
+"""Event streams: CPU time of the server process per token, and delay of the first byte after the first token.
 
-Beside the usual FastAPI handler, in turn with it (A B A B …), so that what disturbs the machine disturbs both; compared
-within each round.
+Alternates with the usual FastAPI handler (A B A B …) and compares within a round, so that a disturbance affects both.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from benchmarks.sse_load import Load, Outcome
 
 OURS: Final = "omni_ws"
 PEER: Final = "fastapi"
-#: A task that sleeps and writes, without any layer: where tokens are paced it is the floor.
+#: Lower bound for paced tokens: a task that sleeps and writes, without any layer.
 FLOOR: Final = "nothing but the writes"
 MAX_CPU_RATIO: Final = 0.5
 MAX_FIRST_BYTE_MS: Final = 2.0
-#: A run is counted when so much of what the engines make in that time has come: tokens that are late come in bunches,
-#: which cost less.
+#: Share of the engine's tokens that must arrive in time for a run to count: late tokens arrive in batches, which cost
+#: less.
 MIN_SHARE: Final = 0.9
 MAX_ATTEMPTS: Final = 20
 FIRST_MS: Final = 50
@@ -96,7 +95,7 @@ def cost_of_a_token(options: argparse.Namespace, interval_ms: int) -> bool:
 
 
 def print_ratio(name: str, these: Sequence[float], those: Sequence[float], *, target: float | None) -> bool:
-    """Whether the target was met, where there is one."""
+    """Prints a ratio; returns whether its target, if any, was met."""
     ratios = [one / other for one, other in zip(these, those, strict=True)]
     ratio = statistics.median(ratios)
     met = target is None or ratio <= target

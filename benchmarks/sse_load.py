@@ -1,7 +1,7 @@
-"""The load of the event streams: so many chat completions at a time, over plain sockets, in a process of its own.
+"""Load generator of event streams: concurrent chat completions over plain sockets, in its own process.
 
-Prints one JSON object: the tokens that came, the CPU time that the server took meanwhile, and, where the first token of
-an answer tells when it was made, how much later its first byte was here.
+Prints a JSON object: tokens received, CPU time of the server meanwhile, and, if the first token of an answer carries
+the time of its creation, the delay of its first byte.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _END: Final = b"data: [DONE]"
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Each of ``streams`` asks for ``words`` tokens, and again when it has them; times in seconds."""
+    """Parameters. Each of ``streams`` repeatedly requests ``words`` tokens; times are in seconds."""
 
     port: int
     pid: int
@@ -39,7 +39,7 @@ class Load:
 class Outcome:
     tokens: int
     server_cpu_sec: float
-    #: Milliseconds from the making of a first token to its arrival; peers send the head of an answer long before.
+    #: Milliseconds from the creation of a first token to its arrival; peers send the head of the response earlier.
     first_byte_ms: list[float]
 
     @property
@@ -75,9 +75,9 @@ class Stream:
         if not self._began:
             self._began = True
             if not data.startswith(b"HTTP/1.1 200"):
-                raise RuntimeError(f"no stream came: {data[:300]!r}")
+                raise RuntimeError(f"not an event stream: {data[:300]!r}")
         data = self._tail + data
-        # What is kept is shorter than what is looked for, unless it could be the beginning of a stamp.
+        # Keeps only what may be the beginning of a stamp.
         self.tokens += data.count(_CONTENT) - self._tail.count(_CONTENT)
         if self._waiting and (stamp := _STAMP.search(data)):
             self._waiting = False
@@ -96,7 +96,7 @@ def run(load: Load) -> Outcome:
     for descriptor in by_descriptor:
         poll.register(descriptor, select.EPOLLIN)
     begin = time.monotonic()
-    #: The answers begin one after the other, not all at once.
+    #: Staggers the start of the answers.
     asked = 0
     measured_from: tuple[float, int] | None = None
     while (passed := time.monotonic() - begin) < load.warm_up + load.seconds:

@@ -1,4 +1,4 @@
-"""omni_ws over the fake engine, whose first token of each answer tells when it was made."""
+"""omni_ws with the fake engine, whose first token of each answer carries the time of its creation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from omni_ws.server import create_app, listen
 
 
 class StampingEngine(EchoEngine):
-    """In place of the first word stands ``@`` and the time on the monotonic clock, which all processes share."""
+    """Replaces the first word by ``@`` and the monotonic time, which all processes share."""
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
         stamped = False

@@ -1,4 +1,4 @@
-"""A server with token sessions whose engine writes a token every 20 ms, for measurements of what is around it."""
+"""Server with token sessions whose engine emits a token every 20 ms, to measure everything around the engine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CONTEXT: Final = 1_000_000
 
 
 class MetronomeEngine(EchoEngine):
-    """All numbers are made beforehand: what is measured is their way out."""
+    """Emits precomputed tokens and readouts."""
 
     max_model_len = CONTEXT
     vocabulary_size = 32_000

@@ -1,9 +1,9 @@
-"""Turn detection and barge-in: what listening costs, how soon an answer is silent, how soon a turn is over.
+"""Turn detection and barge-in: CPU time of listening, and latency of interruptions and of ends of turns.
 
-Listening: streams of 20 ms frames of noise to a server with the fake engine, once listened to and once only held; the
-difference of the server's CPU time is the price of listening. Interruption: sessions whose answers are being paced are
-cancelled one after the other; what still comes after the cancel was sent is timed. The end of a turn: recorded speech,
-sent as a microphone gives it, whose end is labelled after the last 20 ms that are within 26 dB of the loudest.
+Listening: streams of 20 ms frames of noise to a server with the fake engine, once with turn detection and once merely
+held; the difference in CPU time is the cost of listening. Interruption: sessions whose answers are being paced are
+cancelled one by one, and output that still arrives is timed. End of turn: recorded speech in real time, whose end is
+labelled after the last 20 ms within 26 dB of the loudest.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from omni_ws.client.wav import Pcm16
 
 SILENCE_MS: Final = 500
 TURNS: Final = {"type": "server_vad", "silence_duration_ms": SILENCE_MS}
-#: What is promised: of a core for a session, and in seconds.
+#: Targets: share of a core per session, and seconds.
 MAX_CPU_SHARE: Final = 0.005
 MAX_INTERRUPTION: Final = 0.020
 MAX_END_OF_TURN: Final = 0.100
-#: Speech is what is not weaker than this beside the loudest piece. The recordings have noise from about -29 dB on.
+#: Level of speech relative to the loudest piece; noise of the recordings is below about -29 dB.
 END_LEVEL: Final = 10 ** (-26 / 20)
 LISTENING_STREAMS: Final = 20
 
@@ -44,10 +44,10 @@ LISTENING_STREAMS: Final = 20
 def main(arguments: Sequence[str] = ()) -> bool:
     parser = argparse.ArgumentParser(prog="python -m benchmarks turns", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="shorter, with fewer sessions and clips")
-    parser.add_argument("--seconds", type=float, default=20, help="of listening in one run")
+    parser.add_argument("--seconds", type=float, default=20, help="seconds of listening in one run")
     parser.add_argument("--runs", type=int, default=3, help="of listening")
-    parser.add_argument("--sessions", type=int, default=100, help="that are interrupted")
-    parser.add_argument("--shifts", type=int, default=8, help="how often each clip is spoken, each time 4 ms later")
+    parser.add_argument("--sessions", type=int, default=100, help="sessions that are interrupted")
+    parser.add_argument("--shifts", type=int, default=8, help="repetitions of each clip, each 4 ms later")
     options = parser.parse_args(arguments)
     if options.quick:
         options.seconds, options.runs, options.sessions, options.shifts = 5.0, 1, 20, 2
@@ -122,7 +122,7 @@ async def measure(url: str, options: argparse.Namespace) -> bool:
 
 
 async def interrupt(url: str, gate: asyncio.Event, after: float) -> tuple[float, float]:
-    """Seconds from the cancel to the last audio after it (0 where none came), and to the final."""
+    """Seconds from the cancel to the last audio after it (0 without any), and to the final."""
     config = {"max_lead_ms": 400, "output_audio": {"format": "pcm16", "sample_rate": SAMPLE_RATE}}
     async with connect(url, config=config) as session:
         await session.send_audio(bytes(2 * SAMPLE_RATE * 30))
@@ -148,7 +148,7 @@ async def _cancel_after(session: ClientSession, seconds: float) -> float:
 
 
 async def end_of_turn(url: str, clip: Clip, *, shift_ms: int) -> float:
-    """Seconds from the labelled end of speech plus the silence that is asked for to ``speech_stopped``."""
+    """Seconds from the labelled end of speech, plus the configured silence, to ``speech_stopped``."""
     lead = bytes(2 * (SAMPLE_RATE // 2 + shift_ms * SAMPLE_RATE // 1000))
     audio = Pcm16(lead + clip.samples + bytes(2 * 2 * SAMPLE_RATE), SAMPLE_RATE, 1)
     end = len(lead) / 2 / SAMPLE_RATE + speech_ends(clip)
@@ -174,7 +174,7 @@ async def end_of_turn(url: str, clip: Clip, *, shift_ms: int) -> float:
 
 
 def speech_ends(clip: Clip) -> float:
-    """Seconds into the clip."""
+    """End of speech, in seconds of the clip."""
     levels = [float(np.sqrt(np.mean(np.frombuffer(piece, "<i2").astype(float) ** 2))) for piece in pieces(clip.audio)]
     last = max(number for number, level in enumerate(levels) if level > END_LEVEL * max(levels))
     return (last + 1) * PIECE_SEC

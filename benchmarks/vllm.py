@@ -1,7 +1,7 @@
-"""The vLLM engine, with small models of random weights: what early work saves, and what omni_ws costs on top of vLLM.
+"""The vLLM engine, with small random models: what early work saves, and what omni_ws costs on top of vLLM.
 
-Everything is measured in one run, in turns, and compared as pairs: other work on the machine then disturbs both sides.
-vLLM is driven directly through the very AsyncLLM that the engine drives. Needs the environment of ``make bench-vllm``.
+Everything is measured in one run, alternating, and compared in pairs, so that other load affects both sides. The
+baseline drives the same AsyncLLM as the engine. Needs the environment of ``make bench-vllm``.
 """
 
 from __future__ import annotations

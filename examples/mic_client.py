@@ -1,8 +1,8 @@
-"""Talk to an omni_ws server: microphone, file, text or raw samples in; transcript, reply and sound out.
+"""Talks to an omni_ws server: microphone, file, text or raw samples in; transcript, reply and sound out.
 
-.venv/bin/python examples/mic_client.py                       talk: Enter starts and stops you
-.venv/bin/python examples/mic_client.py --open-mic            talk hands-free; speak up to interrupt
-.venv/bin/python examples/mic_client.py --file question.wav   at the pace it was spoken; --fast: as fast as it goes
+.venv/bin/python examples/mic_client.py                       push-to-talk with Enter
+.venv/bin/python examples/mic_client.py --open-mic            hands-free; speak to interrupt
+.venv/bin/python examples/mic_client.py --file question.wav   in real time; --fast: at full speed
 .venv/bin/python examples/mic_client.py --text "Hello!" --save reply.wav
 arecord -f S16_LE -r 16000 -t raw | .venv/bin/python examples/mic_client.py --raw
 """
@@ -37,10 +37,10 @@ from omni_ws.errors import OmniError, Unauthenticated
 from omni_ws.wire.session_config import has_field
 
 FAILED, USAGE, NO_SOUND, NO_SERVER, NO_KEY, INTERRUPTED = 1, 2, 3, 4, 5, 130
-#: How often the server hears how much was played.
+#: Interval of playback reports.
 REPORT_SEC = 0.2
 EXIT_STATUSES = """exit status: 0 answered, 1 the request failed, 2 wrong usage or unreadable file, 3 no sound device,
-4 the server is not there or went away, 5 the key was refused, 130 interrupted"""
+4 no server or the connection was lost, 5 the key was refused, 130 interrupted"""
 
 
 def main() -> int:
@@ -78,20 +78,20 @@ def parse_arguments() -> argparse.Namespace:
         epilog=EXIT_STATUSES,
     )
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--file", metavar="X.wav", help="send a WAV file, at the pace it was spoken")
+    source.add_argument("--file", metavar="X.wav", help="send a WAV file in real time")
     source.add_argument("--text", help="send a text")
-    source.add_argument("--raw", action="store_true", help="send 16-bit mono samples from standard input, to its end")
-    source.add_argument("--list-devices", action="store_true", help="show the sound devices, and end")
+    source.add_argument("--raw", action="store_true", help="send 16-bit mono samples from standard input")
+    source.add_argument("--list-devices", action="store_true", help="list the sound devices and exit")
     parser.add_argument(
         "--open-mic",
         action="store_true",
-        help="the microphone stays open, and the server finds out when you speak, also while it speaks itself (wear a "
-        "headset, or it will hear itself)",
+        help="keep the microphone open: the server detects when you speak, even during its answers (use a headset, or "
+        "it will hear itself)",
     )
-    parser.add_argument("--fast", action="store_true", help="send the file as fast as it goes")
+    parser.add_argument("--fast", action="store_true", help="send the file at full speed")
     parser.add_argument("--rate", type=int, default=16_000, metavar="HZ", help="sample rate of --raw [16000]")
     parser.add_argument(
-        "--save", metavar="REPLY.wav", help="write the spoken reply to a file (not with the microphone)"
+        "--save", metavar="REPLY.wav", help="write the spoken reply to a WAV file (not with the microphone)"
     )
     parser.add_argument(
         "--play", action=argparse.BooleanOptionalAction, help="play the reply [on a terminal, unless --json or --save]"
@@ -100,7 +100,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--url", default=DEFAULT_URL, help=f"[{DEFAULT_URL}]")
     parser.add_argument("--ca-file", metavar="X.pem", help="certificates to trust for wss:// [the system's]")
     parser.add_argument("--api-key", default=os.environ.get("OMNI_WS_API_KEY"), help="[$OMNI_WS_API_KEY]")
-    parser.add_argument("--voice", help="a voice of the server")
+    parser.add_argument("--voice", help="name of a voice of the server")
     parser.add_argument("--task", choices=["chat", "speech", "transcribe"], help="[chat]")
     parser.add_argument(
         "--config",
@@ -122,7 +122,7 @@ def parse_arguments() -> argparse.Namespace:
         options.tls = ssl.create_default_context(cafile=options.ca_file) if options.ca_file else None
     except ValueError as error:
         parser.error(str(error))
-    except OSError as error:  # also that of a file which holds no certificate
+    except OSError as error:  # includes SSLError, for a file without certificates
         parser.error(f"--ca-file {options.ca_file}: {error.strerror or error}")
     return options
 
@@ -132,12 +132,12 @@ def device(value: str) -> str | int:
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """What the command line says about session_config."""
+    """Builds the session configuration from the command line. Raises ValueError."""
     fields: dict[str, Any] = {}
     for setting in options.config:
         key, equals, value = setting.partition("=")
         if not equals:
-            raise ValueError(f"--config {setting}: KEY=VALUE is wanted")
+            raise ValueError(f"--config {setting}: must be KEY=VALUE")
         if not has_field(key):
             raise ValueError(f"--config {setting}: session_config has no field {key}")
         *path, name = key.split(".")
@@ -153,7 +153,7 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
     fields |= {name: value for name in ("voice", "task") if (value := getattr(options, name)) is not None}
     if options.open_mic:
         fields["turn_detection"] = {"type": "server_vad"} | fields.get("turn_detection", {})
-    # Played and saved here, so its form is not the user's choice.
+    # Playback and --save need this format.
     fields["output_audio"] = {**fields.get("output_audio", {}), "format": "pcm16"}
     return fields
 
@@ -188,7 +188,10 @@ async def run(options: argparse.Namespace) -> int:
 
 
 def open_loudspeaker(options: argparse.Namespace) -> Loudspeaker | None:
-    """Missing loudspeakers matter to those who talk, or who asked to hear something."""
+    """Opens the output device, or returns None if no sound is wanted.
+
+    A missing device is an error in a conversation and with ``--play``; otherwise the reply is merely not played.
+    """
     by_default = options.live or (sys.stdout.isatty() and not options.json and not options.save)
     if not (by_default if options.play is None else options.play):
         return None
@@ -202,7 +205,7 @@ def open_loudspeaker(options: argparse.Namespace) -> Loudspeaker | None:
 
 
 async def ask(session: ClientSession, options: argparse.Namespace, audio: Pcm16 | None, listener: Listener) -> int:
-    """One request, and its whole answer."""
+    """Sends one request and waits for its answer."""
 
     async def send() -> None:
         if options.text is not None:
@@ -231,6 +234,7 @@ async def ask(session: ClientSession, options: argparse.Namespace, audio: Pcm16 
 
 
 async def samples(audio: Pcm16 | None, *, fast: bool) -> AsyncGenerator[bytes, None]:
+    """Yields the audio of the file, in real time unless ``fast``, or of standard input."""
     if audio is None:
         async with aclosing(read_ahead()) as stream:
             async for piece in stream:
@@ -286,7 +290,7 @@ async def talk(session: ClientSession, microphone: Microphone, listener: Listene
 
 
 async def talk_freely(session: ClientSession, microphone: Microphone, listener: Listener) -> None:
-    """With an open microphone, until q or the end of standard input. Whoever speaks interrupts."""
+    """Open microphone, until q or the end of standard input. Speech interrupts the answer."""
     config = session.config
     turns = config.turn_detection if config else None
     listener.interruptible = bool(config and turns and turns.interrupt_response and config.overlap == "interrupt")
@@ -303,7 +307,7 @@ async def talk_freely(session: ClientSession, microphone: Microphone, listener: 
             await session.send_audio(piece)
 
     async def report() -> None:
-        """The server paces its answers by what was played, and remembers of an interrupted one what was heard."""
+        """Reports playback, by which the server paces audio and knows where a barge-in cut the answer."""
         while True:
             await asyncio.sleep(REPORT_SEC)
             if (played_ms := listener.played_ms) is not None:
@@ -326,11 +330,11 @@ async def talk_freely(session: ClientSession, microphone: Microphone, listener: 
 
 
 class Leave(Exception):
-    """The user wants to go."""
+    """The user ends the conversation."""
 
 
 async def interrupt(session: ClientSession, listener: Listener) -> None:
-    """The user speaks while the server does: the server stops, and learns how much of it was heard."""
+    """Stops the running answer, and reports how much of it was played."""
     if listener.answering and listener.loudspeaker:
         await session.acknowledge_output(played_ms=listener.loudspeaker.played_ms)
     if listener.answering:
@@ -339,7 +343,7 @@ async def interrupt(session: ClientSession, listener: Listener) -> None:
 
 
 async def together(*actions: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """All of them; the first that fails stops the others and is raised by itself."""
+    """Runs actions concurrently; the first one that fails cancels the others, and its exception is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             for action in actions:

@@ -1,4 +1,4 @@
-"""What the microphone client shows: JSON lines, plain lines, or a live view with rich."""
+"""Displays of the microphone client: JSON lines, plain lines, or a live view by rich."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LATENCIES = (("first audio", "first_audio_ms"), ("first text", "first_text_ms"))
 
 
 class JsonDisplay:
-    """One object a line, for scripts."""
+    """Prints one JSON object per line, for scripts."""
 
     def show(self, kind: str, **fields: Any) -> None:
         print(json.dumps({"type": kind, **fields}, ensure_ascii=False), flush=True)
@@ -27,7 +27,7 @@ class JsonDisplay:
 
 
 class PlainDisplay(JsonDisplay):
-    """Lines of text, for terminals without rich and for pipes."""
+    """Prints lines of text, for pipes and terminals without rich."""
 
     in_reply = False
 
@@ -58,7 +58,7 @@ class PlainDisplay(JsonDisplay):
 
 
 class RichDisplay(PlainDisplay):
-    """The turn as it grows, at the foot of the terminal; what is settled scrolls away above it."""
+    """Shows the current turn at the bottom of the terminal; settled text scrolls up above it."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -118,7 +118,7 @@ def _relative(milliseconds: int) -> str:
 
 
 def _without_echo() -> Callable[[], None]:
-    """Keys that are shown as they are pressed would push the live view out of its place. Returns what undoes it."""
+    """Turns off the echo of keys, which would displace the live view. Returns a function that restores it."""
     if not sys.stdin.isatty() or sys.platform == "win32":
         return lambda: None
     import termios

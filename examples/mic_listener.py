@@ -1,4 +1,4 @@
-"""What the microphone client does with what comes: show it, play it, keep it."""
+"""Handles the events that the microphone client receives."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Listener:
         self.transcript = TranscriptView()
         self.reply = bytearray()
         self.reply_rate = 0
-        #: The request whose work has begun and whose end has not come.
+        #: Id of the running request.
         self.answering: str | None = None
         self.silenced: str | None = None
         self.input_ended_at: float | None = None
-        #: Whether speech that the server detects ends an answer.
+        #: Whether barge-in is configured.
         self.interruptible = False
-        #: What had been played, or was waiting to be, when the answer began.
+        #: Audio played or buffered when the answer started.
         self.played_before = 0
         self.first: dict[str, float] = {}
         self.error: OmniError | None = None
@@ -49,7 +49,7 @@ class Listener:
         self.input_ended_at = time.perf_counter()
 
     def silence(self) -> None:
-        """The user speaks: nothing more is heard of the answer under way."""
+        """Stops playback of the current answer, for a barge-in."""
         self.silenced = self.answering
         self.played_before = 0
         if self.loudspeaker:
@@ -57,7 +57,7 @@ class Listener:
 
     @property
     def played_ms(self) -> float | None:
-        """How much was heard of the answer that came last; None where there is nothing to report."""
+        """Playback position of the last answer; None if there is nothing to report."""
         if self.loudspeaker is None or self.loudspeaker.buffer.idle:
             return None
         bytes_per_ms = 2 * self.loudspeaker.sample_rate / 1000
@@ -121,13 +121,13 @@ class Listener:
         self.transcript.clear()
 
     def since_input(self, what: str) -> int | None:
-        """Below 0 for an answer that began while the input still came."""
+        """Milliseconds since the end of the input; negative if the answer preceded it."""
         if what not in self.first or self.input_ended_at is None:
             return None
         return round((self.first[what] - self.input_ended_at) * 1000)
 
     def start_over(self) -> None:
-        """What came of the answer so far is void."""
+        """Discards the partial answer."""
         self.reply.clear()
         self.first.clear()
         self.transcript.clear()

@@ -1,4 +1,4 @@
-"""Microphone and loudspeaker, by way of the sounddevice library, which is imported only when they are asked for."""
+"""Microphone and loudspeaker by the sounddevice library, which is imported on first use."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 from omni_ws.client.playback import PlaybackBuffer
 
 PIECE_MS: Final = 20
-#: What may wait to be sent before the microphone's sound is dropped: a connection that is away for longer is lost.
+#: Recorded audio that waits to be sent; beyond it audio is dropped, as during a long reconnect.
 QUEUED_PIECES: Final = 30_000 // PIECE_MS
 PREFILL_MS: Final = 80
 NO_DEVICE: Final = "this machine has no sound device; --file, --text and --raw do without (and --save keeps the reply)"
@@ -20,7 +20,7 @@ Device = str | int | None
 
 
 class NoSoundDevice(Exception):
-    """There is no library, no device, or none that can do what is needed. The message says which."""
+    """The library or a suitable device is missing; the message tells which."""
 
 
 def sound_library() -> Any:
@@ -39,7 +39,7 @@ def sound_library() -> Any:
 
 
 def list_devices() -> str:
-    """One line for each device, or NoSoundDevice."""
+    """Lists the devices, one per line. Raises NoSoundDevice."""
     devices = str(sound_library().query_devices())
     if not devices.strip():
         raise NoSoundDevice(NO_DEVICE)
@@ -47,7 +47,7 @@ def list_devices() -> str:
 
 
 def _sample_rate(device: Device, kind: str, wanted: int) -> int:
-    """``wanted``, or the device's own rate where it takes no other; the server resamples."""
+    """Returns ``wanted`` if the device supports it, otherwise the device's own rate; the server resamples."""
     library = sound_library()
     try:
         own = int(library.query_devices(device, kind)["default_samplerate"])
@@ -67,7 +67,7 @@ def _sample_rate(device: Device, kind: str, wanted: int) -> int:
 
 
 class Microphone:
-    """Pieces of PIECE_MS of 16-bit mono samples while it is on. ``level`` is the loudest sample lately, 0 to 1."""
+    """Records pieces of PIECE_MS in 16-bit mono. ``level`` is the recent peak, from 0 to 1."""
 
     def __init__(self, device: Device = None, *, sample_rate: int = 16_000) -> None:
         self.sample_rate = _sample_rate(device, "input", sample_rate)
@@ -102,7 +102,7 @@ class Microphone:
         self._stream.start()
 
     def stop(self) -> None:
-        """What has been said so far still comes out of ``pieces``, which then ends."""
+        """Stops recording. ``pieces`` yields what was recorded, and then ends."""
         self._stream.stop()
         self.level = 0.0
         self._loop.call_soon(self._pieces.put_nowait, None)
@@ -142,7 +142,7 @@ class Loudspeaker:
         return self.buffer.played_bytes * 1000 / (2 * self.sample_rate)
 
     async def played(self) -> None:
-        """Until everything that there is has been heard; ``buffer.end`` says when that is all."""
+        """Waits until all audio has been played, up to ``buffer.end``."""
         self._idle.clear()
         if not self.buffer.idle:
             await self._idle.wait()

@@ -1,11 +1,11 @@
-"""Talk to token sessions (salience.v1): continue a prompt, score it, and watch concepts come and go in it.
+"""Uses token sessions (salience.v1): continues a prompt, scores it, and shows readouts of concepts.
 
 python examples/salience_client.py --tokenizer FOLDER --prompt "It was a dark and"   tokens, coloured by concepts
 python examples/salience_client.py --prompt-ids 5,6,7 --max-tokens 20                ids in, ids out
 python examples/salience_client.py --tokenizer bytes --prompt "hello" --score        how likely the prompt is
 
-SalienceClient and Session are what to take from here: they keep track of what the server holds, send only what is new,
-and find their way back when something went wrong.
+SalienceClient and Session are meant to be reused: they track the list on the server, send only what is new, and
+recover from errors.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from omni_ws.generated.salience_pb2_grpc import SalienceStub
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 EVERYWHERE = messages.PositionRange(start=0, end=2**32 - 1)
-#: How often a call that found its session busy, or not as it was thought to be, is tried again.
+#: Retries of a call whose session is busy, or differs from its mirror.
 ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """An image, and where its block of tokens stands: [start, end), vision start and end included."""
+    """An image, and the range of its tokens: [start, end), including vision start and end."""
 
     data: bytes
     mime: str
@@ -44,7 +44,7 @@ class Picture:
 
 
 class Session:
-    """One session. ``tokens`` and ``pictures`` are what the server holds, as far as is known here."""
+    """A token session. ``tokens`` and ``pictures`` mirror the list on the server."""
 
     def __init__(self, client: SalienceClient, session_id: str, max_model_len: int) -> None:
         self.session_id = session_id
@@ -56,9 +56,10 @@ class Session:
     async def generate(
         self, tokens: Sequence[int], *, pictures: Sequence[Picture] = (), **fields: Any
     ) -> AsyncGenerator[messages.GenerateEvent, None]:
-        """Make the session hold ``tokens``, whatever it holds now, and go on from there.
+        """Replaces the list by ``tokens``, sending only what differs, and generates from there.
 
-        ``fields`` are those of GenerateRequest. Leaving the loop early cancels the call. Raises grpc.aio.AioRpcError.
+        ``fields`` are fields of GenerateRequest. Leaving the loop early cancels the call. Raises
+        grpc.aio.AioRpcError.
         """
         for attempt in range(ATTEMPTS):
             begun = False
@@ -85,7 +86,7 @@ class Session:
                     await asyncio.shield(self._after_cancel(pictures))
 
     async def score(self, tokens: Sequence[int], ranges: Sequence[tuple[int, int]]) -> list[float]:
-        """The natural log-probability of what stands in each range, given all before it."""
+        """Returns the natural log-probability of the tokens in each range, given all before them."""
         asked = [messages.PositionRange(start=start, end=end) for start, end in ranges]
         sums = [0.0] * len(ranges)
         async for event in self.generate(tokens, logprobs_ranges=asked):
@@ -96,7 +97,7 @@ class Session:
         return sums
 
     async def fork(self, at: int) -> Session:
-        """A session of its own with the first ``at`` tokens; what was computed for them is not computed again."""
+        """Creates a session with the first ``at`` tokens, whose computation it shares."""
         request = messages.ForkSessionRequest(session_id=self.session_id, at_position=at)
         answer = await self._client.stub.ForkSession(request, metadata=self._client.metadata)
         child = Session(self._client, answer.session_id, self.max_model_len)
@@ -105,12 +106,12 @@ class Session:
         return child
 
     async def synchronise(self, pictures: Sequence[Picture] = ()) -> None:
-        """Ask what the server holds. ``pictures`` may be there since a call of which no answer came."""
+        """Queries the list on the server. ``pictures`` may be there since a call that failed."""
         request = messages.DumpSessionRequest(session_id=self.session_id)
         answer = await self._client.stub.DumpSession(request, metadata=self._client.metadata)
         self.tokens = list(answer.tokens)
         known = [*self.pictures, *(one for one in pictures if one not in self.pictures)]
-        # Where two may stand in one place nobody knows which it is, and it has to be sent again.
+        # If two pictures may be at one place, it is unknown which one is there, so it is sent again.
         self.pictures = tuple(
             one
             for one in known
@@ -141,7 +142,7 @@ class Session:
         return self._client.stub.Generate(request, metadata=self._client.metadata)
 
     def _matched(self, tokens: Sequence[int], pictures: Sequence[Picture]) -> int:
-        """How much of what the server holds can stay: up to the first token, or picture, that is another."""
+        """Length of the part of the server's list that can stay: up to the first different token or picture."""
         matched = common_prefix(self.tokens, tokens)
         for one in sorted({*self.pictures, *pictures}, key=lambda one: -one.start):
             is_kept = one in self.pictures and one in pictures and one.end <= matched
@@ -150,13 +151,13 @@ class Session:
         return matched
 
     async def _after_cancel(self, pictures: Sequence[Picture]) -> None:
-        """The server takes a moment to notice; a list that is still longer is corrected by the next call."""
+        """Waits until the server has noticed the cancel; a list that is still longer is corrected by the next call."""
         with contextlib.suppress(grpc.aio.AioRpcError):
             await self.synchronise(pictures)
 
 
 class SalienceClient:
-    """Calls over one ``channel``, which all sessions share."""
+    """Client of the service. All sessions share one ``channel``."""
 
     def __init__(self, channel: grpc.aio.Channel, *, api_key: str | None = None) -> None:
         self.stub: Any = SalienceStub(channel)
@@ -164,7 +165,7 @@ class SalienceClient:
 
     @asynccontextmanager
     async def session(self, model: str = "local-model") -> AsyncIterator[Session]:
-        """A new session for as long as the block lasts."""
+        """Context manager of a new session."""
         answer = await self.stub.OpenSession(messages.OpenSessionRequest(model=model), metadata=self.metadata)
         session = Session(self, answer.session_id, answer.max_model_len)
         try:
@@ -173,7 +174,7 @@ class SalienceClient:
             await session.close()
 
     async def manifest(self) -> messages.ReadoutManifest:
-        """What the numbers of readouts mean; without concepts where the server has none."""
+        """Returns the meaning of readouts; it has no concepts if the server has none."""
         found: messages.ReadoutManifest = await self.stub.GetReadoutManifest(
             messages.GetReadoutManifestRequest(), metadata=self.metadata
         )
@@ -181,7 +182,7 @@ class SalienceClient:
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """By halves: lists of hundreds of thousands of tokens are compared for each call."""
+    """Length of the common prefix. Bisects, since each call compares lists of hundreds of thousands of tokens."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -252,7 +253,7 @@ async def show(
 
 
 def connect(options: argparse.Namespace) -> grpc.aio.Channel:
-    # Dumps of long sessions are larger than what gRPC takes by default.
+    # Dumps of long sessions exceed gRPC's default limit.
     limits = [("grpc.max_receive_message_length", -1)]
     if options.tls_ca is None:
         return grpc.aio.insecure_channel(options.address, options=limits)

@@ -1,4 +1,4 @@
-"""What the salience client shows: a line for each token, and how strongly each concept is there, in colours."""
+"""Displays of the salience client: one line per token, with the strength of each concept in colour."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any, Protocol
 
 from omni_ws.generated import salience_pb2 as messages
 
-#: Standard deviations at which a colour is as strong as it gets.
+#: Z-score of the strongest colour.
 FULL = 2.5
-#: Readouts of which the spread is not known yet are shown as average.
+#: Readouts at the beginning, whose spread is unknown, are shown as average.
 LEAST_TOKENS = 3
-#: The position that models attend to where nothing else is meant (an attention sink). Its residual stream is many times
-#: as large as any other, so that its readout says nothing, and would make those after it look alike.
+#: Position of the attention sink. Its residual stream is many times larger than any other, so its readout is
+#: meaningless, and would level out all others.
 SINK = 0
 
 
 class Vocabulary(Protocol):
-    """Text into token ids, and a token id into what it looks like."""
+    """Converts text to token ids, and token ids to printable text."""
 
     def encode(self, text: str) -> list[int]: ...
 
@@ -45,7 +45,7 @@ class _Bytes:
 
 
 class _Tokenizer:
-    """Of ``transformers``."""
+    """A tokenizer of ``transformers``."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -58,7 +58,7 @@ class _Tokenizer:
 
 
 class _FastTokenizer:
-    """Of ``tokenizers`` alone, which is small."""
+    """A tokenizer of ``tokenizers``, a much smaller package."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -71,7 +71,10 @@ class _FastTokenizer:
 
 
 def load_vocabulary(name: str | None) -> Vocabulary:
-    """``name`` is a folder, 'bytes', or None for bare ids. Raises OSError, ValueError, ImportError."""
+    """Loads a tokenizer: ``name`` is a folder, ``bytes``, or None for bare ids.
+
+    Raises OSError, ValueError or ImportError.
+    """
     if name is None:
         return _Ids()
     if name == "bytes":
@@ -89,7 +92,7 @@ def load_vocabulary(name: str | None) -> Vocabulary:
 
 
 class Spread:
-    """Mean and deviation of what was seen so far (Welford's method): raw readouts grow with the residual stream."""
+    """Running mean and deviation (Welford), since raw readouts grow with the residual stream."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -97,7 +100,7 @@ class Spread:
         self._squares = 0.0
 
     def z(self, value: float) -> float:
-        """Where ``value`` stands among those before it; it counts from now on."""
+        """Returns the z-score of ``value`` among its predecessors, and adds it to them."""
         deviation = math.sqrt(self._squares / (self._count - 1)) if self._count >= LEAST_TOKENS else 0.0
         z = (value - self._mean) / deviation if deviation else 0.0
         self._count += 1
@@ -108,7 +111,7 @@ class Spread:
 
 
 class Trace:
-    """One line a token: position, text, log-probability, and the concepts of one layer. This one is plain."""
+    """Plain display. A line has position, text, log-probability, and the concepts of one layer."""
 
     def __init__(self, vocabulary: Vocabulary, concepts: Sequence[str], place: int) -> None:
         self._vocabulary = vocabulary
@@ -137,7 +140,7 @@ class Trace:
 
 
 class ColouredTrace(Trace):
-    """In colours: red for more of a concept than so far, blue for less."""
+    """Coloured display: red for more of a concept than before, blue for less."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -164,7 +167,7 @@ def _style(z: float) -> str:
 def make_trace(
     vocabulary: Vocabulary, concepts: Sequence[str], layers: Sequence[int], *, layer: int | None = None
 ) -> Trace:
-    """Coloured where ``rich`` is installed and somebody looks. Raises ValueError for a layer that is not read out."""
+    """Creates a display, coloured with ``rich`` on a terminal. Raises ValueError for a layer without readouts."""
     if layer is not None and layer not in layers:
         raise ValueError(f"layer {layer} is not read out; {', '.join(map(str, layers)) or 'none'} is")
     place = list(layers).index(layer) if layer is not None else len(layers) - 1

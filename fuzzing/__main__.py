@@ -1,4 +1,4 @@
-"""``python -m fuzzing [SECONDS] [TARGET …]``: every target, one after the other; fails when one found something."""
+"""``python -m fuzzing [SECONDS] [TARGET …]`` runs every target in turn; fails if one finds a defect."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ TARGETS = tuple(sorted(path.stem for path in FOLDER.glob("fuzz_*.py")))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m fuzzing", description="Fuzz what reads the wire.")
+    parser = argparse.ArgumentParser(prog="python -m fuzzing", description="Fuzz everything that parses the wire.")
     parser.add_argument("seconds", nargs="?", type=positive, default=60, help="for each target (default: 60)")
-    parser.add_argument("--runs", type=positive, help="for each target, unless the seconds are over before")
-    parser.add_argument("--seed", type=positive, help="try the same inputs every time, from an empty corpus on")
+    parser.add_argument("--runs", type=positive, help="maximum for each target, within the seconds")
+    parser.add_argument("--seed", type=positive, help="try the same inputs every time, starting from an empty corpus")
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"of {', '.join(TARGETS)} (default: all)")
     arguments = parser.parse_intermixed_args()
     unknown = sorted(set(arguments.targets) - set(TARGETS))
@@ -27,7 +27,7 @@ def main() -> int:
     if arguments.runs:
         options.append(f"-runs={arguments.runs}")
     if arguments.seed:
-        # What a target covers decides what is tried next, and so does what is read from the corpus again by the clock.
+        # Coverage guides the fuzzer: it depends on hashes, and on when the corpus is reloaded.
         options += [f"-seed={arguments.seed}", "-reload=0"]
         environment["PYTHONHASHSEED"] = "0"
     failed = []

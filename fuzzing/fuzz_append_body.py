@@ -1,6 +1,6 @@
-"""Bodies that open a session over several requests and bring it chunks: each chunk is one, or a refusal that names it.
+"""Bodies that open a Mode B session or append to it: each chunk is valid, or refused by an error that names it.
 
-First byte: whether the body opens the session or appends to it. The rest is the body.
+The first byte chooses between opening and appending. The rest is the body.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Binary frames, as the server and as a client reads them."""
+"""Binary frames, as the server and as a client decode them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _check_input(data: bytes) -> None:
     if isinstance(frame, InputChunk):
         assert frame.payload == data[HEADER.size :]
         written = encode_input(frame)
-        # All but a timestamp that means nothing comes back as it was.
+        # Round trip, except for a timestamp that the flags declare absent.
         assert written[:8] + written[HEADER.size :] == data[:8] + data[HEADER.size :]
         assert decode_input(written) == frame
         assert decode_input(memoryview(data)) == frame

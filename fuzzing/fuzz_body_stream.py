@@ -1,6 +1,7 @@
-"""Bodies that are streams: what comes out must not depend on how the body was cut.
+"""Streamed bodies: the result must not depend on where the body is cut.
 
-First byte: which decoder, and its limit. Second byte: how many cuts follow, one byte each. The rest is the body.
+The first byte chooses the decoder and its limit; the second is the number of cuts, one byte each. The rest is the
+body.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Text frames of a client: each is accepted, or refused with an error that can be sent back."""
+"""Text frames of a client: each is accepted, or refused with an error that can be sent."""
 
 from __future__ import annotations
 

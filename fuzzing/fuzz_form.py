@@ -1,6 +1,6 @@
-"""Forms: what comes out must not depend on how the body was cut, and is a request or a refusal.
+"""Forms: the result must not depend on where the body is cut, and is a request or a refusal.
 
-First byte: how many cuts follow, one byte each. The rest is the body; its boundary is ``xXx``.
+The first byte is the number of cuts, one byte each. The rest is the body, with the boundary ``xXx``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _read(pieces: list[bytes]) -> list[FormPart] | None:
 
 
 def _read_type(content_type: bytes) -> None:
-    """The header field, too, is a stranger's."""
+    """Parses the header field, which is untrusted too."""
     try:
         FormReader(content_type[:256].decode("latin-1"))
     except (InvalidFrame, UnsupportedFormat) as error:

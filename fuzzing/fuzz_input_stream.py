@@ -1,6 +1,7 @@
-"""Any sequence of calls of an InputStream, beside its plain model (tests/support/checked_input_stream.py).
+"""Any sequence of calls of an InputStream, checked against a model (tests/support/checked_input_stream.py).
 
-The first byte says whether the session takes a single request. Then two bytes are one call: which, and its argument.
+The first byte tells whether the session takes a single request. Every two bytes are a call: which one, and its
+argument.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ with harness.instrumented():
     from omni_ws.core.chunks import InputMode
 
 SECONDS: Final = (0.0, 0.05, 0.1, 3.0, 9.0, 10.0, 29.0, 30.0)
-#: Sequence numbers are relative to the next one: a few behind it, and one past the window.
+#: Range of sequence numbers relative to the next one: from a few before it to one past the window.
 _BEHIND: Final = 3
 _OFFSETS: Final = _BEHIND + LIMITS.reorder_window + 1
 

@@ -1,6 +1,6 @@
-"""Bodies of the OpenAI-compatible routes: read and configured, or refused with an error that can be told.
+"""Bodies of the OpenAI-compatible routes: parsed and configured, or refused with an error that can be sent.
 
-First byte: which route's body it is. The rest is the body.
+The first byte chooses the route. The rest is the body.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What omni_ws is measured against: the same job, done the usual ways. Each runs in a process of its own."""
+"""Baselines for omni_ws: the same task, done in usual ways. Each runs in its own process."""

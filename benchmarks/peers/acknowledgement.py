@@ -1,4 +1,4 @@
-"""The acknowledgements of the wire protocol, as every peer sends them."""
+"""Acknowledgements of the wire protocol, as sent by every peer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DELAY_SEC: Final = 0.075
 
 
 class Acknowledgements:
-    """Counts chunks and says when an acknowledgement is due: with every fifth chunk at 50 a second, as ours come.
+    """Counts chunks and decides when an acknowledgement is due: every fifth chunk at 50 a second, as in our server.
 
     A timer would be needed to send the last one in time; the peers are spared it.
     """
@@ -24,7 +24,7 @@ class Acknowledgements:
         self._since = 0.0
 
     def accept(self, size: int) -> str | None:
-        """One more chunk; the frame to send, if one is due."""
+        """Counts a chunk; returns the frame to send, if one is due."""
         now = time.monotonic()
         self.accepted += 1
         self._received_bytes += size
@@ -41,7 +41,7 @@ class Acknowledgements:
 
 
 def arguments() -> argparse.Namespace:
-    """``--port``, and ``--echo`` to send every chunk back instead of acknowledging it."""
+    """Parses ``--port`` and ``--echo``, which returns every chunk instead of acknowledging it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--echo", action="store_true")

@@ -1,4 +1,4 @@
-"""A bare ``picows`` server (a WebSocket parser in Cython): what framing alone costs when it is not done in Python."""
+"""A bare ``picows`` server (WebSocket parser in Cython): the cost of framing outside Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an event stream costs below any framework: a task that sleeps, and writes one event of fixed bytes a token.
+"""Lower bound of an event stream: a task that sleeps, and writes one constant event per token.
 
 No server can be cheaper without writing the tokens of several streams, or several tokens of one, together. It reads as
 much of a request as it needs, and answers nothing else.
@@ -18,7 +18,7 @@ _END: Final = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 
 def event(delta: dict[str, str], finish_reason: str | None = None) -> bytes:
-    """As a chunk of an HTTP body."""
+    """Encodes a chunk of an HTTP body."""
     choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
     fields = {
         "id": "chatcmpl-0123456789abcdef01234567",

@@ -1,4 +1,4 @@
-"""A bare ``websockets`` server: it receives messages, looks at none, and acknowledges. The floor of that library."""
+"""A bare ``websockets`` server, which acknowledges messages without reading them: the lower bound of that library."""
 
 from __future__ import annotations
 

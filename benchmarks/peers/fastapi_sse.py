@@ -49,7 +49,7 @@ class ChatChunk(BaseModel):
 
 
 async def tokens(text: str) -> AsyncIterator[str]:
-    """The words of the prompt, as an engine would give them."""
+    """Yields the words of the prompt, like an engine."""
     for number, word in enumerate(text.split()):
         await asyncio.sleep((options.interval_ms if number else options.first_ms) / 1000)
         yield f"@{time.monotonic_ns()}" if options.stamp and not number else f"{word} "

@@ -65,7 +65,7 @@ async def streaming_input(websocket: WebSocket) -> None:
 
 
 async def consume(websocket: WebSocket, samples: asyncio.Queue[NDArray[np.int16]]) -> None:
-    """What an engine would take: the audio so far. With --echo it sends every piece back instead."""
+    """Accumulates audio for an engine; with ``--echo`` returns every piece instead."""
     held: list[NDArray[np.int16]] = []
     sent = 0
     while True:

@@ -1,1 +1,1 @@
-"""What ``benchmarks.vllm`` measures, a module for each part: ``measure(report, size, models)``."""
+"""Parts of ``benchmarks.vllm``, a module each: ``measure(report, size, models)``."""

@@ -1,4 +1,4 @@
-"""Clients of the server: one in this process, or as many as are wanted in a process of their own.
+"""Clients of the server: one in this process, or several in a process of their own.
 
 ``python -m benchmarks.vllm_parts.clients URL STREAMS TOKENS``: for every line that it reads, all of them ask at once,
 and it prints the seconds until all have their answers.
@@ -21,7 +21,7 @@ WORDS: Final = "Hello there, how are you today?"
 
 
 class Conversation:
-    """A WebSocket on which every question stands alone."""
+    """A WebSocket session without history."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
@@ -65,7 +65,7 @@ def check(count: int, tokens: int) -> None:
 
 @asynccontextmanager
 async def clients(url: str, *, streams: int, tokens: int) -> AsyncIterator[Callable[[], Awaitable[float]]]:
-    """A process of clients; what is yielded lets all of them ask at once, and returns the seconds that it took."""
+    """Starts a process of clients; yields a function that lets all ask concurrently, and returns the seconds taken."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "benchmarks.vllm_parts.clients", url, str(streams), str(tokens)),
         stdin=subprocess.PIPE,
@@ -80,7 +80,7 @@ async def clients(url: str, *, streams: int, tokens: int) -> AsyncIterator[Calla
         return float(await answered.readline())
 
     try:
-        await ask()  # not counted: they connect, and the server gets warm
+        await ask()  # warm-up: not counted
         yield ask
     finally:
         asking.close()

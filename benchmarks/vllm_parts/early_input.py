@@ -1,4 +1,4 @@
-"""What is left to compute when 1,600 tokens have come in over 2.4 s, against asking for all of them at the end."""
+"""Latency after 1,600 tokens of input that arrived over 2.4 s, against the same prompt sent at the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from omni_ws.engine.vllm.engine import VllmEngine
 TOKENS: Final = 1600
 SECONDS: Final = 2.4
 PIECE_SEC: Final = 0.06
-#: Each token of the model is a byte; these are around what the user says.
+#: Tokens of the template around the user's text; a token of the model is a byte.
 _FRAME: Final = len("user: \nassistant:")
 MOST_OF_ONE_SHOT: Final = 1 / 5
 
@@ -31,7 +31,7 @@ ENGINE: Final[Mapping[str, Any]] = {
     "kv_cache_memory_bytes": 256 << 20,
 }
 SAMPLING: Final[Mapping[str, Any]] = {"temperature": 0.0, "max_tokens": 8}
-#: With a stop string the prompt cannot be streamed, and the prefix cache is warmed instead.
+#: A stop string rules out a streamed prompt; the prefix cache is warmed instead.
 WARMING: Final[Mapping[str, Any]] = {**SAMPLING, "stop": "\x07"}
 
 
@@ -94,7 +94,7 @@ async def _as_it_comes(engine: VllmEngine, words: str, sampling: Mapping[str, An
 async def _first_token(
     engine: VllmEngine, source: Input, since: float, mode: InputMode, sampling: Mapping[str, Any]
 ) -> tuple[float, str]:
-    """Seconds after ``since``, and the whole answer."""
+    """Returns the seconds from ``since`` to the first output, and the answer."""
     first, text = None, ""
     async for output in engine.generate(request(source, input_mode=mode, sampling=sampling)):
         if isinstance(output, TextOutput):

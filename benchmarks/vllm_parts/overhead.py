@@ -1,4 +1,4 @@
-"""What omni_ws adds to vLLM: to the time to the first token, and to the time that eight answers at once take."""
+"""Overhead of omni_ws over vLLM: of the time to the first token, and of eight concurrent answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STREAMS: Final = 8
 SHORT: Final = 8
 LONG: Final = 200
 
-#: Seconds to the first text, and seconds to the end. The argument is the length of the answer in tokens.
+#: Takes the length of an answer in tokens; returns seconds to its first text and to its end.
 Ask = Callable[[int], Awaitable[tuple[float, float]]]
 
 
@@ -71,7 +71,7 @@ async def _first_tokens(report: Report, size: Size, ways: dict[str, Ask]) -> Non
 
 
 async def _at_once(ask: Ask) -> float:
-    """Seconds until all have their answers."""
+    """Returns the seconds until all answers are complete."""
     began = time.perf_counter()
     await asyncio.gather(*(ask(LONG) for _ in range(STREAMS)))
     return time.perf_counter() - began
@@ -95,7 +95,7 @@ async def _throughput(report: Report, size: Size, rounds: dict[str, Callable[[],
 
 
 def _in_turn(ways: Iterable[str], turn: int) -> list[str]:
-    """Another one begins each time: what stands first may be disturbed by what was before."""
+    """Rotates the order, since the first one may be disturbed by the round before."""
     names = list(ways)
     begin = turn % len(names)
     return names[begin:] + names[:begin]

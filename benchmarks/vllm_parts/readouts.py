@@ -1,4 +1,4 @@
-"""What readouts cost while a model decodes, and what it costs to ask for them where everything is in the cache."""
+"""Cost of readouts while a model decodes, and of readouts of a prompt that is in the prefix cache."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EVERYWHERE: Final = TokenRanges([(0, 2**32 - 1)])
 NOWHERE: Final = TokenRanges()
 STREAMS: Final = (1, 8)
 OFF, ON = "off", "on"
-#: Which engine, and what is asked of it.
+#: Engine and readouts of each variant.
 WAYS: Final = {
     "no readouts in the engine (eager as well)": (OFF, NOWHERE),
     "readouts on, none asked for": (ON, NOWHERE),
@@ -44,7 +44,7 @@ WAYS: Final = {
 async def measure(report: Report, size: Size, models: Path) -> None:
     model = build_larger_text_model(models / "larger")
     times: dict[int, dict[str, list[float]]] = {streams: {way: [] for way in WAYS} for streams in STREAMS}
-    # The engine that was started first may have the better, or the worse, core: each is it for half of the turns.
+    # The engine started first may be on a better or worse core: each is first in half of the runs.
     for order in ((OFF, ON), (ON, OFF)):
         async with AsyncExitStack() as stack:
             engines: dict[str, VllmEngine] = {}
@@ -109,7 +109,7 @@ async def _prefill(report: Report, size: Size, engine: VllmEngine) -> None:
 
 
 async def _decode_all(engine: VllmEngine, ranges: TokenRanges, streams: int) -> float:
-    """Seconds a decoded token, from the first of a stream to its last; the mean of the streams."""
+    """Seconds per decoded token, from the first to the last of a stream; mean over the streams."""
     prompts = [[(index * 11 + number) % 250 + 1 for index in range(PROMPT)] for number in range(streams)]
     return statistics.mean(await asyncio.gather(*(_run(engine, prompt, ranges, DECODED) for prompt in prompts)))
 

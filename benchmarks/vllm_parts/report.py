@@ -1,4 +1,4 @@
-"""The tables of a run, and whether every target was met."""
+"""Prints the tables of a run, and records whether every target was met."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is measured: rounds of what takes seconds, pairs of what takes milliseconds, seconds of what lasts."""
+    """Amount of measurement: rounds (of seconds each), pairs (of milliseconds each), and seconds of steady load."""
 
     rounds: int
     pairs: int
@@ -17,7 +17,7 @@ class Size:
 
 
 class Report:
-    """``table`` begins one, ``row`` adds to it."""
+    """Prints tables: ``table`` starts one, ``row`` adds a row."""
 
     def __init__(self) -> None:
         self.met = True
@@ -26,14 +26,14 @@ class Report:
         print(f"\n**{what}**\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}", flush=True)
 
     def row(self, *cells: str, met: bool | None = None) -> None:
-        """``met`` belongs to the last cell, which names the target."""
+        """Adds a row; ``met`` is the verdict on the target in the last cell."""
         verdict = "" if met is None else (": met" if met else ": MISSED")
         self.met = self.met and met is not False
         print(f"| {' | '.join(cells)}{verdict} |", flush=True)
 
 
 def milliseconds(seconds: Sequence[float]) -> str:
-    """The median, and between which values nine of ten lie."""
+    """Median, and the range of the middle 90 %."""
     ordered = sorted(seconds)
     rank = len(ordered) // 20
     low, high = ordered[rank], ordered[-1 - rank]
@@ -41,10 +41,10 @@ def milliseconds(seconds: Sequence[float]) -> str:
 
 
 def median_difference(first: Sequence[float], second: Sequence[float]) -> float:
-    """The median over the pairs of how much more the second is."""
+    """Median over the pairs of the second minus the first."""
     return statistics.median(b - a for a, b in zip(first, second, strict=True))
 
 
 def median_ratio(first: Sequence[float], second: Sequence[float]) -> float:
-    """The median over the pairs of the first divided by the second."""
+    """Median over the pairs of the first divided by the second."""
     return statistics.median(a / b for a, b in zip(first, second, strict=True))

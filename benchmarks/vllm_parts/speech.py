@@ -1,4 +1,4 @@
-"""From the Thinker's first clause to the first sound, and whether a player would ever have to wait for more."""
+"""Time from the Thinker's first clause to the first audio, and underruns of a player."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from omni_ws.engine.vllm.talker import FirstClause
 
 MOST_UNTIL_SOUND_SEC: Final = 0.150
 AT_ONCE: Final = (1, 2)
-#: An answer is some clauses, and some ten seconds of sound.
+#: An answer has several clauses, and about ten seconds of audio.
 TOKENS: Final = 250
 FRAMES: Final = 120
 BOTH: Final = frozenset({OutputModality.TEXT, OutputModality.AUDIO})
@@ -30,7 +30,7 @@ BOTH: Final = frozenset({OutputModality.TEXT, OutputModality.AUDIO})
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """``until_sound``: from the end of the first clause; ``arrivals``: when each chunk came, and how long it sounds."""
+    """``until_sound`` counts from the end of the first clause; ``arrivals`` has time and duration of each chunk."""
 
     until_sound: float
     seconds: float
@@ -42,12 +42,12 @@ class Spoken:
 
     @property
     def real_time_factor(self) -> float:
-        """Below 1 it is made faster than it is heard."""
+        """Real-time factor: below 1, audio is synthesised faster than it is played."""
         return self.seconds / self.sound
 
     @property
     def pause(self) -> float:
-        """How long a player had to wait that began with the first chunk and takes the sound in real time."""
+        """Total underrun of a player that starts with the first chunk and plays in real time."""
         played_until, paused = self.arrivals[0][0], 0.0
         for arrived, duration in self.arrivals:
             paused += max(0.0, arrived - played_until)

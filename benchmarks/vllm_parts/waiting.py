@@ -1,4 +1,4 @@
-"""What a session costs that has begun and waits for more input: CPU time of the engine's process and the server's."""
+"""Cost of a session that waits for more input: CPU time of the processes of engine and server."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def measure(report: Report, size: Size, models: Path) -> None:
 
 
 async def _share_of_a_core(engine: VllmEngine, seconds: float) -> tuple[float, float]:
-    """Of the engine's process, and of this one."""
+    """CPU seconds of the engine's process, and of this one."""
     processes = (core_process(engine), os.getpid())
     before = [cpu_seconds(process) for process in processes]
     await asyncio.sleep(seconds)
