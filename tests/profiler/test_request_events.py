@@ -1,4 +1,4 @@
-"""The file of request events: what is in a line, what happens when it cannot be written, and what off means."""
+"""Files of request events: their lines, failures to write them, and the recorder that is off."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_without_a_recorder_nothing_happens() -> None:
     assert events.awaited("voice", source) is source
 
 
-def test_events_without_a_request_are_nobodys(recorder: EventRecorder) -> None:
+def test_events_without_a_request_are_dropped(recorder: EventRecorder) -> None:
     events.emit("decode", "preprocess_start")
     assert event_lines(recorder) == []
 
@@ -70,7 +70,7 @@ async def test_spans_belong_to_the_request_of_their_task(recorder: EventRecorder
     ]
 
 
-async def test_a_span_ends_also_where_its_work_fails(recorder: EventRecorder) -> None:
+async def test_a_span_ends_when_its_work_fails(recorder: EventRecorder) -> None:
     async def failing() -> Any:
         yield 1
         raise ValueError("broken")
@@ -83,7 +83,7 @@ async def test_a_span_ends_also_where_its_work_fails(recorder: EventRecorder) ->
     assert names == ["stage_input_received", "stage_complete"] * 2
 
 
-def test_a_tensor_is_described_and_not_written_down(recorder: EventRecorder) -> None:
+def test_a_tensor_is_summarised(recorder: EventRecorder) -> None:
     events.emit("x", "y", request_id="r", tensor=np.zeros((2, 3), np.float32), scalar=np.array(7), other=object)
     metadata = event_lines(recorder)[0]["metadata"]
     assert metadata["tensor"] == {"__tensor_summary__": True, "type": "ndarray", "shape": [2, 3], "dtype": "float32"}
@@ -91,7 +91,7 @@ def test_a_tensor_is_described_and_not_written_down(recorder: EventRecorder) -> 
     assert metadata["other"] == "<class 'object'>"
 
 
-def test_what_json_cannot_hold_at_all_is_counted(recorder: EventRecorder) -> None:
+def test_an_event_that_json_cannot_hold_is_counted(recorder: EventRecorder) -> None:
     endless: dict[str, Any] = {}
     endless["self"] = endless
     events.emit("x", "y", request_id="r", endless=endless)
@@ -101,7 +101,7 @@ def test_what_json_cannot_hold_at_all_is_counted(recorder: EventRecorder) -> Non
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_a_full_disk_is_counted_and_harms_nobody(tmp_path: Path) -> None:
+def test_events_lost_to_a_full_disk_are_counted(tmp_path: Path) -> None:
     recorder = EventRecorder("run-1", tmp_path)
     recorder.path.with_name(f"events_input_{os.getpid()}.jsonl").symlink_to("/dev/full")
     recorder.record("req_1", "input", "x", {})
@@ -110,7 +110,7 @@ def test_a_full_disk_is_counted_and_harms_nobody(tmp_path: Path) -> None:
     assert recorder.dropped == 2
 
 
-def test_what_the_disk_does_not_keep_up_with_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_are_dropped_while_the_disk_lags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MAX_WAITING", 3)
     monkeypatch.setattr(events, "FLUSH_SEC", 3600)
     recorder = EventRecorder("run-1", tmp_path)
@@ -120,13 +120,13 @@ def test_what_the_disk_does_not_keep_up_with_is_dropped(tmp_path: Path, monkeypa
     assert recorder.dropped == 2
 
 
-def test_a_folder_that_cannot_be_made_is_an_error_at_once(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_raises(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError):
         EventRecorder("run-1", tmp_path / "file" / "events")
 
 
-def test_closing_ends_the_thread_and_can_be_repeated(tmp_path: Path) -> None:
+def test_close_ends_the_thread_and_is_idempotent(tmp_path: Path) -> None:
     recorder = EventRecorder("run-1", tmp_path)
     recorder.close()
     recorder.close()

@@ -166,6 +166,7 @@ class AnswerWriter:
 
 
 def started_frame(request: Request, event: GenerationStarted) -> ResponseStartedFrame:
+    """The frame that announces the answer to a request."""
     return ResponseStartedFrame(
         request_id=request.request_id,
         trigger=event.trigger,

@@ -49,7 +49,7 @@ class RequestState(Enum):
     WAITING = "waiting"
     #: The engine works on it.
     ANSWERING = "answering"
-    #: The engine is done; the input, which it does not use any more, has not ended.
+    #: The engine is done with frozen input, and the rest of the input has not ended.
     ANSWERED = "answered"
     #: ``error`` is known, and its final is not written yet.
     FAILED = "failed"
@@ -191,7 +191,7 @@ class Request:
         self._set_state(RequestState.ANSWERED)
 
     def fail(self, error: OmniError) -> None:
-        """Record why there is no whole answer. ``finish`` must follow, at once or when its turn in the queue comes."""
+        """Record why there is no whole answer. ``finish`` must follow, at once or in the order of the queue."""
         self._set_state(RequestState.FAILED)
         self.error = error
 

@@ -93,9 +93,9 @@ class RequestQueue:
         self.requests.append(request)
 
     def announce_greeting(self, request: Request) -> None:
-        """The greeting has opened, and its ``response_started`` is sent, whatever becomes of it.
+        """Start the greeting that has just opened, and announce it, even if it is refused afterwards.
 
-        A client knows by it that the answer belongs to no request of its own.
+        By its ``response_started`` a client knows that the answer belongs to none of its requests.
         """
         started = begin_greeting(request)
         self._outbox.put_nowait(started_frame(request, started))
@@ -218,7 +218,7 @@ class RequestQueue:
     async def _write_answer(self, request: Request, started: GenerationStarted) -> None:
         writer = AnswerWriter(request, self._outbox, self._sequencer, self._observed)
         self._loudspeaker.answering(request)
-        if request.greeting:  # which was announced as it opened
+        if request.greeting:  # announced as it opened
             finished = await writer.answer(partial(say_greeting, self._engine, request), ())
         else:
             writer.start(started)

@@ -82,18 +82,10 @@ class Cancellation(NamedTuple):
 
 
 class EngineEnd(NamedTuple):
-    """How the engine's work ended. Without an ``error`` and not ``whole``, it was cancelled."""
+    """How the engine's work ended: ``status`` is ``ok``, ``cancelled`` or the code of an error."""
 
     at: float
-    whole: bool
-    error: OmniError | None
-
-    @property
-    def status(self) -> str:
-        """``ok``, ``cancelled`` or the code of the error."""
-        if self.whole:
-            return "ok"
-        return "cancelled" if self.error is None else self.error.code
+    status: str
 
 
 class PlayerStatistics(NamedTuple):
@@ -240,7 +232,7 @@ class RequestTimeline:
         return next((modality for modality in self.first_outputs if self._answers(modality)), None)
 
     def first_output_sec(self, modality: OutputModality | None) -> float | None:
-        """Seconds from the end of the input to the first output; 0 where that came first, None without any."""
+        """Seconds from the end of the input to the first output; 0 if the output was first, None without output."""
         if modality is None or (began := self.first_outputs.get(modality)) is None:
             return None
         return 0.0 if self.input_ended is None else max(0.0, began - self.input_ended)
@@ -252,6 +244,7 @@ class RequestTimeline:
 
     @property
     def reached_engine(self) -> bool:
+        """Whether the engine ever got the request."""
         return self.stage is RequestStage.ENGINE or self.engine_end is not None
 
     def wall_ns(self, when: float) -> int:
@@ -271,6 +264,7 @@ class RequestTimeline:
         self._reached(Milestone.POLICY_FIRED)
 
     def mark_input_ended(self) -> None:
+        """All input has arrived."""
         self.input_ended = self.now()
         self._reached(Milestone.INPUT_ENDED)
 
@@ -280,6 +274,7 @@ class RequestTimeline:
         self._reached(Milestone.ENGINE_STARTED)
 
     def mark_output_began(self, modality: OutputModality) -> None:
+        """The first output of this modality goes into the outbox."""
         self.first_outputs[modality] = self.now()
         self._report(OutputBegan(self, modality))
 
@@ -294,9 +289,10 @@ class RequestTimeline:
         self._reached(Milestone.CANCELLED)
 
     def mark_engine_ended(self, *, whole: bool, error: OmniError | None) -> None:
-        """The engine has released the request; ``whole`` where it came to its own end."""
+        """The engine has released the request: at its own end, with an error, or, without either, cancelled."""
         now = self.now()
-        self.engine_end = EngineEnd(now, whole, error)
+        status = "ok" if whole else "cancelled" if error is None else error.code
+        self.engine_end = EngineEnd(now, status)
         self._enter(None, now)
         self._reached(Milestone.ENGINE_ENDED)
 
@@ -310,6 +306,7 @@ class RequestTimeline:
         player: PlayerStatistics,
         content: RequestContent,
     ) -> None:
+        """The request has its final, which goes into the outbox next."""
         now = self.now()
         self.outcome = Outcome(
             at=now,

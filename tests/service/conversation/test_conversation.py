@@ -1,4 +1,4 @@
-"""A conversation that is cancelled at any step leaves nothing behind, and each request has had its one final."""
+"""A conversation that is cancelled at any step leaves nothing behind, and each request has exactly one final."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from omni_ws.wire.server_frames import ResponseStartedFrame
 
 
 class Slow(EchoEngine):
-    """Lets the loop run between any two outputs, and takes its time to be closed."""
+    """Yields to the loop around each output, and while it is closed."""
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
         try:
@@ -148,7 +148,7 @@ async def test_request_cancelled_at_any_step(requests: int) -> None:
 
 
 async def test_cancelled_twice_while_it_winds_up() -> None:
-    """Whoever waits for the end may be cancelled itself."""
+    """The task that waits for the end may be cancelled itself."""
     for step in range(8):
         session = Session(Slow())
 
@@ -172,7 +172,7 @@ async def test_cancelled_twice_while_it_winds_up() -> None:
         session.check_nothing_left()
 
 
-async def test_failure_inside_is_told_and_raised() -> None:
+async def test_an_unexpected_failure_is_sent_and_raised() -> None:
     class Broken(Outbox):
         def put_nowait(self, message: ServerMessage) -> None:
             if isinstance(message, ResponseStartedFrame):
@@ -220,7 +220,7 @@ async def test_close_waits_for_the_last_answer() -> None:
     session.check_nothing_left()
 
 
-async def test_requests_that_come_while_draining_are_refused() -> None:
+async def test_requests_that_open_while_draining_are_refused() -> None:
     gate = asyncio.Event()
     session = Session(ScriptedEngine([gate.wait]))
     running = asyncio.create_task(session.conversation.run())
@@ -241,7 +241,7 @@ async def test_requests_that_come_while_draining_are_refused() -> None:
 
 
 @pytest.mark.parametrize("error", [EngineFailed("gone", fatal=True), EngineOverloaded("busy"), InvalidValue("odd")])
-async def test_what_goes_wrong_behind_a_cancelled_answer_ends_nothing(error: OmniError) -> None:
+async def test_a_failure_behind_a_cancelled_answer_is_ignored(error: OmniError) -> None:
     async def wait() -> None:
         try:
             await asyncio.Event().wait()
@@ -268,7 +268,7 @@ BEGUN = ToolCallOutput(ToolCallFragment(1, "call_1", "look", '{"at": '))
 
 
 @pytest.mark.parametrize(("written", "kept"), [(0, ()), (1, ()), (2, ("call_0",)), (3, ("call_0",))])
-async def test_history_has_the_calls_that_went_out_whole(written: int, kept: tuple[str, ...]) -> None:
+async def test_history_has_the_calls_that_were_sent_whole(written: int, kept: tuple[str, ...]) -> None:
     """No engine takes half a call, and no client answers one that it never saw."""
     engine = ScriptedEngine([WHOLE, BEGUN, asyncio.Event().wait])
     session = Session(engine)

@@ -1,4 +1,4 @@
-"""What is kept to be sent again: up to where it reaches, and what it weighs."""
+"""Messages kept for resume: how far back they reach, and what they cost."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_newest_bytes_are_kept(capacity: int, reaches: bool) -> None:
     assert not journal.reaches(3)
 
 
-def test_what_has_no_number_stands_before_the_output_that_follows_it() -> None:
+def test_a_message_without_a_number_belongs_to_the_output_behind_it() -> None:
     speech = SpeechStartedFrame(audio_ms=1)
     journal = filled(100, [output(0), speech, output(1)])
     assert [entry.message for entry in journal.take_after(0)] == [speech, output(1)]
@@ -43,13 +43,13 @@ def test_what_has_no_number_stands_before_the_output_that_follows_it() -> None:
     assert [entry.message for entry in journal.take_after(0)] == [speech]
 
 
-def test_forgetting_what_has_no_number_counts() -> None:
+def test_dropping_a_message_without_a_number_limits_the_reach() -> None:
     journal = filled(20, [output(0), SpeechStartedFrame(audio_ms=1), output(1), output(2)])
     assert not journal.reaches(0)
     assert journal.reaches(1)
 
 
-def test_acknowledged_and_forgotten_bytes_are_given_back() -> None:
+def test_acknowledged_and_dropped_bytes_return_to_the_budget() -> None:
     budget = ByteBudget(1000)
     journal = filled(100, [output(number) for number in range(4)], budget=budget)
     journal.acknowledge(1)
@@ -59,7 +59,7 @@ def test_acknowledged_and_forgotten_bytes_are_given_back() -> None:
     assert journal.reaches(3)
 
 
-def test_journals_give_way_while_the_server_holds_more_than_half_of_what_it_may() -> None:
+def test_a_journal_shrinks_while_more_than_half_of_the_budget_is_used() -> None:
     budget = ByteBudget(60)
     journal = filled(1000, [output(number) for number in range(4)], budget=budget)
     assert (journal.held, budget.used) == (30, 30)

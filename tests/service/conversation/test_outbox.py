@@ -1,4 +1,4 @@
-"""What waits for a client: its order, its weight, and who waits when it is too much."""
+"""The send queue of a session: order, cost, backpressure, withdrawal."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def make(capacity: int = 1000, *, budget: ByteBudget | None = None) -> tuple[Out
     return Outbox(capacity, write_timeout=30, now=clock, budget=budget), clock
 
 
-def test_messages_come_in_order() -> None:
+def test_messages_are_taken_in_order() -> None:
     outbox, _ = make()
     for number in range(3):
         outbox.put_nowait(output(200, number))
@@ -68,7 +68,7 @@ def test_messages_come_in_order() -> None:
     assert outbox.queued == 0
 
 
-def test_reader_is_told_of_the_first_message_only() -> None:
+def test_the_reader_is_notified_of_the_first_message_only() -> None:
     outbox, _ = make()
     noting = Noting(outbox)
     for _ in range(3):
@@ -113,7 +113,7 @@ async def test_output_waits_for_room() -> None:
     assert outbox._waiting == type(outbox._waiting)()
 
 
-def test_client_that_does_not_read() -> None:
+def test_a_client_that_does_not_read_times_out() -> None:
     outbox, clock = make(1000)
     assert outbox.get_timer() is None
     outbox.put_nowait(output(1000))
@@ -130,8 +130,8 @@ def test_client_that_does_not_read() -> None:
     outbox.handle_timer(1000)
 
 
-def test_an_error_holds_on_to_nothing() -> None:
-    """What was refused may be megabytes, and its error waits as long as the client does not read."""
+def test_an_error_keeps_nothing_alive() -> None:
+    """The refused payload may have megabytes, and the error waits until the client reads."""
     outbox, _ = make()
     data = bytearray(10)
 
@@ -150,7 +150,7 @@ def test_an_error_holds_on_to_nothing() -> None:
 
 
 @pytest.mark.parametrize("size", [10, 10_000])
-def test_what_gives_back_the_clients_words_weighs_as_much(size: int) -> None:
+def test_messages_that_echo_the_client_cost_as_much(size: int) -> None:
     outbox, _ = make()
     outbox.put_nowait(PongFrame(t="x" * size, server_time_ms=1))
     assert outbox.queued >= size
@@ -164,7 +164,7 @@ def test_what_gives_back_the_clients_words_weighs_as_much(size: int) -> None:
     assert outbox.queued == 0
 
 
-def test_everything_is_given_back_to_the_budget() -> None:
+def test_the_budget_gets_everything_back() -> None:
     budget = ByteBudget(10_000_000)
     outbox, _ = make(1000, budget=budget)
     for size in (200, 300):
@@ -176,7 +176,7 @@ def test_everything_is_given_back_to_the_budget() -> None:
     assert budget.used == 0
 
 
-def test_half_of_the_servers_bytes_may_be_output() -> None:
+def test_output_may_use_half_of_the_budget() -> None:
     budget = ByteBudget(4 * FAIR_SHARE_BYTES)
     outbox, _ = make(1 << 30, budget=budget)
     other, _ = make(1 << 30, budget=budget)
@@ -198,7 +198,7 @@ def test_half_of_the_servers_bytes_may_be_output() -> None:
     assert budget.used == 0
 
 
-def test_what_comes_after_the_end_counts_for_nothing() -> None:
+def test_messages_after_the_end_are_not_charged() -> None:
     budget = ByteBudget(1 << 20)
     outbox, _ = make(budget=budget)
     outbox.put_nowait(output(200))
@@ -213,7 +213,7 @@ def piece(number: int, request_id: str, modality: OutputModality = OutputModalit
     return OutputChunk(request_id=request_id, sequence_id=number, modality=modality, text="x" * 10)
 
 
-def test_what_is_withdrawn_leaves_no_gap_and_gives_back_its_bytes() -> None:
+def test_withdrawn_outputs_leave_no_gap_and_return_their_bytes() -> None:
     budget = ByteBudget(10_000)
     outbox, _ = make(1000, budget=budget)
     changes = Noting(outbox).changes

@@ -1,4 +1,4 @@
-"""Where playing stands, and what was heard by then."""
+"""The playback position of an answer, and the part of its text that was heard."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_without_reports_the_clock_counts_from_the_first_audio() -> None:
     assert playback.heard_ms == 1000
 
 
-def test_a_player_that_ran_dry_stands_still() -> None:
+def test_the_position_stands_still_in_an_underrun() -> None:
     playback, clock = playing(sent_ms=100)
     clock.now += 5
     playback.sending(8, 100, 600)
@@ -48,7 +48,7 @@ def test_a_player_that_ran_dry_stands_still() -> None:
     assert playback.first_sequence_id == 7
 
 
-def test_reports_set_the_clock_and_what_was_heard() -> None:
+def test_reports_set_the_position_and_what_was_heard() -> None:
     playback, clock = playing(sent_ms=1000)
     clock.now += 0.5
     playback.report(300)
@@ -60,7 +60,7 @@ def test_reports_set_the_clock_and_what_was_heard() -> None:
     assert playback.heard_ms == 1000
 
 
-def test_what_was_withdrawn_was_not_sent() -> None:
+def test_withdrawn_audio_was_not_sent() -> None:
     playback, _ = playing(sent_ms=1000)
     playback.report(900)
     playback.withdraw(400)
@@ -107,7 +107,7 @@ def test_without_audio_or_a_report_what_was_sent_counts() -> None:
     assert heard_part("one two", [], playing(sent_ms=100)[0]) == "one two"
 
 
-def test_a_player_that_reports_and_runs_dry_has_an_underrun_and_a_least_lead() -> None:
+def test_reports_count_underruns_and_the_least_lead() -> None:
     playback, clock = playing(sent_ms=1000)
     clock.now += 0.4
     playback.report(400)
@@ -125,7 +125,7 @@ def test_a_player_that_reports_and_runs_dry_has_an_underrun_and_a_least_lead() -
     assert playback.least_lead_ms == pytest.approx(100)
 
 
-def test_of_a_player_that_says_nothing_nothing_is_known() -> None:
+def test_without_reports_there_are_no_statistics() -> None:
     playback, clock = playing(sent_ms=100)
     clock.now += 5
     playback.sending(8, 100, 200)

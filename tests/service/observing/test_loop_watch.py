@@ -1,4 +1,4 @@
-"""The event loop's lateness, on a clock that stands still until it is moved."""
+"""The delay of the event loop, on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from omni_ws.service.observing.loop_watch import INTERVAL_SEC, watching_loop
 
 
 @pytest.mark.virtual_clock
-async def test_a_loop_with_nothing_to_do_is_never_late() -> None:
+async def test_an_idle_loop_is_never_late() -> None:
     lags: list[float] = []
     with watching_loop(lags.append):
         await asyncio.sleep(10.5 * INTERVAL_SEC)
@@ -20,7 +20,7 @@ async def test_a_loop_with_nothing_to_do_is_never_late() -> None:
     assert max(lags) < INTERVAL_SEC / 10
 
 
-async def test_work_that_holds_the_loop_up_is_seen() -> None:
+async def test_work_that_blocks_the_loop_is_measured() -> None:
     lags: list[float] = []
     with watching_loop(lags.append):
         await asyncio.sleep(0)

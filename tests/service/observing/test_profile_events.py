@@ -1,4 +1,4 @@
-"""What a real server tells its observers, and the events that are made of it."""
+"""What a real server reports to its observers, and the profiler events made of it."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from omni_ws.service.observing.profile_events import ProfileEvents
 from omni_ws.service.observing.timeline import RequestReached
 
 
-class Hearing:
-    """Keeps what it hears."""
+class Recorded:
+    """Keeps what is reported to it."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[SessionIdentity, Observation]] = []
+        self.observed: list[tuple[SessionIdentity, Observation]] = []
 
     def observe(self, session: SessionIdentity, observation: Observation) -> None:
-        self.heard.append((session, observation))
+        self.observed.append((session, observation))
 
     @property
     def names(self) -> list[str]:
         return [
             observation.milestone.name if isinstance(observation, RequestReached) else type(observation).__name__
-            for _, observation in self.heard
+            for _, observation in self.observed
         ]
 
 
@@ -65,15 +65,15 @@ def recording(server: LiveServer, folder: Path) -> Iterator[Events]:
 
 
 async def test_the_life_of_a_request_over_a_websocket() -> None:
-    hearing = Hearing()
+    recorded = Recorded()
     async with live_server() as server:
-        server.app.sessions.observers.add(hearing, every_chunk=True)
+        server.app.sessions.observers.add(recorded, every_chunk=True)
         async with native_client(server) as client:
             await client.say("hello")
             await client.answer()
-        await server.until(lambda: "SessionEnded" in hearing.names)
+        await server.until(lambda: "SessionEnded" in recorded.names)
     expected = ["SessionOpened", "InputReceived", "OPENED", "POLICY_FIRED", "InputAcknowledged", "INPUT_ENDED"]
-    assert hearing.names[:6] == expected
+    assert recorded.names[:6] == expected
     rest = [
         "ENGINE_STARTED",
         "OutputBegan",
@@ -83,22 +83,22 @@ async def test_the_life_of_a_request_over_a_websocket() -> None:
         "OutputWritten",
         "SessionEnded",
     ]
-    assert sorted(set(hearing.names[6:]) - {"InputAcknowledged"}) == sorted(rest)
-    (identity,) = {session for session, _ in hearing.heard}
+    assert sorted(set(recorded.names[6:]) - {"InputAcknowledged"}) == sorted(rest)
+    (identity,) = {session for session, _ in recorded.observed}
     assert (identity.session_id, identity.origin) == (client.created["session_id"], observer.Origin.WEBSOCKET)
 
 
-async def test_every_chunk_is_for_those_who_ask_for_it() -> None:
-    hearing = Hearing()
+async def test_chunks_are_reported_on_request_only() -> None:
+    recorded = Recorded()
     async with live_server() as server:
-        server.app.sessions.observers.add(hearing)
+        server.app.sessions.observers.add(recorded)
         async with native_client(server) as client:
             await client.say("hello")
             await client.answer()
-    assert "InputReceived" not in hearing.names
+    assert "InputReceived" not in recorded.names
 
 
-async def test_an_observer_that_fails_is_heard_of_once_and_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_observer_that_fails_is_logged_once_and_removed(caplog: pytest.LogCaptureFixture) -> None:
     class Failing:
         def observe(self, session: SessionIdentity, observation: Observation) -> None:
             raise ValueError("no")
@@ -113,7 +113,7 @@ async def test_an_observer_that_fails_is_heard_of_once_and_harms_nobody(caplog: 
     assert [record.message for record in caplog.records] == ["Failing failed and hears no more"]
 
 
-async def test_the_events_of_a_request_and_its_disorder(tmp_path: Path) -> None:
+async def test_the_events_of_a_request_with_reordered_input(tmp_path: Path) -> None:
     async with live_server() as server:
         with recording(server, tmp_path) as found:
             async with native_client(server) as client:
@@ -202,7 +202,7 @@ async def test_a_request_that_is_refused_as_it_opens_has_a_beginning_and_an_end(
     assert names.count("stage_complete") == names.count("stage_input_received") == 1
 
 
-async def test_a_request_that_was_open_before_is_not_told_of_by_halves(tmp_path: Path) -> None:
+async def test_a_request_that_was_open_before_has_no_events(tmp_path: Path) -> None:
     async with live_server() as server, native_client(server) as client:
         await client.chunk("hel")
         await client.barrier()

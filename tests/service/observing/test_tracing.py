@@ -83,7 +83,7 @@ async def test_a_request_is_a_span_with_its_stages() -> None:
     assert "hello" not in "".join(span.to_json() for span in spans.all)
 
 
-async def test_a_trace_that_a_client_names_is_gone_on_with() -> None:
+async def test_requests_join_the_trace_that_a_client_names() -> None:
     async with live_server() as server:
         with traced(server) as spans:
             headers = {"traceparent": TRACEPARENT}
@@ -106,7 +106,7 @@ async def test_a_trace_that_a_client_names_is_gone_on_with() -> None:
 @pytest.mark.parametrize(
     "given", ["", "nonsense", "00-" + "0" * 32 + f"-{PARENT}-01", "00-" + "g" * 32 + f"-{PARENT}-01"]
 )
-async def test_what_names_no_trace_begins_one(given: str) -> None:
+async def test_an_invalid_trace_is_replaced_by_a_new_one(given: str) -> None:
     async with live_server() as server:
         with traced(server) as spans:
             # On one connection after one that named a trace: what was named is not taken over.
@@ -119,7 +119,7 @@ async def test_what_names_no_trace_begins_one(given: str) -> None:
     assert f"{span.context.trace_id:032x}" != TRACE
 
 
-async def test_what_is_not_sampled_makes_no_span() -> None:
+async def test_an_unsampled_trace_has_no_spans() -> None:
     async with live_server() as server:
         with traced(server) as spans:
             await post(server.port, CHAT, HELLO, f"traceparent: {TRACEPARENT[:-1]}0")
@@ -127,7 +127,7 @@ async def test_what_is_not_sampled_makes_no_span() -> None:
     assert spans.all == ()
 
 
-async def test_failures_of_the_server_are_errors_and_others_are_not() -> None:
+async def test_only_failures_of_the_server_have_the_status_error() -> None:
     async with live_server(EchoEngine(EchoSettings(fail_after_chunks=1))) as server:
         with traced(server) as spans:
             async with native_client(server) as client:
@@ -142,7 +142,7 @@ async def test_failures_of_the_server_are_errors_and_others_are_not() -> None:
     assert [span.name for span in spans.stages(spans.requests[1])] == ["input"]
 
 
-async def test_an_interrupted_request_lasts_until_the_engine_has_let_go() -> None:
+async def test_an_interrupted_request_lasts_until_the_engine_has_released_it() -> None:
     engine = EchoEngine(EchoSettings(first_chunk_delay_ms=60_000))
     async with live_server(engine) as server:
         with traced(server) as spans:
