@@ -50,7 +50,7 @@ def opener(sessions: SessionFactory, registry: SessionRegistry) -> Callable[...,
     def opened(key: ApiKey | None = None, slot: ExitStack | None = None) -> RegisteredSession:
         conversation = sessions.open(
             output_formats=FILE_FORMATS, single_request=True, streamed_body=True, session_id=registry.new_id()
-        ).conversation
+        )
         conversation.configure({"modalities": ["text"]})
         return registry.add(conversation, FORM, key=key, slot=slot or ExitStack())
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 from weakref import WeakSet
@@ -75,14 +75,6 @@ class StandInLog:
         self._names.add(name)
         last = "; further names are not logged" if len(self._names) == MAX_NAMES else ""
         write_line(logger, logging.INFO, f"asked for a model by another name{last}", asked=name, served=served)
-
-
-@dataclass(frozen=True, slots=True)
-class NewSession:
-    """An open session: its conversation, and the outbox that its answers go to."""
-
-    conversation: Conversation
-    outbox: Outbox
 
 
 class SessionFactory:
@@ -160,8 +152,8 @@ class SessionFactory:
         origin: str = Origin.HTTP,
         resumable: bool = False,
         session_id: str | None = None,
-    ) -> NewSession:
-        """Open a session; its caller must call ``observed.ended`` at its end.
+    ) -> Conversation:
+        """Open a session and return its conversation. The caller must call ``observed.ended`` at its end.
 
         Args:
             output_formats: The formats in which its audio may be sent.
@@ -203,7 +195,7 @@ class SessionFactory:
             observed=observed,
         )
         self.conversations.add(conversation)
-        return NewSession(conversation, outbox)
+        return conversation
 
     def connect_gauges(self) -> None:
         """Bind the gauges of the metrics, which are read at each scrape and cost nothing in between."""

@@ -41,7 +41,7 @@ class LiveSessions:
             place.enter_context(self._factory.admission.session(key, client=client, many_requests=True))
             self._factory.check_ready()
             session_id = new_id("sess_")
-            new = self._factory.open(
+            conversation = self._factory.open(
                 output_formats=STREAM_FORMATS,
                 origin=self._origin,
                 resumable=self._grace > 0,
@@ -49,7 +49,7 @@ class LiveSessions:
                 owner=None if key is None else key.name,
                 admit=partial(self._factory.admission.request, key),
             )
-            session = LiveSession(session_id, new.conversation, new.outbox, grace=self._grace)
+            session = LiveSession(session_id, conversation, conversation.outbox, grace=self._grace)
             kept = place.pop_all()
         life = asyncio.create_task(self._live(session, kept), name=f"session {session.session_id}")
         self._living[session.session_id] = _Living(session, key.name if key else None, life)

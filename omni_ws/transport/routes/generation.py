@@ -147,18 +147,18 @@ class GenerationRoutes(FrontEnd):
             streaming_input: Whether the input is still arriving.
             prepare: Called with the conversation before the session runs; may raise.
         """
-        new = self.sessions.open(
+        conversation = self.sessions.open(
             output_formats=FILE_FORMATS,
             single_request=True,
             any_model=True,
             streamed_body=streaming_input,
             owner=owner,
         )
-        exchange.session_id = new.conversation.observed.identity.session_id
-        with ended_on_error(new.conversation):
-            target = configure(new.conversation, patch, samples=samples, whole_input=not streaming_input)
-            prepare(new.conversation)
-        session = HttpSession(new.conversation, new.outbox)
+        exchange.session_id = conversation.observed.identity.session_id
+        with ended_on_error(conversation):
+            target = configure(conversation, patch, samples=samples, whole_input=not streaming_input)
+            prepare(conversation)
+        session = HttpSession(conversation, conversation.outbox)
         exchange.interrupts.append(session.interrupt)
         return session, target
 

@@ -108,7 +108,7 @@ class ModeBRoutes(FrontEnd):
             owner=None if key is None else key.name,
             origin=Origin.SESSIONS,
             session_id=self._registry.new_id(),
-        ).conversation
+        )
         with ended_on_error(conversation):
             audio = configure(conversation, request.patch)
             prepare_answer(conversation, request)

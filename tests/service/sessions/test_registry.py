@@ -67,9 +67,7 @@ async def test_a_session_that_is_cancelled_before_its_task_ran_releases_its_slot
 async def test_what_has_ended_lets_go_of_its_conversation(ending: str) -> None:
     sessions = factory()
     registry = SessionRegistry(sessions)
-    conversation = sessions.open(
-        output_formats=FILE_FORMATS, single_request=True, session_id=registry.new_id()
-    ).conversation
+    conversation = sessions.open(output_formats=FILE_FORMATS, single_request=True, session_id=registry.new_id())
     session = registry.add(conversation, FORM, key=None, slot=ExitStack())
     reference = weakref.ref(conversation)
     del conversation

@@ -16,8 +16,8 @@ async def test_what_never_ran_holds_nothing() -> None:
         raise AssertionError("it begins later")
 
     async with live_server() as server:
-        new = server.app.sessions.open(output_formats=frozenset({AudioEncoding.PCM16}), single_request=True)
-        session = HttpSession(new.conversation, new.outbox)
+        conversation = server.app.sessions.open(output_formats=frozenset({AudioEncoding.PCM16}), single_request=True)
+        session = HttpSession(conversation, conversation.outbox)
         async with session.running(source):
             chunk = InputChunk(Modality.TEXT, b"hello", 0)
             session.conversation.receive_chunk(chunk, now=asyncio.get_running_loop().time())
