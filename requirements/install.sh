@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# install.sh PYTHON ARGUMENTS…: `pip install` into the environment of that interpreter. A line now and then tells how
-# far it is; what pip itself says goes to a file under .cache/install, which is named where it fails.
+# install.sh PYTHON ARGUMENTS…: runs `pip install` in the environment of that interpreter. Prints a line of progress now
+# and then. The output of pip goes to a file under .cache/install, which is named if pip fails.
 set -euo pipefail
 python=$1
 environment=$(basename "$(dirname "$(dirname "$python")")")
 log=.cache/install/${environment#.}.log
 every=${INSTALL_LINE_EVERY_SEC:-10}
 
-# What pip is at: the last step that it began, without the folders of files and what else it says about it.
+# The current step of pip, without folders and details.
 at_work() {
   local step
   step=$(grep -aE '^ *(Collecting|Downloading|Using cached|Processing|Building|Preparing|Installing) ' "$log" | tail -n 1 |
     sed -E 's/^ *//; /^(Building|Preparing|Installing)/s/:.*//; s, [^ ]*/, ,; s/ .from .*//') || true
-  echo "${step:-looking for what is needed}" | cut -c 1-80
+  echo "${step:-resolving dependencies}" | cut -c 1-80
 }
 
 mkdir -p "$(dirname "$log")"
@@ -31,10 +31,10 @@ wait "$pip" || status=$?
 trap - EXIT
 [ "$status" -ne 0 ] || exit 0
 if grep -qE 'NewConnectionError|NameResolutionError|ConnectTimeoutError|ProxyError|Network is unreachable' "$log"; then
-  echo "there is no way to the package index: the first time needs a network (what pip said is in $log)" >&2
+  echo "cannot reach the package index: the first run needs a network (output of pip: $log)" >&2
 else
   reason=$(grep -aoE 'ERROR: .*' "$log" | tail -n 1 || true)
   reason=${reason:-$(grep -aoE 'error: .*' "$log" | tail -n 1 || true)}
-  echo "pip could not install what is needed: ${reason:-it ended with status $status} (what pip said is in $log)" >&2
+  echo "pip failed: ${reason:-it ended with status $status} (output of pip: $log)" >&2
 fi
 exit 1
