@@ -30,7 +30,7 @@ class Arrival(Enum):
 class ReorderStatistics:
     """Totals since the buffer was created; times in seconds.
 
-    ``items`` is the number of items that arrived ahead of their turn and were released, ``waited`` the sum of their
+    ``items`` is the number of items that arrived early and were released, ``waited`` the sum of their
     waiting times, ``gaps`` the time during which there was a gap that was filled.
     """
 
@@ -43,7 +43,7 @@ NONE_REORDERED: Final = ReorderStatistics()
 
 
 class ReorderBuffer(Generic[T]):
-    """Holds items that arrive ahead of their turn until the gap before them is filled.
+    """Holds items that arrive early until the gap before them is filled.
 
     Sequence numbers start at 0 and are contiguous. A number is inside the window when it is lower than
     ``next_sequence_id + window``, so the buffer holds fewer than ``window`` items. It is the caller who classifies an

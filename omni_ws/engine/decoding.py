@@ -100,7 +100,7 @@ class Chunks:
 
 
 async def decode_speech(speech: Speech, *, sample_rate: int, executor: Executor, share: MediaShare) -> Samples | None:
-    """Decode speech of an earlier turn to mono at ``sample_rate`` Hz.
+    """Decode speech of an earlier request to mono at ``sample_rate`` Hz.
 
     Returns None when it turns out many times longer than estimated, as silence compressed to almost nothing may be. The
     samples remain reserved in ``share``.

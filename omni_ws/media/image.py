@@ -117,10 +117,10 @@ def _source_bytes(image: Image.Image) -> int:
 def _rgb(image: Image.Image) -> Pixels:
     """Convert to upright RGB, strip by strip: converting the whole image would take its size again for each step."""
     image.load()
-    turned = image.getexif().get(_ORIENTATION, 1)
-    size = (image.width, image.height) if turned in _SWAPPING else (image.height, image.width)
+    orientation = image.getexif().get(_ORIENTATION, 1)
+    size = (image.width, image.height) if orientation in _SWAPPING else (image.height, image.width)
     pixels = np.empty((*size, 3), np.uint8)
-    upright = _UPRIGHT[turned](pixels) if turned in _UPRIGHT else pixels
+    upright = _UPRIGHT[orientation](pixels) if orientation in _UPRIGHT else pixels
     rows = max(1, _STRIP_PIXELS // image.width)
     for top in range(0, image.height, rows):
         bottom = min(top + rows, image.height)

@@ -69,7 +69,7 @@ class Transcription:
         vtt = self._request.response_format == "vtt"
         lines = ["WEBVTT", ""] if vtt else []
         for number, one in enumerate(self._segments, 1):
-            times = f"{_clock(one.start_ms, vtt)} --> {_clock(one.end_ms, vtt)}"
+            times = f"{_timestamp(one.start_ms, vtt)} --> {_timestamp(one.end_ms, vtt)}"
             lines += [times, one.text, ""] if vtt else [str(number), times, one.text, ""]
         return "".join(f"{line}\n" for line in lines)
 
@@ -103,7 +103,7 @@ def duration_usage(usage: Usage) -> dict[str, Any]:
     return {"type": "duration", "seconds": usage.input_audio_ms / 1000}
 
 
-def _clock(milliseconds: int, vtt: bool) -> str:
+def _timestamp(milliseconds: int, vtt: bool) -> str:
     """Format a time as subtitles do: ``hh:mm:ss,mmm``, in WebVTT with a full stop."""
     seconds, rest = divmod(milliseconds, 1000)
     minutes, seconds = divmod(seconds, 60)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 Codes: TypeAlias = NDArray[np.int32]
 
 
-class OffPattern(Exception):
+class InvalidCodecToken(Exception):
     """A token that is not allowed at its position in the frame."""
 
 
@@ -53,14 +53,14 @@ class FrameLayout:
         return [int(token) for token in (codes + offsets).reshape(-1)]
 
     def codes(self, tokens: Sequence[int]) -> Codes:
-        """Return the codes that the tokens of whole frames encode. Raises OffPattern."""
+        """Return the codes that the tokens of whole frames encode. Raises InvalidCodecToken."""
         places = np.asarray(tokens, dtype=np.int64).reshape(-1, len(self.slots)) - self.first_token
         codes = places - np.arange(len(self.slots)) * self.codebook_size
         wrong = np.argwhere((codes < 0) | (codes >= self.codebook_size))
         if len(wrong):
             frame, slot = wrong[0]
             token = int(places[frame, slot]) + self.first_token
-            raise OffPattern(f"token {token} stands in slot {slot} of frame {frame}")
+            raise InvalidCodecToken(f"token {token} stands in slot {slot} of frame {frame}")
         return codes.astype(np.int32)
 
     def books(self, codes: NDArray[np.int32]) -> list[NDArray[np.int64]]:
@@ -94,7 +94,7 @@ class FrameAssembler:
         self._tokens: list[int] = []
 
     def feed(self, tokens: Sequence[int]) -> Codes:
-        """Return the frames that ``tokens`` complete, often none. Raises OffPattern."""
+        """Return the frames that ``tokens`` complete, often none. Raises InvalidCodecToken."""
         self._tokens += tokens
         whole = len(self._tokens) - len(self._tokens) % len(self._layout.slots)
         codes = self._layout.codes(self._tokens[:whole])

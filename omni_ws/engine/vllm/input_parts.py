@@ -38,7 +38,7 @@ class InputParts:
         self._segment_ms = (shortest_segment_ms, longest_segment_ms)
         self._part: int | None = None
         self._speech: AudioSegmenter | None = None
-        self._film: FilmStrip | None = None
+        self._video: VideoSampler | None = None
 
     def add(self, decoded: DecodedPart) -> None:
         """Add a piece of decoded input; a new part number completes the part before."""
@@ -61,20 +61,20 @@ class InputParts:
                 self._room.take(PILLOW_BYTES * pixels.size // 3)
                 self._draft.add_media(Media(Modality.IMAGE, Image.fromarray(pixels)), part)
             case VideoPart(frames=frames):
-                if self._film is None:
-                    self._film = FilmStrip(VIDEO_FRAMES, self._room)
-                self._film.add(frames)
+                if self._video is None:
+                    self._video = VideoSampler(VIDEO_FRAMES, self._room)
+                self._video.add(frames)
 
     def close_part(self) -> None:
         """Complete the current part."""
         speech, self._speech = self._speech, None
-        film, self._film = self._film, None
+        video, self._video = self._video, None
         if speech is not None:
             last = speech.finish()
             self._add_audio([] if last is None else [last])
-        if film is not None:
+        if video is not None:
             assert self._part is not None
-            self._draft.add_media(Media(Modality.VIDEO, film.for_vllm()), self._part)
+            self._draft.add_media(Media(Modality.VIDEO, video.for_vllm()), self._part)
 
     def _add_audio(self, segments: Iterable[NDArray[np.float32]]) -> None:
         assert self._part is not None
@@ -82,7 +82,7 @@ class InputParts:
             self._draft.add_media(Media(Modality.AUDIO, (samples, float(self._sample_rate))), self._part)
 
 
-class FilmStrip:
+class VideoSampler:
     """Selects frames evenly from a video of unknown length.
 
     It keeps fewer than ``2 * most`` frames and returns at most ``most``. The memory of those kept is reserved in

@@ -45,7 +45,7 @@ WATCH_SEC: Final = 0.1
 FIRST_BACKOFF_SEC: Final = 0.5
 MAX_BACKOFF_SEC: Final = 60.0
 #: A process that ran for this long is restarted with the initial delay.
-SETTLED_SEC: Final = 60.0
+STABLE_AFTER_SEC: Final = 60.0
 #: How long the processes may take to exit before they are killed, in seconds. They have nothing left to do, but
 #: tearing down torch and vLLM takes Python seconds.
 SHUTDOWN_SEC: Final = 1.0
@@ -200,7 +200,7 @@ class LanguageModel:
         while True:
             started = time.monotonic()
             await self._until_death()
-            if time.monotonic() - started > SETTLED_SEC:
+            if time.monotonic() - started > STABLE_AFTER_SEC:
                 backoff = FIRST_BACKOFF_SEC
             log.error("the %s died; starting it again", self.role)
             while True:

@@ -11,7 +11,7 @@ from omni_ws.engine.base import EngineOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.clauses import ClauseSplitter, clauses_as_they_come, is_speakable
 from omni_ws.engine.pipeline import StageLink
-from omni_ws.engine.vllm.codec_frames import CodecFrames, FrameAssembler, OffPattern
+from omni_ws.engine.vllm.codec_frames import CodecFrames, FrameAssembler, InvalidCodecToken
 from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.engine.vllm.talker_profile import TalkerProfile
 from omni_ws.errors import EngineFailed, InvalidValue
@@ -144,7 +144,7 @@ class Talker:
                 self._count(len(tokens))
                 try:
                     codes = assembler.feed(tokens)
-                except OffPattern as error:
+                except InvalidCodecToken as error:
                     raise EngineFailed("the Talker left the pattern of its codec") from error
                 if output.finished:
                     self._note_end(output.outputs[0].finish_reason)

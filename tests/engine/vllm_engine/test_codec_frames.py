@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_ws.engine.vllm.codec_frames import FrameAssembler, FrameLayout, OffPattern
+from omni_ws.engine.vllm.codec_frames import FrameAssembler, FrameLayout, InvalidCodecToken
 
 LAYOUT = FrameLayout(first_token=263, codebook_size=64)
 FRAMES = st.lists(st.lists(st.integers(0, 63), min_size=7, max_size=7), max_size=6)
@@ -44,7 +44,7 @@ def test_what_is_no_whole_frame_stays_inside() -> None:
 def test_a_token_in_the_wrong_slot(slot: int, token: int) -> None:
     tokens = LAYOUT.tokens(np.zeros((2, 7), np.int32))
     tokens[7 + slot] = token
-    with pytest.raises(OffPattern, match=f"token {token} stands in slot {slot} of frame 1"):
+    with pytest.raises(InvalidCodecToken, match=f"token {token} stands in slot {slot} of frame 1"):
         LAYOUT.codes(tokens)
 
 
