@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass
 
 from omni_ws.client.events import (
     AudioChunk,
@@ -20,7 +21,8 @@ from omni_ws.client.events import (
 from omni_ws.client.failures import error_from_fields
 from omni_ws.client.frames import read_frame
 from omni_ws.client.outgoing import OutgoingInput
-from omni_ws.errors import EmptyInput, InvalidRequest
+from omni_ws.core.chunks import StartTrigger
+from omni_ws.errors import EmptyInput, InvalidRequest, OmniError
 from omni_ws.wire import server_frames
 from omni_ws.wire.binary import decode_output_audio
 from omni_ws.wire.server_frames import (
@@ -36,9 +38,27 @@ _REPEATED_FRAMES = (
     server_frames.ResponseStartedFrame,
     server_frames.ErrorFrame,
     server_frames.SessionUpdatedFrame,
+    server_frames.HistoryTruncatedFrame,
     server_frames.SpeechStartedFrame,
     server_frames.SpeechStoppedFrame,
 )
+
+
+@dataclass(slots=True, eq=False)
+class PendingTruncation:
+    """A ``history_truncate`` without a reply."""
+
+    request_id: str
+    frame: bytes
+    #: The number of requests that were dropped.
+    reply: asyncio.Future[int]
+    #: It was sent a second time after a resume, so that a refusal may be of the first.
+    resent: bool = False
+    refusal: OmniError | None = None
+
+    def refuse(self, error: Exception) -> None:
+        if not self.reply.done():
+            self.reply.set_exception(error)
 
 
 class IncomingFrames:
@@ -63,6 +83,7 @@ class IncomingFrames:
         self._created = created
         self._outgoing = outgoing
         self._configurations: deque[asyncio.Future[SessionUpdatedFrame]] = deque()
+        self._truncations: list[PendingTruncation] = []
         self._pings: dict[int, asyncio.Future[None]] = {}
         self._next_ping = 0
         #: Request of the last output, for binary frames of requests that the server opened.
@@ -82,6 +103,25 @@ class IncomingFrames:
         self._configurations.append(reply)
         return reply
 
+    def expect_truncation(self, request_id: str, frame: bytes) -> asyncio.Future[int]:
+        """Returns a future for the reply to a ``history_truncate``."""
+        reply = asyncio.get_running_loop().create_future()
+        self._truncations.append(PendingTruncation(request_id, frame, reply))
+        return reply
+
+    def awaits_truncation(self, frame: bytes) -> bool:
+        """Whether this ``history_truncate`` has no reply yet."""
+        return any(pending.frame is frame for pending in self._truncations)
+
+    def truncations_resent(self) -> bool:
+        """Notes that the pending truncations are sent twice; returns whether there are any.
+
+        A refusal of one counts only when both are answered: see ``settle_truncations``.
+        """
+        for pending in self._truncations:
+            pending.resent = True
+        return bool(self._truncations)
+
     def expect_pong(self) -> tuple[int, asyncio.Future[None]]:
         """Returns a number for a ping, and a future for its pong."""
         number = self._next_ping
@@ -97,6 +137,9 @@ class IncomingFrames:
     def fail(self, error: Exception) -> None:
         """Fails every pending call: the session is over."""
         self.fail_pings(error)
+        for pending in self._truncations:
+            pending.refuse(error)
+        self._truncations.clear()
         waiting = [*self._configurations]
         self._configurations.clear()
         for reply in waiting:
@@ -151,14 +194,13 @@ class IncomingFrames:
             case server_frames.SpeechStoppedFrame(audio_ms=audio_ms):
                 return SpeechStopped(audio_ms)
             case server_frames.ResponseStartedFrame():
-                self._answering = frame.request_id
-                self._outgoing.started(frame.request_id, frame.sequence_id)
-                event = ResponseStarted(frame.request_id, frame.trigger, frame.sequence_id, frame.input_mode)
-                return self._output(event)
+                return self._started(frame)
             case server_frames.ErrorFrame(error=fields):
                 return self._error(fields)
             case SessionUpdatedFrame() as updated:
                 self._configured(updated)
+            case server_frames.HistoryTruncatedFrame():
+                self._truncated(frame)
             case server_frames.PongFrame(t=number):
                 pong = self._pings.pop(number, None) if isinstance(number, int) else None
                 if pong is not None and not pong.done():
@@ -168,11 +210,19 @@ class IncomingFrames:
                 return self.closing
         return None
 
+    def _started(self, frame: server_frames.ResponseStartedFrame) -> Event | None:
+        self._answering = frame.request_id
+        if frame.trigger == StartTrigger.GREETING:
+            self._outgoing.greeting_started(frame.request_id, self.output_audio)
+        else:
+            self._outgoing.started(frame.request_id, frame.sequence_id)
+        return self._output(ResponseStarted(frame.request_id, frame.trigger, frame.sequence_id, frame.input_mode))
+
     def _audio(self, message: bytes) -> Event | None:
         """Decodes binary audio.
 
         Its header has no request id. Answers arrive in the order of their requests, so it belongs to the first
-        unfinished one.
+        unfinished one, of which the greeting is the very first.
         """
         frame = decode_output_audio(message)
         self.last_output_sequence_id = max(self.last_output_sequence_id, frame.sequence_id)
@@ -204,14 +254,44 @@ class IncomingFrames:
         if reply is not None and not reply.done():
             reply.set_result(updated)
 
+    def _truncated(self, frame: server_frames.HistoryTruncatedFrame) -> None:
+        pending = next((one for one in self._truncations if one.request_id == frame.request_id), None)
+        if pending is None:
+            return  # the reply to a frame that was sent twice
+        self._truncations.remove(pending)
+        if not pending.reply.done():
+            pending.reply.set_result(frame.dropped_requests)
+
+    def _truncation_refused(self, error: OmniError) -> None:
+        """The oldest without a refusal is refused; one that was sent twice may still succeed."""
+        pending = next((one for one in self._truncations if one.refusal is None), None)
+        if pending is None:
+            return
+        pending.refusal = error
+        if not pending.resent:
+            self._truncations.remove(pending)
+            pending.refuse(error)
+
+    def settle_truncations(self, answered: asyncio.Future[None]) -> None:
+        """Everything sent before a ping is answered: a refusal is the last word about a truncation that was resent."""
+        if answered.cancelled() or answered.exception() is not None:
+            return
+        for pending in [one for one in self._truncations if one.refusal is not None]:
+            self._truncations.remove(pending)
+            assert pending.refusal is not None
+            pending.refuse(pending.refusal)
+
     def _error(self, fields: ErrorFields) -> Event | None:
-        """Routes an error to the ``session_config`` that it refuses, or returns it as an event.
+        """Routes an error to the ``session_config`` or ``history_truncate`` that it refuses, or returns it as an event.
 
         An error names no ``session_config``, so one that belongs to nothing else is taken for the refusal of the
-        oldest.
+        oldest. That of a truncation names the field ``request_id``, and no request.
         """
         error = error_from_fields(fields)
         belongs_to_nothing = error.sequence_id is None and error.request_id is None
+        if self._truncations and belongs_to_nothing and error.param == "request_id":
+            self._truncation_refused(error)
+            return None
         may_refuse = isinstance(error, InvalidRequest) and not isinstance(error, EmptyInput)
         if self._configurations and belongs_to_nothing and may_refuse:
             reply = self._configurations.popleft()

@@ -24,7 +24,7 @@ from omni_ws.client.outgoing import OutgoingInput, OutgoingRequest
 from omni_ws.client.sent_frames import SentFrame, SentFrames, SentKind
 from omni_ws.core.chunks import FinishReason, InputChunk
 from omni_ws.errors import InvalidFrame, OmniError, PayloadTooLarge, SessionNotFound, SessionTimeout, ShuttingDown
-from omni_ws.wire.frames import OutputAckFrame
+from omni_ws.wire.frames import OutputAckFrame, PingFrame
 
 _REASONS: dict[str, type[OmniError]] = {"shutting_down": ShuttingDown, "session_timeout": SessionTimeout}
 #: Close codes after which reconnecting may help: the fault is not the client's.
@@ -310,9 +310,9 @@ class Link:
                         self.created.session_id,
                         resume_token,
                         self.incoming.last_output_sequence_id,
-                        self.wanted,
+                        self._wanted_again,
                     )
-                return await open_session(self._endpoint, self.wanted)
+                return await open_session(self._endpoint, self._wanted_again)
             except SessionNotFound as error:
                 resume_token, last = None, error
             except ConnectionError as error:
@@ -322,6 +322,13 @@ class Link:
                     raise
                 last = error
         raise ConnectionLost(f"the connection was lost and could not be re-established: {last}") from last
+
+    @property
+    def _wanted_again(self) -> Mapping[str, Any]:
+        """The configuration of a fresh session, which does not repeat a greeting that has ended."""
+        if not self.outgoing.greeted:
+            return self.wanted
+        return {name: value for name, value in self.wanted.items() if name != "greeting"}
 
     def _start_over(self, opened: OpenedConnection) -> None:
         """Moves every unfinished request to a fresh session.
@@ -359,15 +366,21 @@ class Link:
         self._outbox_bytes = 0
         for frame in frames:
             self.write_soon(frame.frame, frame.is_text)
+        if self.incoming.truncations_resent():
+            number, pong = self.incoming.expect_pong()
+            pong.add_done_callback(self.incoming.settle_truncations)
+            self.write_soon(msgspec.json.encode(PingFrame(number)), True)
         self._progress.set()
 
-    def _may_resend(self, kind: SentKind) -> bool:
+    def _may_resend(self, sent: SentFrame) -> bool:
         """Returns whether a frame that may have arrived does no harm the second time."""
-        match kind:
+        match sent.kind:
             case SentKind.CONFIG:
                 return self.incoming.awaits_configuration
             case SentKind.CANCEL:
                 return len(self.outgoing.requests) == 1  # or it could cancel another request
+            case SentKind.TRUNCATE:
+                return self.incoming.awaits_truncation(sent.frame)
             case _:
                 return True
 

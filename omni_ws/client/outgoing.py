@@ -26,6 +26,8 @@ class OutgoingRequest:
     muted: bool = False
     #: Its Final has arrived; if its input is still open, the server discards the rest of it.
     finished: bool = False
+    #: It is the greeting, which has no input: a fresh session greets by its configuration.
+    is_greeting: bool = False
     #: It ended on an earlier connection; the rest of its input is not sent.
     orphaned: bool = False
     #: Chunks sent and not refused.
@@ -56,6 +58,8 @@ class OutgoingInput:
         #: In the order in which they were opened, which is that of their answers.
         self.requests: deque[OutgoingRequest] = deque()
         self.receiving: OutgoingRequest | None = None
+        #: Whether the greeting of this session, if there is one, has ended or is no longer wanted.
+        self.greeted = False
         #: With turn detection the server assigns audio to requests; here it opens none.
         self.open_microphone = False
         #: Requests that the server opened.
@@ -150,6 +154,7 @@ class OutgoingInput:
         if target is None:
             return
         target.cancelled = True
+        self.greeted = self.greeted or target.is_greeting
         target.input_open = False
         if target.live_chunks == 0 and target in self.requests:
             self.requests.remove(target)  # the server knows no such request, and sends no Final
@@ -179,6 +184,11 @@ class OutgoingInput:
         unnamed[0].request_id = request_id
         return unnamed[0]
 
+    def greeting_started(self, request_id: str, output_audio: OutputAudioConfig) -> None:
+        """Adds the greeting: a request of the server's own, answered before all others."""
+        greeting = OutgoingRequest(-1, output_audio, request_id, input_open=False, live_chunks=1, is_greeting=True)
+        self.requests.appendleft(greeting)
+
     def find(self, request_id: str) -> OutgoingRequest | None:
         """Returns the unfinished request with this id."""
         return next((request for request in self.requests if request.request_id == request_id), None)
@@ -196,6 +206,7 @@ class OutgoingInput:
         if request is not None:
             request.finished = True
             request.kept, request.kept_bytes = None, 0
+            self.greeted = self.greeted or request.is_greeting
             self.requests.remove(request)
         return request
 
@@ -241,7 +252,7 @@ class OutgoingInput:
         if self.receiving is not None and self.receiving.finished:
             self.receiving.orphaned = True
         cancelled = [request for request in self.requests if request.cancelled]
-        again = [request for request in self.requests if not request.cancelled]
+        again = [request for request in self.requests if not (request.cancelled or request.is_greeting)]
         self.requests = deque(again)
         chunks: list[InputChunk] = []
         for request in again:

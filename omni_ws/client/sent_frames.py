@@ -16,6 +16,7 @@ class SentKind(Enum):
     FINISH = "finish"
     CANCEL_BY_ID = "cancel with a request_id"
     CANCEL = "cancel of the running request"
+    TRUNCATE = "history_truncate"
 
 
 class SentFrame(NamedTuple):
@@ -42,13 +43,13 @@ class SentFrames:
         while self._frames and self._frames[0].place < next_sequence_id:
             self._frames.popleft()
 
-    def to_resend(self, next_sequence_id: int, wanted: Callable[[SentKind], bool]) -> list[SentFrame]:
+    def to_resend(self, next_sequence_id: int, wanted: Callable[[SentFrame], bool]) -> list[SentFrame]:
         """Returns the frames from the first chunk on that did not arrive.
 
-        A frame without a number may have arrived: ``wanted`` decides about its kind.
+        A frame without a number may have arrived: ``wanted`` decides about it.
         """
         self.accepted(next_sequence_id)
-        self._frames = deque(frame for frame in self._frames if frame.kind is SentKind.CHUNK or wanted(frame.kind))
+        self._frames = deque(frame for frame in self._frames if frame.kind is SentKind.CHUNK or wanted(frame))
         return list(self._frames)
 
     def clear(self) -> None:

@@ -21,6 +21,7 @@ from omni_ws.errors import OmniError, PayloadTooLarge
 from omni_ws.wire.frames import (
     CancelFrame,
     FinishFrame,
+    HistoryTruncateFrame,
     OutputAckFrame,
     PingFrame,
 )
@@ -49,6 +50,9 @@ async def connect(
     With ``reconnect`` a session whose connection is lost is resumed over another one (:class:`Resumed`). If the
     server has ended the session, or does not resume sessions, a fresh one gets the configuration and all unfinished
     requests, whole and numbered from 0 (:class:`Reconnected`).
+
+    A ``greeting`` in ``config`` is the first answer of the session, before that to any request: take it with
+    ``answer``, or from the events. A fresh session does not repeat one that has ended.
     """
     endpoint = Endpoint(url=url, api_key=api_key, binary=binary, ssl=ssl, open_timeout=open_timeout)
     wanted = merge({}, config or {})
@@ -196,6 +200,19 @@ class ClientSession:
         self._link.outgoing.cancel(request_id)
         kind = SentKind.CANCEL if request_id is None else SentKind.CANCEL_BY_ID
         self._link.send_control(kind, _encode(CancelFrame(request_id)))
+
+    async def truncate_history(self, request_id: str) -> int:
+        """Drops a request and all later ones from the history; the next request sees only what was before them.
+
+        Returns the number of requests that were dropped, 0 if an earlier truncation dropped this one. Raises
+        SessionConflict while a request is open or being answered, and InvalidValue for a request that the history
+        does not have; nothing has changed then.
+        """
+        self._link.check_open()
+        frame = _encode(HistoryTruncateFrame(request_id))
+        reply = self._link.incoming.expect_truncation(request_id, frame)
+        self._link.send_control(SentKind.TRUNCATE, frame)
+        return await reply
 
     async def acknowledge_output(self, *, played_ms: float | None = None) -> None:
         """Acknowledges all output received so far.

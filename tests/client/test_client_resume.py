@@ -135,8 +135,8 @@ def test_what_may_have_to_be_sent_again() -> None:
     ]
     for frame in frames:
         sent.add(frame)
-    assert sent.to_resend(0, lambda kind: kind is not SentKind.CONFIG) == frames[1:]
-    assert sent.to_resend(1, lambda kind: True) == frames[2:]
-    assert sent.to_resend(2, lambda kind: True) == frames[3:]
+    assert sent.to_resend(0, lambda frame: frame.kind is not SentKind.CONFIG) == frames[1:]
+    assert sent.to_resend(1, lambda frame: True) == frames[2:]
+    assert sent.to_resend(2, lambda frame: True) == frames[3:]
     sent.accepted(3)
-    assert sent.to_resend(2, lambda kind: True) == []
+    assert sent.to_resend(2, lambda frame: True) == []
