@@ -1,1 +1,1 @@
-"""One conversation: its input, its requests in order, their answers, and what it remembers."""
+"""One conversation: its input, the requests made of it, their answers, and its history. Begin with ``conversation``."""

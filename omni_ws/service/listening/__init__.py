@@ -1,1 +1,1 @@
-"""Turn detection: which speech of an open microphone is a request."""
+"""Turn detection: finds the spoken turns in the audio of an open microphone. Begin with ``turn_listener``."""

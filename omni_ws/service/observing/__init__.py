@@ -1,1 +1,1 @@
-"""Metrics, logs, traces and profiles: what becomes of sessions and requests."""
+"""Observers of sessions and requests: metrics, logs, traces and profiles. Begin with ``observer``."""

@@ -1,1 +1,1 @@
-"""Recordings of sessions, written to files by a thread of their own."""
+"""Recordings of sessions and exchanges, written to files by a thread of their own. Begin with ``recorder``."""

@@ -1,1 +1,6 @@
-"""Sessions of a server: who may open one, how long it lives, and how a client finds it again."""
+"""The sessions of a server: their admission, their opening, and those that outlive a connection.
+
+``factory`` opens every session within the limits of ``admission``. Two kinds outlive a connection: ``live`` sessions,
+which a client can resume after it was disconnected, and ``registered`` sessions (Mode B), whose input and result are
+carried by many HTTP requests.
+"""

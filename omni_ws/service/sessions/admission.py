@@ -160,20 +160,25 @@ class Admission:
             end()
 
     def _check(self, key: ApiKey | None, holder: str | None) -> None:
+        refusal = self._refusal(key, holder)
+        if refusal is not None:
+            raise self._refused("session", refusal)
+
+    def _refusal(self, key: ApiKey | None, holder: str | None) -> OmniError | None:
+        """Why a session cannot have a slot now; None if it can."""
         if self.draining:
-            raise self._refused("session", ShuttingDown("the server is shutting down", retry_after_ms=SLOT_RETRY_MS))
+            return ShuttingDown("the server is shutting down", retry_after_ms=SLOT_RETRY_MS)
         own_limit = None if key is None else key.max_sessions
         held = 0 if holder is None else self._held[holder]
         if own_limit is not None and held >= own_limit:
-            message = f"this key may have {own_limit} sessions at a time"
-            raise self._refused("session", RateLimited(message, retry_after_ms=SLOT_RETRY_MS))
+            return RateLimited(f"this key may have {own_limit} sessions at a time", retry_after_ms=SLOT_RETRY_MS)
         if self.sessions >= self.max_sessions and not self._lent and self.oldest_empty() is None:
-            message = f"all {self.max_sessions} sessions are taken"
-            raise self._refused("session", EngineOverloaded(message, retry_after_ms=SLOT_RETRY_MS))
+            return EngineOverloaded(f"all {self.max_sessions} sessions are taken", retry_after_ms=SLOT_RETRY_MS)
         if own_limit is None and holder is not None and held >= self._share(holder):
             whose = "this address" if key is None else "this key"
             message = f"{whose} has its share of the sessions, {held}, while more than half of all are taken"
-            raise self._refused("session", RateLimited(message, retry_after_ms=SLOT_RETRY_MS))
+            return RateLimited(message, retry_after_ms=SLOT_RETRY_MS)
+        return None
 
     def _share(self, holder: str) -> int:
         """The most slots that ``holder`` may have now."""
