@@ -204,7 +204,7 @@ async def measure(url: str, *, rounds: int, talk_seconds: float) -> bool:
             [timing.first_audio - MAX_AT_ONCE_PER_SECOND * clip.seconds for clip, timing in timings],
             target=MAX_AT_ONCE,
         )
-    report.row("ping → pong, nobody speaks", (await pings_while(url, asyncio.sleep(talk_seconds / 2))).server)
+    report.row("ping → pong, idle", (await pings_while(url, asyncio.sleep(talk_seconds / 2))).server)
     trips = await pings_while(url, talk(url, clips, talk_seconds))
     report.row(f"ping → pong, {TALKERS} people speak", trips.server, target=MAX_LOOP_LAG, at=0.99)
     what = f"meanwhile, to a server that does nothing (p99 {percentile(trips.idle, 0.99) * 1000:.1f} ms)"

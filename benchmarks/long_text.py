@@ -81,7 +81,7 @@ def activities(port: int, text: str) -> dict[str, Callable[[float], Coroutine[An
 async def measure(port: int, *, seconds: float) -> bool:
     report = Report()
     url = f"ws://127.0.0.1:{port}/v1/streaming_input"
-    report.row("ping → pong, nobody writes", (await pings_while(url, asyncio.sleep(2))).server)
+    report.row("ping → pong, idle", (await pings_while(url, asyncio.sleep(2))).server)
     for name, text in TEXTS.items():
         for what, send in activities(port, text).items():
             trips = await pings_while(url, again_and_again(seconds, send))

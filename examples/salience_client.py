@@ -275,7 +275,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.0, help="0 means 1.0")
     parser.add_argument("--top-k", type=int, default=0, help="1: the likeliest token each time")
     parser.add_argument("--layer", type=int, help="whose readouts are shown [the last of the manifest]")
-    parser.add_argument("--score", action="store_true", help="tell how likely the prompt is, and end")
+    parser.add_argument("--score", action="store_true", help="print the likelihood of the prompt and exit")
     return parser.parse_args()
 
 

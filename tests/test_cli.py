@@ -1,4 +1,4 @@
-"""The command line, run as people run it."""
+"""The command ``omni-ws``: flags, messages, exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where configuration comes from, what wins, and how bad configuration is refused."""
+"""Configuration: precedence of the sources, parsing, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands in documents work after ``make serve`` in a bare clone, which puts nothing on the PATH."""
+"""Commands in documents work after ``make serve`` in a bare clone, which adds nothing to PATH."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tree of errors says exactly what the table of the specification says."""
+"""The error tree matches the table of the specification."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents that are made from the code say what the code says."""
+"""Generated documents match the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file of keys: what it may hold, and how a bad one is refused."""
+"""Keys file: valid entries, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The two forms of the log: a line is one line, and its facts can be told apart."""
+"""Log formats: a record is one line, with distinguishable facts."""
 
 from __future__ import annotations
 

@@ -86,6 +86,6 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--interval-ms", type=int, required=True)
     parser.add_argument("--first-ms", type=int, required=True)
-    parser.add_argument("--stamp", action="store_true", help="the first token tells when it was made")
+    parser.add_argument("--stamp", action="store_true", help="the first token carries the time of its creation")
     options = parser.parse_args()
     uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning", loop="uvloop")

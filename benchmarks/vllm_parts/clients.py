@@ -1,7 +1,7 @@
 """Clients of the server: one in this process, or several in a process of their own.
 
-``python -m benchmarks.vllm_parts.clients URL STREAMS TOKENS``: for every line that it reads, all of them ask at once,
-and it prints the seconds until all have their answers.
+``python -m benchmarks.vllm_parts.clients URL STREAMS TOKENS``: reads lines; for each one all clients ask concurrently,
+and the seconds until all answers are complete are printed.
 """
 
 from __future__ import annotations

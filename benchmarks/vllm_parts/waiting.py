@@ -27,8 +27,8 @@ async def measure(report: Report, size: Size, models: Path) -> None:
         "both",
     )
     async with running_engine(build_text_model(models / "text"), ENGINE_ARGS) as engine:
-        nobody = await _share_of_a_core(engine, size.seconds)
-        report.row("0", *_percent(nobody))
+        idle = await _share_of_a_core(engine, size.seconds)
+        report.row("0", *_percent(idle))
         for sessions in (1, SESSIONS):
             waiting = [Input("Hello, this is how it begins ", open_end=True) for _ in range(sessions)]
             answers = [asyncio.create_task(answer(engine, source)) for source in waiting]
@@ -39,7 +39,7 @@ async def measure(report: Report, size: Size, models: Path) -> None:
             for source in waiting:
                 source.end()
             await asyncio.gather(*answers)
-            each = max(0.0, sum(shares) - sum(nobody)) / sessions
+            each = max(0.0, sum(shares) - sum(idle)) / sessions
             figures = _percent(shares)
             target = f"{figures[2]}: {each * 100:.1f} a session; ≤ {MOST_OF_A_CORE * 100:g}"
             report.row(str(sessions), *figures[:2], target, met=each <= MOST_OF_A_CORE)

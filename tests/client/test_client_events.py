@@ -1,4 +1,4 @@
-"""Events put together, and the queue that holds them."""
+"""Events, answers assembled from them, and the event queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OutgoingInput: numbers, room, and what a fresh session is sent."""
+"""OutgoingInput: numbers, flow control, and the input of a fresh session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client library over connections that break: the session goes on, or a fresh one takes over."""
+"""Client sessions over connections that break: resumed, or replaced by a fresh one."""
 
 from __future__ import annotations
 

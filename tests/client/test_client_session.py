@@ -1,4 +1,4 @@
-"""ClientSession against a server that does what each test tells it."""
+"""ClientSession against a scripted server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples on their way: WAV files, pacing, playback, standard input."""
+"""Audio in the client: WAV files, pacing, playback, standard input."""
 
 from __future__ import annotations
 

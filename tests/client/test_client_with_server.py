@@ -1,4 +1,4 @@
-"""The client and the real server, with the engine that echoes."""
+"""The client with a real server and the fake engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The microphone client as a program: what it prints, what it writes, how it ends."""
+"""The microphone client as a program: output, files, exit status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The microphone client hands-free: a sound library that plays a recording, and a server that talks for long."""
+"""The microphone client hands-free, with a recording as its microphone and long answers."""
 
 from __future__ import annotations
 

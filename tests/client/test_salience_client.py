@@ -1,4 +1,4 @@
-"""The client of token sessions that users start from: what it sends, how it finds its way back, what it shows."""
+"""The salience client: calls, recovery, display."""
 
 from __future__ import annotations
 

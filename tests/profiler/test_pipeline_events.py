@@ -1,4 +1,4 @@
-"""The events of a pipeline's stages and links, and of what a model generates."""
+"""Events of the stages and links of a pipeline, and of generation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports on event files: what is computed, and what is said of files that are not as they should be."""
+"""Reports on event files, including damaged ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of request events: their lines, failures to write them, and the recorder that is off."""
+"""Event files: lines, write errors, and profiling off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speech with turn detection on the embedded engine, recorded and sent again: the same words are heard and said."""
+"""Replay of speech with turn detection on the embedded engine: the same words are recognised and answered."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mode A, Mode B and ordinary requests, recorded by a real server and sent again to another."""
+"""Replay of Mode A, Mode B and ordinary requests to another server."""
 
 from __future__ import annotations
 

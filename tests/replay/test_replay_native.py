@@ -1,4 +1,4 @@
-"""Native sessions, recorded by a real server and sent again to another."""
+"""Replay of native sessions to another server."""
 
 from __future__ import annotations
 
