@@ -5,15 +5,16 @@ conversation hands them to ``TurnListener.put`` instead of to a request. The lis
 admits each spoken turn to a request (``InputStream.admit``) and discards the audio between turns.
 
 *Order.* One queue holds audio, text, images, ends of input, new settings and cancels. Each item takes effect once all
-audio before it has been judged: text sent after audio cannot overtake it, and settings apply where they were sent.
+audio before it has been *judged*, that is, each 32 ms window of it was found to be speech or silence. Text that is sent
+after audio cannot overtake it, and settings apply where they were sent.
 
 *Threads.* Decoding and detection run in the worker threads of ``SpeechWorkers``, one piece of audio of a session at a
 time; the loop leaves ``_watch`` alone while a piece is in a thread. Everything else runs on the event loop.
 
-*Pieces.* Waking a thread costs as much as judging several windows of 32 ms, so audio collects until a piece is worth
-it: ``PIECE_MS`` in silence, ``TURN_PIECE_MS`` in speech, one window (``URGENT_PIECE_MS``) when a turn may be about to
-end or an answer to be interrupted, and any amount when another item waits behind it or the queue is full. Audio that
-stays below that is processed in a round, within 1.5 ``ROUND_SEC``, together with that of other sessions.
+*Pieces.* Waking a thread costs as much as judging several windows, so audio collects until a piece is worth it:
+``PIECE_MS`` in silence, ``TURN_PIECE_MS`` in speech, one window (``URGENT_PIECE_MS``) when a turn may be about to end
+or an answer to be interrupted, and any amount when another item waits behind it or the queue is full. Less audio than
+that is processed in a round, within 1.5 ``ROUND_SEC``, together with that of other sessions.
 
 *Latency.* Once a piece ends in silence, every window is judged as it completes. ``speech_stopped`` is therefore sent
 with the chunk that completes the last window of ``silence_duration_ms`` (less ``DETECTOR_LAG_MS``).
@@ -33,9 +34,9 @@ whatever the chunks or pieces were. Text and images that arrive within a turn jo
 *Cancel.* Text, images and ends of input that wait are withdrawn. Audio that waits is still judged, since the speech in
 it may go on afterwards, but an onset in it opens no request. The ring is emptied where the cancel was sent.
 
-*New settings.* They wait for the open request to end, besides for the audio before them. Then detection starts afresh
-with a reset detector and an empty ring; a turn still in progress is reported as stopped. Times go on: all
-``audio_ms`` are milliseconds of judged audio since turn detection was first switched on.
+*New settings.* They apply once the audio before them has been judged and the open request has ended. Detection then
+starts afresh with a reset detector and an empty ring; speech still in progress is reported as stopped. Times go on:
+every ``audio_ms`` counts the judged audio since turn detection was first switched on.
 
 *Failures.* Audio that cannot be decoded, or a detector that fails, is reported once and ends the open turn. The
 listener is then deaf: it discards audio until the format or the settings change.

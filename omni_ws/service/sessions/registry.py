@@ -35,6 +35,8 @@ class SessionRegistry:
         expired    its id is known, and answered with ``session_expired``   for another session time-out
         forgotten  its id is unknown
 
+    A live session that times out or is evicted from its slot is expired at once.
+
     Stored and expired sessions are due in the order in which they entered their stage, because both stages last
     equally long: one queue and one timer serve them all.
     """
