@@ -64,6 +64,11 @@ def test_audio_goes_out_in_whole_packets_between_marks() -> None:
     assert b"".join(pieces) == bytes(100) + b"a" * 100 + b"b" * 3201 + b"\xff" * 119
 
 
+def test_marks_stand_200_ms_apart_whatever_the_size_of_outputs() -> None:
+    sent = Player().render(*[audio(bytes(160))] * 25, final())
+    assert [name for kind, name in sent if kind == "mark"] == ["r1:0", "r1:200", "r1:400", "r1:end"]
+
+
 @pytest.mark.parametrize(("size", "packets"), [(159, 1), (160, 1), (161, 2)])
 def test_the_last_packet_is_completed_with_silence(size: int, packets: int) -> None:
     sent = Player().render(audio(b"x" * size), final())
