@@ -1,4 +1,4 @@
-"""Rounds of listening: who is in one, and that its work is one thread's."""
+"""Rounds of speech workers: who joins one, and in which thread its work runs."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def failing() -> None:
 
 
 async def outcomes(workers: SpeechWorkers, works: list[Callable[[], Any]]) -> list[Any]:
-    """What comes of work that is submitted within one round."""
+    """The outcomes of works that are submitted within one round."""
     heard: asyncio.Queue[Any] = asyncio.Queue()
     for work in works:
         workers.join_round(partial(workers.submit, work, heard.put_nowait))
     return [await heard.get() for _ in works]
 
 
-async def test_the_work_of_a_round_is_done_in_one_thread_in_its_order(workers: SpeechWorkers) -> None:
+async def test_a_round_runs_in_order_in_one_thread(workers: SpeechWorkers) -> None:
     threads: list[int] = []
 
     def work(number: int) -> int:
@@ -49,14 +49,14 @@ async def test_the_work_of_a_round_is_done_in_one_thread_in_its_order(workers: S
     assert threads[0] != threading.get_ident()
 
 
-async def test_what_fails_in_a_round_is_told_to_its_own_alone(workers: SpeechWorkers) -> None:
+async def test_a_failure_in_a_round_reaches_its_own_session_alone(workers: SpeechWorkers) -> None:
     first, second, third = await outcomes(workers, [partial(int, 1), failing, partial(int, 3)])
     assert (first, third) == (1, 3)
     assert isinstance(second, Broken)
 
 
 @pytest.mark.virtual_clock
-async def test_nobody_waits_longer_than_a_round_and_no_round_is_larger_than_it_may_be(workers: SpeechWorkers) -> None:
+async def test_the_wait_for_a_round_and_its_size_are_limited(workers: SpeechWorkers) -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
     times: list[float] = []
@@ -75,7 +75,7 @@ async def test_nobody_waits_longer_than_a_round_and_no_round_is_larger_than_it_m
 
 
 @pytest.mark.virtual_clock
-async def test_a_round_that_comes_after_the_end_does_nothing() -> None:
+async def test_a_round_that_begins_after_close_does_nothing() -> None:
     workers = SpeechWorkers()
     done: list[Any] = []
     workers.join_round(partial(workers.submit, partial(int, 1), done.append))

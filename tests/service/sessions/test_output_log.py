@@ -1,3 +1,5 @@
+"""The output log: its readers, its limits, and the budget that logs share."""
+
 from __future__ import annotations
 
 import asyncio
@@ -12,7 +14,7 @@ from omni_ws.service.conversation.messages import MESSAGE_OVERHEAD_BYTES
 from omni_ws.service.sessions.output_log import OutputLog, OutputLogBudget
 
 FINAL = FinalChunk(request_id="req_1", sequence_id=9, finish_reason=FinishReason.STOP, usage=Usage())
-#: What ``audio(0)`` counts for.
+#: What ``audio(0)`` costs.
 LEAST = MESSAGE_OVERHEAD_BYTES
 
 
@@ -25,7 +27,7 @@ def make(capacity: int = 10_000, *, together: int = 10_000, whole: int = 10_000)
     return OutputLog(capacity, OutputLogBudget(budget, together, lambda wanted: None)), budget
 
 
-async def test_every_reader_gets_everything_from_the_beginning() -> None:
+async def test_every_reader_receives_everything_from_the_beginning() -> None:
     log, _ = make()
 
     async def read() -> list[object]:
@@ -55,7 +57,7 @@ async def test_an_answer_of_the_largest_size_and_one_byte_more() -> None:
         log.append(audio(101))
     assert (log.size, budget.used) == (0, 0)
     log.append(audio(100))
-    # The end is told in any case.
+    # The end is always logged.
     log.append(FINAL)
     assert log.size == budget.used == 2 * LEAST + 100
     log.clear()
@@ -70,7 +72,7 @@ async def test_answers_together_and_the_whole_server() -> None:
         log.append(audio(100))
 
 
-async def test_room_is_made_where_there_is_something_to_drop() -> None:
+async def test_logs_are_evicted_when_the_budget_does_not_suffice() -> None:
     whole = ByteBudget(10_000)
     old: OutputLog
     asked = []
@@ -89,7 +91,7 @@ async def test_room_is_made_where_there_is_something_to_drop() -> None:
     assert (old.size, new.size, budget.used, whole.used) == (0, 2 * LEAST, 2 * LEAST, 2 * LEAST)
 
 
-async def test_readers_pass_over_what_was_dropped() -> None:
+async def test_readers_skip_cleared_messages() -> None:
     log, budget = make()
     log.append(audio(1))
     log.append(audio(2))

@@ -1,4 +1,4 @@
-"""The registry over a real engine, and the life of its sessions."""
+"""The registry of Mode B sessions: what it finds, keeps, evicts and forgets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.virtual_clock, pytest.mark.usefixtures("no_task_left")
 ONE, TWO = (ApiKey(name=name, key_sha256=digest(name)) for name in ("one", "two"))
 
 
-async def test_a_life_in_all_its_states() -> None:
+async def test_a_session_passes_through_all_its_stages() -> None:
     sessions = factory()
     registry = SessionRegistry(sessions)
     slots = Slots()
@@ -64,7 +64,7 @@ async def test_a_session_that_is_cancelled_before_its_task_ran_releases_its_slot
 
 
 @pytest.mark.parametrize("ending", ["finish", "cancel", "fail"])
-async def test_what_has_ended_lets_go_of_its_conversation(ending: str) -> None:
+async def test_an_ended_session_releases_its_conversation(ending: str) -> None:
     sessions = factory()
     registry = SessionRegistry(sessions)
     conversation = sessions.open(output_formats=FILE_FORMATS, single_request=True, session_id=registry.new_id())
@@ -89,7 +89,7 @@ async def test_what_has_ended_lets_go_of_its_conversation(ending: str) -> None:
     registry.end_all(GOING)
 
 
-async def test_ids_are_for_their_own_key() -> None:
+async def test_a_session_is_found_by_its_own_key_alone() -> None:
     sessions = factory(replica_id="r-1")
     registry = SessionRegistry(sessions)
     opened = opener(sessions, registry)
@@ -103,7 +103,7 @@ async def test_ids_are_for_their_own_key() -> None:
     await registry.wait_released()
 
 
-async def test_as_many_as_are_remembered_and_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_session_that_ended_first_is_forgotten_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "MAX_REMEMBERED", 3)
     sessions = factory()
     registry = SessionRegistry(sessions)
@@ -122,7 +122,7 @@ async def test_as_many_as_are_remembered_and_one_more(monkeypatch: pytest.Monkey
     assert (len(registry), sessions.budget.used) == (0, 0)
 
 
-async def test_where_answers_hold_too_much_whoever_keeps_most_loses_the_oldest() -> None:
+async def test_the_key_that_holds_most_loses_its_oldest_results() -> None:
     engine = ScriptedEngine([TextOutput("y" * 1000)])
     sessions = factory(engine, limits={"max_held_bytes": 4 * 40_000})
     registry = SessionRegistry(sessions)
@@ -161,7 +161,7 @@ async def test_readers_up_to_the_limit() -> None:
     await registry.wait_released()
 
 
-async def test_draining_ends_what_has_no_input() -> None:
+async def test_draining_ends_sessions_without_input() -> None:
     sessions = factory()
     registry = SessionRegistry(sessions)
     opened = opener(sessions, registry)
@@ -212,7 +212,7 @@ async def test_a_failure_is_raised_anew_each_time() -> None:
     await registry.wait_released()
 
 
-async def test_what_has_expired_stays_so() -> None:
+async def test_an_expired_session_stays_expired() -> None:
     sessions = factory()
     registry = SessionRegistry(sessions)
     session = opener(sessions, registry)()

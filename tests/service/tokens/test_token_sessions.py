@@ -1,4 +1,4 @@
-"""How long token sessions live, what they hold, and what their book-keeping costs."""
+"""The expiry of token sessions, what they hold, and what their bookkeeping costs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def append(made: TokenSessions, session_id: str, *tokens: int, offset: int
 
 
 @pytest.mark.virtual_clock
-async def test_a_session_is_forgotten_when_nobody_has_named_it_for_long_enough() -> None:
+async def test_an_unused_session_expires() -> None:
     made = sessions(TokenEngine())
     session_id = made.open(None)
     for _ in range(3):
@@ -57,7 +57,7 @@ async def test_a_session_is_forgotten_when_nobody_has_named_it_for_long_enough()
 
 
 @pytest.mark.virtual_clock
-async def test_a_busy_session_is_not_forgotten_and_its_time_counts_from_the_end_of_the_call() -> None:
+async def test_a_busy_session_does_not_expire_until_long_after_its_call() -> None:
     engine = TokenEngine()
     made = sessions(engine)
     session_id = made.open(None)
@@ -74,7 +74,7 @@ async def test_a_busy_session_is_not_forgotten_and_its_time_counts_from_the_end_
 
 
 @pytest.mark.virtual_clock
-async def test_what_fails_counts_as_a_call() -> None:
+async def test_a_failed_call_restarts_the_time() -> None:
     engine = TokenEngine()
     made = sessions(engine)
     session_id = made.open(None)
@@ -88,7 +88,7 @@ async def test_what_fails_counts_as_a_call() -> None:
 
 
 @pytest.mark.virtual_clock
-async def test_what_is_refused_counts_as_a_call() -> None:
+async def test_a_refused_call_restarts_the_time() -> None:
     made = sessions(TokenEngine())
     session_id = made.open(None)
     for _ in range(3):
@@ -110,7 +110,7 @@ class Instant(TokenEngine):
 
 
 async def test_long_lists_cost_what_is_new_in_them() -> None:
-    """CPU time of the book-keeping of a call, the best of many: at 200,000 tokens and at none."""
+    """CPU time of the bookkeeping of a call, the best of many, with 200,000 tokens and with none."""
     made = sessions(Instant(max_model_len=LONG + 1000))
     long_id, short_id = made.open(None), made.open(None)
     await append(made, long_id, *[7] * LONG)

@@ -43,7 +43,7 @@ async def server(engine: TokenEngine) -> AsyncIterator[SalienceServer]:
 
 
 def written(tokens: list[int], count: int) -> list[int]:
-    """What the engine goes on with."""
+    """The next ``count`` tokens of the engine."""
     tokens = list(tokens)
     for _ in range(count):
         tokens.append(next_token(tokens))
@@ -60,7 +60,7 @@ def picture(features: int, start: int) -> dict[str, Any]:
 
 
 def moved(image: dict[str, Any]) -> dict[str, Any]:
-    """One token on."""
+    """The image one token further on."""
     return {name: value + 1 if name.startswith("pad_range") else value for name, value in image.items()}
 
 
@@ -308,7 +308,7 @@ async def test_a_fork_inside_an_image(server: SalienceServer) -> None:
         await server.fork(session, 2)
 
 
-async def test_sessions_that_are_not_there(server: SalienceServer) -> None:
+async def test_unknown_sessions_are_refused(server: SalienceServer) -> None:
     await server.close("toks_nothing")
     async with refused(Status.NOT_FOUND):
         await server.events("toks_nothing", [5])
@@ -346,7 +346,7 @@ async def test_a_busy_session_refuses_at_once(server: SalienceServer, engine: To
 
 
 async def test_one_of_many_callers_at_a_time(server: SalienceServer) -> None:
-    """Twenty append at the end that they believe in: those that are wrong or late are told, and nothing is lost."""
+    """Twenty callers append at the end that they last saw. Those that are late are refused, and nothing is lost."""
     session = await server.open()
 
     async def append(token: int) -> int:
@@ -366,7 +366,7 @@ async def test_one_of_many_callers_at_a_time(server: SalienceServer) -> None:
 
 
 async def test_a_snapshot_before_anything_was_computed(server: SalienceServer, engine: TokenEngine) -> None:
-    """An append is certain once the engine has answered: until then a dump shows the list of before."""
+    """An append is committed once the engine has answered. Until then a dump shows the list before it."""
     session = await server.open()
     await server.events(session, [5, 6])
     release = asyncio.Event()
@@ -428,7 +428,7 @@ async def test_a_client_that_cancels_keeps_what_it_was_sent(server: SalienceServ
     await server.events(session, [6], 2)
 
 
-async def test_a_client_that_is_gone_frees_the_engine(server: SalienceServer, engine: TokenEngine) -> None:
+async def test_a_disconnected_client_frees_the_engine(server: SalienceServer, engine: TokenEngine) -> None:
     session = await server.open()
     engine.gate.clear()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
@@ -480,7 +480,7 @@ async def test_an_engine_that_breaks(
     assert await server.dump(session) == ([5, 7, *sent] if after else [5, 6])
 
 
-async def test_an_engine_that_is_not_there(server: SalienceServer, engine: TokenEngine) -> None:
+async def test_calls_are_refused_while_the_engine_is_unavailable(server: SalienceServer, engine: TokenEngine) -> None:
     session = await server.open()
     engine.state = EngineState.UNHEALTHY
     async with refused(Status.UNAVAILABLE):
@@ -514,7 +514,7 @@ async def test_a_taken_port_is_an_error(server: SalienceServer) -> None:
             pass
 
 
-async def test_any_free_port_for_both(server: SalienceServer, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_port_0_binds_any_free_port(server: SalienceServer, monkeypatch: pytest.MonkeyPatch) -> None:
     from omni_ws.server import create_app
     from omni_ws.token_service import serve_tokens
 
@@ -559,7 +559,7 @@ async def test_keys_have_their_own_sessions() -> None:
         assert await server.dump(session) == [5]
 
 
-async def test_the_server_holds_so_many_bytes() -> None:
+async def test_the_byte_budget_limits_sessions() -> None:
     config = ServerConfig(grpc=GrpcConfig(port=0), limits=LimitsConfig(max_held_bytes=40))
     async with salience_server(TokenEngine(), config=config) as server:
         session = await server.open()
@@ -574,7 +574,7 @@ async def test_the_server_holds_so_many_bytes() -> None:
         assert server.held_bytes == 0
 
 
-async def test_the_server_has_so_many_sessions() -> None:
+async def test_the_number_of_sessions_is_limited() -> None:
     config = ServerConfig(grpc=GrpcConfig(port=0), limits=LimitsConfig(max_sessions=1))
     async with salience_server(TokenEngine(), config=config) as server:
         session = await server.open()

@@ -1,4 +1,4 @@
-"""The gRPC port around the service: TLS, reflection, keys on every call, connections that break, and the end."""
+"""The gRPC port: TLS, reflection, keys, broken connections, health, draining and the end."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_tls_with_a_certificate_of_ones_own(tmp_path: Path) -> None:
                 assert failure.value.code() is Status.UNAVAILABLE
 
 
-async def test_reflection_tells_the_definition() -> None:
+async def test_reflection_returns_the_definition() -> None:
     async with salience_server(TokenEngine()) as server:
 
         def ask() -> tuple[list[str], list[str]]:
@@ -105,7 +105,7 @@ async def test_every_call_needs_the_key() -> None:
                         await call
 
 
-async def test_a_key_may_generate_so_often_a_second() -> None:
+async def test_the_rate_of_a_key_limits_its_calls() -> None:
     keys = (ApiKey(name="one", key_sha256=digest("secret"), requests_per_sec=0.001, burst=2),)
     async with salience_server(TokenEngine(), keys=keys) as server:
         server.metadata = (("authorization", "Bearer secret"),)
@@ -121,7 +121,7 @@ async def test_a_key_may_generate_so_often_a_second() -> None:
 
 
 class Endless(TokenEngine):
-    """Writes as fast as it is read, and never comes to an end by itself."""
+    """Writes as fast as it is read, and never ends by itself."""
 
     def __init__(self) -> None:
         super().__init__(max_model_len=1_000_000)
@@ -142,7 +142,7 @@ class Endless(TokenEngine):
 
 
 @pytest.mark.parametrize("reset", [False, True], ids=["FIN", "RST"])
-async def test_a_client_that_dies_in_the_middle_frees_the_engine(reset: bool) -> None:
+async def test_a_client_that_disconnects_frees_the_engine(reset: bool) -> None:
     engine = Endless()
     async with salience_server(engine) as server, cutting_proxy(server.port) as proxy:
         proxy.cuts.append(Cut(Direction.TO_CLIENT, after=20_000, reset=reset))
@@ -184,7 +184,7 @@ async def test_closing_a_session_whose_client_does_not_read() -> None:
 
 
 @pytest.mark.slow
-async def test_a_drain_waits_for_what_runs_and_takes_nothing_new() -> None:
+async def test_a_drain_waits_for_running_calls_and_refuses_new_ones() -> None:
     engine = TokenEngine()
     await engine.start()
     async with (
@@ -233,7 +233,7 @@ async def test_a_drain_ends_in_time() -> None:
         assert server.sessions == 0
 
 
-async def test_a_drain_does_not_wait_for_those_who_watch_health_and_do_not_read() -> None:
+async def test_a_drain_does_not_wait_for_health_watchers_that_do_not_read() -> None:
     async with salience_server(TokenEngine()) as server, raw_http2(server.port, window=0) as client:
         client.begin(1, "/grpc.health.v1.Health/Watch", message_bytes=0, end=True)
         await client.until(lambda: client.headers[1])
@@ -259,7 +259,7 @@ async def test_health(name: str, status: int | None) -> None:
 # the beginning
 
 
-async def test_until_the_engine_has_started_every_call_is_told_so() -> None:
+async def test_calls_are_refused_until_the_engine_has_started() -> None:
     engine = TokenEngine()
     engine.state = EngineState.STARTING
     app = create_app(engine, ServerConfig(grpc=GrpcConfig(port=0)))
@@ -283,7 +283,7 @@ async def test_until_the_engine_has_started_every_call_is_told_so() -> None:
             assert await server.dump(await server.open()) == []
 
 
-async def test_the_end_comes_while_the_engine_starts() -> None:
+async def test_the_server_ends_while_the_engine_starts() -> None:
     async with serve_tokens(create_app(TokenEngine(), ServerConfig(grpc=GrpcConfig(port=0)))) as listener:
         assert listener is not None
         async with asyncio.timeout(5):
@@ -299,7 +299,7 @@ class NeverStarted(TokenEngine):
 def test_a_taken_port_is_known_before_the_engine_starts(
     taken: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the two the second server on a machine was perhaps given one alone."""
+    """A second server on the machine may have been given another port for one protocol only."""
     engine = NeverStarted()
     monkeypatch.setattr(server_module, "create_engine", lambda config: engine)
     monkeypatch.setattr(server_module, "configure_logging", lambda *arguments: None)

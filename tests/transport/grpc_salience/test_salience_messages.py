@@ -1,4 +1,4 @@
-"""What the messages of calls may hold while they come: bytes that are let in, places, time, and what they count for."""
+"""The limits of messages that are arriving: bytes buffered, messages at a time, time, and the budget."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MIB = 1 << 20
 CLOSE, GENERATE = "/salience.v1.Salience/CloseSession", "/salience.v1.Salience/Generate"
 HEALTH = "/grpc.health.v1.Health/Check"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
-#: What gRPC takes of a message that is not being read.
+#: What gRPC buffers of a message that is not being read.
 UNREAD = 65_535
 
 
@@ -55,7 +55,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 # places
 
 
-async def test_no_more_is_let_in_of_a_message_than_is_being_read(patience: Callable[[float], None]) -> None:
+async def test_a_message_that_is_not_read_is_not_buffered(patience: Callable[[float], None]) -> None:
     patience(60)
     async with serving(held=2 * MIB, max_message_bytes=MIB) as server, raw_http2(server.port) as client:
         client.begin(1, CLOSE, message_bytes=MIB)
@@ -72,7 +72,7 @@ async def test_no_more_is_let_in_of_a_message_than_is_being_read(patience: Calla
         assert await client.status(3) == number(Status.INVALID_ARGUMENT)
 
 
-async def test_of_slow_messages_there_are_so_many_and_no_more(patience: Callable[[float], None]) -> None:
+async def test_the_number_of_slow_messages_is_limited(patience: Callable[[float], None]) -> None:
     patience(0.05)
     async with serving(held=5 * MIB, max_message_bytes=MIB) as server, raw_http2(server.port) as client:
         for stream in (1, 3, 5):  # there are two places for them
@@ -95,7 +95,7 @@ async def test_of_slow_messages_there_are_so_many_and_no_more(patience: Callable
         assert client.over == {refused_one, one, 7}
 
 
-async def test_who_goes_in_the_middle_of_a_message_gives_the_place_back(patience: Callable[[float], None]) -> None:
+async def test_a_client_that_disconnects_in_a_message_frees_its_slot(patience: Callable[[float], None]) -> None:
     patience(60)
     async with serving(held=2 * MIB, max_message_bytes=MIB) as server:
         async with raw_http2(server.port) as client:
@@ -108,7 +108,7 @@ async def test_who_goes_in_the_middle_of_a_message_gives_the_place_back(patience
 
 
 @pytest.mark.parametrize("begun", [None, 100], ids=["nothing", "a beginning"])
-async def test_a_message_that_does_not_come_is_given_up(begun: int | None, patience: Callable[[float], None]) -> None:
+async def test_a_message_that_does_not_arrive_times_out(begun: int | None, patience: Callable[[float], None]) -> None:
     patience(0.05)
     async with serving(message_timeout_sec=0.1) as server, raw_http2(server.port) as client:
         client.begin(1, GENERATE, message_bytes=begun)
@@ -116,7 +116,7 @@ async def test_a_message_that_does_not_come_is_given_up(begun: int | None, patie
         assert b"did not come whole within 0.1 seconds" in client.headers[1]
 
 
-async def test_services_without_keys_do_not_wait_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_without_a_key_time_out_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_intake, "KEYLESS_SEC", 0.05)
     async with serving() as server, raw_http2(server.port) as client:
         client.begin(1, HEALTH, message_bytes=None)
@@ -125,7 +125,7 @@ async def test_services_without_keys_do_not_wait_for_long(monkeypatch: pytest.Mo
         assert await client.status(3) == number(Status.OK)  # who asks nothing more has asked all
 
 
-async def test_without_a_key_no_message_is_waited_for() -> None:
+async def test_a_call_without_its_key_is_refused_before_its_message() -> None:
     keys = (ApiKey(name="one", key_sha256=digest("secret")),)
     async with salience_server(TokenEngine(), keys=keys) as server, raw_http2(server.port) as client:
         for stream, path in ((1, GENERATE), (3, CLOSE)):
@@ -137,7 +137,7 @@ async def test_without_a_key_no_message_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("room", [0, -1], ids=["at the limit", "one past it"])
-async def test_a_large_message_counts_as_long_as_its_call_runs(room: int) -> None:
+async def test_a_large_message_is_charged_while_its_call_runs(room: int) -> None:
     request = messages.CloseSessionRequest(session_id="x" * 100_000)
     async with serving(held=request.ByteSize() + room) as server:
         if room < 0:
@@ -148,7 +148,7 @@ async def test_a_large_message_counts_as_long_as_its_call_runs(room: int) -> Non
         assert server.held_bytes == 0
 
 
-async def test_a_large_message_counts_besides_what_its_session_holds() -> None:
+async def test_a_large_message_is_charged_besides_its_session() -> None:
     engine = TokenEngine(max_model_len=200_000)
     async with serving(engine) as server:
         session = await server.open()
@@ -163,7 +163,7 @@ async def test_a_large_message_counts_besides_what_its_session_holds() -> None:
         assert server.held_bytes == 4 * 50_003
 
 
-async def test_a_server_that_is_full_still_closes_sessions() -> None:
+async def test_a_full_server_still_closes_sessions() -> None:
     async with serving() as server:
         session = await server.open()
         budget = server.app.sessions.budget
@@ -177,7 +177,7 @@ async def test_a_server_that_is_full_still_closes_sessions() -> None:
 # how many
 
 
-async def test_calls_at_a_time() -> None:
+async def test_the_number_of_calls_is_limited() -> None:
     engine = TokenEngine()
     own = [("grpc.use_local_subchannel_pool", 1)]
     async with serving(engine, connections=3) as server:
@@ -200,7 +200,7 @@ async def test_calls_at_a_time() -> None:
             await server.events(sessions[3], [5])
 
 
-async def test_connections_at_a_time() -> None:
+async def test_the_number_of_connections_is_limited() -> None:
     async with serving(connections=2) as server, raw_http2(server.port) as one, raw_http2(server.port) as two:
         await one.until(lambda: one.greeted)
         await two.until(lambda: two.greeted)
@@ -213,7 +213,7 @@ async def test_connections_at_a_time() -> None:
 # what is no message
 
 
-async def test_what_is_no_message_of_the_call() -> None:
+async def test_an_invalid_message_is_refused() -> None:
     async with serving() as server:
         bare: Any = server.channel.unary_unary(CLOSE)
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
@@ -278,5 +278,5 @@ async def test_entries_of_a_field(field: str) -> None:
         ("unix:/run/omni_ws", None),
     ],
 )
-def test_what_a_peer_is_counted_under(peer: str, counted: str | None) -> None:
+def test_the_holder_of_a_peer(peer: str, counted: str | None) -> None:
     assert Addresses().counted(peer_address(peer)) == counted
