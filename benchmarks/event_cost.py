@@ -65,6 +65,7 @@ async def batch(live: LiveSessions, frames: list[bytes]) -> float:
     attachment: Any = WebSocketSession(
         connection, session, binary_audio=False, keep_alive=KeepAliveSettings(ping_interval=None, ping_timeout=None)
     )
+    session.attach(attachment)
     acks = getattr(attachment, "acks", attachment)
     acknowledge = acks.acknowledge if hasattr(acks, "acknowledge") else acks._acknowledge
     began = time.process_time()
@@ -73,6 +74,7 @@ async def batch(live: LiveSessions, frames: list[bytes]) -> float:
         if number % FRAMES_PER_ACK == 0:
             acknowledge()
     took = time.process_time() - began
+    session.detach(attachment)
     session.end(None)
     await asyncio.sleep(0)
     await live.wait_closed()

@@ -1,4 +1,24 @@
-"""LiveSession: a conversation that outlives its connections, for as long as its client may come back."""
+"""A live session: a conversation that outlives its connections.
+
+**Connections.** A session speaks through one connection at a time, its Attachment. ``attach`` hands the conversation to
+a connection: from then on it is notified of output, of room, and of timers. ``detach`` takes it back when that is lost.
+While a session is disconnected its requests are still answered, up to what the outbox holds. No time-out of
+the client runs except the grace period, at whose end the session ends.
+
+**Resume.** A client that lost its connection opens another, and names its session, a token, and the last output that it
+received. ``resume`` rewinds the outbox to that output from the journal of what was sent. A connection that is still
+there, because the server has not noticed its loss, is replaced: what it has not sent is sent by the new one. Silence
+and gaps are counted from the moment of the resume.
+
+**Tokens.** Each connection is given a token for the next one. Resuming spends the token, and the new one is in the
+first frame over the new connection, which may be lost before that frame arrives. So the spent token is accepted until
+the client is heard over the new connection. The session keeps digests of both, never the tokens.
+
+**The end.** ``end`` sets the reason; ``run`` then stops the answers, lets the connection send what is left, and waits
+until it is gone. ``drain`` ends the session in order: requests that are open get their answers first, and a client that
+is disconnected may come back for them within its grace period. Draining is no state of its own, as connections still
+come and go: there is a deadline, and the conversation is closing.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +26,8 @@ import asyncio
 import hashlib
 import hmac
 import secrets
-from typing import Protocol
+from enum import Enum
+from typing import Final, Protocol
 
 from omni_ws.core.chunks import FinishReason
 from omni_ws.errors import ORDERLY_ENDS, OmniError, ShuttingDown
@@ -21,46 +42,104 @@ class Attachment(ConversationOwner, Protocol):
     """The connection that a session speaks through."""
 
     def replaced(self) -> None:
-        """Another connection has taken over."""
+        """Another connection has taken over the session."""
 
     def session_over(self, error: OmniError | None) -> None:
-        """The last messages are in the outbox: say them, and leave by ``detach``."""
+        """The last messages are in the outbox: send them, close, and ``detach``.
+
+        ``error`` is the reason to close with; None where no client is there to read it.
+        """
+
+
+class LiveState(Enum):
+    """The state of a live session.
+
+    ============  =======================  =======================  ===========================  ============
+    state         ``attach``, ``resume``   ``detach``               ``end``, answers have ended  ``run`` ends
+    ============  =======================  =======================  ===========================  ============
+    NEW           ATTACHED                                          ENDING                       ENDED
+    ATTACHED      ATTACHED (replaced)      DISCONNECTED, or ENDING  ENDING                       ENDED
+    DISCONNECTED  ATTACHED                                          ENDING                       ENDED
+    ENDING                                                                                       ENDED
+    ENDED
+    ============  =======================  =======================  ===========================  ============
+
+    ``detach`` leads to ENDING where there is no grace period, or nothing is left for the client to come back for.
+    """
+
+    NEW = "no connection was attached yet"
+    ATTACHED = "a connection sends and receives"
+    DISCONNECTED = "the client may come back within its grace period"
+    ENDING = "the answers are stopped, and the last messages sent"
+    ENDED = "everything is released"
+
+
+_FOLLOWING: Final = {
+    LiveState.NEW: frozenset({LiveState.ATTACHED, LiveState.ENDING, LiveState.ENDED}),
+    LiveState.ATTACHED: frozenset({LiveState.DISCONNECTED, LiveState.ENDING, LiveState.ENDED}),
+    LiveState.DISCONNECTED: frozenset({LiveState.ATTACHED, LiveState.ENDING, LiveState.ENDED}),
+    LiveState.ENDING: frozenset({LiveState.ENDED}),
+    LiveState.ENDED: frozenset[LiveState](),
+}
 
 
 class LiveSession:
-    """Connections come by ``attach`` or ``resume`` and go by ``detach``; ``run`` lasts until the session is over.
+    """A conversation of any number of requests, over one connection at a time. See above for its life.
 
-    While no connection is there answers are still made, up to what the outbox holds, and no clock of the client runs
-    but the one of ``grace`` (seconds; 0: a session ends with its connection).
+    ``grace`` is the time in seconds that a client has to come back; with 0 a session ends with its connection.
     """
 
     def __init__(self, session_id: str, conversation: Conversation, outbox: Outbox, *, grace: float) -> None:
         self.session_id = session_id
         self.conversation = conversation
         self.outbox = outbox
-        #: Set when the session must end: with the reason to tell the client, None where there is nobody to tell.
-        self.ending: asyncio.Future[OmniError | None] = asyncio.get_running_loop().create_future()
         self.recording: SessionRecording | None = None
+        #: Changed by ``_set_state`` only.
+        self.state = LiveState.NEW
+        #: Digest of the token with which the client resumed, until it is heard over the new connection.
+        self.spent_token: bytes | None = None
         self._grace = grace
         self._loop = asyncio.get_running_loop()
+        #: Digest of the token of the newest connection.
         self._token = b""
-        #: The token that the client came back with, until it is heard over the new connection.
-        self.spent_soon: bytes | None = None
         self._attachment: Attachment | None = None
+        #: Set while there is no attachment, also when the session is ending.
         self._detached = asyncio.Event()
         self._detached.set()
         self._grace_timer: asyncio.TimerHandle | None = None
+        #: Set with ENDING: the reason to close with, None where no client is there to read it.
+        self._reason: asyncio.Future[OmniError | None] = self._loop.create_future()
+        #: When a drain is to be over, on the loop's clock.
         self._drained_by: float | None = None
-        self._announced_closing = False
+        self._closing_announced = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether input is taken, and connections may come and go."""
+        return self.state not in (LiveState.ENDING, LiveState.ENDED)
+
+    @property
+    def disconnected(self) -> bool:
+        """Whether there is no connection, in whatever state."""
+        return self._attachment is None
+
+    def _set_state(self, state: LiveState) -> None:
+        if state not in _FOLLOWING[self.state]:
+            raise RuntimeError(f"illegal transition from {self.state.name} to {state.name}")
+        self.state = state
+        if self._grace_timer is not None:
+            self._grace_timer.cancel()
+            self._grace_timer = None
 
     # tokens
 
     @property
     def resumable(self) -> bool:
-        return self._grace > 0 and not self.ending.done()
+        """Whether the client may come back after it has lost its connection."""
+        return self._grace > 0 and self.is_open
 
     def new_token(self) -> str | None:
-        """The token to come back with; None where there is no coming back."""
+        """A token for the next connection, which replaces the one before; None where there can be none."""
         if not self.resumable:
             return None
         token = secrets.token_urlsafe(24)
@@ -68,40 +147,37 @@ class LiveSession:
         return token
 
     def admits(self, token: str) -> bool:
-        """Whether whoever presents this token may take the session over."""
+        """Whether a client with this token may take over the session. Takes the same time for any wrong token."""
         presented = _digest(token)
         current = hmac.compare_digest(presented, self._token)
-        earlier = self.spent_soon is not None and hmac.compare_digest(presented, self.spent_soon)
-        return self.resumable and (current or earlier)
+        spent = self.spent_token is not None and hmac.compare_digest(presented, self.spent_token)
+        return self.resumable and (current or spent)
 
     def spend(self, token: str) -> None:
-        """Until its holder is heard over the new connection, it may be all that there is to come back with."""
-        self.spent_soon = _digest(token)
+        """The token has been used; see the module on why it is accepted for a while longer."""
+        self.spent_token = _digest(token)
 
-    def heard(self) -> None:
-        """The client has the token of its newest connection: no other is good for anything any more."""
-        self.spent_soon = None
+    def confirm_token(self) -> None:
+        """The client was heard over its newest connection, so that it has the token of that."""
+        self.spent_token = None
 
     # connections
 
-    @property
-    def away(self) -> bool:
-        """Whether the client has no connection just now."""
-        return self._attachment is None
-
     def attach(self, attachment: Attachment) -> None:
-        """From here on the session speaks through this connection."""
+        """From now on the session speaks through this connection, the first one or the next."""
+        self._set_state(LiveState.ATTACHED)
         self._attachment = attachment
         self._detached.clear()
         self.conversation.attach(attachment)
-        if self._grace_timer is not None:
-            self._grace_timer.cancel()
-            self._grace_timer = None
+
+    def can_resume(self, last_output: int) -> bool:
+        """Whether all outputs after this one are still there to be sent."""
+        return self.outbox.can_rewind(last_output)
 
     def resume(self, attachment: Attachment, last_output: int) -> tuple[SessionResumedFrame, InputAckFrame]:
-        """Go on over another connection, whose client has heard the outputs up to this one; see ``can_resume``.
+        """Go on over another connection, whose client has received the outputs up to ``last_output``.
 
-        Returns what is to be said over it before anything else.
+        ``can_resume`` and ``resumable`` must hold. Returns the frames to send before anything else.
         """
         self.release()
         conversation = self.conversation
@@ -123,74 +199,79 @@ class LiveSession:
         )
         return resumed, ack
 
-    def can_resume(self, last_output: int) -> bool:
-        return self.outbox.can_rewind(last_output)
-
     def release(self) -> None:
-        """Let go of the connection that is there, which another one replaces."""
-        attachment = self._attachment
-        if attachment is not None:
-            self._unhook()
+        """Part with the connection, if there is one, in favour of another."""
+        if (attachment := self._attachment) is not None:
+            self._part()
             attachment.replaced()
 
-    def _unhook(self) -> None:
-        self._attachment = None
-        self._announced_closing = False
-        self._detached.set()
-        self.conversation.detach()
-
     def detach(self, attachment: Attachment) -> None:
-        """A connection is gone. Where it is the session's, the client has its grace to come back."""
+        """The connection is gone. Nothing happens where it is not the session's any more."""
         if self._attachment is not attachment:
             return
-        self._unhook()
+        self._part()
         if not self.resumable:
             self.end(None)
             return
         self.outbox.drop_of_the_moment()
         self._grace_timer = self._loop.call_later(self._grace, self.end, None)
-        self._end_if_forgotten()
+        self._end_if_complete()
+
+    def _part(self) -> None:
+        if self.is_open:
+            self._set_state(LiveState.DISCONNECTED)
+        self._attachment = None
+        self._closing_announced = False
+        self._detached.set()
+        self.conversation.detach()
 
     # life
 
     async def run(self) -> None:
-        """Until the session is over, and its last connection gone."""
+        """The life of the session: returns when it has ended and its last connection is gone."""
         answers = asyncio.create_task(self.conversation.run(), name=f"conversation {self.session_id}")
         answers.add_done_callback(self._answers_ended)
         try:
-            error = await self.ending
+            error = await self._reason
             await self._stop(answers)
             if self._attachment is not None:
                 self._attachment.session_over(error)
                 await self._detached.wait()
         finally:
+            self._set_state(LiveState.ENDED)
             await self._stop(answers)
             self.outbox.close()
             self.conversation.observed.ended()
 
     async def _stop(self, answers: asyncio.Task[None]) -> None:
-        if self._grace_timer is not None:
-            self._grace_timer.cancel()
         answers.cancel()
         await asyncio.gather(answers, return_exceptions=True)
         self.conversation.end()
 
     def end(self, error: OmniError | None) -> None:
-        """End the session for this reason, at the next opportunity; None where there is nobody to tell it to."""
-        if self.ending.done():
+        """End the session at the next opportunity. Only the first reason counts.
+
+        ``error`` is the reason to close with; None where no client is there to read it.
+        """
+        if not self.is_open:
             return
-        self.ending.set_result(error)
+        self._end_with(error)
         if error is not None and not isinstance(error, ORDERLY_ENDS):
             # Before the finals of the requests that end with the session.
             self.conversation.finish_reason_at_end = FinishReason.ERROR
             self.outbox.put_nowait(error)
 
-    def drain(self, time_left: float) -> None:
-        """The server is going: requests that are open get their answers, then the session ends.
+    def _end_with(self, error: OmniError | None) -> None:
+        self._set_state(LiveState.ENDING)
+        if not self._reason.done():  # which is cancelled with ``run``
+            self._reason.set_result(error)
 
-        A client that is away is waited for while there is something to tell it, and it has time to come back.
+    def drain(self, time_left: float) -> None:
+        """Answer the requests that are open, refuse new ones, and end the session then, within ``time_left`` seconds.
+
+        A client that is disconnected keeps its grace period while there is something to send to it.
         """
-        if self.ending.done():
+        if not self.is_open:
             return
         self._drained_by = self._loop.time() + time_left
         if self._attachment is not None:
@@ -199,9 +280,9 @@ class LiveSession:
         self.conversation.close()
 
     def announce_closing(self, error: OmniError, time_left: float) -> None:
-        """Say once that the session is about to be closed in good order."""
-        if not self._announced_closing:
-            self._announced_closing = True
+        """Send ``session_closing``, once over each connection: the session is about to be closed in good order."""
+        if not self._closing_announced:
+            self._closing_announced = True
             self.outbox.put_nowait(
                 SessionClosingFrame(
                     reason=error.code, retryable=error.wire.retryable, time_left_ms=round(time_left * 1000)
@@ -214,23 +295,23 @@ class LiveSession:
         self.announce_closing(ShuttingDown("the server is shutting down"), time_left)
 
     def _answers_ended(self, answers: asyncio.Task[None]) -> None:
-        if answers.cancelled() or self.ending.done():
+        if answers.cancelled() or not self.is_open:
             return
         failure = answers.exception()
         assert failure is None or isinstance(failure, OmniError)
         if failure is not None:
-            self.ending.set_result(failure)  # which the client has been told
+            self._end_with(failure)  # its error frame is in the outbox already
         elif self._attachment is not None:
-            self.ending.set_result(ShuttingDown("the server is shutting down"))
+            self._end_with(ShuttingDown("the server is shutting down"))
         else:
-            self._end_if_forgotten()
+            self._end_if_complete()
 
     @property
     def _answered_all(self) -> bool:
         return self.conversation.closing and not self.conversation.busy
 
-    def _end_if_forgotten(self) -> None:
-        """All is answered, and nothing is left to say to a client that is away."""
+    def _end_if_complete(self) -> None:
+        """End a session whose client is disconnected, when it is drained and has nothing left to send."""
         if self._answered_all and not self.outbox:
             self.end(None)
 

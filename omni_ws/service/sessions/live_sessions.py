@@ -1,4 +1,4 @@
-"""LiveSessions: the sessions of one front end, by their ids, connected or waiting for their client to return."""
+"""The live sessions of a front end, by their ids, connected or not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Living:
 
 
 class LiveSessions:
-    """Owns the task of each session; whoever serves a connection comes and goes."""
+    """Opens sessions, owns the task of each, and finds those that clients resume."""
 
     def __init__(self, factory: SessionFactory, *, origin: str, grace: float) -> None:
         """``origin`` labels the sessions in metrics and logs; ``grace`` is in seconds, see LiveSession."""
@@ -33,9 +33,9 @@ class LiveSessions:
         self._living: dict[str, _Living] = {}
 
     def open(self, key: ApiKey | None, *, client: str = "") -> LiveSession:
-        """``client`` is the address that it comes from.
+        """A new session, to be attached to a connection. ``client`` is the address of its client.
 
-        Raises what stands in the way: ShuttingDown, EngineOverloaded, RateLimited, EngineFailed.
+        Raises ShuttingDown, EngineOverloaded, RateLimited or EngineFailed.
         """
         with ExitStack() as place:
             place.enter_context(self._factory.admission.session(key, client=client, many_requests=True))
@@ -65,9 +65,9 @@ class LiveSessions:
                     session.recording.finish()
 
     def claim(self, session_id: str, token: str, key: ApiKey | None) -> LiveSession:
-        """The session that this token is for, which is spent thereby.
+        """The session to resume with this token, which is spent by that.
 
-        Raises SessionNotFound, which does not say what is wrong: somebody else's session is nobody's business.
+        Raises SessionNotFound, whatever is wrong: only its own client may learn that a session exists.
         """
         living = self._living.get(session_id)
         if living is not None and living.key_name == (key.name if key else None) and living.session.admits(token):
@@ -75,8 +75,8 @@ class LiveSessions:
             return living.session
         raise SessionNotFound("there is no such session to resume, or not with this token", param="session_id")
 
-    async def give_up(self, session: LiveSession) -> None:
-        """End a session that its own client cannot go on with, and wait until its place is free."""
+    async def end(self, session: LiveSession) -> None:
+        """End a session that its client cannot resume, and wait until its slot is free."""
         session.release()
         session.end(None)
         living = self._living.get(session.session_id)
@@ -84,20 +84,22 @@ class LiveSessions:
             await asyncio.wait([living.life])
 
     @property
-    def away(self) -> int:
+    def disconnected(self) -> int:
         """How many sessions have no connection."""
-        return sum(living.session.away for living in self._living.values())
+        return sum(living.session.disconnected for living in self._living.values())
 
     def drain(self, time_left: float) -> None:
-        """Sessions end when their open requests are answered."""
+        """Let all sessions end when their open requests are answered, within ``time_left`` seconds."""
         for living in tuple(self._living.values()):
             living.session.drain(time_left)
 
     def end_all(self, error: OmniError) -> None:
+        """End all sessions now, with ``error`` as the reason."""
         for living in tuple(self._living.values()):
             living.session.end(error)
 
     async def wait_closed(self) -> None:
+        """Wait until no session is left."""
         lives = [living.life for living in self._living.values()]
         if lives:
             await asyncio.wait(lives)

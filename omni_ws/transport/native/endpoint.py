@@ -194,7 +194,7 @@ class StreamingInput(FrontEnd):
             resumes.labels("resync").inc()
             message = f"what came after output {returning.last_output} is not kept any more"
             _say(connection, ResyncRequired(message, param="last_output"))
-            await self._live.give_up(session)
+            await self._live.end(session)
             return None
         connection = recorded(connection, session.recording, last_output=returning.last_output)
         attachment = self._attachment(connection, session, binary_audio=handshake.binary_audio)
@@ -216,7 +216,7 @@ class StreamingInput(FrontEnd):
     @property
     def sessions_away(self) -> int:
         """How many sessions wait for their client to come back."""
-        return self._live.away
+        return self._live.disconnected
 
     def drain(self, time_left: float) -> None:
         """Sessions end when their open requests are answered."""

@@ -13,7 +13,7 @@ from websockets.frames import CloseCode
 from omni_ws.core.chunks import InputChunk
 from omni_ws.errors import EngineOverloaded, InvalidRequest, OmniError, SessionConflict
 from omni_ws.service.failure import unexpected
-from omni_ws.service.sessions.live import LiveSession
+from omni_ws.service.sessions.live import LiveSession, LiveState
 from omni_ws.transport.native.acknowledgements import AcknowledgementClock, Acknowledgements
 from omni_ws.transport.native.connection import Pause, StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings, PeerState
@@ -44,15 +44,25 @@ _FAREWELLS: Final = frozenset({CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY, C
 _VIOLATIONS: Final = frozenset({CloseCode.PROTOCOL_ERROR, CloseCode.INVALID_DATA, CloseCode.MESSAGE_TOO_BIG})
 
 
-class Parting(Enum):
-    """Why a connection and its session part while the session lives on."""
+class Serving(Enum):
+    """Whether a connection serves its session: SERVING, until it is any of the others, for good.
 
-    LOST = "the connection is gone"
-    REPLACED = "another connection has taken the session over"
+    ``connection_closing`` leads to LOST where the session may be resumed. Where it may not, the session ends, and
+    ``session_over`` leads to OVER, as it does for any other end. ``replaced`` leads to REPLACED.
+    """
+
+    SERVING = "frames are received and sent"
+    LOST = "the connection is gone, and the session waits for another"
+    REPLACED = "another connection has taken over the session"
+    OVER = "the session is over: what is left is sent, and the connection closed"
+
+
+_SERVING: Final = Serving.SERVING  # found faster than a member of an enum
+_ATTACHED: Final = LiveState.ATTACHED
 
 
 class WebSocketSession:
-    """Frames in, frames out, the clock of one connection; what they mean is the conversation's business."""
+    """Attaches a session to a native WebSocket: frames in, frames out, and the timers of the connection."""
 
     def __init__(
         self,
@@ -63,10 +73,9 @@ class WebSocketSession:
         keep_alive: KeepAliveSettings,
         ack_clock: AcknowledgementClock | None = None,
     ) -> None:
-        """``ack_clock`` is what all connections of a server share."""
+        """``ack_clock`` is shared by all connections of a server."""
         self._connection = connection
         self._session = session
-        self._ending = session.ending
         self._conversation = session.conversation
         self._configuration = session.conversation.configuration
         self._stream = session.conversation.stream
@@ -76,9 +85,10 @@ class WebSocketSession:
         self.output_ready = self.resume_output = self.output.schedule
         self._loop = asyncio.get_running_loop()
         self._keep_alive = KeepAlive(keep_alive, now=self._loop.time())
-        #: Set when the session needs this connection no more: with the reason to tell the client, None where there is
-        #: nobody to tell.
-        self._over: asyncio.Future[OmniError | Parting | None] = self._loop.create_future()
+        #: Changed by ``_leave`` only.
+        self._state = Serving.SERVING
+        #: Done with the reason to close with, if any, when the state changes.
+        self._left: asyncio.Future[OmniError | None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
         #: When it is to fire. The handle cannot always tell: uvloop makes no timer for less than half a millisecond.
         self._timer_due = 0.0
@@ -98,54 +108,61 @@ class WebSocketSession:
             self.output.schedule()
             self._connection.attach(self)
             self.timer_changed()
-            match await self._over:
-                case OmniError() as error:
-                    await self.output.say_goodbye(error)
-                case Parting.REPLACED:
-                    await self.output.make_way()
+            error = await self._left
+            if self._state is Serving.REPLACED:
+                await self.output.make_way()
+            elif error is not None:
+                await self.output.say_goodbye(error)
         finally:
+            self._leave(Serving.LOST)
             self.acks.stop()
             if self._timer is not None:
                 self._timer.cancel()
             self._session.detach(self)
 
+    def _leave(self, state: Serving, error: OmniError | None = None) -> None:
+        """Change the state, unless the connection has left already."""
+        if self._state is not Serving.SERVING:
+            return
+        self._state = state
+        if not self._left.done():  # which is cancelled with ``run``
+            self._left.set_result(error)
+
     def session_over(self, error: OmniError | None) -> None:
-        if not self._over.done():
-            self._over.set_result(error)
+        self._leave(Serving.OVER, error)
 
     def replaced(self) -> None:
         self.output.stop()
-        if not self._over.done():
-            self._over.set_result(Parting.REPLACED)
+        self._leave(Serving.REPLACED)
 
     def connection_closing(self) -> None:
         self.output.stop()
-        if self._over.done():
+        if self._state is not Serving.SERVING:
             return
         if not self._session.resumable or _ended_by_client(self._connection):
             self._session.end(None)
-            return
-        self._over.set_result(Parting.LOST)
-        self._session.detach(self)
+        else:
+            self._leave(Serving.LOST)
+            self._session.detach(self)
 
     def receive_pong(self, data: bytes) -> None:
-        if not self._over.done():
-            self._session.heard()
+        if self._state is Serving.SERVING:
+            self._session.confirm_token()
 
     @property
     def _listening(self) -> bool:
-        """Whether input counts. It does not once the session is ending, or goes on elsewhere."""
-        return not (self._ending.done() or self._over.done())
+        """Whether input counts. It does not once the session is ending, or has another connection."""
+        return self._state is _SERVING and self._session.state is _ATTACHED
 
     # input
 
     def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
         """One whole message. Runs inside the socket's callback, so nothing may escape."""
-        if self._ending.done() or self._over.done():
+        if self._state is not _SERVING or self._session.state is not _ATTACHED:
             return
         now, stream = self._connection.heard_at, self._stream
-        if self._session.spent_soon is not None:
-            self._session.heard()
+        if self._session.spent_token is not None:
+            self._session.confirm_token()
         try:
             frame = decode_frame(data) if is_text else decode_input(data)
             if type(frame) is InputChunk:

@@ -124,7 +124,7 @@ class PhoneCall:
 
     @property
     def _listening(self) -> bool:
-        return not self._session.ending.done()
+        return self._session.is_open
 
     # input
 

@@ -233,9 +233,9 @@ async def test_token_is_spent_by_the_first_sign_of_the_client(sign: str) -> None
         async with raw_websocket(server, query=wanted) as raw:
             resumed = await raw.until("session_resumed")
             (living,) = server.native._live._living.values()
-            assert living.session.spent_soon is not None
+            assert living.session.spent_token is not None
             await raw.send(SIGNS[sign])  # and no pong to the server's ping
-            await server.until(lambda: living.session.spent_soon is None, "the sign")
+            await server.until(lambda: living.session.spent_token is None, "the sign")
             await refused(server, wanted)
             raw.vanish()
         await server.until(lambda: detached(server))
