@@ -24,6 +24,7 @@ class EventQueue:
         self._writable = asyncio.Event()
 
     async def put(self, event: Event) -> None:
+        """Appends an event; waits while the queue is full."""
         while self.queued >= self.capacity and not self.closed:
             self._writable.clear()
             await self._writable.wait()

@@ -278,6 +278,7 @@ class TranscriptView:
         self.interim = ""
 
     def add(self, chunk: TranscriptChunk) -> None:
+        """Applies a piece: an interim one replaces ``interim``, a settled one ends it."""
         if chunk.interim:
             self.interim = chunk.text
         else:
@@ -336,6 +337,7 @@ class AnswerBuilder:
         self._errors: list[OmniError] = []
 
     def add(self, event: Event) -> None:
+        """Adds an event. Events that are no part of an answer are ignored."""
         match event:
             case Reconnected():
                 self._restart()

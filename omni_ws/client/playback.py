@@ -36,6 +36,7 @@ class PlaybackBuffer:
         return self._buffered == 0 and self._ended
 
     def write(self, audio: bytes) -> None:
+        """Appends audio."""
         with self._lock:
             if audio:
                 self._chunks.append(memoryview(audio))

@@ -32,6 +32,7 @@ class ProfileEvent(msgspec.Struct, frozen=True):
 
     @property
     def monotonic_ns(self) -> int | None:
+        """Monotonic time in nanoseconds; None if the writer recorded none."""
         value = self.metadata.get("monotonic_ns")
         return value if type(value) is int else None
 

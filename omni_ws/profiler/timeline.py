@@ -100,6 +100,7 @@ class Timeline:
 
     @property
     def start(self) -> int:
+        """Time of the first event."""
         return self.at(self.events[0])
 
     @property

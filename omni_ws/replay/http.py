@@ -125,9 +125,11 @@ class HttpReplay:
         self._session_id: str | None = None
 
     def recorded(self) -> Answers:
+        """The recorded answers."""
         return answers_of(self._then, is_session=self._is_session)
 
     async def run(self) -> Answers:
+        """Replays all exchanges; returns the answers."""
         try:
             async with asyncio.TaskGroup() as group:
                 for number, then in enumerate(self._then):

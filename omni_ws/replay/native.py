@@ -70,6 +70,7 @@ class NativeReplay:
         self._cut_short: set[int] = set()
 
     async def run(self) -> Answers:
+        """Replays the session; returns the answers."""
         try:
             for step in _steps(self._recording.events, self._then):
                 await self._take(step)

@@ -35,6 +35,7 @@ class Result:
         return self.now is not None and not self.differences
 
     def pairs(self) -> Iterator[tuple[ReplayedAnswer, ReplayedAnswer]]:
+        """Yields recorded and replayed answers by place, as far as both exist."""
         yield from zip(self.then.answers, self.now.answers if self.now else (), strict=False)
 
 

@@ -33,16 +33,20 @@ class Target:
 
     @property
     def authority(self) -> str:
+        """Host and port, as in a URL."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 
     @property
     def headers(self) -> dict[str, str]:
+        """Headers that authenticate."""
         return {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
 
     @property
     def tls(self) -> ssl.SSLContext | None:
+        """TLS context; None for a plain connection."""
         return ssl.create_default_context() if self.secure else None
 
     def websocket(self, target: str) -> str:
+        """URL of a WebSocket at a path."""
         return f"{'wss' if self.secure else 'ws'}://{self.authority}{target}"
