@@ -38,7 +38,8 @@ export class ConversationView {
     if (this.#following) this.#log.scrollTop = this.#log.scrollHeight;
   }
 
-  #showUser({ you, settled, interim, images }, { user, answer }) {
+  #showUser({ you, settled, interim, images }, { kind, user, answer }) {
+    you.hidden = kind === "greeting";
     setText(settled, user.text);
     const rest = user.interim ? (user.text ? " " : "") + user.interim : "";
     const wordless = !user.text && !rest && !user.images.length;

@@ -31,7 +31,7 @@ export class Conversation extends EventTarget {
     return this.turns.findLast((turn) => isOwed(turn)) ?? null;
   }
 
-  /* `kind` is spoken (with the page's own button), heard (the server noticed it) or written. */
+  /* `kind` is spoken (with the page's own button), heard (the server noticed it), written, or greeting (the server begins). */
   begin(kind, { text = "", images = [] } = {}) {
     const turn = {
       number: this.turns.length,
@@ -123,12 +123,24 @@ export class Conversation extends EventTarget {
     if (frame.type === "audio") return this.#named;
     const requestId = frame.request_id ?? frame.error?.request_id;
     if (!requestId) return null;
-    const turn = this.#turnOf(requestId);
+    const turn = frame.trigger === "greeting" ? this.#greeting(requestId) : this.#turnOf(requestId);
     if (frame.type === "output_chunk") this.#output(turn, frame);
     if (frame.type === "error" && !turn.unwanted) turn.answer.error = frame.error.code;
     if (frame.type !== "error") this.#named = turn;
     this.#changed(turn);
     return turn;
+  }
+
+  /* The server begins: nothing was said or written before this answer. */
+  #greeting(requestId) {
+    if (!this.#byRequest.has(requestId)) {
+      const turn = this.begin("greeting");
+      this.#awaiting.pop();
+      turn.user.done = true;
+      turn.requestId = requestId;
+      this.#byRequest.set(requestId, turn);
+    }
+    return this.#byRequest.get(requestId);
   }
 
   #turnOf(requestId) {

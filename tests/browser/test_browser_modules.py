@@ -167,6 +167,26 @@ async def test_an_answer_belongs_to_its_request(demo: DemoPage) -> None:
     ]
 
 
+async def test_a_greeting_answers_nothing(demo: DemoPage) -> None:
+    """What was asked meanwhile keeps its own answer."""
+    found = await demo.page.evaluate(
+        """async () => {
+          const { Conversation } = await import("/browser/conversation.js");
+          const conversation = new Conversation();
+          conversation.begin("written", { text: "asked" });
+          const started = { type: "response_started", request_id: "g", trigger: "greeting" };
+          for (const again of [started, started]) conversation.apply(again);
+          conversation.apply({ type: "output_chunk", request_id: "g", modality: "text", text: "Hello" });
+          conversation.apply({ type: "output_chunk", request_id: "g", final: true, finish_reason: "stop" });
+          conversation.apply({ type: "response_started", request_id: "r", trigger: "min_length" });
+          conversation.apply({ type: "output_chunk", request_id: "r", modality: "text", text: "answered" });
+          conversation.apply({ type: "output_chunk", request_id: "r", final: true, finish_reason: "stop" });
+          return conversation.turns.map((turn) => [turn.kind, turn.requestId, turn.user.done, turn.answer.text]);
+        }"""
+    )
+    assert found == [["written", "r", True, "answered"], ["greeting", "g", True, "Hello"]]
+
+
 async def test_what_was_heard_last_is_what_was_heard(demo: DemoPage) -> None:
     found = await demo.page.evaluate(
         """async () => {

@@ -190,3 +190,40 @@ async def test_neither_keys_nor_tokens_are_in_a_recording(tmp_path: Path) -> Non
     assert "a-secret-key" not in text
     assert token not in text
     assert lines(path)[0]["key"] == "phones"
+
+
+async def test_a_greeting_and_a_truncation_are_replayed(tmp_path: Path) -> None:
+    async with live_server(record=tmp_path / "r") as server, native_client(server) as client:
+        await client.configure(greeting="Hello there!")
+        await client.answer()
+        await client.say("one")
+        first = (await client.answer()).final["request_id"]
+        await client.send("history_truncate", request_id=first)
+        await client.until("history_truncated")
+        await client.say("two")
+        await client.answer()
+    (path,) = recordings(tmp_path / "r")
+    async with live_server(record=tmp_path / "again") as server:
+        replayed = await replay(
+            path, "--url", f"ws://127.0.0.1:{server.port}", "--speed", "max", "--compare", "exact", "--format", "json"
+        )
+    assert replayed.status == 0, replayed.output + replayed.errors
+    (session,) = replayed.report["sessions"]
+    assert len(session["answers"]) == 3
+    (twin,) = recordings(tmp_path / "again")
+    (told,) = [line["text"] for line in events(twin, "out") if "history_truncated" in line.get("text", "")]
+    assert '"dropped_requests":1' in told
+    assert first not in told
+
+
+async def test_a_recording_without_payloads_has_no_greeting(tmp_path: Path) -> None:
+    async with live_server(record=tmp_path / "r", record_payloads=False) as server, native_client(server) as client:
+        await client.configure(greeting="Hello there!")
+        await client.answer()
+        await client.send("history_truncate", request_id=client.guarantees.finished[0])
+        await client.until("history_truncated")
+    (path,) = recordings(tmp_path / "r")
+    written = path.read_text()
+    assert "Hello" not in written
+    assert client.guarantees.finished[0] in written
+    assert "dropped_requests" in written

@@ -171,7 +171,7 @@ class Configuration:
         if "modalities" not in wanted:
             changes["modalities"] = [name for name in ("text", "audio") if name in capabilities.output_modalities]
         if config.greeting and not rules.greeting:
-            raise UnsupportedParameter("a greeting begins a session of the native WebSocket only", param="greeting")
+            raise UnsupportedParameter("a session of one request has no greeting", param="greeting")
         if config.turn_detection is not None:
             changes |= _for_turns(config, rules, given=frozenset(rules.defaults) | frozenset(wanted))
         config = msgspec.structs.replace(config, **changes)
