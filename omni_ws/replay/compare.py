@@ -46,15 +46,15 @@ def differences(then: Answers, now: Answers, comparison: Comparison) -> list[str
         return []
     found: list[str] = []
     if len(then.answers) != len(now.answers):
-        found.append(f"{len(then.answers)} answers then, {len(now.answers)} now")
+        found.append(f"answers: {len(then.answers)} recorded, {len(now.answers)} replayed")
     for place, (old, new) in enumerate(zip(then.answers, now.answers, strict=False)):
         found += [f"answer {place}: {difference}" for difference in _differences(old, new, comparison)]
     if then.errors != now.errors:
-        found.append(f"errors {_names(then.errors)} then, {_names(now.errors)} now")
+        found.append(f"errors: {_names(then.errors)} recorded, {_names(now.errors)} replayed")
     for number, (was, is_) in enumerate(zip(then.ends, now.ends, strict=False)):
         ended = {end for end in (was, is_) if end.startswith("server")}
         if was != is_ and ended and not any(int(end.split()[1]) in ORDERLY_CLOSE_CODES for end in ended):
-            found.append(f"connection {number} was ended by the {was}, now by the {is_}")
+            found.append(f"end of connection {number}: {was} recorded, {is_} replayed")
     return found
 
 
@@ -62,13 +62,13 @@ def _differences(old: ReplayedAnswer, new: ReplayedAnswer, comparison: Compariso
     # The length of an answer that was cut short depends on timing.
     partial = old.is_partial and (new.is_partial or old.finish_reason is None)
     if old.finish_reason is not None and old.finish_reason != new.finish_reason:
-        yield f"finish_reason {old.finish_reason} then, {new.finish_reason} now"
+        yield f"finish_reason: {old.finish_reason} recorded, {new.finish_reason} replayed"
     if old.errors != new.errors:
-        yield f"errors {_names(old.errors)} then, {_names(new.errors)} now"
+        yield f"errors: {_names(old.errors)} recorded, {_names(new.errors)} replayed"
     for name in ("text", "transcript", "tool_calls"):
         was, is_ = getattr(old, name), getattr(new, name)
         if not (_agree(was, is_) if partial else was == is_):
-            yield f"{name} {_shown(was)} then, {_shown(is_)} now"
+            yield f"{name}: {_shown(was)} recorded, {_shown(is_)} replayed"
     if comparison is not Comparison.TEXT and not (same_audio(old, new, partial=partial)):
         yield from _audio_differences(old, new, exact=comparison is Comparison.EXACT, partial=partial)
 
@@ -81,20 +81,20 @@ def same_audio(old: ReplayedAnswer, new: ReplayedAnswer, *, partial: bool = Fals
 
 def _audio_differences(old: ReplayedAnswer, new: ReplayedAnswer, *, exact: bool, partial: bool) -> Iterator[str]:
     if exact:
-        yield f"audio of {len(old.audio)} bytes then, other audio of {len(new.audio)} bytes now"
+        yield f"audio: {len(old.audio)} bytes recorded, {len(new.audio)} different bytes replayed"
         return
     if partial:
         return  # different lengths have different levels
     try:
         was, is_ = _samples(old), _samples(new)
     except OmniError as error:
-        yield f"audio that cannot be read: {error.message}"
+        yield f"audio: cannot be decoded: {error.message}"
         return
     then_ms, now_ms = _length_ms(old, was), _length_ms(new, is_)
     if abs(then_ms - now_ms) > max(LENGTH_TOLERANCE_MS, LENGTH_TOLERANCE * then_ms):
-        yield f"{then_ms:.0f} ms of audio then, {now_ms:.0f} ms now"
+        yield f"audio: {then_ms:.0f} ms recorded, {now_ms:.0f} ms replayed"
     elif abs(level_db(was) - level_db(is_)) > LEVEL_TOLERANCE_DB:
-        yield f"audio of {level_db(was):.1f} dB then, of {level_db(is_):.1f} dB now"
+        yield f"audio level: {level_db(was):.1f} dB recorded, {level_db(is_):.1f} dB replayed"
 
 
 def _samples(answer: ReplayedAnswer) -> Samples:

@@ -122,7 +122,7 @@ async def test_another_text_is_a_difference(tmp_path: Path) -> None:
         different = await replay(path, "--url", url)
         tolerated = await replay(path, "--url", url, "--compare", "none")
     assert different.status == 1
-    assert "text 'hello there' then, 'something else' now" in different.output
+    assert "text: 'hello there' recorded, 'something else' replayed" in different.output
     assert tolerated.status == 0
 
 
@@ -161,7 +161,7 @@ async def test_errors_and_failing_closes_are_compared(tmp_path: Path) -> None:
     async with live_server(streaming_input={"reorder_window_chunks": 9000}) as server:
         replayed = await replay(path, "--url", f"ws://127.0.0.1:{server.port}", "--patience", "1")
     assert replayed.status == 1
-    assert "reorder_window_exceeded then" in replayed.output
+    assert "reorder_window_exceeded recorded" in replayed.output
 
 
 async def test_a_recording_of_one_engine_is_sent_to_another(tmp_path: Path) -> None:
