@@ -318,7 +318,7 @@ class Request:
         text = self.said.joined()
         if self.playback.stopped:
             text = heard_part(text, self.spoken, self.playback)
-        # Of a cancelled answer the client has seen half a call at most, which it cannot answer.
+        # A cancelled answer may end within a call: no client can answer that, and no engine takes it.
         cancelled = self.state is RequestState.CANCELLED
         calls = tuple(call for call in self.tool_calls if call.is_whole or not cancelled)
         return Message("assistant", text, tool_calls=calls)
