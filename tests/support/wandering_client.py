@@ -50,7 +50,8 @@ class Guarantees:
     def hear(self, frame: dict[str, Any]) -> None:
         now = self.now
         request_id = frame.get("request_id")
-        assert request_id not in now.finished or request_id is None, f"after its final: {frame}"
+        if frame["type"] != "history_truncated":  # which names a request, and is nothing of it
+            assert request_id not in now.finished or request_id is None, f"after its final: {frame}"
         match frame["type"]:
             case "response_started":
                 assert now.running is None, "two requests are answered at once"
@@ -129,6 +130,7 @@ class WanderingClient:
             self._tool_result: 2,
             self._finish: 4,
             self._cancel: 6,
+            self._truncate: 2,
             self._configure: 4,
             self._acknowledge: 8,
             self._nonsense: 4,
@@ -179,6 +181,10 @@ class WanderingClient:
         named = self.rng.choice([None, None, self.guarantees.now.running, "req_unknown", *self.guarantees.now.started])
         await self._say("cancel", request_id=named)
 
+    async def _truncate(self) -> None:
+        named = self.rng.choice(["req_unknown", self.guarantees.now.running, *sorted(self.guarantees.now.finished)])
+        await self._say("history_truncate", request_id=named)
+
     async def _configure(self) -> None:
         rng = self.rng
         patch: dict[str, Any] = {}
@@ -190,6 +196,8 @@ class WanderingClient:
             patch["overlap"] = rng.choice([None, "wait", "interrupt"])
         if rng.random() < 0.3:
             patch["max_lead_ms"] = rng.choice([None, 0, 400, 100_000])
+        if rng.random() < 0.2:
+            patch["greeting"] = rng.choice(["Hello there!", None])
         if rng.random() < 0.2:
             patch["start_policy"] = rng.choice(["on_first_chunk", "on_end_only", "on_min_length", None])
         if rng.random() < 0.2:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.inline_workers import InlineWorkers, loud, quiet
 from support.live_server import LiveServer, live_server
 from support.native_client import Answer, NativeClient, native_client
 from support.raw_http import raw_client, request
@@ -307,6 +308,34 @@ async def test_it_can_be_interrupted(ended_by: str) -> None:
             assert (await client.answer()).text == "one"
             assert engine.requests[-1].history == said("Hello! What")
         assert (await prompt(client, engine))[0] == said("Hello! What")[0]
+
+
+@pytest.mark.parametrize("may", [True, False])
+async def test_detected_speech_interrupts_it_where_it_may(may: bool) -> None:
+    pause = asyncio.Event()
+    engine = Reader(pause=pause)
+    async with live_server(engine) as server:
+        server.app.sessions.speech_workers = InlineWorkers()  # listening without threads and without a model
+        async with native_client(server) as client:
+            turns = {"type": "server_vad", "interrupt_response": may}
+            await client.configure(greeting=HELLO, turn_detection=turns, max_lead_ms=None)
+            greeting = await client.until("response_started")
+            while (await client.until("output_chunk"))["modality"] != "audio":
+                pass
+            speech = loud(1000) + quiet(1500)
+            for start in range(0, len(speech), 640):
+                await client.binary(speech[start : start + 640])
+            await client.until("speech_started")
+            if not may:
+                await client.until("speech_stopped")
+                pause.set()
+            answer = await client.answer()
+            assert answer.final["request_id"] == greeting["request_id"]
+            assert answer.reason == ("stop" if not may else "cancelled")
+            spoken = await client.answer()
+            assert spoken.reason == "stop"
+            assert spoken.final["request_id"] != greeting["request_id"]
+            assert [message.role for message in engine.requests[-1].history] == ["assistant"]
 
 
 async def test_one_that_is_interrupted_before_it_began_is_announced_and_ended() -> None:
