@@ -1,4 +1,4 @@
-"""InputBytes: what of an input is held, what waits, and how much came in all."""
+"""The bytes of an input: how many have arrived, how many are held, and for how many there is room."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from omni_ws.errors import PayloadTooLarge
 
 
 class InputBytes:
-    """``budget`` is shared by all inputs of the server."""
+    """Counts the bytes of one input against its limits and the server's budget.
+
+    ``budget`` is shared by all inputs of the server.
+    """
 
     def __init__(self, limits: StreamLimits, budget: ByteBudget) -> None:
         self.limits = limits
@@ -22,12 +25,15 @@ class InputBytes:
         self._closed = False
 
     def close(self) -> None:
-        """The session is over: nothing is held any more, and nothing that still comes is counted."""
+        """Release everything. What arrives later is not counted."""
         self._release(self.held_bytes)
         self._closed = True
 
     def hold_waiting(self, size: int) -> None:
-        """So many bytes more wait behind a gap."""
+        """Count ``size`` more bytes that wait behind a gap.
+
+        Raises PayloadTooLarge or EngineOverloaded where there is no room.
+        """
         self._check_total(size)
         self._hold(size)
         self.waiting_bytes += size

@@ -1,4 +1,4 @@
-"""InputStream: the ordered chunks of one session, cut into requests.
+"""The input of one session: its chunks in order, divided into requests.
 
 One reorder buffer for the whole session, one StreamingInputSession for each request in it, and two deadlines: of a gap
 that is not filled, and of a client that is silent.
@@ -31,7 +31,7 @@ from omni_ws.errors import (
 
 
 class _Consumed:
-    """Stands in the reorder buffer for a chunk that was refused: its number is used up."""
+    """Takes the place of a refused chunk in the reorder buffer, as its number is used up."""
 
 
 _CONSUMED: Final = _Consumed()
@@ -39,10 +39,14 @@ _TEXT: Final = Modality.TEXT  # found faster than a member of an enum
 
 
 class InputStream(InputBytes):
-    """``settings`` gives the input settings of a request that opens now.
+    """Receives the chunks of a session in any order, and returns what they mean as StreamEvents, in order.
 
-    ``budget`` is shared by all streams of the server. ``now`` is any monotonic clock in seconds. A chunk that is
-    refused with an exception leaves everything as it was; whether the stream is over then is the caller's decision.
+    Chunks are ordered by their numbers or by their offsets. Each belongs to the request that is open, or opens the next
+    one; the end of an input closes its request. While a chunk is missing, those after it wait.
+
+    ``settings`` returns the input settings for a request that opens. ``budget`` is shared by all streams of the server.
+    ``now`` is the time of any monotonic clock, in seconds. A chunk that is refused with an exception changes nothing;
+    whether the session ends because of it is up to the caller.
     """
 
     def __init__(
@@ -58,31 +62,31 @@ class InputStream(InputBytes):
         #: Whether a chunk after the end of the first request is a conflict instead of a second request.
         self.single_request = single_request
         self.reject_out_of_order = False
-        #: Whether input, once in order, becomes Diverted events: somebody else finds out which request it belongs to.
+        #: Whether input, once in order, becomes Diverted events: turn detection decides to which request it belongs.
         self.diverting = False
-        #: While an answer runs nothing is idle; whoever runs answers keeps this current, and calls ``touch`` at the
-        #: end of an answer, so that the silence is counted from there.
+        #: While an answer runs the session is not idle. Set by the caller, which also calls ``touch`` at the end of an
+        #: answer, so that the idle time begins there.
         self.answering = False
         self.duplicates = 0
-        #: The request whose input is open, or whose rest is being swallowed because it failed.
+        #: The request whose input is open, or the rest of whose input is discarded because it failed.
         self.current: StreamingInputSession | None = None
         self._settings = settings
-        #: For others to look at.
         self.reorder: ReorderBuffer[InputChunk | _Consumed] = ReorderBuffer(limits.reorder_window)
-        #: Whether chunks have numbers; None before there is any.
+        #: Whether chunks have numbers; None before the first chunk.
         self.numbered: bool | None = None
-        #: Instead of it, where chunks say where they begin.
+        #: Takes the place of ``reorder`` where chunks have offsets.
         self.offsets: OffsetBuffer | None = None
         self._text = WholeCharacters()
-        #: Numbers after which an end of input takes effect that came while a gap was open.
+        #: Numbers after which an end of input takes effect that arrived while a gap was open.
         self._finish_after: set[int] = set()
         #: The last number of a single request, where it is known and there may still be a gap before it.
         self._ends_at: int | None = None
-        #: Whether any chunk has come, and whether one has opened a request.
+        #: Whether any chunk was accepted.
         self.opened = False
+        #: Whether any chunk has opened a request.
         self._had_request = False
         self._last_activity = now
-        #: Since when a chunk is missing before others that have come.
+        #: Since when a chunk is missing before others that have arrived; None without a gap.
         self.gap_since: float | None = None
         #: Counts what a client that gets acknowledgements learns at once: duplicates, filled gaps, ends of input, and
         #: waiting chunks that were discarded.
@@ -91,10 +95,10 @@ class InputStream(InputBytes):
     # input
 
     def receive_chunk(self, chunk: InputChunk, *, now: float) -> Sequence[StreamEvent]:
-        """One chunk as it arrived.
+        """Receive one chunk, in the order of arrival.
 
         Raises PayloadTooLarge and ReorderWindowExceeded, which end the session; OutOfOrder and EngineOverloaded,
-        after which the same number may come again; InvalidValue when chunks with and without numbers are mixed;
+        after which the same chunk may be sent again; InvalidValue when chunks with and without numbers are mixed;
         SessionConflict after the end of a single request.
         """
         self._last_activity = now
@@ -118,7 +122,7 @@ class InputStream(InputBytes):
         return self._place(sequence_id, chunk, size, now)
 
     def refuse(self, sequence_id: int, *, now: float) -> Sequence[StreamEvent]:
-        """A chunk was refused whose number could be read: the number is used up and leaves no gap.
+        """Use up the number of a chunk that was refused, so that it leaves no gap.
 
         Raises ReorderWindowExceeded and OutOfOrder, as ``receive_chunk`` does.
         """
@@ -126,7 +130,7 @@ class InputStream(InputBytes):
         return [] if self.offsets is not None else self._place(sequence_id, _CONSUMED, 0, now)
 
     def finish(self, *, now: float) -> Sequence[StreamEvent]:
-        """The end of input, once everything that is buffered now has been released. Idempotent."""
+        """End the input behind everything that has arrived, waiting chunks included. Idempotent."""
         self._last_activity = now
         if self.offsets is not None:
             before = self.offsets.missing
@@ -141,22 +145,22 @@ class InputStream(InputBytes):
         return self._finish()
 
     def admit(self, chunk: InputChunk, *, by_speech: bool = False) -> Sequence[StreamEvent]:
-        """A chunk whose bytes are held already joins the open request, or opens the next one."""
+        """Add a diverted chunk, whose bytes are held already, to the open request or to a new one."""
         if self.current is not None and not self.current.keeps_input:
             self._release(len(chunk.payload))
         return self._assign(chunk, by_speech=by_speech)
 
     def end_input(self, trigger: StartTrigger, sequence_id: int | None) -> Sequence[StreamEvent]:
-        """The input of the open request ends here, whatever is diverted; nothing happens where none is open."""
+        """End the input of the open request, if there is one, also while input is diverted."""
         session, self.current = self.current, None
         return [] if session is None else [*self._text.end(), *session.finish(sequence_id, trigger=trigger)]
 
     def reweigh(self, difference: int) -> None:
-        """What is held without belonging to a request has become this much more, or less where it is negative."""
+        """Add ``difference`` to the bytes that are held for no request. It may be negative."""
         self._release(-difference)
 
     def cancel(self, *, now: float) -> None:
-        """Close the input that is open, or is being swallowed: the next chunk opens a new request."""
+        """Close the input that is open, or being discarded: the next chunk opens a new request."""
         self.drop_waiting(now=now)
         self._text.end()
         session, self.current = self.current, None
@@ -164,7 +168,7 @@ class InputStream(InputBytes):
             session.cancel()
 
     def drop_waiting(self, *, now: float) -> None:
-        """Give up on what waits behind a gap; numbering goes on after the highest number that waited."""
+        """Discard what waits behind a gap. Numbering continues after the highest number that waited."""
         self._last_activity = now
         if self.reorder.discard():
             self.notable_events += 1
@@ -176,33 +180,33 @@ class InputStream(InputBytes):
         self._ends_at = None
 
     def abandon(self, session: StreamingInputSession) -> None:
-        """The request is over before its input is: what still comes of it is swallowed, up to its end."""
+        """Discard the rest of the input of a request that is over before it."""
         session.fail()
 
     def touch(self, *, now: float) -> None:
-        """Any sign of life of the client."""
+        """Begin the idle time anew: the client was heard."""
         self._last_activity = now
 
     def unheard(self, *, now: float) -> None:
-        """Until now the client was not read, or not there: neither its silence nor its gap counts."""
+        """Begin the times of silence and gap anew: until now the client was not read, or not connected."""
         self._last_activity = now
         if self.gap_since is not None:
             self.gap_since = now
 
     def taken(self, session: StreamingInputSession, byte_count: int) -> None:
-        """The engine took over this much of what is held of a request; what was forgotten is not taken once more."""
+        """Release ``byte_count`` bytes of a request, which the engine has taken over; after ``forget``, none."""
         byte_count = min(byte_count, session.held_bytes)
         session.held_bytes -= byte_count
         self._release(byte_count)
 
     def forget(self, session: StreamingInputSession) -> None:
-        """The request is over: nothing of it is held any more."""
+        """Release all that is held of a request, which is over."""
         self.taken(session, session.held_bytes)
 
-    # what puts chunks in order
+    # for the OffsetBuffer
 
     def pass_on(self, chunk: InputChunk) -> Sequence[StreamEvent]:
-        """The next chunk in order, which has no number."""
+        """Accept the next chunk in order, which has no number."""
         events = self._deliver(chunk)
         self.reorder.next_sequence_id += 1
         return events
@@ -219,14 +223,14 @@ class InputStream(InputBytes):
     # time
 
     def get_timer(self) -> float | None:
-        """When ``handle_timer`` has something to do at the earliest."""
+        """The earliest time at which ``handle_timer`` may raise; None while nothing can time out."""
         when = math.inf if self.answering else self._last_activity + self.limits.session_timeout
         if self.gap_since is not None:
             when = min(when, self.gap_since + self.limits.reorder_timeout)
         return None if when == math.inf else when
 
     def handle_timer(self, *, now: float) -> None:
-        """Raises SequenceGap or SessionTimeout when their time has come; nothing changes otherwise."""
+        """Raise SequenceGap or SessionTimeout if it is due."""
         if self.gap_since is not None and now >= self.gap_since + self.limits.reorder_timeout:
             raise self.gap_error()
         if not self.answering and now >= self._last_activity + self.limits.session_timeout:
@@ -286,7 +290,7 @@ class InputStream(InputBytes):
         gap = offsets.missing
         if gap is None:
             self.gap_since = None
-        elif before is None or gap.stop > before.stop:  # one that is left behind another has a clock of its own
+        elif before is None or gap.stop > before.stop:  # a gap that is left behind another has its own deadline
             self.gap_since = now
 
     def _place(self, sequence_id: int, item: InputChunk | _Consumed, size: int, now: float) -> Sequence[StreamEvent]:
@@ -320,7 +324,7 @@ class InputStream(InputBytes):
         return []
 
     def _check_end(self, sequence_id: int, chunk: InputChunk) -> None:
-        """Nothing stands behind the end of a single request, whichever of the two arrives first."""
+        """Raise SessionConflict for content after the end of a single request, whichever of the two arrives first."""
         for behind, item in self.reorder.behind(sequence_id) if chunk.end_of_input else ():
             if isinstance(item, InputChunk) and not item.is_bare_end:
                 raise SessionConflict(
@@ -330,14 +334,14 @@ class InputStream(InputBytes):
             raise _ended(sequence_id)
 
     def _fill(self, item: InputChunk | _Consumed, now: float) -> Sequence[StreamEvent]:
-        """The item is the next one: pass it on with whatever it releases."""
+        """Accept the next item, and those that waited for it."""
         # Delivered before it is released: where there is no room for it, its number may come again.
         events: list[StreamEvent] = [*self._deliver(item)] if isinstance(item, InputChunk) else []
         following = self.reorder.next_sequence_id + 1
         waiting = self.reorder.release(item, now=now)[1:]
         if waiting:
             self.notable_events += 1
-            # A gap that is left is another gap, with a clock of its own.
+            # A gap that is left is another one, with its own deadline.
             self.gap_since = now if self.reorder else None
         for sequence_id, released in enumerate(waiting, following):
             if isinstance(released, InputChunk):
@@ -347,7 +351,7 @@ class InputStream(InputBytes):
                 self._finish_after.discard(sequence_id)
                 events += self._finish()
         if self.reorder and self._over:
-            self.drop_waiting(now=now)  # more ends, for which nothing has to come any more
+            self.drop_waiting(now=now)  # repeated ends
         return events
 
     def _deliver(self, chunk: InputChunk) -> Sequence[StreamEvent]:
@@ -387,7 +391,7 @@ class InputStream(InputBytes):
         return session.receive_chunk(chunk)
 
     def _repeats_end(self, chunk: InputChunk) -> bool:
-        """Whether this is another end of a single request, which changes nothing, whatever its number."""
+        """Whether this repeats the end of a single request, which changes nothing, whatever its number."""
         if not self.single_request or chunk.has_content:
             return False
         number, ends_at = chunk.sequence_id, self._ends_at
@@ -401,7 +405,7 @@ class InputStream(InputBytes):
         if self.diverting:
             self.notable_events += 1
             return [Diverted(None)]
-        if self.single_request and not self.opened:  # and what has an end and no input says so by itself
+        if self.single_request and not self.opened:  # a request without input, which fails as one
             return self._deliver(InputChunk.end())
         session, self.current = self.current, None
         if session is None:

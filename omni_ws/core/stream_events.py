@@ -1,4 +1,4 @@
-"""What an InputStream tells of what came."""
+"""The events that an InputStream returns for what it received."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class RequestOpened:
 
 @dataclass(frozen=True, slots=True)
 class Diverted:
-    """A chunk, or with None a bare end of input, that is in order and that no request was given.
+    """A chunk, or with None a bare end of input, in order but not assigned to a request.
 
-    Its bytes are held until it is admitted or its bytes are released.
+    Its bytes are held until the chunk is admitted, or they are released.
     """
 
     chunk: InputChunk | None
@@ -33,13 +33,13 @@ class Diverted:
 
 @dataclass(frozen=True, slots=True)
 class TextRefused:
-    """Text is not UTF-8. The error names the chunk, of which, or of whose last character, nothing is used."""
+    """Text is not UTF-8. The error names the chunk, which is discarded, or only its last character."""
 
     error: InvalidValue
 
 
 class ReceivedInput(Struct, frozen=True):
-    """Everything below ``next_sequence_id`` was accepted in order."""
+    """How much of an input has arrived: everything below ``next_sequence_id`` was accepted in order."""
 
     next_sequence_id: int
     buffered_chunks: int

@@ -1,4 +1,4 @@
-"""What an InputStream takes, and how long it waits."""
+"""The limits of an InputStream."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLimits:
-    """``max_held_bytes`` caps what the engine has not taken over yet, ``max_total_bytes`` all that ever comes, where it
-    is not None. Times in seconds."""
+    """The most that an InputStream accepts, in chunks and bytes, and how long it waits, in seconds."""
 
+    #: How far ahead of a missing chunk the others may be.
     reorder_window: int = 256
+    #: How long a chunk may be missing before the others.
     reorder_timeout: float = 10
+    #: How long nothing may arrive.
     session_timeout: float = 300
     max_chunk_bytes: int = 4 << 20
+    #: Bytes that the engine has not taken over yet.
     max_held_bytes: int = 64 << 20
+    #: Bytes of the whole input; None for no limit.
     max_total_bytes: int | None = None
