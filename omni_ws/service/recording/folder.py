@@ -1,4 +1,4 @@
-"""RecordingFolder: the files of recordings, and the removal of old ones. Used by one thread."""
+"""The folder of recordings: creates and extends its files, and removes old ones. Used by one thread."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Final
 from omni_ws.config.error import ConfigurationError
 from omni_ws.service.disk_space import check_space
 
-#: What a file of ours is called: nothing else in the folder is counted or removed.
+#: Names of recordings. No other file in the folder is counted or removed.
 _OURS: Final = re.compile(r"\d{8}T\d{6}_[A-Za-z0-9_-]+\.ndjson")
-#: What may never be asked for by a group or by others.
+#: Permissions that the folder may not give to its group or to others.
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 class NoRoom(Exception):
-    """All that is left in the folder is being written."""
+    """The folder is at its limit, and every recording in it is still being written."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,10 @@ class RecordingFolder:
         return self._total
 
     def prepare(self) -> None:
-        """Make the folder, or look at what is in it. Raises ConfigurationError for one that is not private."""
+        """Create the folder, or read what it contains.
+
+        Raises ConfigurationError where it is open to other users, or cannot be written.
+        """
         try:
             self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
             mode = self._path.stat().st_mode
@@ -74,7 +77,7 @@ class RecordingFolder:
                 self._total += status.st_size
 
     def create(self, name: str, data: bytes) -> None:
-        """A new file that begins with ``data``. Raises OSError and NoRoom."""
+        """Create a file that begins with ``data``. Raises OSError and NoRoom."""
         self.remove_old()
         self._make_room(len(data))
         self._files[name] = _File(name, 0, self._now(), live=True)
@@ -88,17 +91,20 @@ class RecordingFolder:
             raise
 
     def append(self, name: str, data: bytes, *, even_beyond: bool = False) -> None:
-        """Raises OSError, after which the file is as long as before, and NoRoom, unless ``even_beyond`` the limit."""
+        """Append ``data`` to a file; with ``even_beyond``, also beyond the limit of the folder.
+
+        Raises OSError, after which the file is as long as before, and NoRoom.
+        """
         if not even_beyond:
             self._make_room(len(data))
         self._write(self._files[name], data, 0)
 
     def finish(self, name: str) -> None:
-        """Nothing more is written to it: it may be removed when its time has come."""
+        """Nothing more is written to this file, which may be removed from now on."""
         self._files[name].live = False
 
     def remove_old(self) -> None:
-        """What is too old goes."""
+        """Remove the recordings that are older than ``max_age``."""
         if self._max_age:
             oldest = self._now() - self._max_age
             for file in [one for one in self._files.values() if not one.live and one.changed < oldest]:

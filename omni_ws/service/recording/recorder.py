@@ -1,7 +1,7 @@
-"""Recorder: what sessions receive and say, written to files by a thread of its own.
+"""The recorder: writes what sessions receive and send to files, in a thread of its own.
 
-Nothing here waits for a disk, and nothing that goes wrong with one reaches a session: a recording that cannot go on is
-cut, and says so in its last line.
+The event loop puts events into a queue that is bounded in bytes, and never waits for a disk. No failure of a disk
+reaches a session: a recording that cannot continue is cut, with the reason in its last line.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from omni_ws.wire.recording import (
 
 logger = logging.getLogger(__name__)
 
-#: What may wait for the disk.
+#: Bytes that may wait for the disk.
 QUEUE_BYTES: Final = 16 * 1024 * 1024
-#: What an event weighs besides its content.
+#: Bytes that an event is charged besides its content.
 _EVENT_BYTES: Final = 256
-#: How long the thread lets work gather: to wake up for each message would cost the event loop more than the message.
+#: How long the thread lets events gather: waking up for each message costs the event loop more than the message.
 _GATHER_SEC: Final = 0.05
-#: Between two looks for what has become too old.
+#: Seconds between two searches for recordings that have become too old.
 _SWEEP_SEC: Final = 60.0
-#: How long the end of the server waits for a disk.
+#: How long the server waits for a disk when it stops.
 _CLOSE_SEC: Final = 5.0
 
 TOO_SLOW: Final = "the disk is too slow"
@@ -58,15 +58,19 @@ _Item: TypeAlias = tuple[RecordingFile, HeaderLine | RecordedLine | RecordedMess
 class RecordingChoice:
     """Which sessions are recorded, and what of them."""
 
-    #: Of all that might be, by chance.
+    #: Share of the sessions that is recorded, chosen at random.
     fraction: float = 1.0
-    #: Names of keys; empty: whatever the key.
+    #: Names of the keys whose sessions are recorded; empty for all.
     keys: frozenset[str] = frozenset()
+    #: Whether contents are recorded, or only their sizes and digests.
     payloads: bool = True
 
 
 class Recorder:
-    """``begin`` and what it returns are for the event loop; ``close`` waits, and is not."""
+    """Begins recordings, and owns the thread that writes them.
+
+    ``begin`` and what it returns are used on the event loop. ``close`` blocks, and is called in a thread.
+    """
 
     def __init__(
         self,
@@ -83,7 +87,7 @@ class Recorder:
         self._choice = choice
         self._capacity = capacity
         self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        # Each is counted by one thread only, so that no lock is needed; between them is what waits.
+        # Each is counted by one thread only, so that no lock is needed. The difference is what waits.
         self._put_bytes = 0
         self._taken_bytes = 0
         self._live: set[SessionRecording] = set()
@@ -92,7 +96,10 @@ class Recorder:
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
 
     def begin(self, kind: RecordingKind, *, key: str | None, name: str) -> SessionRecording | None:
-        """A recording, unless this session is none of those to be recorded."""
+        """Begin to record a session; None where it is not to be recorded.
+
+        ``key`` is the name of its key, ``name`` becomes part of the file's name.
+        """
         choice = self._choice
         if choice.keys and key not in choice.keys:
             return None
@@ -125,7 +132,7 @@ class Recorder:
     def put(
         self, recording: SessionRecording, event: HeaderLine | RecordedLine | RecordedMessage, size: int = 0
     ) -> None:
-        """For recordings."""
+        """Queue an event of a recording, or cut the recording when the queue is full."""
         size += _EVENT_BYTES
         if not self._has_room(size):
             recording.cut(TOO_SLOW)
@@ -137,13 +144,13 @@ class Recorder:
         return self._put_bytes - self._taken_bytes + size <= self._capacity
 
     def last(self, recording: SessionRecording, event: RecordedLine) -> None:
-        """For recordings: what has its place however full the queue is."""
+        """Queue the last event of a recording, however full the queue is."""
         self._live.discard(recording)
         self._put_bytes += _EVENT_BYTES
         self._queue.put((recording.file, event, _EVENT_BYTES))
 
     def close(self) -> None:
-        """Write what waits, for some seconds at most."""
+        """End all recordings and write what waits, for some seconds at most."""
         for recording in tuple(self._live):
             recording.end()
         self._closing.set()
@@ -169,7 +176,7 @@ class Recorder:
                 try:
                     batch.add(file, event)
                 except Exception:
-                    # The thread serves the other recordings, too.
+                    # The thread goes on with the other recordings.
                     logger.exception("the recording %s has failed", file.name)
                     file.failure = "an internal error"
                 self._taken_bytes += size
@@ -191,7 +198,10 @@ class Recorder:
 
 
 class SessionRecording:
-    """One session, over however many connections. Ends when it was finished and all of them are closed."""
+    """The recording of one session, over any number of connections.
+
+    It ends when the session is finished and all its connections are closed.
+    """
 
     def __init__(self, recorder: Recorder, name: str, key: str | None) -> None:
         self.key = key
@@ -203,7 +213,7 @@ class SessionRecording:
         self._is_over = False
 
     def connection(self) -> ConnectionRecording:
-        """A connection, or a request, that is there from now on."""
+        """Begin to record a connection, or an HTTP request, of the session."""
         number = self._connections
         self._connections += 1
         self._open += 1
@@ -245,7 +255,7 @@ class SessionRecording:
 
 
 class ConnectionRecording:
-    """One connection of a session, or one HTTP request."""
+    """The part of a recording that belongs to one connection, or to one HTTP request."""
 
     def __init__(self, recording: SessionRecording, number: int) -> None:
         self.recording = recording
@@ -268,7 +278,7 @@ class ConnectionRecording:
         self.recording.put(RequestedLine(at=at, connection=self._number, method=method, target=target, headers=headers))
 
     def received(self, data: bytes, *, is_text: bool | None = None) -> None:
-        """A message, or, where ``is_text`` is None, a piece of a body."""
+        """A message was received, or, where ``is_text`` is None, a piece of a body."""
         self.recording.put_message(self._number, data, outgoing=False, is_text=is_text)
 
     def sent(self, data: bytes, *, is_text: bool | None = None) -> None:

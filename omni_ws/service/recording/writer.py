@@ -1,4 +1,4 @@
-"""What the recorder's thread does: messages made into lines, lines into files."""
+"""The recorder's thread: encodes messages as lines, and writes lines to files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from omni_ws.wire.redaction import digest, without_content, without_payload, wit
 
 logger = logging.getLogger(__name__)
 
-#: What is gathered of one recording before it is written.
+#: Bytes of one recording that are gathered before they are written.
 BUFFER_BYTES: Final = 64 * 1024
 NO_ROOM: Final = "the recordings together have reached their limit"
 
 
 class FileState(enum.Enum):
+    """The state of a recording's file: from ABSENT to THERE with its first line, to CUT with a line that ends it."""
+
     ABSENT = "nothing was written"
     THERE = "it has a whole number of lines"
     CUT = "its last line is written"
@@ -29,7 +31,7 @@ class FileState(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class RecordingFile:
-    """The writing thread's view of a recording; others may read ``failure``."""
+    """The file of a recording. Only the thread changes it; the event loop reads ``failure``."""
 
     name: str
     #: ``time.monotonic()`` at offset 0.
@@ -39,12 +41,12 @@ class RecordingFile:
     state: FileState = FileState.ABSENT
 
     def now(self) -> float:
-        """Milliseconds since the beginning."""
+        """Milliseconds since the beginning of the recording."""
         return round((time.monotonic() - self.began) * 1000, 3)
 
 
 class RecordedMessage(Struct, frozen=True, gc=False):
-    """A message as it was, for the thread to look at."""
+    """A message as it was received or sent, to be encoded by the thread. ``at`` is in milliseconds."""
 
     at: float
     connection: int
@@ -55,7 +57,7 @@ class RecordedMessage(Struct, frozen=True, gc=False):
 
 
 class Batch:
-    """Lines on their way to their files."""
+    """Gathers the lines of many recordings, to write each file once. ``flush`` writes what is left."""
 
     def __init__(self, folder: RecordingFolder, *, payloads: bool) -> None:
         self._folder = folder
@@ -81,7 +83,7 @@ class Batch:
     def _end(self, file: RecordingFile, lines: bytearray, event: CutLine | EndedLine) -> None:
         self._write(file, lines)
         if file.failure is not None:
-            event = CutLine(at=event.at, reason=file.failure)  # where that could not be said when it happened
+            event = CutLine(at=event.at, reason=file.failure)  # which could not be written when it happened
         lines += encode_line(event)
         self._write(file, lines, even_beyond=isinstance(event, CutLine))
         del self._lines[file]
@@ -91,7 +93,7 @@ class Batch:
             logger.warning("the recording %s is cut: %s", file.name, event.reason)
 
     def _write(self, file: RecordingFile, lines: bytearray, *, even_beyond: bool = False) -> None:
-        """Where that fails the recording is cut, as far as there is room to say so."""
+        """Write ``lines``, and empty them. When that fails, the recording is cut."""
         data = bytes(lines)
         lines.clear()
         if not data or file.state is FileState.CUT:
@@ -134,7 +136,7 @@ def _content(message: RecordedMessage) -> RecordedLine:
 
 
 def _outline(message: RecordedMessage) -> RecordedLine:
-    """How much was said, and nothing of it."""
+    """The message as a line with its size and digest in place of its content."""
     kind = SentLine if message.outgoing else ReceivedLine
     if message.is_text and (outline := without_content(without_secrets(message.data))) is not None:
         return kind(at=message.at, connection=message.connection, text=outline.decode())

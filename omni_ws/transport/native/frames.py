@@ -1,4 +1,4 @@
-"""What a session says, as frames of the native protocol."""
+"""Encodes the messages of a session as frames of the native protocol."""
 
 from __future__ import annotations
 

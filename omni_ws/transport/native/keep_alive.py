@@ -1,4 +1,4 @@
-"""KeepAlive: when to ping a peer that is silent, and when to give it up. No clock and no socket."""
+"""Keep-alive of a WebSocket: when to ping a silent peer, and when to consider it gone. Without clock or socket."""
 
 from __future__ import annotations
 
@@ -8,27 +8,32 @@ from enum import Enum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepAliveSettings:
-    """Seconds; None turns it off. Any byte of the client counts as a sign of life, not only pongs."""
+    """Times in seconds; None turns pings, or their time-out, off."""
 
     ping_interval: float | None = 20
     ping_timeout: float | None = 20
 
 
 class PeerState(Enum):
-    ALIVE = "has been heard of, or still has time to answer"
+    """What the silence of a peer means."""
+
+    ALIVE = "was heard, or has time left to answer"
     SILENT = "is to be pinged"
-    GONE = "did not answer"
+    GONE = "has not answered a ping"
 
 
 class KeepAlive:
-    """``listening`` says whether the socket is read. While it is not, silence says nothing, but pings still go out:
-    a connection that is broken shows it when something is sent."""
+    """Judges the silence of one peer. Any byte that it sends is a sign of life, not only a pong.
+
+    ``listening`` says whether the socket is read. While it is not, silence means nothing, but pings are still sent:
+    sending over a broken connection reveals that it is broken.
+    """
 
     def __init__(self, settings: KeepAliveSettings, *, now: float) -> None:
         self._settings = settings
         self.last_sign_of_life = now
         self._pinged_at = now
-        #: The last sign of life before the last ping.
+        #: The value of ``last_sign_of_life`` at the last ping.
         self._silent_since: float | None = None
 
     def get_timer(self, *, listening: bool) -> float | None:

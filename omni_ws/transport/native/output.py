@@ -1,4 +1,4 @@
-"""WebSocketOutput: what a session says, over the connection that it has just now."""
+"""The output of a session over one native WebSocket."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ from omni_ws.wire.server_frames import (
     error_frame,
 )
 
-#: Output is given to the socket in pieces of about this size, looking in between whether it still takes any, and after
-#: the other connections.
+#: Most of the output that is written in one pass of the event loop. Then other connections have their share, and the
+#: socket may report that its buffer is full.
 WRITE_BATCH_BYTES: Final = 64 * 1024
 WRITE_BATCH_MESSAGES: Final = 128
-#: How long a client may take to take the last frames.
+#: How long a client may take to read the last frames.
 GOODBYE_TIMEOUT_SEC: Final = 5.0
 REPLACED_CLOSE_CODE: Final = 4409
 
 
 class WebSocketOutput:
-    """Empties the outbox into the socket: a piece in each turn of the loop, for as long as the socket takes more."""
+    """Writes the messages of the outbox to the socket, a batch in each pass of the event loop.
+
+    It stops while the write buffer is over its high-water mark, and when there is nothing to write.
+    """
 
     def __init__(self, connection: StreamConnection, session: LiveSession, *, binary_audio: bool) -> None:
         self._connection = connection
@@ -43,27 +46,27 @@ class WebSocketOutput:
         self._binary_audio = binary_audio
         self._loop = asyncio.get_running_loop()
         self._flush_scheduled = False
-        #: Whether what is in the outbox is for this connection.
+        #: Whether the messages in the outbox are for this connection.
         self._speaking = True
-        #: Set when there is nothing left to write, or nobody to write it to.
+        #: Set when there is nothing left to write, or it cannot be written here.
         self._emptied = asyncio.Event()
 
     def schedule(self) -> None:
-        """There is something to write, or room to write it to."""
+        """Write in the next pass: there is a message, or room in the write buffer."""
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
 
     def stop(self) -> None:
-        """Nothing more is written: the connection is closing, or the session goes on over another."""
+        """Write nothing more: the connection is closing, or another has taken over the session."""
         self._speaking = False
         self._emptied.set()
 
     def greet_again(self, resumed: SessionResumedFrame, ack: InputAckFrame) -> None:
-        """Tell the client that it is back, before anything that is told again.
+        """Write the frames that begin a resumed connection, and a ping.
 
-        Only when it answers the ping behind that, or says anything else, is it known to have its new token: the
-        connection may be lost again at any moment.
+        The connection may be lost again at any moment. Only the pong, or a frame, proves that the client has its new
+        token.
         """
         connection = self._connection
         if connection.is_open:
@@ -72,7 +75,7 @@ class WebSocketOutput:
             connection.write_ping()
 
     async def say_goodbye(self, error: OmniError) -> None:
-        """The session is over: write what is left, and close the connection the way that this end calls for."""
+        """Write what is left of a session that is over, and close the connection with the code of ``error``."""
         if isinstance(error, SlowConsumer):
             self._drop(error)
         elif isinstance(error, ORDERLY_ENDS):
@@ -86,20 +89,20 @@ class WebSocketOutput:
         await self._connection.close_in_time(websocket_close_code(error) or CloseCode.INTERNAL_ERROR, error.message)
 
     async def make_way(self) -> None:
-        """The session goes on elsewhere; what of it was not written here is written there."""
+        """Close the connection, since another has taken over the session, and what was not written yet."""
         if self._connection.is_open:
             closing = SessionClosingFrame(reason="replaced", retryable=False, time_left_ms=0)
             self._connection.write_message(encode_frame(closing), is_text=True)
         await self._connection.close_in_time(REPLACED_CLOSE_CODE, "replaced")
 
     def _drop(self, error: OmniError) -> None:
-        """What the client did not read is dropped: the error is the next thing that it gets, if it ever reads again."""
+        """Discard what the client has not read, and write the error in its place."""
         self._outbox.clear()
         if self._connection.is_open:
             self._connection.write_message(encode_frame(error_frame(error)), is_text=True)
 
     def _flush(self) -> None:
-        """Write for a while; again in the next turn of the loop, until all is written or the socket takes no more."""
+        """Write a batch, and schedule the next one while there is more to write."""
         self._flush_scheduled = False
         try:
             if self._speaking and not self._connection.paused and self._connection.is_open:
@@ -112,7 +115,7 @@ class WebSocketOutput:
             self._emptied.set()
 
     def _write(self) -> None:
-        """As much as may be written at a stretch."""
+        """Write as much as one pass allows."""
         connection, outbox, observed = self._connection, self._outbox, self._observed
         size = 0
         for _ in range(WRITE_BATCH_MESSAGES):

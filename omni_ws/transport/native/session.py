@@ -1,4 +1,4 @@
-"""The native WebSocket: one connection, and the session that speaks through it."""
+"""A native WebSocket that serves a session: frames, acknowledgements, back-pressure, and timers."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from omni_ws.wire.server_frames import (
     encode_frame,
 )
 
-#: Close codes of a client that is done: it will not come back (RFC 6455, 7.4.1).
+#: Close codes of a client that does not resume its session (RFC 6455, 7.4.1).
 _FAREWELLS: Final = frozenset({CloseCode.NORMAL_CLOSURE, CloseCode.GOING_AWAY, CloseCode.NO_STATUS_RCVD})
-#: Close codes that the WebSocket layer gives to clients that would do the same thing again.
+#: Close codes that the library sends to a client that would break the protocol again.
 _VIOLATIONS: Final = frozenset({CloseCode.PROTOCOL_ERROR, CloseCode.INVALID_DATA, CloseCode.MESSAGE_TOO_BIG})
 
 
@@ -81,7 +81,7 @@ class WebSocketSession:
         self._stream = session.conversation.stream
         self._outbox = session.outbox
         self.output = WebSocketOutput(connection, session, binary_audio=binary_audio)
-        # That there is something to write, and that the socket takes it: told often, hence without a call in between.
+        # Called often, hence without another call in between.
         self.output_ready = self.resume_output = self.output.schedule
         self._loop = asyncio.get_running_loop()
         self._keep_alive = KeepAlive(keep_alive, now=self._loop.time())
@@ -90,7 +90,7 @@ class WebSocketSession:
         #: Done with the reason to close with, if any, when the state changes.
         self._left: asyncio.Future[OmniError | None] = self._loop.create_future()
         self._timer: asyncio.TimerHandle | None = None
-        #: When it is to fire. The handle cannot always tell: uvloop makes no timer for less than half a millisecond.
+        #: When it is due. The handle may not know: uvloop makes no timer for less than half a millisecond.
         self._timer_due = 0.0
         # Its deadline is none of the timer's: finding the next of those for each acknowledgement would cost more than
         # the acknowledgement.
@@ -100,7 +100,7 @@ class WebSocketSession:
     # life
 
     async def run(self) -> None:
-        """Serve the connection until it or its session is over, and close it the way that end calls for.
+        """Serve the session until it or the connection is over, and close with the code that belongs to that end.
 
         The session must be attached to this.
         """
@@ -157,7 +157,7 @@ class WebSocketSession:
     # input
 
     def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
-        """One whole message. Runs inside the socket's callback, so nothing may escape."""
+        """One whole message. Runs inside the callback of the socket, and raises nothing."""
         if self._state is not _SERVING or self._session.state is not _ATTACHED:
             return
         now, stream = self._connection.heard_at, self._stream
@@ -243,7 +243,7 @@ class WebSocketSession:
         ack = self._take_ack()
         if self._outbox or self._connection.paused or not self._connection.is_open:
             self._outbox.put_nowait(ack)
-        else:  # the usual case: nothing waits that it would have to wait behind
+        else:  # the usual case: no message is before it
             self._connection.write_message(encode_frame(ack), is_text=True)
 
     def _take_ack(self) -> InputAckFrame:
@@ -270,7 +270,7 @@ class WebSocketSession:
     def input_may_continue(self) -> None:
         self.output_has_room()
         if self._listening:
-            self._outbox.put_nowait(self._take_ack())  # tells the new credit
+            self._outbox.put_nowait(self._take_ack())  # with the new credit
 
     # time
 
@@ -299,7 +299,7 @@ class WebSocketSession:
         if not self._listening:
             return
         if self._connection.held_to_pace or (self._reading_paused and not self._outbox.full):
-            self._stream.unheard(now=now)  # it is the server that does not read
+            self._stream.unheard(now=now)  # the server does not read
         try:
             self._conversation.handle_timer(now)
         except OmniError as error:
@@ -324,7 +324,7 @@ class WebSocketSession:
 
 
 def _ended_by_client(connection: StreamConnection) -> bool:
-    """Whether the client meant it, or does not know the protocol; otherwise the network may have been to blame."""
+    """Whether the client closed on purpose, or broke the protocol. Otherwise the network may have failed."""
     protocol = connection.protocol
     if protocol.close_rcvd is not None:
         return protocol.close_rcvd.code in _FAREWELLS

@@ -1,4 +1,4 @@
-"""HTTP requests that are recorded, each by itself or with the others of its session."""
+"""Recording of HTTP requests, each by itself or with the others of its session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omni_ws.service.recording.recorder import ConnectionRecording, Recorder, Se
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.request import HttpRequest
 
-#: What of a request's head its answer depends on. Never a key, a cookie, or who asked.
+#: The headers that are recorded: those that the answer depends on. Never a key, a cookie, or an address.
 _HEADERS: Final = (
     "accept",
     "content-type",
@@ -25,8 +25,10 @@ _SINGLE: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/audi
 
 
 class HttpRecordings:
-    """``sessions_path`` is that of the sessions that last over several requests, of which nothing more is expected when
-    for ``idle_sec`` nobody asked."""
+    """Begins the recordings of HTTP requests, and keeps those of sessions that last over several requests.
+
+    Such sessions are below ``sessions_path``. Their recordings end ``idle_sec`` seconds after the last request.
+    """
 
     def __init__(self, recorder: Recorder, *, sessions_path: str, idle_sec: float) -> None:
         self._recorder = recorder
@@ -35,7 +37,7 @@ class HttpRecordings:
         self._sessions: dict[str, _Session] = {}
 
     def begin(self, exchange: HttpExchange, key: ApiKey | None) -> None:
-        """Record this exchange, where it is one of those to be recorded."""
+        """Record this exchange, if it is to be recorded."""
         request = exchange.request
         name = None if key is None else key.name
         session: _Session | None = None
@@ -54,12 +56,12 @@ class HttpRecordings:
         exchange.recording = RecordedExchange(self, connection, session)
 
     def find(self, session_id: str, key: ApiKey | None) -> SessionRecording | None:
-        """For a WebSocket that reads a session's answer."""
+        """The recording of a session, for a WebSocket that reads its answer; None where there is none."""
         session = self._find(session_id, None if key is None else key.name)
         return None if session is None else session.recording
 
     def answer_read(self, session_id: str) -> None:
-        """By such a WebSocket, to its end."""
+        """A WebSocket has read the answer of this session to its end: the recording ends."""
         if session_id in self._sessions:
             self._sessions[session_id].end()
 
@@ -78,7 +80,7 @@ class HttpRecordings:
 
 
 class _Session:
-    """A session's recording, until nothing is left to be said about it."""
+    """The recording of a session, until its answer was read, it was deleted, or no request arrives any more."""
 
     def __init__(self, recording: SessionRecording, idle_sec: float, *, forget: Callable[[], object]) -> None:
         self.recording = recording
@@ -102,7 +104,7 @@ class _Session:
 
 
 class RecordedExchange:
-    """An ExchangeRecording."""
+    """Records one exchange. See ExchangeRecording."""
 
     def __init__(self, recordings: HttpRecordings, connection: ConnectionRecording, session: _Session | None) -> None:
         self._recordings = recordings

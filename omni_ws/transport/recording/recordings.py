@@ -1,4 +1,4 @@
-"""What a server records, as its configuration says."""
+"""The recordings of a server, as configured."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from omni_ws.transport.recording.recorded_exchange import HttpRecordings
 
 
 class Recordings:
+    """The recorder of a server, and its recordings of HTTP requests."""
+
     def __init__(self, recorder: Recorder, http: HttpRecordings) -> None:
         self.recorder = recorder
         self.http = http
 
     @classmethod
     def configured(cls, config: ServerConfig, sessions: SessionFactory, *, sessions_path: str) -> Self | None:
-        """None where nothing is to be recorded. Raises ConfigurationError for a folder that will not do."""
+        """None where nothing is to be recorded. Raises ConfigurationError for a folder that cannot be used."""
         if config.record is None:
             return None
         folder = RecordingFolder(config.record, max_bytes=config.record_max_bytes, max_age=config.record_max_age_sec)
@@ -32,6 +34,6 @@ class Recordings:
         return cls(recorder, HttpRecordings(recorder, sessions_path=sessions_path, idle_sec=idle_sec))
 
     async def close(self) -> None:
-        """Write what is still to be written. Nobody is served any more."""
+        """End all recordings, and write what waits. Called when nothing is served any more."""
         self.http.close()
         await asyncio.to_thread(self.recorder.close)
