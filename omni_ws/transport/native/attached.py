@@ -1,4 +1,4 @@
-"""A WebSocket that reads the answer of a registered session, and brings it no input."""
+"""A WebSocket that reads the answer of a registered session, without sending input to it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from omni_ws.wire.binary import decode_input
 from omni_ws.wire.frames import OutputAckFrame, PingFrame, decode_frame
 from omni_ws.wire.server_frames import PongFrame, SessionClosingFrame, encode_frame, error_frame
 
-#: What a message of the client's may have; there is nothing long to say.
+#: Limit of a client's message. Only pings and acknowledgements are expected.
 _MAX_MESSAGE_BYTES: Final = 1 << 16
 _INPUT_REFUSED: Final = "this connection reads the answer of a session and takes no input"
 
@@ -74,11 +74,11 @@ class Attachments(FrontEnd):
         router.add_websocket(NATIVE_PATH, self.upgrade, takes=self.is_meant)
 
     def is_meant(self, request: HttpRequest) -> bool:
-        """With a ``resume_token`` a handshake means a session of its own kind."""
+        """Whether the handshake names a registered session; with a ``resume_token`` it names a live one."""
         return "session_id" in request.query and "resume_token" not in request.query
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
-        """Raises what is told by an HTTP status: 404, 401. Everything else is told by an error frame."""
+        """Raises NotFound and Unauthenticated, for an HTTP status. All other errors are reported by a frame."""
         if not self._streaming.enabled:
             raise NotFound("streaming input is turned off on this server")
         key = self._authenticator.authenticate(request)
@@ -95,7 +95,7 @@ class Attachments(FrontEnd):
         )
 
     async def _serve(self, handshake: _Handshake, connection: StreamConnection) -> None:
-        """The life of one connection, from the end of its handshake."""
+        """Serve one connection, from the end of its handshake to its close."""
         streaming = self._streaming
         try:
             session = self._find(handshake)
@@ -118,12 +118,16 @@ class Attachments(FrontEnd):
         try:
             return self._registry.get(handshake.session_id, handshake.key)
         except SessionExpired as error:
-            # A WebSocket has one word for what is not there any more, and what never was.
+            # A WebSocket does not distinguish between sessions that expired and those that never existed.
             raise SessionNotFound(error.message, param="session_id") from None
 
 
 class AttachedOutput:
-    """``ping_interval`` and ``write_timeout`` in seconds. Of a client that does not read the session knows nothing."""
+    """Sends the answer of a registered session over one WebSocket, from its beginning.
+
+    ``ping_interval`` and ``write_timeout`` are in seconds. A client that does not read delays nobody but itself: the
+    session goes on, and the connection is closed after ``write_timeout``.
+    """
 
     def __init__(
         self,
@@ -142,7 +146,7 @@ class AttachedOutput:
         self._writing: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Everything from the beginning, up to the end of the session; then the close that this end calls for."""
+        """Send all of the answer up to the end of the session, and close with the code that belongs to that end."""
         self._writing = asyncio.create_task(self._write_all(), name=f"output of {self._session.id}")
         self._connection.attach(self)
         try:
@@ -151,12 +155,12 @@ class AttachedOutput:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
         if self._writing.cancelled():
-            return  # nobody is there any more
+            return  # the connection is gone
         try:
             self._writing.result()
-            await self._say_goodbye(self._session.error)
+            await self._close_with(self._session.error)
         except SlowConsumer as error:
-            await self._say_goodbye(error)
+            await self._close_with(error)
         except ConnectionClosed:
             pass
 
@@ -168,7 +172,10 @@ class AttachedOutput:
             await self._send(data, is_text=not is_binary)
 
     async def _next(self, position: int) -> tuple[int, LoggedMessage] | None:
-        """Pings in between: proxies drop connections that are silent, and who is gone should be noticed."""
+        """Wait for the next message, and send pings meanwhile.
+
+        Proxies drop silent connections, and a ping over a broken connection reveals that it is broken.
+        """
         while True:
             try:
                 async with asyncio.timeout(self._ping_interval):
@@ -183,19 +190,19 @@ class AttachedOutput:
         except TimeoutError:
             raise SlowConsumer(f"the client has not read for {self._write_timeout:g} seconds") from None
 
-    async def _say_goodbye(self, error: OmniError | None) -> None:
+    async def _close_with(self, error: OmniError | None) -> None:
         if isinstance(error, ORDERLY_ENDS):
             closing = SessionClosingFrame(reason=error.code, retryable=error.wire.retryable, time_left_ms=0)
             await self._send(encode_frame(closing), is_text=True)
         elif isinstance(error, SlowConsumer):
-            self._say(encode_frame(error_frame(error)))
-        # An error of the request alone is told by its frame.
+            self._write(encode_frame(error_frame(error)))
+        # An error of the request alone is in its own frame, and has no close code.
         code = None if error is None else websocket_close_code(error)
         reason = "" if error is None else error.message
         await self._connection.close_in_time(code or CloseCode.NORMAL_CLOSURE, reason)
 
-    def _say(self, data: bytes) -> None:
-        """Without waiting: what answers a frame is small, and a client that does not read is not read either."""
+    def _write(self, data: bytes) -> None:
+        """Send a small frame without waiting. The client is not read while too much is unwritten."""
         if self._connection.is_open:
             self._connection.write_message(data, is_text=True)
 
@@ -206,29 +213,29 @@ class AttachedOutput:
             frame = decode_frame(data) if is_text else decode_input(data)
             match frame:
                 case PingFrame(t=t):
-                    self._say(encode_frame(PongFrame(t=t, server_time_ms=time.time_ns() // 1_000_000)))
+                    self._write(encode_frame(PongFrame(t=t, server_time_ms=time.time_ns() // 1_000_000)))
                 case OutputAckFrame():
-                    pass  # the answer is kept for others, too
+                    pass  # the answer is kept for other readers, too
                 case _:
                     raise SessionConflict(_INPUT_REFUSED)
         except (InvalidRequest, SessionConflict) as error:
-            self._say(encode_frame(error_frame(error)))
+            self._write(encode_frame(error_frame(error)))
         except UnicodeDecodeError:
             self._connection.fail(CloseCode.INVALID_DATA, "a text frame is UTF-8")
             self.connection_closing()
 
     def input_refused(self, error: OmniError) -> None:
-        pass  # the client's messages are small, and count nowhere
+        pass  # unfinished messages are small, and not charged
 
     def connection_closing(self) -> None:
         if self._writing is not None:
             self._writing.cancel()
 
     def resume_input(self) -> None:
-        pass  # silence has no end here
+        pass  # no silence times out here
 
     def receive_pong(self, data: bytes) -> None:
         pass
 
     def resume_output(self) -> None:
-        pass  # the library wakes who waits
+        pass  # the library wakes ``send``

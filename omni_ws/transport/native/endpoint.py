@@ -54,20 +54,23 @@ SUBPROTOCOL_BINARY: Final = "omni.v1+binary"
 
 
 def chosen_subprotocol(request: HttpRequest) -> str | None:
-    """The first that the client offers of those that there are."""
+    """The first offered subprotocol that the server knows; None without one."""
     return next((one for one in request.offered_subprotocols if one in (SUBPROTOCOL_BINARY, SUBPROTOCOL_JSON)), None)
 
 
 async def refuse(connection: StreamConnection, error: OmniError) -> None:
-    """There is no session for this connection, and its client is told why."""
+    """Report ``error`` to a client that gets no session, and close its connection."""
     connection.ignore_messages()
-    _say(connection, error)
+    _report(connection, error)
     await connection.close_in_time(websocket_close_code(error) or CloseCode.INTERNAL_ERROR, error.code)
 
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """A handshake that wants to go on with a session. ``last_output`` is the highest output that was received."""
+    """What a handshake that resumes a session asks for.
+
+    ``last_output`` is the number of the last output that the client received, -1 for none.
+    """
 
     session_id: str
     resume_token: str = field(repr=False)
@@ -122,7 +125,7 @@ class StreamingInput(FrontEnd):
             raise NotFound("streaming input is turned off on this server")
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
-        """Raises what is told by an HTTP status: 404, 401, 400. Everything else is told by an error frame."""
+        """Raises NotFound, Unauthenticated or InvalidValue, for an HTTP status. A frame reports all other errors."""
         self._check_enabled()
         key = self._authenticator.authenticate(request)
         returning = _returning(request)
@@ -150,7 +153,7 @@ class StreamingInput(FrontEnd):
         )
 
     async def _serve(self, handshake: _Handshake, connection: StreamConnection) -> None:
-        """One connection, from the end of its handshake to its close."""
+        """Serve one connection, from the end of its handshake to its close."""
         if connection.request is not None:  # which it has once it is open
             take_trace(connection.request.headers.get)
         try:
@@ -160,11 +163,11 @@ class StreamingInput(FrontEnd):
             attachment = await self._resume(connection, handshake, returning) if returning else None
             await (attachment or self._begin(connection, handshake)).run()
         except OmniError as error:
-            # A browser cannot read the status of a handshake, so what is not its own fault is said in a frame.
+            # A browser cannot read the status of a handshake. Errors that are not its own are reported by a frame.
             await refuse(connection, error)
 
     def _begin(self, connection: StreamConnection, handshake: _Handshake) -> WebSocketSession:
-        """Raises what stands in the way of a fresh session."""
+        """Open a session. Raises what ``LiveSessions.open`` raises."""
         key = handshake.key
         session = self._live.open(key, client=handshake.client)
         if self._recorder is not None:
@@ -180,7 +183,7 @@ class StreamingInput(FrontEnd):
     async def _resume(
         self, connection: StreamConnection, handshake: _Handshake, returning: Return
     ) -> WebSocketSession | None:
-        """None where the session is here but cannot tell all that the client has missed, which the client was told.
+        """Resume a session; None where it lacks outputs that the client has missed. It is ended then, and reported.
 
         Raises SessionNotFound.
         """
@@ -193,13 +196,13 @@ class StreamingInput(FrontEnd):
         if not session.can_resume(returning.last_output):
             resumes.labels("resync").inc()
             message = f"what came after output {returning.last_output} is not kept any more"
-            _say(connection, ResyncRequired(message, param="last_output"))
+            _report(connection, ResyncRequired(message, param="last_output"))
             await self._live.end(session)
             return None
         connection = recorded(connection, session.recording, last_output=returning.last_output)
         attachment = self._attachment(connection, session, binary_audio=handshake.binary_audio)
         resumes.labels("resumed").inc()
-        attachment.output.greet_again(*session.resume(attachment, returning.last_output))
+        attachment.output.write_resumed(*session.resume(attachment, returning.last_output))
         return attachment
 
     def _attachment(
@@ -215,18 +218,18 @@ class StreamingInput(FrontEnd):
 
     @property
     def sessions_away(self) -> int:
-        """How many sessions wait for their client to come back."""
+        """How many sessions are disconnected, within their grace period."""
         return self._live.disconnected
 
     def drain(self, time_left: float) -> None:
-        """Sessions end when their open requests are answered."""
+        """Let all sessions end when their open requests are answered, within ``time_left`` seconds."""
         self._live.drain(time_left)
 
     def end_all(self, error: OmniError) -> None:
         self._live.end_all(error)
 
     async def wait_closed(self) -> None:
-        """Waits until no session is left."""
+        """Wait until no session is left."""
         await self._live.wait_closed()
 
     def _created(self, session: LiveSession) -> SessionCreatedFrame:
@@ -269,7 +272,7 @@ class StreamingInput(FrontEnd):
 
 
 def _returning(request: HttpRequest) -> Return | None:
-    """Raises InvalidValue for a ``last_output`` that is no number of an output, and not -1 either."""
+    """Raises InvalidValue for a ``last_output`` that is neither the number of an output nor -1."""
     query = request.query
     session_id, token = query.get("session_id"), query.get("resume_token")
     if session_id is None or token is None:
@@ -280,7 +283,7 @@ def _returning(request: HttpRequest) -> Return | None:
     return Return(session_id, token, int(last_output))
 
 
-def _say(connection: StreamConnection, error: OmniError) -> None:
+def _report(connection: StreamConnection, error: OmniError) -> None:
     if connection.is_open:
-        # Without waiting: what is sent is small, and the client may not read at all.
+        # Without waiting: the frame is small, and the client may not read at all.
         connection.write_message(encode_frame(error_frame(error)), is_text=True)

@@ -62,7 +62,7 @@ class WebSocketOutput:
         self._speaking = False
         self._emptied.set()
 
-    def greet_again(self, resumed: SessionResumedFrame, ack: InputAckFrame) -> None:
+    def write_resumed(self, resumed: SessionResumedFrame, ack: InputAckFrame) -> None:
         """Write the frames that begin a resumed connection, and a ping.
 
         The connection may be lost again at any moment. Only the pong, or a frame, proves that the client has its new
@@ -74,7 +74,7 @@ class WebSocketOutput:
             connection.write_message(encode_frame(ack), is_text=True)
             connection.write_ping()
 
-    async def say_goodbye(self, error: OmniError) -> None:
+    async def close_with(self, error: OmniError) -> None:
         """Write what is left of a session that is over, and close the connection with the code of ``error``."""
         if isinstance(error, SlowConsumer):
             self._drop(error)
@@ -88,7 +88,7 @@ class WebSocketOutput:
                     await self._emptied.wait()
         await self._connection.close_in_time(websocket_close_code(error) or CloseCode.INTERNAL_ERROR, error.message)
 
-    async def make_way(self) -> None:
+    async def close_replaced(self) -> None:
         """Close the connection, since another has taken over the session, and what was not written yet."""
         if self._connection.is_open:
             closing = SessionClosingFrame(reason="replaced", retryable=False, time_left_ms=0)

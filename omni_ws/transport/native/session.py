@@ -110,9 +110,9 @@ class WebSocketSession:
             self.timer_changed()
             error = await self._left
             if self._state is Serving.REPLACED:
-                await self.output.make_way()
+                await self.output.close_replaced()
             elif error is not None:
-                await self.output.say_goodbye(error)
+                await self.output.close_with(error)
         finally:
             self._leave(Serving.LOST)
             self.acks.stop()
