@@ -56,7 +56,7 @@ class CompressedDecoder:
         """End the input and yield the rest of the audio."""
         if self._reader is None:
             if self._head:
-                raise UnsupportedFormat(f"{self._encoding}: the input ends before any audio")
+                raise UnsupportedFormat(f"{self._encoding}: the input ended before any audio")
             return
         self._reader.end_input()
         yield from self._reader.pieces()
@@ -86,7 +86,7 @@ def _container_name(head: bytes, encoding: AudioEncoding) -> str:
         return "flac"
     if encoding is AudioEncoding.MP3 or magic.startswith(b"ID3"):
         return "mp3"
-    raise UnsupportedFormat(f"{encoding}: the input does not begin as such a file does")
+    raise UnsupportedFormat(f"the input is not a valid {encoding} file")
 
 
 def _blocks(container_name: str, encoding: AudioEncoding, source: ByteSource) -> Iterator[SourceBlock]:
@@ -97,11 +97,11 @@ def _blocks(container_name: str, encoding: AudioEncoding, source: ByteSource) ->
             source, "r", format=container_name, options=STREAMING_OPTIONS, metadata_errors=LENIENT_METADATA
         ) as container:
             if not container.streams.audio:
-                raise UnsupportedFormat(f"{encoding}: there is no audio in it")
+                raise UnsupportedFormat(f"{encoding}: the file has no audio stream")
             stream = container.streams.audio[0]
             context: Any = stream.codec_context
             if context is None:
-                raise UnsupportedFormat(f"{encoding}: the codec in it is not known")
+                raise UnsupportedFormat(f"{encoding}: the codec of the file is not supported")
             for packet in container.demux(stream):
                 try:
                     frames = context.decode(packet)
@@ -113,7 +113,7 @@ def _blocks(container_name: str, encoding: AudioEncoding, source: ByteSource) ->
                     yield _block(frame, encoding)
     except (av.error.FFmpegError, ValueError, LookupError) as error:
         # PyAV raises ValueError and LookupError for some damaged headers.
-        raise UnsupportedFormat(f"{encoding}: cannot be decoded") from error
+        raise UnsupportedFormat(f"{encoding}: decoding failed; the data may be corrupt") from error
     tally.check_at_end()
 
 

@@ -85,7 +85,7 @@ class CompressedEncoder:
             self._container = av.open(sink or self._pieces, "w", format=codec.container, options=dict(codec.options))
             stream = self._container.add_stream(codec.name, rate=target.sample_rate)
         except (av.error.FFmpegError, ValueError) as error:
-            raise UnsupportedFormat(f"{target.encoding} cannot be encoded by this server") from error
+            raise UnsupportedFormat(f"this server has no encoder for {target.encoding}") from error
         assert isinstance(stream, av.AudioStream)
         self._stream = stream
         self._layout = _layout(target.channels)
@@ -140,11 +140,11 @@ def _servable_codec(target: AudioFormat) -> _Codec:
     if codec.sample_rates is not None and target.sample_rate not in codec.sample_rates:
         rates = ", ".join(map(str, sorted(codec.sample_rates)))
         raise UnsupportedFormat(
-            f"{target.encoding} at {target.sample_rate} Hz cannot be encoded; possible are {rates}", param="sample_rate"
+            f"{target.encoding} does not support {target.sample_rate} Hz; supported: {rates}", param="sample_rate"
         )
     if target.channels > codec.max_channels:
         raise UnsupportedFormat(
-            f"{target.encoding} with {target.channels} channels cannot be encoded; at most {codec.max_channels}",
+            f"{target.encoding} supports at most {codec.max_channels} channels, got {target.channels}",
             param="channels",
         )
     return codec

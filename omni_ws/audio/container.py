@@ -216,9 +216,9 @@ class PacketTally:
         """Count a packet that cannot be decoded. Raises UnsupportedFormat when there are too many."""
         self._broken += 1
         if self._broken >= _BROKEN_PACKETS_ALLOWED and self._broken > self._good:
-            raise UnsupportedFormat(f"{self._what}: the data is damaged") from error
+            raise UnsupportedFormat(f"{self._what}: the data is corrupt") from error
 
     def check_at_end(self) -> None:
         """Raise UnsupportedFormat for a stream that had too few good packets."""
         if self._good == 0 or self._broken > self._good:
-            raise UnsupportedFormat(f"{self._what}: nothing in it could be decoded")
+            raise UnsupportedFormat(f"{self._what}: no usable packet; the data may be corrupt")

@@ -69,7 +69,7 @@ class AudioDecoder:
         if self._failure is not None:
             raise self._failure
         if self._ended:
-            raise ValueError("the decoder's input has ended")
+            raise ValueError("the decoder is already flushed")
         for block in self._guarded(self._decoder.decode(data)):
             yield from self._resampled(block)
 
@@ -140,7 +140,9 @@ class AudioDecoder:
                 kept.append(piece)
                 count += len(piece)
             if count > limit:
-                self._failure = UnsupportedFormat(f"{self.source.encoding}: unfolds to an unreasonable length of audio")
+                self._failure = UnsupportedFormat(
+                    f"{self.source.encoding}: the decoded audio is too long for its compressed size"
+                )
                 self._decoder.close()
                 raise self._failure
         if len(kept) == 1:
@@ -201,7 +203,7 @@ class _WavDecoder:
 
     def flush(self) -> Iterator[SourceBlock]:
         if self._raw is None and self._received:
-            raise UnsupportedFormat("wav: the input ends inside the header")
+            raise UnsupportedFormat("wav: the input ended inside the header")
         return iter(())
 
     def close(self) -> None:

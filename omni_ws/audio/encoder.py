@@ -39,7 +39,7 @@ class AudioEncoder:
     def encode(self, samples: Samples) -> bytes:
         """Encode ``samples``; returns the bytes that are complete, which may be none."""
         if self._ended:
-            raise ValueError("the encoder's input has ended")
+            raise ValueError("the encoder is already flushed")
         return self._encoded(self._resampler.process(samples))
 
     def flush(self) -> bytes:

@@ -84,7 +84,7 @@ def parse_audio_format(text: str, default: AudioFormat) -> AudioFormat:
         return replace(default, encoding=AudioEncoding(text))
     except ValueError:
         known = ", ".join(AudioEncoding)
-        raise UnsupportedFormat(f"unknown audio format {text!r}; known are {known}", param="format") from None
+        raise UnsupportedFormat(f"unknown audio format {text!r}; supported: {known}", param="format") from None
 
 
 def media_type(format: AudioFormat) -> str:
@@ -105,7 +105,9 @@ def _split(content_type: str) -> tuple[str, dict[str, str]]:
 
 def _encoding(media: str, parameters: dict[str, str]) -> AudioEncoding:
     if media == "audio/l16":
-        raise UnsupportedFormat("audio/l16 is big-endian; send little-endian samples as audio/pcm", param="format")
+        raise UnsupportedFormat(
+            "audio/l16 (big-endian) is not supported; send little-endian samples as audio/pcm", param="format"
+        )
     encoding = _ENCODINGS.get(media)
     if encoding is None:
         raise UnsupportedFormat(f"unknown audio type {media!r}", param="format")
@@ -119,7 +121,7 @@ def _check_sample_layout(encoding: AudioEncoding, parameters: dict[str, str]) ->
     expected = _SAMPLE_BITS.get(encoding)
     for name in _SAMPLE_BITS_PARAMETERS:
         if expected is not None and name in parameters and _integer(name, parameters[name]) != expected:
-            raise UnsupportedFormat(f"{encoding} has {expected} bits, not {parameters[name]}", param=name)
+            raise UnsupportedFormat(f"{name} of {encoding} must be {expected}, got {parameters[name]}", param=name)
     for name in ("endianness", "endian"):
         if expected is not None and parameters.get(name, "little").lower().startswith("big"):
             raise UnsupportedFormat("big-endian samples are not supported", param=name)
@@ -127,5 +129,5 @@ def _check_sample_layout(encoding: AudioEncoding, parameters: dict[str, str]) ->
 
 def _integer(name: str, value: str) -> int:
     if not (value.isascii() and value.isdecimal() and len(value) <= 9):
-        raise InvalidValue(f"{name} is not a whole number: {value[:32]!r}", param=name)
+        raise InvalidValue(f"{name} must be a whole number, got {value[:32]!r}", param=name)
     return int(value)

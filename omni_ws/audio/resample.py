@@ -37,7 +37,7 @@ class StreamResampler:
     def process(self, samples: Samples) -> Samples:
         """Return the resampled audio that is complete, which may be empty. Raises ValueError after ``flush``."""
         if self._flushed:
-            raise ValueError("the resampler has been flushed")
+            raise ValueError("the resampler is already flushed")
         if self._stream is None:
             return samples
         resampled: Samples = self._stream.resample_chunk(np.ascontiguousarray(samples, dtype=np.float32))

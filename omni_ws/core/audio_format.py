@@ -39,7 +39,7 @@ def checked_sample_rate(value: int, *, param: str = "sample_rate") -> int:
     """Return ``value``, a sample rate in Hz. Raises InvalidValue, naming ``param``, when it is out of range."""
     if not MIN_SAMPLE_RATE <= value <= MAX_SAMPLE_RATE:
         raise InvalidValue(
-            f"a sample rate of {value} Hz is outside {MIN_SAMPLE_RATE} to {MAX_SAMPLE_RATE} Hz", param=param
+            f"the sample rate must be {MIN_SAMPLE_RATE} to {MAX_SAMPLE_RATE} Hz, got {value}", param=param
         )
     return value
 
@@ -47,7 +47,7 @@ def checked_sample_rate(value: int, *, param: str = "sample_rate") -> int:
 def checked_channels(value: int, *, param: str = "channels") -> int:
     """Return ``value``, a count of channels. Raises InvalidValue, naming ``param``, when it is out of range."""
     if not 1 <= value <= MAX_CHANNELS:
-        raise InvalidValue(f"{value} channels are outside 1 to {MAX_CHANNELS}", param=param)
+        raise InvalidValue(f"the number of channels must be 1 to {MAX_CHANNELS}, got {value}", param=param)
     return value
 
 

@@ -45,14 +45,14 @@ class InputBytes:
     def _check_total(self, size: int) -> None:
         most = self.limits.max_total_bytes
         if most is not None and self.received_bytes + self.waiting_bytes + size > most:
-            raise PayloadTooLarge(f"the input has more than {most} bytes in all", param="payload")
+            raise PayloadTooLarge(f"the input exceeds {most} bytes in total", param="payload")
 
     def _hold(self, size: int) -> None:
         if self._closed:
             return
         if self.held_bytes + size > self.limits.max_held_bytes:
             raise PayloadTooLarge(
-                f"more than {self.limits.max_held_bytes} bytes are waiting that the engine has not taken over"
+                f"more than {self.limits.max_held_bytes} bytes of input are waiting for the engine; send more slowly"
             )
         self._budget.take(size)
         self.held_bytes += size

@@ -236,7 +236,7 @@ class InputStream(InputBytes):
         if not self.answering and now >= self._last_activity + self.limits.session_timeout:
             if self.current is not None and self.current.input_open:
                 self.current.expire()
-            raise SessionTimeout(f"nothing came for {self.limits.session_timeout:g} seconds")
+            raise SessionTimeout(f"no input for {self.limits.session_timeout:g} seconds")
 
     def gap_error(self) -> SequenceGap:
         if self.offsets is not None:
@@ -263,7 +263,7 @@ class InputStream(InputBytes):
             self.numbered = numbered
         elif self.numbered is not numbered:
             raise InvalidValue(
-                "either every chunk has a sequence_id or none has", param="sequence_id", sequence_id=chunk.sequence_id
+                "either all chunks must have a sequence_id, or none", param="sequence_id", sequence_id=chunk.sequence_id
             )
         return self.reorder.next_sequence_id if chunk.sequence_id is None else chunk.sequence_id
 
@@ -271,7 +271,7 @@ class InputStream(InputBytes):
         bare_end = chunk.sequence_id is None and chunk.end_of_input and not chunk.has_content
         if (self.offsets is None and self.numbered is not None) or (chunk.offset is None and not bare_end):
             raise InvalidValue(
-                "either every chunk has an offset or none has", param="offset", sequence_id=chunk.sequence_id
+                "either all chunks must have an offset, or none", param="offset", sequence_id=chunk.sequence_id
             )
         if len(chunk.payload) > self.limits.max_chunk_bytes:
             raise self._too_large(chunk)
@@ -328,7 +328,7 @@ class InputStream(InputBytes):
         for behind, item in self.reorder.behind(sequence_id) if chunk.end_of_input else ():
             if isinstance(item, InputChunk) and not item.is_bare_end:
                 raise SessionConflict(
-                    f"chunk {behind} is behind the end of the input", param="sequence_id", sequence_id=sequence_id
+                    f"chunk {behind} is after the end of the input", param="sequence_id", sequence_id=sequence_id
                 )
         if self._over or (self._ends_at is not None and sequence_id > self._ends_at):
             raise _ended(sequence_id)
@@ -415,4 +415,4 @@ class InputStream(InputBytes):
 
 
 def _ended(sequence_id: int | None) -> SessionConflict:
-    return SessionConflict("the input has ended already", param="sequence_id", sequence_id=sequence_id)
+    return SessionConflict("the input has already ended", param="sequence_id", sequence_id=sequence_id)

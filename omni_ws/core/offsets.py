@@ -101,7 +101,7 @@ class OffsetBuffer:
         """Return the error for a gap that was not filled in time. There must be a gap."""
         gap = self.missing
         assert gap is not None
-        return SequenceGap(f"{len(gap)} {self.unit}s from {gap.start} on did not arrive", param="offset")
+        return SequenceGap(f"{len(gap)} {self.unit}s from offset {gap.start} did not arrive", param="offset")
 
     @property
     def unit(self) -> str:
@@ -143,9 +143,11 @@ class OffsetBuffer:
             if self._kind is None:
                 self._kind = kind
             elif self._kind[0] is not chunk.modality:
-                raise InvalidValue("an input whose chunks have offsets is of one modality", param="modality")
+                raise InvalidValue("chunks with offsets must all have the same modality", param="modality")
             elif self._kind != kind:
-                raise InvalidValue("offsets count the bytes of payloads or the characters of texts", param="offset")
+                raise InvalidValue(
+                    "offsets must count either bytes of payloads or characters of text, not both", param="offset"
+                )
         # Drop the payload, so that a short piece does not keep a long one alive.
         return Piece(offset.start, content, replace(chunk, payload=b""))
 
@@ -156,11 +158,11 @@ class OffsetBuffer:
         """
         if self.end is None and piece.chunk.end_of_input and piece.end < self.highest:
             raise SessionConflict(
-                f"an end at {piece.end}, while the input goes on to {self.highest} already", param="offset"
+                f"the input cannot end at {piece.end}: it was already received up to {self.highest}", param="offset"
             )
         parts = [part for part in self._uncovered(piece) if part.content]
         if self.end is not None and parts and parts[-1].end > self.end:
-            raise SessionConflict(f"the input has ended at {self.end}", param="offset")
+            raise SessionConflict(f"the input has already ended, at {self.end}", param="offset")
         return parts
 
     def _check_window(self, pieces: Sequence[Piece], downstream: Downstream) -> None:
@@ -169,7 +171,8 @@ class OffsetBuffer:
             raise OutOfOrder(f"expected {self.unit} {self.next_offset}", param="offset")
         if len(self._waiting) + len(pieces) > self.window:
             raise ReorderWindowExceeded(
-                f"{self.unit} {self.next_offset} is missing, and {self.window} pieces wait for it", param="offset"
+                f"{self.unit} {self.next_offset} is missing; at most {self.window} later chunks can wait for it",
+                param="offset",
             )
 
     def _pass_on(self, downstream: Downstream) -> list[StreamEvent]:

@@ -29,7 +29,9 @@ class ByteBudget:
     def take(self, size: int) -> None:
         """Reserve ``size`` bytes. Raises EngineOverloaded, reserving nothing, when they exceed the capacity."""
         if self.held + size > self.capacity:
-            raise EngineOverloaded("the server holds as much unprocessed input as it may", retry_after_ms=1000)
+            raise EngineOverloaded(
+                "the server's buffer for unprocessed input is full; retry later", retry_after_ms=1000
+            )
         self.used += size
 
     def give(self, size: int) -> None:

@@ -23,7 +23,8 @@ class TokenRanges:
         for index, (start, end) in enumerate(given):
             if start > end:
                 raise InvalidValue(
-                    f"a range ends at {end} before it starts at {start}", param=param and f"{param}[{index}]"
+                    f"the end of a range ({end}) must not be less than its start ({start})",
+                    param=param and f"{param}[{index}]",
                 )
         for start, end in sorted(one for one in given if one[0] < one[1]):
             if self._ends and start <= self._ends[-1]:

@@ -79,16 +79,16 @@ class TokenSession:
         unchanged then.
         """
         if self._append is not None:
-            raise RuntimeError("an append is under way")
+            raise RuntimeError("an append is in progress")
         kept = self._check_offset(offset, truncating)
         # The cheap check first: there may be millions of tokens.
         if offset + len(tokens) > self.max_length:
             raise ContextLengthExceeded(
-                f"{offset + len(tokens)} tokens are more than the {self.max_length} that the model reads"
+                f"at most {self.max_length} tokens fit into the model's context, got {offset + len(tokens)}"
             )
         new = array("I", tokens)
         if new and max(new) >= self.vocabulary:
-            raise InvalidValue(f"token ids are below {self.vocabulary}", param="append_tokens")
+            raise InvalidValue(f"token ids must be less than {self.vocabulary}", param="append_tokens")
         added = tuple(sorted(images, key=lambda image: image.start))
         self._check_images(new, offset, added)
         append = TokenAppend(self, offset=offset, cut=self.tokens[offset:], images_before=self.images)
@@ -108,7 +108,9 @@ class TokenSession:
         Raises InvalidValue when ``at`` exceeds the length, and OffsetMismatch when it is inside an image.
         """
         if at > len(self.tokens):
-            raise InvalidValue(f"position {at} is beyond the end, {len(self.tokens)}", param="at_position")
+            raise InvalidValue(
+                f"position {at} is after the end of the session, {len(self.tokens)}", param="at_position"
+            )
         child = TokenSession(max_length=self.max_length, vocabulary=self.vocabulary, vision=self.vision)
         child.images = self._images_before(at)
         child.tokens = self.tokens[:at]
@@ -126,7 +128,7 @@ class TokenSession:
         for image in self.images:
             if image.start < position < image.end:
                 raise OffsetMismatch(
-                    f"position {position} is inside the image of [{image.start}, {image.end})", param="offset"
+                    f"position {position} is inside the image at [{image.start}, {image.end})", param="offset"
                 )
         return tuple(image for image in self.images if image.end <= position)
 
@@ -135,22 +137,24 @@ class TokenSession:
         vision = self.vision
         if vision is None:
             if images:
-                raise InvalidValue("this model sees no images", param="images")
+                raise InvalidValue("images are not supported by this model", param="images")
             return
         free = offset
         for image in images:
             place = f"[{image.start}, {image.end})"
             if image.start < free or image.end > offset + len(new):
-                raise InvalidValue(f"the range {place} is not within what is appended, or overlaps", param="images")
+                raise InvalidValue(
+                    f"the range {place} is outside the appended tokens, or overlaps another", param="images"
+                )
             block = new[image.start - offset : image.end - offset]
             if len(block) < 3 or block[0] != vision.start or block[-1] != vision.end:
-                raise InvalidValue(f"there is no vision block at {place}", param="images")
+                raise InvalidValue(f"no vision block at {place}", param="images")
             if block.count(vision.pad) != image.features:
-                raise InvalidValue(f"the vision block at {place} holds other tokens than pads", param="images")
+                raise InvalidValue(f"the vision block at {place} must contain only pad tokens", param="images")
             free = image.end
         pads = sum(image.features for image in images)
         if (new.count(vision.start), new.count(vision.pad), new.count(vision.end)) != (len(images), pads, len(images)):
-            raise InvalidValue("every vision block in append_tokens needs an image, and no other", param="images")
+            raise InvalidValue("append_tokens must have exactly one vision block per image", param="images")
 
 
 @dataclass(slots=True, eq=False)

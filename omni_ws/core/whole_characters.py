@@ -101,9 +101,9 @@ class WholeCharacters:
 def _broken(partial: PartialCharacter) -> InvalidValue | None:
     if partial is _NOTHING:
         return None
-    return _not_text(partial.sequence_id, "it breaks off within a character, which is left out")
+    return _not_text(partial.sequence_id, "it ends inside a character, which was dropped")
 
 
 def _not_text(sequence_id: int | None, reason: str) -> InvalidValue:
     whose = "" if sequence_id is None else f" of chunk {sequence_id}"
-    return InvalidValue(f"the text{whose} is not UTF-8: {reason}", param="payload", sequence_id=sequence_id)
+    return InvalidValue(f"the text{whose} is not valid UTF-8: {reason}", param="payload", sequence_id=sequence_id)

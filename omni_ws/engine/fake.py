@@ -64,7 +64,7 @@ class _ModelFree:
         return CAPABILITIES
 
     def describe(self) -> tuple[str, ...]:
-        return ("this engine only echoes: it is for tests",)
+        return ("this engine only echoes its input; it is meant for tests",)
 
     async def start(self) -> None:
         self.state = EngineState.OK
@@ -111,7 +111,7 @@ class EchoEngine(_ModelFree):
                     yield output
                     sent += 1
             if sent == fail_after:
-                raise EngineFailed(f"the fake engine fails after {fail_after} chunks, as it was told to")
+                raise EngineFailed(f"the fake engine failed after {fail_after} chunks, as configured")
             yield Finished(echo.limit.reached or FinishReason.STOP, echo.usage())
         finally:
             echo.close()
@@ -121,7 +121,9 @@ class EchoEngine(_ModelFree):
         wanted = request.stage_params.get("fake", {}).get("fail_after_chunks", self.settings.fail_after_chunks)
         if wanted is None or (type(wanted) is int and wanted >= 0):
             return wanted
-        raise InvalidValue("a number of chunks, 0 or more", param="stage_params.fake.fail_after_chunks")
+        raise InvalidValue(
+            "fail_after_chunks must be a whole number, 0 or greater", param="stage_params.fake.fail_after_chunks"
+        )
 
     async def _pace(self, sent: int) -> None:
         delay_ms = self.settings.chunk_interval_ms if sent else self.settings.first_chunk_delay_ms

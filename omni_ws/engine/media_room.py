@@ -47,7 +47,9 @@ class MediaRoom:
         """Reserve ``size`` bytes. Raises EngineOverloaded, reserving nothing, when they exceed the budget."""
         with self._lock:
             if self.budget.held + size > self.budget.capacity:
-                raise EngineOverloaded("the server holds as much decoded media as it may", retry_after_ms=_RETRY_MS)
+                raise EngineOverloaded(
+                    "the server's memory for decoded media is full; retry later", retry_after_ms=_RETRY_MS
+                )
             self.budget.decoded += size
 
     def give(self, size: int) -> None:
@@ -87,7 +89,7 @@ class MediaRoom:
                 self._free_slots += 1
             self._admit()
             if isinstance(error, TimeoutError):
-                message = f"the media did not get their turn to be decoded within {MAX_WAIT_SEC:g} s"
+                message = f"the media waited more than {MAX_WAIT_SEC:g} s for decoding; retry later"
                 raise EngineOverloaded(message, retry_after_ms=_RETRY_MS) from None
             raise
 
@@ -153,8 +155,8 @@ class MediaShare:
         with self._lock:
             if self.size + size > self._room.budget.capacity:
                 raise PayloadTooLarge(
-                    f"decoded, the media of this request take more than the {self._room.budget.capacity} bytes"
-                    " that the server may hold"
+                    f"the decoded media of this request exceed the {self._room.budget.capacity} bytes"
+                    " that the server can hold"
                 )
             if not self._closed:
                 self._room.take(size)

@@ -55,7 +55,7 @@ async def pipeline(
     outputs that preceded it. Leaving the block cancels all stages, and waits until they have released their resources.
     """
     if len(links) != len(stages) - 1:
-        raise ValueError("between each two stages there is one link")
+        raise ValueError("there must be exactly one link between consecutive stages")
     outputs: Channel[EngineOutput] = Channel(OUTPUT_BYTES, cost=_cost)
     channels = [_channel(link, before, after) for link, before, after in zip(links, stages, stages[1:], strict=False)]
     tasks: list[asyncio.Task[None]] = []

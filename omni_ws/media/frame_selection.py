@@ -53,7 +53,9 @@ class FrameSelection:
             self._kept = self._kept[::2]
             self._stride *= 2
         if self._kept_bytes > self._max_kept_bytes:
-            raise UnsupportedFormat("the video unfolds to too many frames; ask for fewer, or smaller ones")
+            raise UnsupportedFormat(
+                "the decoded frames of the video are too large in total; request fewer or smaller frames"
+            )
 
     def frames(self) -> Iterator[VideoFrame]:
         """Yield the selected frames in order, at the end of the video."""

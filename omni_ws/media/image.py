@@ -94,17 +94,17 @@ def _opened(data: bytes, max_pixels: int) -> Iterator[Image.Image]:
     """Open an image; any exception in the block becomes UnsupportedFormat."""
     kind = sniff_image(data)
     if kind is None:
-        raise UnsupportedFormat(f"not an image that can be read; known are {', '.join(_FORMATS)}")
+        raise UnsupportedFormat(f"unsupported or corrupt image; supported: {', '.join(_FORMATS)}")
     try:
         with Image.open(io.BytesIO(data), formats=[_FORMATS[kind]]) as image:
             if image.width * image.height > max_pixels:
-                raise UnsupportedFormat(f"an image of {image.width}x{image.height} pixels is more than {max_pixels}")
+                raise UnsupportedFormat(f"at most {max_pixels} pixels per image, got {image.width}x{image.height}")
             yield image
     except UnsupportedFormat:
         raise
     except Exception as error:
         # Pillow's parsers raise various exceptions, among them SyntaxError and struct.error.
-        raise UnsupportedFormat(f"a damaged or oversized {kind}") from error
+        raise UnsupportedFormat(f"corrupt or oversized {kind}") from error
 
 
 def _source_bytes(image: Image.Image) -> int:

@@ -39,7 +39,7 @@ class Mp4Boxes:
             if size == 1:
                 size = struct.unpack_from(">Q", data, self._position + 8)[0]
             if size < 8:
-                raise UnsupportedFormat("a damaged mp4")
+                raise UnsupportedFormat("corrupt mp4")
             self._position += size
         return Mp4Order.UNKNOWN
 
@@ -57,7 +57,8 @@ class BufferedFile:
         """Add bytes. Raises UnsupportedFormat above ``max_bytes``, and what ``room`` raises."""
         if len(self._data) + len(data) > self._max_bytes:
             raise UnsupportedFormat(
-                f"an mp4 with its index at the end can have {self._max_bytes} bytes; write it with the index first"
+                f"an mp4 with its index at the end must not exceed {self._max_bytes} bytes; "
+                "write the index first (faststart)"
             )
         self._room.take(len(data))
         self._reserved += len(data)

@@ -104,7 +104,7 @@ class VideoDecoder:
     def frames(self, data: bytes, timestamp_ms: int | None = None) -> Iterator[VideoFrame]:
         """Yield what ``decode`` returns, in bounded memory. The iterator has to be exhausted before the next call."""
         if self._ended:
-            raise ValueError("the decoder's input has ended")
+            raise ValueError("the decoder is already flushed")
         if self._container is None and not self._head:
             self._start_ms = timestamp_ms or 0
             if sniff_image(data) is not None:
@@ -138,7 +138,7 @@ class VideoDecoder:
             if self._container is not None:
                 yield from self._admitted(self._container.flush(self._start_ms))
             elif self._head:
-                raise UnsupportedFormat("the video ends before its first frame")
+                raise UnsupportedFormat("the video ended before its first frame")
         finally:
             self.close()
 
@@ -172,7 +172,7 @@ class VideoDecoder:
                     self._next_due_ms = frame.timestamp_ms + 1000 / self._limits.frames_per_second
                 self._count += 1
                 if self._count > self._limits.max_frames:
-                    raise UnsupportedFormat(f"a video of more than {self._limits.max_frames} frames")
+                    raise UnsupportedFormat(f"at most {self._limits.max_frames} frames per video")
                 yield frame
         except OmniError:
             self.close()
@@ -233,7 +233,7 @@ def _bounded_list(frames: Iterator[VideoFrame]) -> list[VideoFrame]:
         kept.append(frame)
         size += frame.pixels.nbytes
         if size > _MAX_RESULT_BYTES:
-            raise UnsupportedFormat("the video unfolds to too many frames at once; send it in smaller chunks")
+            raise UnsupportedFormat("a chunk of the video decodes to too many frames; send smaller chunks")
     return kept
 
 
@@ -245,7 +245,7 @@ def _container_name(head: bytes) -> str:
         return "mp4"
     if head[0] == _TS_SYNC:
         return "mpegts"
-    raise UnsupportedFormat("not a video that can be read; known are mp4, webm, mkv, MPEG-TS and single images")
+    raise UnsupportedFormat("unsupported or corrupt video; supported: mp4, webm, mkv, MPEG-TS and single images")
 
 
 def _frames(name: str, limits: VideoLimits, room: Room, source: ByteSource) -> Iterator[VideoFrame]:
@@ -261,11 +261,11 @@ def _frames(name: str, limits: VideoLimits, room: Room, source: ByteSource) -> I
     try:
         with codec, av.open(source, "r", format=name, options=options, metadata_errors=LENIENT_METADATA) as container:
             if not container.streams.video:
-                raise UnsupportedFormat("there are no pictures in the video")
+                raise UnsupportedFormat("the file has no video stream")
             stream = container.streams.video[0]
             context: Any = stream.codec_context
             if context is None:
-                raise UnsupportedFormat("the video has a codec that is not known")
+                raise UnsupportedFormat("the codec of the video is not supported")
             _check_size(context.width, context.height, limits.max_pixels)
             codec.raise_to(context.width * context.height * _CODEC_BYTES)
             # The frame size may change later, and libav then checks it before it allocates. It includes macroblocks
@@ -288,10 +288,10 @@ def _frames(name: str, limits: VideoLimits, room: Room, source: ByteSource) -> I
                             next_due_ms = timestamp_ms + 1000 / limits.frames_per_second
                         yield VideoFrame(timestamp_ms, _pixels(frame, limits.max_pixels, room))
     except av.error.MemoryError as error:
-        raise UnsupportedFormat(f"the video has frames of far more than {limits.max_pixels} pixels") from error
+        raise UnsupportedFormat(f"the frames of the video are far larger than {limits.max_pixels} pixels") from error
     except (av.error.FFmpegError, ValueError, LookupError) as error:
         # PyAV raises ValueError and LookupError for some damaged headers.
-        raise UnsupportedFormat("the video cannot be decoded") from error
+        raise UnsupportedFormat("decoding the video failed; the data may be corrupt") from error
     tally.check_at_end()
 
 
@@ -314,4 +314,4 @@ def _pixels(frame: av.VideoFrame, max_pixels: int, room: Room) -> Pixels:
 
 def _check_size(width: int, height: int, max_pixels: int) -> None:
     if width * height > max_pixels:
-        raise UnsupportedFormat(f"a frame of {width}x{height} pixels is more than {max_pixels}")
+        raise UnsupportedFormat(f"at most {max_pixels} pixels per frame, got {width}x{height}")

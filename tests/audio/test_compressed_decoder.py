@@ -169,7 +169,7 @@ def test_a_container_without_audio_is_refused() -> None:
         stream.pix_fmt = "yuv420p"
         container.mux(stream.encode(av.VideoFrame(32, 32, "yuv420p")))
         container.mux(stream.encode(None))
-    with pytest.raises(UnsupportedFormat, match="no audio"):
+    with pytest.raises(UnsupportedFormat, match="no audio stream"):
         decoded(file.getvalue(), AudioEncoding.WEBM, [])
 
 
@@ -183,7 +183,7 @@ def test_a_rate_outside_the_range_is_refused() -> None:
         frame.sample_rate = 4000
         container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
-    with pytest.raises(UnsupportedFormat, match="4000 Hz"):
+    with pytest.raises(UnsupportedFormat, match="got 4000"):
         decoded(file.getvalue(), AudioEncoding.FLAC, [])
 
 
@@ -206,7 +206,7 @@ def test_a_bomb_is_refused_whole_and_flat_in_pieces() -> None:
     bomb = silent_bomb()
     assert len(bomb) < 60_000
     with AudioDecoder(AudioFormat(AudioEncoding.FLAC), sample_rate=8000) as decoder:
-        with pytest.raises(UnsupportedFormat, match="unreasonable"):
+        with pytest.raises(UnsupportedFormat, match="decoded audio is too long"):
             decoder.decode(bomb)
         assert not decoder_threads()
     with AudioDecoder(AudioFormat(AudioEncoding.FLAC), sample_rate=8000) as decoder:

@@ -132,7 +132,7 @@ def test_nothing_in_nothing_out() -> None:
             assert len(decoder.decode(b"")) == 0
             assert len(decoder.flush()) == 0
             assert len(decoder.flush()) == 0
-            with pytest.raises(ValueError, match="ended"):
+            with pytest.raises(ValueError, match="already flushed"):
                 decoder.decode(b"1")
 
 

@@ -175,7 +175,7 @@ def test_after_the_end(encoding: AudioEncoding) -> None:
     encoder.encode(speech()[:1000])
     encoder.flush()
     assert encoder.flush() == b""
-    with pytest.raises(ValueError, match="ended"):
+    with pytest.raises(ValueError, match="already flushed"):
         encoder.encode(speech()[:1000])
 
 

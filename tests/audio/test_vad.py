@@ -110,13 +110,13 @@ def test_the_bar_may_be_lowered_in_the_middle_of_speech() -> None:
 
 @pytest.mark.parametrize("threshold", [0.0, 1.0])
 def test_a_threshold_that_makes_no_sense_is_refused(threshold: float) -> None:
-    with pytest.raises(ValueError, match="lies between"):
+    with pytest.raises(ValueError, match="must be between"):
         TurnDetector(threshold)
 
 
 @pytest.mark.parametrize("bar", [(0, 4), (5, 4), (3, MAX_START_SPAN + 1)])
 def test_a_bar_that_makes_no_sense_is_refused(bar: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="lies between"):
+    with pytest.raises(ValueError, match="must be between"):
         StartBar(*bar)
 
 

@@ -96,7 +96,7 @@ def test_the_list_may_be_as_long_as_the_model_reads_and_no_longer() -> None:
 
 def test_token_ids_are_below_the_vocabulary() -> None:
     made = session()
-    with pytest.raises(InvalidValue, match="below 100"):
+    with pytest.raises(InvalidValue, match="less than 100"):
         made.begin([99, 100], offset=0)
     made.begin([99], offset=0).commit()
 
@@ -163,7 +163,7 @@ def test_two_images_in_any_order() -> None:
 
 def test_a_model_that_sees_nothing_takes_no_images() -> None:
     made = TokenSession(max_length=8, vocabulary=100)
-    with pytest.raises(InvalidValue, match="sees no images"):
+    with pytest.raises(InvalidValue, match="not supported by this model"):
         made.begin(BLOCK, offset=0, images=[image(0, 4)])
     made.begin(BLOCK, offset=0).commit()  # ordinary tokens for a model without images
 
@@ -270,6 +270,6 @@ def test_too_many_tokens_are_refused_without_a_look_at_them() -> None:
             raise AssertionError("this takes seconds")
 
     made = session(5, 6)
-    with pytest.raises(ContextLengthExceeded, match="40000002 tokens"):
+    with pytest.raises(ContextLengthExceeded, match="got 40000002"):
         made.begin(Millions(), offset=2)
     assert list(made.tokens) == [5, 6]

@@ -55,7 +55,7 @@ def test_every_format(media_type: str, format: str) -> None:
 )
 def test_what_is_no_image(data: bytes) -> None:
     assert sniff_image(data) is None
-    with pytest.raises(UnsupportedFormat, match="not an image"):
+    with pytest.raises(UnsupportedFormat, match="unsupported or corrupt image"):
         decode_image(data)
 
 
@@ -118,7 +118,7 @@ def test_bombs_are_refused_before_they_unfold(side: int) -> None:
 @pytest.mark.parametrize("format", FORMATS.values())
 def test_a_truncated_image_is_refused(format: str) -> None:
     data = encoded(Image.effect_noise((64, 64), 50).convert("RGB"), format)
-    with pytest.raises(UnsupportedFormat, match="damaged"):
+    with pytest.raises(UnsupportedFormat, match="corrupt or oversized"):
         decode_image(data[: len(data) // 2])
 
 

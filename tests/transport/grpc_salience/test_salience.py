@@ -200,8 +200,8 @@ async def test_images_are_kept_once(server: SalienceServer, engine: TokenEngine)
 @pytest.mark.parametrize(
     ("tokens", "images", "match"),
     [
-        (block(4), [], "every vision block"),
-        (block(4), [picture(5, 0)], "not within"),
+        (block(4), [], "exactly one vision block"),
+        (block(4), [picture(5, 0)], "outside the appended"),
         (block(4), [{**picture(4, 0), "bytes": b"xx"}], "2 features"),
         (block(4), [{**picture(4, 0), "mime": "text/html"}], "images[0].mime"),
     ],
@@ -247,7 +247,7 @@ async def test_a_message_over_the_limit_is_refused() -> None:
         ({"offset": 3, "truncating": True}, Status.FAILED_PRECONDITION, "offset"),
         ({"tokens": [1000]}, Status.INVALID_ARGUMENT, "append_tokens"),
         ({"tokens": [2**32 - 1]}, Status.INVALID_ARGUMENT, "append_tokens"),
-        ({"tokens": [1] * 63}, Status.RESOURCE_EXHAUSTED, "65 tokens"),
+        ({"tokens": [1] * 63}, Status.RESOURCE_EXHAUSTED, "got 65"),
         ({"logprob_top_k": 21}, Status.INVALID_ARGUMENT, "logprob_top_k"),
         ({"logprobs_ranges": [{"start": 2, "end": 1}]}, Status.INVALID_ARGUMENT, "logprobs_ranges[0]"),
         ({"readout_ranges": [{"start": 2, "end": 1}]}, Status.INVALID_ARGUMENT, "readout_ranges[0]"),

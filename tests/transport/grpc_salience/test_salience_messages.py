@@ -141,7 +141,7 @@ async def test_a_large_message_is_charged_while_its_call_runs(room: int) -> None
     request = messages.CloseSessionRequest(session_id="x" * 100_000)
     async with serving(held=request.ByteSize() + room) as server:
         if room < 0:
-            async with refused(Status.UNAVAILABLE, "as much unprocessed input as it may"):
+            async with refused(Status.UNAVAILABLE, "buffer for unprocessed input is full"):
                 await server.stub.CloseSession(request)
         else:
             await server.stub.CloseSession(request)
@@ -264,7 +264,7 @@ async def test_entries_of_a_field(field: str) -> None:
         if field != "images":
             await server.events(session, [5], **many)
         else:  # so many, but no places for them
-            async with refused(Status.INVALID_ARGUMENT, "images: there is no vision block"):
+            async with refused(Status.INVALID_ARGUMENT, "images: no vision block"):
                 await server.events(session, [5], **many)
 
 

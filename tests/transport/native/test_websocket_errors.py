@@ -190,7 +190,7 @@ async def test_a_character_that_breaks_off_is_told_with_the_chunk_that_it_began_
         answer = await client.answer()
         (error,) = answer.errors
         assert (error["code"], error["param"], error["sequence_id"]) == ("invalid_value", "payload", 1)
-        assert "breaks off" in error["message"]
+        assert "ends inside a character" in error["message"]
         rest = {"text": "three", "image": "Received 1 image."}.get(follows, "")
         assert (answer.text, answer.reason) == (f"one two {rest}", "stop")
 

@@ -1037,7 +1037,7 @@ async def test_openai_package_synchronous() -> None:
             assert (caught.value.param, caught.value.code) == ("n", "unsupported_parameter")
             assert client.chat.completions.create(model="gpt-4o", messages=HELLO).model == "m"
             failing = {"stage_params": {"fake": {"fail_after_chunks": 1}}}
-            with pytest.raises(openai.APIError, match="fake engine fails") as broken:
+            with pytest.raises(openai.APIError, match="fake engine failed") as broken:
                 list(client.chat.completions.create(model="m", messages=HELLO, stream=True, extra_body=failing))
             assert broken.value.code == "engine_failed"
 

@@ -206,7 +206,7 @@ async def test_readers_of_a_session_that_expires() -> None:
         assert (await polling).status == 408
         body = (await early).body
         assert b"half" in body
-        assert b'event: error\ndata: {"message":"nothing came for 50 seconds"' in body
+        assert b'event: error\ndata: {"message":"no input for 50 seconds"' in body
 
 
 async def test_heartbeats_have_no_ids() -> None:
