@@ -174,12 +174,25 @@ class PromptForm:
         messages += [self._message(message, context, numbers) for message in _without_broken_calls(context.history)]
         tools = [self._plain_within(tool) for tool in context.tools]
         if not user:
-            return self._render(messages, tools), ""
-        text = self._render([*messages, {"role": context.role, "content": _MARKER}], tools)
+            return self._rendered(messages, tools), ""
+        text = self._rendered([*messages, {"role": context.role, "content": _MARKER}], tools)
         head, found, tail = text.rpartition(_MARKER)
         if not found:
             raise InvalidValue(f"the model's chat template leaves out a last message of the {context.role}")
         return head, tail
+
+    def _rendered(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+        """Render ``messages``; an answer that opens them follows an empty message of the user where it has to.
+
+        Some templates demand that the user begins, but a greeting is an answer without a question.
+        """
+        try:
+            return self._render(messages, tools)
+        except InvalidValue:
+            opening = next((index for index, message in enumerate(messages) if message["role"] != "system"), None)
+            if opening is None or messages[opening]["role"] != "assistant":
+                raise
+            return self._render([*messages[:opening], {"role": "user", "content": ""}, *messages[opening:]], tools)
 
     def _message(self, message: Message, context: PromptContext, numbers: Counter[Modality]) -> dict[str, Any]:
         """Return a message of the history in the form of chat templates."""

@@ -185,6 +185,22 @@ def test_a_template_that_refuses_is_the_clients_fault() -> None:
         PromptForm(WordTokenizer(), refuse, placeholder).frame(PromptContext())
 
 
+def test_a_greeting_follows_an_empty_question_where_the_user_has_to_begin() -> None:
+    def alternating(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+        spoken = [message["role"] for message in messages if message["role"] != "system"]
+        if spoken != (["user", "assistant"] * len(spoken))[: len(spoken)]:
+            raise InvalidValue("roles must alternate")
+        return render(messages, tools)
+
+    strict = PromptForm(WordTokenizer(), alternating, placeholder)
+    greeted = PromptContext("Be brief.", (Message("assistant", "Good morning!"),))
+    head, _ = strict.frame(greeted)
+    assert head == "<|end|>system\nBe brief.<|end|>user\n<|end|>assistant\nGood morning!<|end|>user\n"
+    assert form().frame(greeted)[0] == "<|end|>system\nBe brief.<|end|>assistant\nGood morning!<|end|>user\n"
+    with pytest.raises(InvalidValue, match="must alternate"):
+        strict.frame(PromptContext(history=(Message("user", "One"), Message("user", "Two"))))
+
+
 CALLS = (ToolCall("call_1", "f", '{"a": "<|end|>"}'), ToolCall("call_2", "g", '{"cut'))
 
 
