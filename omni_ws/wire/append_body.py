@@ -40,10 +40,10 @@ def read_append(body: Mapping[str, Any]) -> list[BodyChunk]:
     """
     if "chunks" not in body:
         if not CHUNK_MARKERS & body.keys() and body.get("type") != "input_chunk":
-            raise InvalidFrame("the body is an input chunk, or has a list of them under chunks", param="chunks")
+            raise InvalidFrame("the body must be an input chunk, or have a list of them in chunks", param="chunks")
         return [BodyChunk("", _read(body))]
     if twice := sorted(CHUNK_MARKERS & body.keys()):
-        raise InvalidValue("a body is one chunk or has a list of them, not both", param=twice[0])
+        raise InvalidValue("a body must be either one chunk or have chunks, not both", param=twice[0])
     return _read_list(body["chunks"])
 
 
@@ -54,10 +54,10 @@ def read_create(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[BodyChunk
     """
     parameters = {name: value for name, value in body.items() if name not in ("chunk", "chunks")}
     if misplaced := sorted((CHUNK_MARKERS - {"modality"}) & body.keys()):
-        raise InvalidValue("the first chunk stands under chunk", param=misplaced[0])
+        raise InvalidValue("the first chunk must be in the field chunk", param=misplaced[0])
     chunk, chunks = body.get("chunk"), body.get("chunks")
     if chunk is not None and chunks is not None:
-        raise InvalidValue("the first input is one chunk or a list of them, not both", param="chunk")
+        raise InvalidValue("the first input must be either in chunk or in chunks, not both", param="chunk")
     if chunks is not None:
         return parameters, _read_list(chunks)
     return parameters, [] if chunk is None else [BodyChunk("chunk", _read(chunk))]
@@ -65,15 +65,15 @@ def read_create(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[BodyChunk
 
 def _read_list(chunks: Any) -> list[BodyChunk]:
     if not isinstance(chunks, list):
-        raise InvalidValue("chunks is a list of input chunks", param="chunks")
+        raise InvalidValue("chunks must be a list of input chunks", param="chunks")
     if len(chunks) > MAX_CHUNKS:
-        raise InvalidValue(f"a body brings at most {MAX_CHUNKS} chunks", param="chunks")
+        raise InvalidValue(f"at most {MAX_CHUNKS} chunks per body, got {len(chunks)}", param="chunks")
     return [BodyChunk(f"chunks[{index}]", _read(chunk)) for index, chunk in enumerate(chunks)]
 
 
 def _read(value: Any) -> ChunkOrRefusal:
     if not isinstance(value, dict):
-        return InvalidFrame("a chunk is a JSON object")
+        return InvalidFrame("a chunk must be a JSON object")
     number = value.get("sequence_id")
     try:
         return _convert(value)
@@ -87,7 +87,7 @@ def _read(value: Any) -> ChunkOrRefusal:
 def _convert(value: dict[str, Any]) -> InputChunk:
     kind = value.get("type")
     if isinstance(kind, str) and kind != "input_chunk":
-        raise UnknownType("a body here brings input chunks alone", param="type")
+        raise UnknownType("this body accepts only input chunks", param="type")
     try:
         fields = msgspec.convert(value, ChunkObject)
     except msgspec.ValidationError as error:

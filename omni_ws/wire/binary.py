@@ -39,7 +39,7 @@ def decode_input(data: bytes | bytearray | memoryview) -> InputChunk | RefusedCh
     header, or an unknown version or kind.
     """
     if len(data) < _HEADER_BYTES:
-        raise InvalidFrame(f"a binary frame begins with a header of {_HEADER_BYTES} bytes, got {len(data)}")
+        raise InvalidFrame(f"a binary frame must begin with a header of {_HEADER_BYTES} bytes, got {len(data)}")
     version_and_kind, modality_byte, flags, sequence_id, timestamp_ms = _INPUT_HEADER.unpack_from(data)
     if version_and_kind != _INPUT:
         raise InvalidFrame(f"unknown binary header: version {data[0]}, kind {data[1]}")
@@ -61,7 +61,7 @@ def decode_input(data: bytes | bytearray | memoryview) -> InputChunk | RefusedCh
 def encode_input(chunk: InputChunk) -> bytes:
     """Encode a numbered chunk without a format of its own, for clients. Raises ValueError for any other."""
     if chunk.sequence_id is None or chunk.format is not None:
-        raise ValueError("a binary frame carries a sequence_id and no format")
+        raise ValueError("a binary frame must have a sequence_id and no format")
     flags = FLAG_END if chunk.end_of_input else 0
     if chunk.timestamp_ms is not None:
         flags |= FLAG_TIMESTAMP

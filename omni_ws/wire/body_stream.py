@@ -79,7 +79,7 @@ class LengthPrefixedDecoder:
             if length > self.max_frame_bytes:
                 self.frame_number += 1
                 raise PayloadTooLarge(
-                    f"frame {self.frame_number} says {length} bytes; {self.max_frame_bytes} are allowed"
+                    f"frame {self.frame_number}: at most {self.max_frame_bytes} bytes per frame, got {length}"
                 )
             end = start + self.prefix_bytes + length
             if end > len(self._pending):
@@ -94,5 +94,5 @@ class LengthPrefixedDecoder:
     def finish(self) -> Iterator[bytes]:
         """Yield nothing. Raises InvalidFrame when the body ends within a frame."""
         if self._pending:
-            raise InvalidFrame(f"the body ends inside frame {self.frame_number + 1}")
+            raise InvalidFrame(f"the body ended inside frame {self.frame_number + 1}")
         yield from ()

@@ -120,7 +120,7 @@ CLIENT_FRAMES: Final = (
 )
 CLIENT_TYPES: Final = frozenset(str(frame.__struct_config__.tag) for frame in CLIENT_FRAMES)
 
-_NO_OFFSETS: Final = "chunks of a WebSocket are numbered by sequence_id"
+_NO_OFFSETS: Final = "offset is not supported over WebSocket; use sequence_id"
 
 #: Fields of a chunk whose JSON type is part of the frame's syntax: a wrong type is ``invalid_frame``.
 _FORM_FIELDS: Final = frozenset({"payload", "text", "type"})
@@ -165,12 +165,14 @@ def to_chunk(fields: ChunkFields, sequence_id: int | None, offset: int | None = 
     payload, text, modality = fields.payload, fields.text, fields.modality
     if text is not None:
         if payload is not None:
-            raise InvalidValue("a chunk has a payload or a text, not both", param="text", sequence_id=sequence_id)
+            raise InvalidValue(
+                "a chunk must have either payload or text, not both", param="text", sequence_id=sequence_id
+            )
         if modality is None:
             modality = Modality.TEXT
         elif modality is not Modality.TEXT:
             raise InvalidValue(
-                f"text goes with modality text, not {modality}", param="modality", sequence_id=sequence_id
+                f"text requires modality text, got {modality}", param="modality", sequence_id=sequence_id
             )
         payload = text.encode()
     if fields.role is not None or fields.tool_call_id is not None:
@@ -191,26 +193,28 @@ def to_chunk(fields: ChunkFields, sequence_id: int | None, offset: int | None = 
 def _offset(start: int, fields: ChunkFields, modality: Modality | None, sequence_id: int | None) -> Offset:
     """Return the chunk's offset. Raises InvalidValue if it has a number as well, or must not be split."""
     if sequence_id is not None:
-        raise InvalidValue("a chunk has a sequence_id or an offset, not both", param="offset", sequence_id=sequence_id)
+        raise InvalidValue(
+            "a chunk must have either sequence_id or offset, not both", param="offset", sequence_id=sequence_id
+        )
     if modality is Modality.IMAGE or (start == 0 and modality is Modality.VIDEO and sniff_image(fields.payload or b"")):
-        raise InvalidValue("an image comes whole, and has no offset", param="offset")
+        raise InvalidValue("an image must be sent in one chunk, without offset", param="offset")
     if fields.tool_call_id is not None:
-        raise InvalidValue("the result of a tool comes whole, and has no offset", param="offset")
+        raise InvalidValue("a tool result must be sent in one chunk, without offset", param="offset")
     return Offset(start, in_characters=fields.text is not None)
 
 
 def _check_tool_result(fields: ChunkFields, modality: Modality | None, sequence_id: int | None) -> None:
     """Raise InvalidValue unless the chunk is text of the role ``tool`` with the ID of its call."""
     if fields.role not in (None, "user", "tool"):
-        raise InvalidValue("role is user or tool", param="role", sequence_id=sequence_id)
+        raise InvalidValue("role must be user or tool", param="role", sequence_id=sequence_id)
     if fields.role == "user" and fields.tool_call_id is None:
         return
     if fields.role != "tool":
-        raise InvalidValue("a tool_call_id goes with the role tool", param="role", sequence_id=sequence_id)
+        raise InvalidValue("tool_call_id requires role tool", param="role", sequence_id=sequence_id)
     if not fields.tool_call_id:
-        raise InvalidValue("the result of a tool names its call", param="tool_call_id", sequence_id=sequence_id)
+        raise InvalidValue("a tool result requires tool_call_id", param="tool_call_id", sequence_id=sequence_id)
     if modality is not Modality.TEXT:
-        raise InvalidValue("the result of a tool is text", param="modality", sequence_id=sequence_id)
+        raise InvalidValue("a tool result must be text", param="modality", sequence_id=sequence_id)
 
 
 def nested_deeper(value: Any, levels: int) -> bool:
@@ -233,7 +237,7 @@ def loads_object(data: bytes | bytearray | memoryview) -> dict[str, Any]:
         bytes(data).decode("utf-8")
         raise InvalidFrame(f"not JSON: {error}") from None
     if not isinstance(parsed, dict):
-        raise InvalidFrame("a frame is a JSON object")
+        raise InvalidFrame("a frame must be a JSON object")
     return parsed
 
 
@@ -242,7 +246,7 @@ def _refuse(data: bytes | bytearray | memoryview, cause: msgspec.DecodeError) ->
     parsed = loads_object(data)
     kind = parsed.get("type")
     if not isinstance(kind, str):
-        raise InvalidFrame("a frame has a type, which is a string", param="type")
+        raise InvalidFrame("a frame must have a type, a string", param="type")
     if kind not in CLIENT_TYPES:
         raise UnknownType(f"unknown frame type {kind[:64]!r}", param="type")
     error = field_error(cause)
@@ -267,7 +271,7 @@ def field_error(cause: msgspec.DecodeError) -> InvalidRequest:
         return InvalidFrame(f"not JSON: {cause}")
     error = invalid_value(cause)
     if error.param in REFUSED_CONTENT_FIELDS:
-        return UnsupportedParameter("the content of a chunk is its payload or its text", param=error.param)
+        return UnsupportedParameter("the content of a chunk must be in payload or text", param=error.param)
     if error.param in _FORM_FIELDS:
         return InvalidFrame(error.message, param=error.param)
     return error

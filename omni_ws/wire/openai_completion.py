@@ -74,10 +74,10 @@ def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
     fields = convert_body(body, CompletionBody)
     choices = fields.n or 1
     if fields.best_of not in (None, choices):
-        raise UnsupportedParameter("as many answers are made as are given", param="best_of")
+        raise UnsupportedParameter("best_of must be equal to n", param="best_of")
     places, prompts = zip(*_prompts(fields.prompt), strict=True)
     if len(prompts) * choices > MAX_CHOICES:
-        raise InvalidValue(f"at most {MAX_CHOICES} answers at a time", param="prompt")
+        raise InvalidValue(f"at most {MAX_CHOICES} answers per request", param="prompt")
     patch = configuration_patch(body, fields, input_field="prompt")
     for name in patch.fields.keys() - _CONFIGURED:
         del patch.fields[name]
@@ -106,27 +106,29 @@ def read_completion(body: Mapping[str, Any]) -> CompletionRequest:
 def _prompts(prompt: str | list[Any] | None) -> list[tuple[str, CompletionPrompt]]:
     """Return each prompt with its JSON path. A list of numbers is one prompt of token IDs."""
     if not prompt and prompt != "":
-        raise InvalidValue("prompt is a text, a list of token ids, or a list of either", param="prompt")
+        raise InvalidValue("prompt must be a string, a list of token ids, or a list of either", param="prompt")
     if isinstance(prompt, str) or _is_number(prompt[0]):
         return [("prompt", _prompt(prompt, "prompt"))]
     if len(prompt) > MAX_CHOICES:
-        raise InvalidValue(f"at most {MAX_CHOICES} answers at a time", param="prompt")
+        raise InvalidValue(f"at most {MAX_CHOICES} answers per request", param="prompt")
     places = [f"prompt[{index}]" for index in range(len(prompt))]
     return [(place, _prompt(one, place)) for place, one in zip(places, prompt, strict=True)]
 
 
 def _prompt(prompt: Any, place: str) -> CompletionPrompt:
     if not isinstance(prompt, (str, list)):
-        raise InvalidValue("a prompt is a text or a list of token ids", param=place)
+        raise InvalidValue("a prompt must be a string or a list of token ids", param=place)
     if not prompt:
-        raise EmptyInput("there is nothing to complete", param=place)
+        raise EmptyInput("the prompt is empty", param=place)
     if isinstance(prompt, str):
         return prompt
     if len(prompt) > MAX_PROMPT_TOKENS:
-        raise InvalidValue(f"a prompt has at most {MAX_PROMPT_TOKENS} token ids", param=place)
+        raise InvalidValue(f"at most {MAX_PROMPT_TOKENS} token ids per prompt, got {len(prompt)}", param=place)
     for index, one in enumerate(prompt):
         if not _is_number(one) or not 0 <= one < MAX_TOKEN_ID:
-            raise InvalidValue(f"a token id is a whole number from 0 to {MAX_TOKEN_ID - 1}", param=f"{place}[{index}]")
+            raise InvalidValue(
+                f"a token id must be a whole number from 0 to {MAX_TOKEN_ID - 1}", param=f"{place}[{index}]"
+            )
     return tuple(prompt)
 
 

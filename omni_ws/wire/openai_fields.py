@@ -119,7 +119,7 @@ def refuse_unavailable(body: Mapping[str, Any], unavailable: Mapping[str, tuple[
     for name, harmless in unavailable.items():
         value = body.get(name)
         if value is not None and not any(value == one and type(value) is type(one) for one in harmless):
-            raise UnsupportedParameter(f"{name} is not available here", param=name)
+            raise UnsupportedParameter(f"{name} is not supported here", param=name)
 
 
 def configuration_patch(
@@ -157,5 +157,5 @@ def object_field(body: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """Return the object under ``name``, or an empty one. Raises InvalidValue for any other type."""
     value = body.get(name)
     if value is not None and not isinstance(value, Mapping):
-        raise InvalidValue(f"{name} is an object", param=name)
+        raise InvalidValue(f"{name} must be an object", param=name)
     return value or {}

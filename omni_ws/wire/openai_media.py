@@ -75,7 +75,7 @@ def read_media(body: Mapping[str, Any]) -> Iterator[InputChunk | NamedMedia]:
         if value is None:
             continue
         if not isinstance(value, list):
-            raise InvalidValue(f"{name} is a list of data: URLs or paths", param=name)
+            raise InvalidValue(f"{name} must be a list of data: URLs or paths", param=name)
         for index, item in enumerate(value):
             place = f"{name}[{index}]"
             if isinstance(item, str) and item and not _URL.match(item):
@@ -90,7 +90,7 @@ def audio_encoding(name: str, param: str) -> AudioEncoding:
         return _AUDIO_FORMATS.get(name) or AudioEncoding(name)
     except ValueError:
         known = ", ".join(sorted({*AudioEncoding, *_AUDIO_FORMATS}))
-        raise UnsupportedFormat(f"audio in {name[:32]!r} is not served here; known are {known}", param=param) from None
+        raise UnsupportedFormat(f"unsupported audio format {name[:32]!r}; supported: {known}", param=param) from None
 
 
 def audio_chunk(audio: Any, where: str) -> InputChunk:
@@ -99,11 +99,11 @@ def audio_chunk(audio: Any, where: str) -> InputChunk:
     Raises InvalidValue or UnsupportedFormat.
     """
     if not isinstance(audio, Mapping):
-        raise InvalidValue("input_audio is an object", param=where)
+        raise InvalidValue("input_audio must be an object", param=where)
     kind, data = audio.get("format", "wav"), audio.get("data")
     for name, value in (("format", kind), ("data", data)):
         if not isinstance(value, str):
-            raise InvalidValue(f"{name} is a string", param=f"{where}.{name}")
+            raise InvalidValue(f"{name} must be a string", param=f"{where}.{name}")
     encoding = audio_encoding(kind, f"{where}.format")
     return InputChunk(Modality.AUDIO, _base64(str(data), f"{where}.data"), format=encoding.value)
 
@@ -114,18 +114,18 @@ def media_by_url(url: Any, modality: Modality, where: str) -> InputChunk | Media
     Raises InvalidValue, UnsupportedParameter or UnsupportedFormat, naming ``where``.
     """
     if not isinstance(url, str):
-        raise InvalidValue("url is a string", param=where)
+        raise InvalidValue("url must be a string", param=where)
     scheme = url[:8].partition(":")[0].lower()
     if scheme in ("https", "http"):
         return MediaUrl(url, modality, where)
     if scheme != "data":
-        raise UnsupportedParameter("media come as data: or https: URLs", param=where)
+        raise UnsupportedParameter("media must be given as data:, https: or http: URLs", param=where)
     head, comma, data = url[5:].partition(",")
     mime, *attributes = head.lower().split(";")
     if not comma or "base64" not in attributes:
-        raise InvalidValue("a data: URL in base64 is needed", param=where)
+        raise InvalidValue("a data: URL must be base64-encoded", param=where)
     if not mime.startswith(f"{modality}/"):
-        raise UnsupportedFormat(f"{mime[:64]!r} is no {modality}", param=where)
+        raise UnsupportedFormat(f"expected media type {modality}/*, got {mime[:64]!r}", param=where)
     if modality is Modality.AUDIO:  # raw formats have their sample rate in the parameters
         mime = ";".join([mime, *(one for one in attributes if one != "base64")])
     return _checked_image(InputChunk(modality, _base64(data, where), format=mime), where)
@@ -133,7 +133,7 @@ def media_by_url(url: Any, modality: Modality, where: str) -> InputChunk | Media
 
 def _checked_image(chunk: InputChunk, where: str) -> InputChunk:
     if chunk.modality is Modality.IMAGE and sniff_image(chunk.payload) is None:
-        raise UnsupportedFormat("not an image that can be read: png, jpeg, webp, gif and bmp are", param=where)
+        raise UnsupportedFormat("unsupported image format; supported: png, jpeg, webp, gif, bmp", param=where)
     return chunk
 
 

@@ -35,6 +35,6 @@ class MediaLimitFields(Struct, frozen=True, kw_only=True):
         for kind, unit in (("image", "pixels"), ("video", "pixels"), ("video", "frames")):
             least, most = getattr(self, f"{kind}_min_{unit}"), getattr(self, f"{kind}_max_{unit}")
             if least is not None and most is not None and least > most:
-                raise InvalidValue("more than the most that there may be", param=f"{kind}_min_{unit}")
+                raise InvalidValue(f"{kind}_min_{unit} must not exceed {kind}_max_{unit}", param=f"{kind}_min_{unit}")
         names = MediaLimitFields.__struct_fields__
         return {name: value for name in names if (value := getattr(self, name)) is not None}

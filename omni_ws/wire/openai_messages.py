@@ -101,14 +101,14 @@ class _Reader:
             case "assistant":
                 self._assistant(message, place)
             case "function":
-                raise UnsupportedParameter("results of functions come from the role tool", param=f"{place}.role")
+                raise UnsupportedParameter("role function is not supported; use role tool", param=f"{place}.role")
             case _:
-                raise InvalidValue("role is one of system, developer, user, assistant and tool", param=f"{place}.role")
+                raise InvalidValue("role must be system, developer, user, assistant or tool", param=f"{place}.role")
 
     def _last_of_other_role(self, message: Mapping[str, Any], place: str) -> None:
         """Read a last message that is not the user's: text for the assistant to continue, or instructions alone."""
         if message.get("tool_calls"):
-            raise InvalidValue("the last message must be the user's, or a tool's", param=f"{place}.role")
+            raise InvalidValue("the last message must have role user or tool", param=f"{place}.role")
         self.role = "assistant" if message.get("role") == "assistant" else "system"
         self.role_at = f"{place}.role"
         self.input.append(InputChunk(Modality.TEXT, _text(message.get("content"), place).encode()))
@@ -116,9 +116,7 @@ class _Reader:
     def _assistant(self, message: Mapping[str, Any], place: str) -> None:
         for name in _UNSUPPORTED:
             if message.get(name):
-                raise UnsupportedParameter(
-                    f"{name} of earlier messages are not available here", param=f"{place}.{name}"
-                )
+                raise UnsupportedParameter(f"{name} in earlier messages is not supported", param=f"{place}.{name}")
         content = message.get("content")
         calls = tuple(_tool_calls(message.get("tool_calls"), f"{place}.tool_calls"))
         if calls:
@@ -131,7 +129,7 @@ class _Reader:
         self.tools_at = self.tools_at or f"{place}.role"
         call = _string(message, "tool_call_id", place)
         if call not in self._calls:
-            raise InvalidValue(f"no earlier message holds a call {call[:64]!r}", param=f"{place}.tool_call_id")
+            raise InvalidValue(f"no earlier message has the tool call {call[:64]!r}", param=f"{place}.tool_call_id")
         text = _text(message.get("content"), place)
         if is_input:
             self.input.append(InputChunk(Modality.TEXT, text.encode(), tool_call_id=call))
@@ -143,12 +141,12 @@ def _tool_calls(calls: Any, place: str) -> Iterator[ToolCall]:
     if calls is None:
         return
     if not isinstance(calls, list):
-        raise InvalidValue("tool_calls is a list", param=place)
+        raise InvalidValue("tool_calls must be a list", param=place)
     for index, call in enumerate(calls):
         where = f"{place}[{index}]"
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or call.get("type", "function") != "function":
-            raise InvalidValue("a tool call is an object of type function", param=where)
+            raise InvalidValue("a tool call must be an object of type function", param=where)
         yield ToolCall(
             _string(call, "id", where),
             _string(function, "name", f"{where}.function"),
@@ -162,11 +160,11 @@ def _parts(content: Any, place: str) -> Iterator[tuple[Mapping[str, Any], str]]:
         yield {"type": "text", "text": content}, f"{place}.content"
         return
     if not isinstance(content, list):
-        raise InvalidValue("content is a text or a list of parts", param=f"{place}.content")
+        raise InvalidValue("content must be a string or a list of parts", param=f"{place}.content")
     for index, part in enumerate(content):
         where = f"{place}.content[{index}]"
         if not isinstance(part, Mapping):
-            raise InvalidValue("a part is an object", param=where)
+            raise InvalidValue("a part must be an object", param=where)
         yield part, where
 
 
@@ -178,7 +176,7 @@ def _text(content: Any, place: str) -> str:
     texts: list[str] = []
     for part, where in _parts(content, place):
         if part.get("type") not in ("text", "input_text", "output_text"):
-            raise UnsupportedParameter("only the last message may hold anything but text", param=where)
+            raise UnsupportedParameter("only the last message may contain anything other than text", param=where)
         texts.append(_string(part, "text", where))
     return "".join(texts)
 
@@ -201,5 +199,5 @@ def _part_chunk(part: Mapping[str, Any], where: str) -> InputChunk | MediaUrl:
 def _string(part: Mapping[str, Any], name: str, where: str) -> str:
     value = part.get(name)
     if not isinstance(value, str):
-        raise InvalidValue(f"{name} is a string", param=f"{where}.{name}")
+        raise InvalidValue(f"{name} must be a string", param=f"{where}.{name}")
     return value

@@ -17,7 +17,7 @@ MAX_TOP_LOGPROBS: Final = 20
 MAX_COMPLETION_LOGPROBS: Final = 5
 
 _FORMS: Final = (
-    'response_format is {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": '
+    'response_format must be {"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": '
     '{"name": "…", "schema": {…}}}'
 )
 
@@ -67,7 +67,7 @@ class AnswerFields:
 def chat_logprobs(wanted: bool | None, top: int | None) -> int | None:
     """Return ``AnswerFields.logprobs`` for ``logprobs`` and ``top_logprobs`` of a chat body. Raises InvalidValue."""
     if top and not wanted:
-        raise InvalidValue("top_logprobs needs logprobs: true", param="top_logprobs")
+        raise InvalidValue("top_logprobs requires logprobs: true", param="top_logprobs")
     return (top or 0) if wanted else None
 
 
@@ -78,7 +78,7 @@ def completion_logprobs(wanted: bool | int | None) -> int | None:
     if wanted is True:
         return 1
     if not 0 <= wanted <= MAX_COMPLETION_LOGPROBS:
-        raise InvalidValue(f"logprobs is a number from 0 to {MAX_COMPLETION_LOGPROBS}", param="logprobs")
+        raise InvalidValue(f"logprobs must be a number from 0 to {MAX_COMPLETION_LOGPROBS}", param="logprobs")
     return wanted
 
 
@@ -118,7 +118,9 @@ def _check_references(schema: Any, param: str) -> None:
     if isinstance(schema, Mapping):
         reference = schema.get("$ref")
         if isinstance(reference, str) and not reference.startswith("#"):
-            raise UnsupportedParameter("nothing is fetched from elsewhere: a $ref begins with #", param=f"{param}.$ref")
+            raise UnsupportedParameter(
+                "external references are not supported: $ref must begin with #", param=f"{param}.$ref"
+            )
     for inner in _inside(schema):
         _check_references(inner, param)
 

@@ -161,7 +161,7 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
     audio = fields.audio or AudioOptions()
     wants_audio = fields.modalities is not None and "audio" in fields.modalities
     if fields.modalities == []:
-        raise InvalidValue("name at least one of text and audio", param="modalities")
+        raise InvalidValue("modalities must have at least one of text and audio", param="modalities")
     # Text is always generated: a spoken answer has it as its transcript.
     patch.fields["modalities"] = ["text", "audio"] if wants_audio else ["text"]
     if audio.voice is not None:
@@ -176,7 +176,7 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
     if messages.system:
         own = patch.fields.get("instructions")
         if own is not None and not isinstance(own, str):
-            raise InvalidValue("instructions are a text", param="instructions")
+            raise InvalidValue("instructions must be a string", param="instructions")
         patch.fields["instructions"] = "\n\n".join([*messages.system, *filter(None, [own])])
     own_chunk, final_chunk = usage_places(fields.stream_options, on_final_chunk=fields.usage_on_final_chunk)
     return ChatRequest(
@@ -200,7 +200,7 @@ def read_chat(body: Mapping[str, Any], *, input_follows: bool) -> ChatRequest:
 def _answer_fields(fields: ChatBody, limits: MediaLimitFields, *, wants_audio: bool) -> AnswerFields:
     choices = fields.n or 1
     if choices > 1 and wants_audio:
-        raise UnsupportedParameter("several answers at a time are answers in text", param="n")
+        raise UnsupportedParameter("n must be 1 for audio output", param="n")
     return AnswerFields(
         choices=choices,
         logprobs=chat_logprobs(fields.logprobs, fields.top_logprobs),
@@ -218,11 +218,11 @@ def _check_media_place(media: tuple[InputChunk | NamedMedia, ...], messages: Mes
     first = media[0]
     name = next(name for name, modality in MEDIA_FIELDS.items() if modality is first.modality)
     if input_follows:
-        raise UnsupportedParameter(f"{name} of a streamed body come as chunks", param=name)
+        raise UnsupportedParameter(f"{name} is not supported in a streamed body; send the media as chunks", param=name)
     if messages.role != "user" or any(
         isinstance(item, InputChunk) and item.tool_call_id is not None for item in messages.input
     ):
-        raise InvalidValue(f"{name} belong to a message of the user", param=name)
+        raise InvalidValue(f"{name} requires a last message with role user", param=name)
 
 
 def read_speech(body: Mapping[str, Any], *, input_follows: bool) -> SpeechRequest:
@@ -230,13 +230,13 @@ def read_speech(body: Mapping[str, Any], *, input_follows: bool) -> SpeechReques
     refuse_unavailable(body, _NOT_AVAILABLE_IN_SPEECH)
     fields = convert_body(body, SpeechBody)
     if fields.speed not in (None, 1):
-        raise UnsupportedParameter("this engine speaks at its own speed only", param="speed")
+        raise UnsupportedParameter("speed must be 1: other speeds are not supported", param="speed")
     if input_follows and fields.input:
-        raise InvalidValue("the text comes as chunks", param="input")
+        raise InvalidValue("input is not allowed in a streamed body; send the text as chunks", param="input")
     if not input_follows and fields.input is None:
-        raise InvalidValue("input is the text to speak", param="input")
+        raise InvalidValue("input is required: the text to speak", param="input")
     if not input_follows and not (fields.input or "").strip():
-        raise EmptyInput("there is nothing to speak", param="input")
+        raise EmptyInput("input is empty", param="input")
     dialect = _dialect(fields, input_follows=input_follows)
     default = "mp3" if dialect is SpeechDialect.WHOLE else "pcm"
     patch = configuration_patch(body, fields, input_field=None if input_follows else "input")

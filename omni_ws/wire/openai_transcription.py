@@ -96,9 +96,11 @@ def read_transcription(body: Mapping[str, Any], *, input_field: str | None = Non
         raise invalid_value(error) from None
     granularities = frozenset(fields.timestamp_granularities or ())
     if granularities and fields.response_format != "verbose_json":
-        raise InvalidValue("times come with response_format verbose_json", param="timestamp_granularities")
+        raise InvalidValue(
+            "timestamp_granularities requires response_format verbose_json", param="timestamp_granularities"
+        )
     if fields.stream and fields.response_format not in ("json", "text"):
-        raise UnsupportedParameter("a stream has text alone", param="response_format")
+        raise UnsupportedParameter("response_format must be json or text for a stream", param="response_format")
     patch: dict[str, Any] = {"task": "transcribe", "modalities": ["text"], "model": fields.model}
     if fields.temperature is not None:
         patch["sampling"] = {"temperature": fields.temperature}
@@ -130,6 +132,6 @@ def audio_file(data: bytes, *, filename: str, content_type: str) -> InputChunk:
         encoding = {"pcm": AudioEncoding.PCM16, "raw": AudioEncoding.PCM16}.get(suffix) or AudioEncoding(suffix)
     except ValueError:
         raise UnsupportedFormat(
-            "not a sound that can be read: wav, mp3, flac, ogg, opus and webm are", param="file"
+            "unsupported audio file; supported: wav, mp3, flac, ogg, opus, webm", param="file"
         ) from None
     return InputChunk(Modality.AUDIO, data, format=encoding.value)

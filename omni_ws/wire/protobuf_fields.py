@@ -43,4 +43,4 @@ def _varint(message: bytes, position: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, position
-    raise IndexError("a number of more than ten bytes")
+    raise IndexError("a varint has more than ten bytes")

@@ -143,11 +143,13 @@ def decode_header(line: bytes) -> HeaderLine:
     try:
         first: Any = msgspec.json.decode(line)
     except msgspec.DecodeError as error:
-        raise ValueError(f"this is no recording: {error}") from None
+        raise ValueError(f"not a recording: {error}") from None
     if not isinstance(first, dict) or first.get("recording") != FORMAT:
-        raise ValueError("this is no recording of omni_ws")
+        raise ValueError("not a recording of omni_ws")
     if first.get("version") != VERSION:
-        raise ValueError(f"a recording of version {first.get('version')!r}; this program reads version {VERSION}")
+        raise ValueError(
+            f"unsupported recording version {first.get('version')!r}; this program reads version {VERSION}"
+        )
     try:
         return _header_decoder.decode(line)
     except msgspec.DecodeError as error:
@@ -161,9 +163,9 @@ def decode_event(line: bytes) -> RecordedLine:
     except msgspec.DecodeError as error:
         raise ValueError(str(error)) from None
     except UnicodeDecodeError:
-        raise ValueError("this is not UTF-8") from None
+        raise ValueError("invalid UTF-8") from None
     if isinstance(event, ReceivedLine | SentLine):
         forms = (event.text, event.binary, event.bad_text, event.size)
         if all(form is None for form in forms):
-            raise ValueError("a message without content")
+            raise ValueError("a message must have content")
     return event

@@ -136,7 +136,7 @@ def merge(base: Mapping[str, Any], patch: Mapping[str, Any], *, depth: int = MAX
     Raises InvalidValue for objects nested more than ``depth`` deep.
     """
     if not depth:
-        raise InvalidValue(f"objects are nested more than {MAX_DEPTH} deep")
+        raise InvalidValue(f"objects must not be nested more than {MAX_DEPTH} levels deep")
     merged = dict(base)
     for key, value in patch.items():
         if value is None:

@@ -180,12 +180,12 @@ class _Objects:
         except msgspec.DecodeError as error:
             kind = loads_object(data).get("type", "input_chunk")
             if isinstance(kind, str) and kind != "input_chunk":
-                raise UnknownType("after the parameters a body holds input chunks alone", param="type") from None
+                raise UnknownType("only input chunks may follow the parameters", param="type") from None
             raise field_error(error) from None
         except RecursionError:
-            raise InvalidFrame("nested too deeply") from None
+            raise InvalidFrame("the line is nested too deeply") from None
         except UnicodeDecodeError:
-            raise InvalidFrame("not UTF-8") from None
+            raise InvalidFrame("invalid UTF-8") from None
         return to_chunk(line, line.sequence_id, line.offset)
 
     def read_binary(self, data: bytes) -> BodyItem:
@@ -207,7 +207,8 @@ def body_reader(content_type: str, *, max_chunk_bytes: int) -> BodyReader:
         return RawAudioBody(media_type=content_type.strip(), max_chunk_bytes=max_chunk_bytes)
     if media_type not in _NDJSON_TYPES:
         raise UnsupportedFormat(
-            f"{media_type[:64]!r} is no streaming body; NDJSON, {CONTENT_TYPE} and audio/* are", param="Content-Type"
+            f"unsupported streaming body {media_type[:64]!r}; supported: NDJSON, {CONTENT_TYPE}, audio/*",
+            param="Content-Type",
         )
     framing = re.search(r"(?:^|;)\s*framing\s*=\s*\"?([^;\"\s]*)", attributes, re.IGNORECASE)
     match framing[1].lower() if framing is not None and media_type == CONTENT_TYPE else "ndjson":
@@ -219,7 +220,7 @@ def body_reader(content_type: str, *, max_chunk_bytes: int) -> BodyReader:
             return LengthPrefixedBody(prefix_bytes=8, max_chunk_bytes=max_chunk_bytes)
         case unknown:
             raise InvalidValue(
-                f"unknown framing {unknown[:32]!r}; ndjson, length32 and length64 are known", param="framing"
+                f"unknown framing {unknown[:32]!r}; supported: ndjson, length32, length64", param="framing"
             )
 
 
@@ -242,7 +243,7 @@ def query_parameters(query: Iterable[tuple[str, str]]) -> dict[str, Any]:
         for part in path:
             inner = target.setdefault(part, {})
             if not isinstance(inner, dict):
-                raise InvalidValue("given both as a value and as an object", param=part)
+                raise InvalidValue(f"{part} must be either a value or an object, not both", param=part)
             target = inner
         target[last] = value
     return fields

@@ -43,14 +43,14 @@ class _NamedTool(Struct, frozen=True, kw_only=True):
 def check_tools(tools: Sequence[Mapping[str, Any]], choice: str | Mapping[str, Any] | None) -> None:
     """Validate ``tools`` and ``tool_choice``. Raises InvalidValue or UnsupportedParameter, naming the JSON path."""
     if len(tools) > MAX_TOOLS:
-        raise InvalidValue(f"there are at most {MAX_TOOLS} tools", param="tools")
+        raise InvalidValue(f"at most {MAX_TOOLS} tools per request, got {len(tools)}", param="tools")
     names: set[str] = set()
     for index, tool in enumerate(tools):
         place = f"tools[{index}]"
         check_depth(tool, place)
         name = _converted(tool, ToolBody, place).function.name
         if name in names:
-            raise InvalidValue(f"there is more than one tool {name!r}", param=f"{place}.function.name")
+            raise InvalidValue(f"duplicate tool {name!r}", param=f"{place}.function.name")
         names.add(name)
     _check_choice(choice, names)
 
@@ -60,15 +60,17 @@ def _check_choice(choice: str | Mapping[str, Any] | None, names: set[str]) -> No
         return
     if choice == "required":
         if not names:
-            raise InvalidValue("a tool is required, but there are no tools", param="tool_choice")
+            raise InvalidValue("tool_choice required needs at least one tool", param="tool_choice")
         return
     if not isinstance(choice, Mapping):
-        raise InvalidValue("tool_choice is none, auto, required, or a function", param="tool_choice")
+        raise InvalidValue("tool_choice must be none, auto, required or a function", param="tool_choice")
     if choice.get("type") in ("allowed_tools", "custom"):
-        raise UnsupportedParameter("tool_choice names one function here", param="tool_choice.type")
+        raise UnsupportedParameter(
+            "tool_choice must name one function; other types are not supported", param="tool_choice.type"
+        )
     wanted = _converted(choice, _NamedTool, "tool_choice").function.name
     if wanted not in names:
-        raise InvalidValue(f"there is no tool {wanted[:64]!r}", param="tool_choice.function.name")
+        raise InvalidValue(f"unknown tool {wanted[:64]!r}", param="tool_choice.function.name")
 
 
 def _converted(value: Mapping[str, Any], kind: type[Struct], place: str) -> Any:

@@ -99,7 +99,7 @@ def test_frames(prefix: int) -> None:
 def test_a_length_past_the_limit_is_refused_when_it_is_read(prefix: int) -> None:
     decoder = LengthPrefixedDecoder(prefix_bytes=prefix, max_frame_bytes=10)
     assert list(decoder.feed(frame(b"a", prefix))) == [b"a"]
-    with pytest.raises(PayloadTooLarge, match=r"frame 2 says 11 bytes; 10 are allowed"):
+    with pytest.raises(PayloadTooLarge, match=r"frame 2: at most 10 bytes per frame, got 11"):
         list(decoder.feed((11).to_bytes(prefix, "big")))
 
 

@@ -321,6 +321,6 @@ def test_a_bad_form_of_the_answer_is_told_with_the_good_ones(value: Any, param: 
 
 
 def test_a_bad_format_of_audio_is_told_with_those_that_are_known() -> None:
-    with pytest.raises(UnsupportedFormat, match=r"'aac' is not served here; known are .*mp3.*wav") as caught:
+    with pytest.raises(UnsupportedFormat, match=r"unsupported audio format 'aac'; supported: .*mp3.*wav") as caught:
         read_speech({"input": "a", "response_format": "aac"}, input_follows=False)
     assert caught.value.param == "response_format"

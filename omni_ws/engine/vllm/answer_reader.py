@@ -87,6 +87,6 @@ class AnswerReader:
 
     def _reason(self, reason: str) -> FinishReason:
         if reason not in _REASONS:
-            raise EngineFailed(f"the Thinker's engine ended the answer with {reason!r}")
+            raise EngineFailed(f"unexpected finish reason of the Thinker: {reason!r}")
         called = self._tools is not None and self._tools.called
         return FinishReason.TOOL_CALLS if called and reason == "stop" else _REASONS[reason]

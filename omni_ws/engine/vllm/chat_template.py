@@ -22,14 +22,14 @@ def read_chat_template(path: Path) -> str:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
-            raise _problem(path, f"a chat template has at most {MAX_BYTES} bytes")
+            raise _problem(path, f"must not exceed {MAX_BYTES} bytes")
         template = data.decode()
     except OSError as error:
         raise _problem(path, f"cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise _problem(path, "is no text in UTF-8") from error
+        raise _problem(path, "is not valid UTF-8") from error
     if not any(_WORD in _rendered(template, content, path) for content in _CONTENTS):
-        raise _problem(path, "is no chat template: it leaves out what the user says")
+        raise _problem(path, "is not a chat template: it does not render the user's message")
     return template
 
 
@@ -43,11 +43,11 @@ def _rendered(template: str, content: Any, path: Path) -> str:
             [conversation], chat_template=template, add_generation_prompt=True, **_TOKENS
         )
     except TemplateSyntaxError as error:
-        raise _problem(path, f"is no chat template: line {error.lineno}: {error.message}") from error
+        raise _problem(path, f"is not a valid chat template: line {error.lineno}: {error.message}") from error
     except Exception as error:  # expressions in a template can raise anything
         if content is not _CONTENTS[-1]:
             return ""
-        raise _problem(path, f"is no chat template: {error}") from error
+        raise _problem(path, f"is not a valid chat template: {error}") from error
     return str(text)
 
 

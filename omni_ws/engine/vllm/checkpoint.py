@@ -68,7 +68,7 @@ def _chats(form: PromptForm) -> bool:
     except InvalidValue as error:
         if isinstance(error.__cause__, ChatTemplateResolutionError):
             return False
-        raise EngineFailed(f"the checkpoint cannot chat: {error.message}", fatal=True) from error
+        raise EngineFailed(f"the chat template of the checkpoint does not work: {error.message}", fatal=True) from error
     return True
 
 
@@ -116,10 +116,10 @@ class _Renderer:
         try:
             _, prompt = renderer.render_messages(messages, parameters)
         except Exception as error:
-            raise InvalidValue(f"the model's chat template refuses this: {error}") from error
+            raise InvalidValue(f"the model's chat template rejected the messages: {error}") from error
         text = prompt.get("prompt")
         if not isinstance(text, str):
-            raise InvalidValue("the model's chat template gives no text")
+            raise InvalidValue("the model's chat template did not return text")
         return text
 
     def placeholder(self, modality: Modality, number: int) -> str:

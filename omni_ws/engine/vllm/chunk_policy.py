@@ -31,7 +31,7 @@ class ChunkPolicy:
 
     def __post_init__(self) -> None:
         if not 1 <= self.first <= self.largest or self.growth < 1 or self.margin_ms < 0:
-            raise ValueError("a chunk policy has 1 <= first <= largest, growth >= 1 and margin_ms >= 0")
+            raise ValueError("a chunk policy requires 1 <= first <= largest, growth >= 1 and margin_ms >= 0")
 
 
 class ChunkPlan(NamedTuple):

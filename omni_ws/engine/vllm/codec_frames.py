@@ -33,9 +33,9 @@ class FrameLayout:
     def __post_init__(self) -> None:
         books = sorted(set(self.slots))
         if not self.slots or books != list(range(len(books))):
-            raise ValueError("the slots name the codebooks 0, 1, …, each at least once")
+            raise ValueError("slots must contain each codebook number 0, 1, … at least once")
         if self.first_token < 0 or self.codebook_size < 1:
-            raise ValueError("tokens are counted from 0, and a codebook has at least one code")
+            raise ValueError("first_token must not be negative, and codebook_size must be at least 1")
 
     @property
     def end_token(self) -> int:
@@ -60,7 +60,7 @@ class FrameLayout:
         if len(wrong):
             frame, slot = wrong[0]
             token = int(places[frame, slot]) + self.first_token
-            raise InvalidCodecToken(f"token {token} stands in slot {slot} of frame {frame}")
+            raise InvalidCodecToken(f"token {token} is not valid in slot {slot} of frame {frame}")
         return codes.astype(np.int32)
 
     def books(self, codes: NDArray[np.int32]) -> list[NDArray[np.int64]]:

@@ -50,10 +50,10 @@ def _pattern_of(params: SamplingParams) -> Pattern | None:
     if wanted is None:
         return None
     if not isinstance(wanted, list | tuple) or len(wanted) != 4 or any(type(number) is not int for number in wanted):
-        raise ValueError(f"{_KEY} is [first token, codebook size, slots of a frame, stop token]")
+        raise ValueError(f"{_KEY} must be [first token, codebook size, slots per frame, stop token]")
     pattern = Pattern(*wanted)
     if min(pattern.first_token, pattern.stop) < 0 or min(pattern.codebook_size, pattern.slots) < 1:
-        raise ValueError(f"{_KEY} has a number that is too small")
+        raise ValueError(f"{_KEY}: token ids must not be negative; codebook size and slots must be at least 1")
     return pattern
 
 

@@ -42,7 +42,7 @@ class DecodeQueue:
         started.
         """
         if self._closed:
-            raise EngineFailed("the decoder has been closed")
+            raise EngineFailed("the decoder is closed")
         done: asyncio.Future[Samples] = asyncio.get_running_loop().create_future()
         self._waiting.append((window, done))
         if self._work is None:
@@ -59,7 +59,7 @@ class DecodeQueue:
         while self._waiting:
             _, done = self._waiting.popleft()
             if not done.done():
-                done.set_exception(EngineFailed("the decoder has been closed"))
+                done.set_exception(EngineFailed("the decoder is closed"))
         if self._work is not None:
             await asyncio.wait([self._work])
         self._executor.shutdown()

@@ -204,7 +204,7 @@ class StreamedPrompt:
         total = self._tokens + len(prompt["prompt_token_ids"])
         if total >= self._context:
             raise ContextLengthExceeded(
-                f"the input has {total} tokens so far, and the model reads {self._context}, its answer included"
+                f"the input has {total} tokens so far, but input and answer must fit into {self._context} tokens"
             )
         return prompt
 

@@ -70,7 +70,7 @@ class VllmEngine:
         trace_root: Path | None = None,
     ) -> None:
         if config.model is None:
-            raise ConfigurationError(["the vllm engine needs a model: --model NAME-OR-FOLDER"])
+            raise ConfigurationError(["the vllm engine requires a model: --model NAME-OR-FOLDER"])
         self.config = config
         self.model = Path(config.model).name if Path(config.model).is_dir() else config.model
         self.active_requests = 0
@@ -93,7 +93,7 @@ class VllmEngine:
             self._speaker = Speaker(config.talker, profile=config.talker_profile, args=talker_args)
             traced.append((self._speaker.model, config.talker_args))
         elif config.talker_profile is not None or config.talker_args:
-            raise ConfigurationError(["vllm.talker_profile and vllm.talker_args need a vllm.talker"])
+            raise ConfigurationError(["vllm.talker_profile and vllm.talker_args require vllm.talker"])
         self._trace = TorchTrace(trace_root, traced)
         self._checkpoint: Checkpoint | None = None
         self._shared: ThinkerParts | None = None
@@ -149,17 +149,17 @@ class VllmEngine:
     def _chat_refusal(self) -> str:
         if self._checkpoint is None or self._checkpoint.chats:
             return ""
-        return f"{self.model} has no chat template, and cannot chat without one: --vllm.chat-template FILE gives it one"
+        return f"{self.model} has no chat template, which chat requires; set one with --vllm.chat-template FILE"
 
     def describe(self) -> tuple[str, ...]:
         if self._checkpoint is None:
             return ()
         takes = ", ".join(sorted({Modality.TEXT, *self._checkpoint.media}))
-        lines = [f"{self.model} takes {takes}; it reads {self._checkpoint.context} tokens"]
+        lines = [f"{self.model} accepts {takes}; its context has {self._checkpoint.context} tokens"]
         if self._chat_refusal:
-            lines.append(f"{self._chat_refusal}; /v1/completions and token sessions need none")
+            lines.append(f"{self._chat_refusal}; /v1/completions and token sessions work without it")
         if self._speaker is None:
-            lines.append("it has no voice: name a Talker with --vllm.talker")
+            lines.append("no speech output: set a Talker with --vllm.talker")
         return tuple(lines)
 
     async def start(self) -> None:
@@ -221,7 +221,7 @@ class VllmEngine:
         for model, share, size in zip((self._thinker, speaker.model), shares, sizes, strict=True):
             model.take_defaults({SHARE: share})
             weights = "weights of unknown size" if size is None else f"{size / 1e9:.1f} GB of weights"
-            log.info("the %s may use %.0f %% of a GPU's memory (%s)", model.role, 100 * share, weights)
+            log.info("the %s uses up to %.0f %% of a GPU's memory (%s)", model.role, 100 * share, weights)
 
     async def stop(self) -> None:
         self._shared = self._tokens = None
@@ -290,11 +290,15 @@ class _RequestStages:
     ) -> None:
         speaks = OutputModality.AUDIO in request.modalities
         if request.task is Task.TRANSCRIBE or (request.task is Task.SPEECH and not speaks):
-            raise UnsupportedParameter(f"this engine cannot do the task {request.task} so", param="task")
+            raise UnsupportedParameter(
+                f"task {request.task} with these modalities is not supported by this engine", param="task"
+            )
         if speaks and speaker is None:
-            raise UnsupportedParameter("this server has no Talker, so it cannot speak", param="modalities")
+            raise UnsupportedParameter(
+                "audio output requires a Talker, which this server does not have", param="modalities"
+            )
         if speaks and request.options.choices > 1:
-            raise UnsupportedParameter("one answer alone can be spoken", param="n")
+            raise UnsupportedParameter("n must be 1 for audio output", param="n")
         self._thinker: Thinker | None = None
         self._talker: Talker | None = None
         self._code2wav: Code2Wav | None = None

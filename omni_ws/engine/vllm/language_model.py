@@ -183,7 +183,7 @@ class LanguageModel:
             self._note_death(llm)
             return EngineFailed(f"the {self.role} died", request_id=request_id, fatal=True)
         if type(error).__name__ in ("QueueOverflowError", "MaxQueuedTokensError"):
-            return EngineOverloaded(f"the {self.role} has too many requests", retry_after_ms=1000)
+            return EngineOverloaded(f"the {self.role} has too many requests; retry later", retry_after_ms=1000)
         if isinstance(error, VLLMClientError) or (of_input and isinstance(error, ValueError)):
             too_long = "maximum model length" in str(error) or "maximum context length" in str(error)
             return (ContextLengthExceeded if too_long else InvalidValue)(str(error))
@@ -202,7 +202,7 @@ class LanguageModel:
             await self._until_death()
             if time.monotonic() - started > STABLE_AFTER_SEC:
                 backoff = FIRST_BACKOFF_SEC
-            log.error("the %s died; starting it again", self.role)
+            log.error("the %s died; restarting it", self.role)
             while True:
                 await self._release()
                 await asyncio.sleep(backoff)
@@ -210,12 +210,12 @@ class LanguageModel:
                 try:
                     await self._load()
                 except OmniError as error:
-                    log.error("the %s did not start again: %s", self.role, error.message)
+                    log.error("the %s failed to restart: %s", self.role, error.message)
                 else:
                     break
             self._died.clear()
             self.state = EngineState.OK
-            log.warning("the %s is there again", self.role)
+            log.warning("the %s restarted", self.role)
 
     async def _until_death(self) -> None:
         while not self._died.is_set():
@@ -239,7 +239,7 @@ class LanguageModel:
             raise
         except Exception as error:
             await self._release()
-            raise EngineFailed(f"the {self.role} did not start: {_innermost(error)}", fatal=True) from error
+            raise EngineFailed(f"the {self.role} failed to start: {_innermost(error)}", fatal=True) from error
 
     def _create(self) -> _Running:
         """Start the process; blocks for seconds to minutes.
@@ -283,7 +283,7 @@ class LanguageModel:
             for chances in output.outputs[0].logprobs or ():
                 if any(math.isnan(chance.logprob) for chance in chances.values()):
                     raise EngineFailed(
-                        f"the {self.role} did not start: its weights give no numbers (NaN) in this dtype", fatal=True
+                        f"the {self.role} failed to start: its weights produce NaN in this dtype", fatal=True
                     )
 
     async def _release(self) -> None:
@@ -342,7 +342,7 @@ def _shut_down(running: _Running) -> None:
 def _no_argument(name: str, known: tuple[str, ...]) -> str:
     """Return a message for an unknown argument, with the most similar one."""
     close = difflib.get_close_matches(name, known, n=1)
-    return "vLLM has no such argument" + (f"; did you mean {close[0]}?" if close else "")
+    return "unknown vLLM argument" + (f"; did you mean {close[0]}?" if close else "")
 
 
 def _innermost(error: BaseException) -> str:

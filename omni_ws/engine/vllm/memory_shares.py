@@ -62,7 +62,7 @@ def _given(args: Mapping[str, Any], setting: str) -> float | None:
     share = args.get(SHARE)
     if share is None or (isinstance(share, int | float) and not isinstance(share, bool)):
         return share
-    raise ConfigurationError([f"{setting}.{SHARE}: a number above 0, at most 1"])
+    raise ConfigurationError([f"{setting}.{SHARE}: must be a number greater than 0 and at most 1"])
 
 
 def _rounded(share: float) -> float:

@@ -178,7 +178,7 @@ class PromptForm:
         text = self._rendered([*messages, {"role": context.role, "content": _MARKER}], tools)
         head, found, tail = text.rpartition(_MARKER)
         if not found:
-            raise InvalidValue(f"the model's chat template leaves out a last message of the {context.role}")
+            raise InvalidValue(f"the model's chat template does not render a last message of role {context.role}")
         return head, tail
 
     def _rendered(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
@@ -242,7 +242,7 @@ class BareForm(PromptForm):
         self.tokenizer = form.tokenizer
 
     def placeholder(self, modality: Modality, number: int) -> str:
-        raise UnsupportedModality("a prompt that is taken as it stands is text", param="modality")
+        raise UnsupportedModality("a raw prompt must be text", param="modality")
 
     def frame(self, context: PromptContext, *, user: bool = True) -> tuple[str, str]:
         return "", ""
@@ -315,7 +315,7 @@ class PromptDraft:
             mark = self.form.placeholder(item.modality, number)
             begin = self.head.find(mark, end)
             if begin < 0:
-                raise InvalidValue("the model's chat template has no place for earlier speech")
+                raise InvalidValue("the model's chat template does not render speech of earlier requests")
             end = begin + len(mark)
             self.media.append(item)
             self._places.append((begin - len(self.head), end - len(self.head)))
@@ -327,7 +327,7 @@ class PromptDraft:
         """
         if call_id not in self._calls:
             raise InvalidValue(
-                f"no earlier answer of this conversation called a tool as {call_id[:64]!r}", param="tool_call_id"
+                f"no earlier answer of this conversation has the tool call {call_id[:64]!r}", param="tool_call_id"
             )
         self.tool_results.setdefault(call_id, []).append(text)
 

@@ -24,10 +24,10 @@ class ReadAloud:
         self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
     ) -> None:
         """Pass text on. Raises UnsupportedModality for other input."""
-        assert sink is not None, "somebody has to speak"
+        assert sink is not None, "this stage requires a Talker after it"
         last: int | None = None
         async for decoded in source:
             if not isinstance(decoded, TextPart):
-                raise UnsupportedModality(f"the task {Task.SPEECH} takes text", param="modality")
+                raise UnsupportedModality(f"task {Task.SPEECH} accepts only text", param="modality")
             await sink.put(decoded.text if last in (None, decoded.part) else f"\n{decoded.text}")
             last = decoded.part

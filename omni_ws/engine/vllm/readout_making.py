@@ -52,7 +52,7 @@ def load_concepts(path: Path) -> tuple[Concept, ...]:
     except (OSError, ValueError) as error:
         raise ConfigurationError([f"cannot read the prompts {path}: {error}"]) from None
     if not isinstance(tables, dict) or not tables:
-        raise ConfigurationError([f"{path}: there is no concept; each is a table with positive and negative prompts"])
+        raise ConfigurationError([f"{path}: no concepts; each must be a table with positive and negative prompts"])
     if problems := [problem for name, table in tables.items() for problem in _problems(name, table)]:
         raise ConfigurationError([f"{path}: {problem}" for problem in problems])
     return tuple(Concept(name, tuple(one["positive"]), tuple(one["negative"])) for name, one in tables.items())
@@ -61,12 +61,12 @@ def load_concepts(path: Path) -> tuple[Concept, ...]:
 def _problems(name: str, table: Any) -> Iterator[str]:
     sides = ("positive", "negative")
     if not isinstance(table, dict) or set(table) != set(sides):
-        yield f"{name}: a concept has positive and negative, and nothing else"
+        yield f"{name}: a concept must have exactly positive and negative"
         return
     for side in sides:
         prompts = table[side]
         if not isinstance(prompts, list) or not prompts or not all(isinstance(one, str) and one for one in prompts):
-            yield f"{name}.{side}: one prompt at least, and none that is empty"
+            yield f"{name}.{side} must be a list of at least one prompt, none of them empty"
 
 
 async def make_vectors(
@@ -99,7 +99,7 @@ def _direction(concept: Concept, streams: Mapping[str, NDArray[np.float32]], lay
     difference = positive - negative
     length = float(np.linalg.norm(difference))
     if not np.isfinite(length) or length <= 1e-6 * float(np.linalg.norm(positive)):
-        raise ConfigurationError([f"{concept.name}: its prompts make no difference after layer {layer}"])
+        raise ConfigurationError([f"{concept.name}: positive and negative prompts do not differ after layer {layer}"])
     return np.asarray(difference / length, np.float32)
 
 
@@ -138,7 +138,9 @@ async def _last_streams(
             async def last(number: int, text: str) -> NDArray[np.float32]:
                 tokens = tokenizer(text).input_ids
                 if not 0 < len(tokens) <= generator.max_model_len:
-                    raise ConfigurationError([f"{text[:64]!r} has {len(tokens)} tokens"])
+                    raise ConfigurationError(
+                        [f"a prompt must have 1 to {generator.max_model_len} tokens, got {len(tokens)}: {text[:64]!r}"]
+                    )
                 asked = TokenGeneration(
                     request_id=f"prompt-{number}",
                     tokens=tokens,
@@ -150,7 +152,7 @@ async def _last_streams(
                     async for event in events:
                         if isinstance(event, TokenOutput):
                             return np.asarray(event.readout, np.float32).reshape(len(layers), hidden_size)
-                raise AssertionError("a range was asked for, and it had no token")
+                raise AssertionError("no token in the requested range")
 
             found = await asyncio.gather(*(last(number, text) for number, text in enumerate(prompts)))
     finally:

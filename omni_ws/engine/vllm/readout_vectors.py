@@ -37,7 +37,7 @@ class ReadoutVectors:
                 f"the model's is {hidden_size}"
             )
         if beyond := [layer for layer in self.manifest.layers if layer >= layers]:
-            problems.append(f"the readout vectors name the layers {beyond}; the model has {layers}")
+            problems.append(f"the readout vectors are for layers {beyond}; the model has only {layers} layers")
         if problems:
             raise ConfigurationError(problems)
 
@@ -58,13 +58,13 @@ def load_vectors(vectors: Path, manifest: Path) -> ReadoutVectors:
         name = f"layer_{layer}.vectors"
         tensor = tensors.get(name)
         if tensor is None or tensor.shape != shape:
-            found = "nothing" if tensor is None else f"the shape {tensor.shape}"
-            raise ConfigurationError([f"{vectors}: {name} should have the shape {shape}; there is {found}"])
+            found = "nothing" if tensor is None else f"{tensor.shape}"
+            raise ConfigurationError([f"{vectors}: {name} must have the shape {shape}, got {found}"])
         if tensor.dtype != np.dtype(_DTYPE):
-            raise ConfigurationError([f"{vectors}: {name} is {tensor.dtype}, and should be {_DTYPE}"])
+            raise ConfigurationError([f"{vectors}: {name} must be {_DTYPE}, got {tensor.dtype}"])
         matrix = tensor.astype(np.float32)
         if not np.isfinite(matrix).all():
-            raise ConfigurationError([f"{vectors}: {name} holds what is no number"])
+            raise ConfigurationError([f"{vectors}: {name} contains NaN or infinity"])
         matrices.append(matrix)
     return ReadoutVectors(described, tuple(matrices))
 
@@ -90,11 +90,11 @@ def _manifest(path: Path) -> ReadoutManifest:
     concepts, layers = _list(fields, "concepts", str), _list(fields, "layers", int)
     hidden_size = fields.get("hidden_size") if isinstance(fields, dict) else None
     if not concepts or not layers or type(hidden_size) is not int or hidden_size < 1 or min(layers) < 0:
-        raise ConfigurationError([f"{path}: a manifest has concepts, layers and a hidden_size"])
+        raise ConfigurationError([f"{path}: a manifest must have concepts, layers and a hidden_size"])
     if len(set(layers)) < len(layers) or len(set(concepts)) < len(concepts):
-        raise ConfigurationError([f"{path}: each layer and each concept is named once"])
+        raise ConfigurationError([f"{path}: layers and concepts must be unique"])
     if fields.get("dtype") != _DTYPE:
-        raise ConfigurationError([f"{path}: the dtype is {_DTYPE}"])
+        raise ConfigurationError([f"{path}: dtype must be {_DTYPE}"])
     return ReadoutManifest(concepts=tuple(concepts), layers=tuple(layers), hidden_size=hidden_size, dtype=_DTYPE)
 
 

@@ -50,7 +50,7 @@ class Readouts:
     def check_args(args: Mapping[str, Any]) -> None:
         """Raise ConfigurationError for engine arguments that are incompatible with readouts."""
         problems = [
-            f"vllm.args.{name} is {value!r} where there are readouts"
+            f"vllm.args.{name} must be {value!r} for readouts"
             for name, value in {**_REQUIRED, **Readouts.engine_args}.items()
             if args.get(name, value) != value
         ]

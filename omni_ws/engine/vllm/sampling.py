@@ -67,7 +67,7 @@ def answer_parameters(asked: AskedSampling, defaults: Mapping[str, Any], options
     if "logit_bias" in values:
         values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
     if options.choices > 1 and values.get("temperature") == 0:
-        raise InvalidValue("without a temperature all answers are the same one", param="n")
+        raise InvalidValue("n must be 1 when temperature is 0, since all answers would be identical", param="n")
     try:
         return SamplingParams(
             **values,
@@ -80,7 +80,7 @@ def answer_parameters(asked: AskedSampling, defaults: Mapping[str, Any], options
         )
     except (TypeError, ValueError, VLLMClientError) as error:
         field = asked.field(getattr(error, "parameter", None))
-        raise InvalidValue(f"the model cannot sample so: {error}", param=field) from error
+        raise InvalidValue(f"sampling parameters not supported: {error}", param=field) from error
 
 
 def _constraint(structure: StructuredOutput) -> Any:
@@ -90,7 +90,7 @@ def _constraint(structure: StructuredOutput) -> Any:
         return StructuredOutputsParams(json_object=True)
     schema = json.dumps(structure.schema)
     if len(schema) > MAX_SCHEMA_BYTES:
-        raise InvalidValue(f"a schema has at most {MAX_SCHEMA_BYTES} bytes", param="response_format")
+        raise InvalidValue(f"at most {MAX_SCHEMA_BYTES} bytes per schema", param="response_format")
     return StructuredOutputsParams(json=schema)
 
 
@@ -115,7 +115,9 @@ def check_parameters(
         if field is None and parameters.structured_outputs is not None:
             field = constraint
         reason = " ".join(str(error).split())
-        raise InvalidValue(f"the model cannot answer so: {reason[:500]}", param=field) from error
+        raise InvalidValue(
+            f"sampling parameters or constraint not supported by the model: {reason[:500]}", param=field
+        ) from error
 
 
 def prefill_parameters() -> SamplingParams:

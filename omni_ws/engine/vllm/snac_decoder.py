@@ -40,13 +40,13 @@ class SnacDecoder:
     ) -> None:
         strides = model.vq_strides
         if tuple(max(strides) // stride for stride in strides) != layout.codes_per_frame:
-            raise EngineFailed(f"the codec's strides {strides} do not fit frames of the slots {layout.slots}")
+            raise EngineFailed(f"the codec's strides {strides} do not match the slots of a frame, {layout.slots}")
         if model.codebook_size < layout.codebook_size:
-            raise EngineFailed(f"the codec has {model.codebook_size} codes a codebook, not {layout.codebook_size}")
-        if model.attn_window_size is not None:
             raise EngineFailed(
-                "a codec with attention hears further than its neighbours: it cannot be streamed exactly"
+                f"the codec must have {layout.codebook_size} codes per codebook, got {model.codebook_size}"
             )
+        if model.attn_window_size is not None:
+            raise EngineFailed("a codec with attention has unlimited context and cannot be streamed exactly")
         self.sample_rate = int(model.sampling_rate)
         self.frame_samples = int(model.hop_length) * int(max(strides))
         self.device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -73,7 +73,7 @@ class SnacDecoder:
             model = SNAC.from_pretrained(codec)
         except Exception as error:
             where = "folder" if Path(codec).is_dir() else "model"
-            raise EngineFailed(f"the codec {where} {codec} cannot be loaded: {error}") from error
+            raise EngineFailed(f"failed to load the codec {where} {codec}: {error}") from error
         return cls(model, layout, **options)
 
     @property

@@ -66,13 +66,13 @@ class StreamState:
     def received(self, codes: Codes, *, last: bool = False) -> StreamState:
         """Return the state with ``codes`` added; ``last`` ends the clause."""
         if self.ended:
-            raise ValueError("frames after the last ones of a clause")
+            raise ValueError("the clause has already ended")
         return replace(self, held=np.concatenate((self.held, codes)), ended=last)
 
     def take(self, frames: int) -> tuple[CodecWindow, StreamState]:
         """Return the window of the next ``frames`` frames (1 to ``ready``) and the state after it."""
         if not 1 <= frames <= self.ready:
-            raise ValueError(f"{frames} of {self.ready} frames")
+            raise ValueError(f"frames must be 1 to {self.ready}, got {frames}")
         start = self.emitted - self.first_frame
         left = min(start, self.context.left)
         end = min(len(self.held), start + frames + self.context.right)

@@ -142,7 +142,7 @@ class Speaker:
         try:
             from omni_ws.engine.vllm.snac_decoder import SnacDecoder
         except ImportError as error:
-            raise EngineFailed(f"speech needs the package snac: {error}") from error
+            raise EngineFailed(f"speech output requires the package snac: {error}") from error
         layout = self.profile.layout
         return SnacDecoder.load(self.profile.codec, layout, device=self._device, threads=self._decoder_threads)
 
@@ -164,9 +164,9 @@ def _numbers(stage: str, parameters: Mapping[str, Mapping[str, Any]] | None) -> 
     for name, value in values.items():
         where = f"stage_params.{stage}.{name}"
         if name not in _PARAMETERS[stage]:
-            raise InvalidValue("this stage has no such parameter", param=where)
+            raise InvalidValue("unknown parameter of stage {stage}", param=where)
         if type(value) is not int or not 1 <= value <= 1000:
-            raise InvalidValue("a number of 1 … 1000", param=where)
+            raise InvalidValue("{name} must be a whole number from 1 to 1000", param=where)
     return values
 
 
@@ -175,7 +175,7 @@ def _chunk_policy(values: Mapping[str, int]) -> ChunkPolicy:
     largest = values.get("largest_frames", max(policy.largest, values.get("first_frames", 1)))
     first = values.get("first_frames", min(policy.first, largest))
     if first > largest:
-        raise InvalidValue("not more than largest_frames", param="stage_params.code2wav.first_frames")
+        raise InvalidValue("first_frames must not exceed largest_frames", param="stage_params.code2wav.first_frames")
     return replace(policy, first=first, largest=largest)
 
 

@@ -96,7 +96,9 @@ class Talker:
         self._first_clause = first_clause or FirstClause()
         asked = dict(sampling or {})
         if unknown := asked.keys() - TALKER_SAMPLING:
-            raise InvalidValue("the Talker does not know this parameter", param=f"stage_sampling.talker.{min(unknown)}")
+            raise InvalidValue(
+                "unknown sampling parameter of the Talker", param=f"stage_sampling.talker.{min(unknown)}"
+            )
         self._tokens_left: int | None = asked.pop("max_tokens", None)
         self._sampling = {**profile.sampling, **asked}
         self._clauses = 0
@@ -105,7 +107,7 @@ class Talker:
 
     async def run(self, source: AsyncIterator[str], sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
         """Speak clause by clause, each as soon as its text is complete."""
-        assert sink is not None, "what the Talker makes is no output"
+        assert sink is not None, "the Talker requires a stage after it"
         limits = self._first_clause
         splitter = ClauseSplitter(first_comma_after=limits.comma_after, first_longest=limits.longest)
         async with aclosing(clauses_as_they_come(source, splitter)) as clauses:
@@ -145,7 +147,7 @@ class Talker:
                 try:
                     codes = assembler.feed(tokens)
                 except InvalidCodecToken as error:
-                    raise EngineFailed("the Talker left the pattern of its codec") from error
+                    raise EngineFailed("the Talker generated a token outside its codec pattern") from error
                 if output.finished:
                     self._note_end(output.outputs[0].finish_reason)
                 if len(codes) or output.finished:
@@ -167,7 +169,7 @@ class Talker:
         if reason == "length":
             self.cut = True
         elif reason != "stop":
-            raise EngineFailed(f"the Talker's engine ended its request with {reason!r}")
+            raise EngineFailed(f"unexpected finish reason of the Talker: {reason!r}")
 
     def _parameters(self, *, max_tokens: int, clause: int = 0) -> SamplingParams:
         """Return the sampling parameters of a clause. Raises InvalidValue."""
@@ -194,4 +196,4 @@ class Talker:
         except (TypeError, ValueError, VLLMClientError) as error:
             field = getattr(error, "parameter", None)
             place = f"stage_sampling.talker.{field}" if field in TALKER_SAMPLING else "stage_sampling.talker"
-            raise InvalidValue(f"the Talker cannot sample so: {error}", param=place) from error
+            raise InvalidValue(f"sampling parameters not supported by the Talker: {error}", param=place) from error

@@ -49,9 +49,9 @@ class TalkerProfile:
 
     def __post_init__(self) -> None:
         if not self.stop:
-            raise ValueError("a Talker needs an id that ends the speech")
+            raise ValueError("stop must have at least one token id")
         if any(self.layout.first_token <= token < self.layout.end_token for token in self.stop):
-            raise ValueError("an id that ends the speech is also a codec token")
+            raise ValueError("stop must not contain a codec token")
         self.text.format(voice="", text="")
 
     def spoken_text(self, clause: str, voice: str | None) -> str:
@@ -59,9 +59,7 @@ class TalkerProfile:
         if voice is None:
             return self.text.format(voice=next(iter(self.voices.values()), ""), text=clause)
         if voice not in self.voices:
-            raise InvalidValue(
-                f"there is no voice {voice!r}; there are {', '.join(self.voices) or 'none'}", param="voice"
-            )
+            raise InvalidValue(f"unknown voice {voice!r}; available: {', '.join(self.voices) or 'none'}", param="voice")
         return self.text.format(voice=self.voices[voice], text=clause)
 
     def prompt(self, text_tokens: list[int]) -> list[int]:
@@ -122,7 +120,10 @@ def find_profile(wanted: str | None, model: str) -> TalkerProfile:
         for name, profile in _KNOWN.items():
             if name in Path(model).name.lower():
                 return profile
-        raise EngineFailed(f"name a profile for the Talker {model}: {', '.join(_KNOWN)}, or a TOML file")
+        raise EngineFailed(
+            f"no profile known for the Talker {model}; set one with --vllm.talker-profile: "
+            f"{', '.join(_KNOWN)}, or a TOML file"
+        )
     if wanted in _KNOWN:
         return _KNOWN[wanted]
     return read_profile(Path(wanted))
@@ -133,13 +134,13 @@ def read_profile(path: Path) -> TalkerProfile:
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise EngineFailed(f"there is no Talker profile {path}; known: {', '.join(_KNOWN)}") from None
+        raise EngineFailed(f"Talker profile {path} not found; built-in: {', '.join(_KNOWN)}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise EngineFailed(f"the Talker profile {path} cannot be read: {error}") from error
+        raise EngineFailed(f"cannot read the Talker profile {path}: {error}") from error
     try:
         return _profile(path, values)
     except (TypeError, ValueError, KeyError, IndexError) as error:
-        raise EngineFailed(f"the Talker profile {path} is not one: {error!r}") from error
+        raise EngineFailed(f"invalid Talker profile {path}: {error!r}") from error
 
 
 def _profile(path: Path, values: dict[str, Any]) -> TalkerProfile:
@@ -148,11 +149,11 @@ def _profile(path: Path, values: dict[str, Any]) -> TalkerProfile:
         of_layout["slots"] = _numbers(values.pop("slots"))
     known = {entry.name for entry in fields(TalkerProfile)} - {"name", "layout"}
     if unknown := values.keys() - known:
-        raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
+        raise ValueError(f"unknown keys: {', '.join(sorted(unknown))}")
     for key in ("prefix", "suffix", "stop"):
         values[key] = _numbers(values.get(key, []))
     if not isinstance(values["text"], str) or "{text}" not in values["text"]:
-        raise ValueError("text has a place for {text}")
+        raise ValueError("text must contain {text}")
     folder = path.parent / str(values["codec"])
     if folder.is_dir():
         values["codec"] = str(folder)
@@ -161,5 +162,5 @@ def _profile(path: Path, values: dict[str, Any]) -> TalkerProfile:
 
 def _numbers(values: Any) -> tuple[int, ...]:
     if not isinstance(values, list) or any(type(value) is not int or value < 0 for value in values):
-        raise ValueError(f"a list of numbers, not {values!r}")
+        raise ValueError(f"expected a list of non-negative integers, got {values!r}")
     return tuple(values)

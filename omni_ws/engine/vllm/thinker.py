@@ -193,7 +193,7 @@ class Thinker:
             self._parameters.max_tokens = 1  # vLLM generates at least one
         vocabulary = shared.model.llm.model_config.get_vocab_size()
         if max(self._parameters.logit_bias or (), default=0) >= vocabulary:
-            raise InvalidValue(f"token ids are below {vocabulary}", param=self._asked.field("logit_bias"))
+            raise InvalidValue(f"token ids must be less than {vocabulary}", param=self._asked.field("logit_bias"))
         if self._parameters.structured_outputs is not None or options.logprobs is not None:
             constraint = "response_format" if options.structure is not None else "tools"
             check_parameters(shared.model, self._parameters, self._asked, constraint=constraint)
@@ -265,10 +265,10 @@ class Thinker:
         context = config.max_model_len
         if len(whole.tokens) >= context:
             raise ContextLengthExceeded(
-                f"the input has {len(whole.tokens)} tokens, and the model reads {context}, its answer included"
+                f"the input has {len(whole.tokens)} tokens, but input and answer must fit into {context} tokens"
             )
         if self._request.options.token_prompt and max(whole.tokens) >= (vocabulary := config.get_vocab_size()):
-            raise InvalidValue(f"token ids are below {vocabulary}", param="prompt")
+            raise InvalidValue(f"token ids must be less than {vocabulary}", param="prompt")
         echo = await self._in_thread(self._prompt_echo, draft, whole.tokens) if self._request.options.echo else None
         self._answers = [await self._reader(choice) for choice in range(self._parameters.n)]
         self.prompt_tokens = len(whole.tokens)
@@ -288,7 +288,7 @@ class Thinker:
                     for output_piece in self._answers[piece.index].read(piece, prompt):
                         await self._send(output_piece, sink, outputs)
         if len(self.finish_reasons) < len(self._answers):
-            raise EngineFailed("the Thinker ended its answer without a reason")
+            raise EngineFailed("the Thinker ended its answer without a finish reason")
 
     def _prompt_echo(self, draft: PromptDraft, tokens: list[int]) -> PromptEcho:
         options, shared = self._request.options, self._shared

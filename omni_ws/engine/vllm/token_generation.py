@@ -76,7 +76,7 @@ class TokenGenerator:
             features = list(rendered["prompt_token_ids"]).count(self.vision_tokens.pad)
             if features != image.features:
                 raise InvalidValue(
-                    f"the model makes {features} features of it, and its block has {image.features}",
+                    f"the image has {features} features, but its vision block has {image.features}",
                     param=f"images[{index}]",
                 )
 
@@ -94,7 +94,7 @@ class TokenGenerator:
             except _ReadFromCache:
                 # Cached positions have no readout: compute everything again.
                 if skip_cache:
-                    raise EngineFailed("vLLM did not compute what is to be read out") from None
+                    raise EngineFailed("vLLM did not compute the positions to read out") from None
                 skip_cache = True
             except EngineFailed as error:
                 if begun or tried_again or error.fatal or not generation.images:
@@ -121,9 +121,7 @@ class TokenGenerator:
         """Return the list as vLLM's prompt, with its images processed."""
         tokens = list(generation.tokens)
         if len(tokens) >= self.max_model_len:
-            raise ContextLengthExceeded(
-                f"the list has {len(tokens)} tokens, and the model computes lists of {self.max_model_len - 1}"
-            )
+            raise ContextLengthExceeded(f"at most {self.max_model_len - 1} tokens, got {len(tokens)}")
         prompt: dict[str, Any] = {"prompt_token_ids": tokens}
         if generation.images:
             # vLLM expands a single pad for each image itself.
@@ -133,7 +131,7 @@ class TokenGenerator:
             prompt["cache_salt"] = generation.owner
         rendered = await self._model.render(prompt)
         if generation.images and list(rendered["prompt_token_ids"]) != tokens:
-            raise EngineFailed("the model made other tokens of the images than the session holds")
+            raise EngineFailed("the model's tokens for the images differ from those of the session")
         return rendered
 
     async def _picture(self, image: TokenImage) -> Any:
@@ -222,7 +220,7 @@ class _Call:
         async for output in outputs:
             completion = output.outputs[0]
             if completion.finish_reason in ("error", "abort"):
-                raise EngineFailed("vLLM could not compute this")
+                raise EngineFailed("vLLM failed to compute the tokens")
             if first:
                 first = False
                 if self._was_read_from_cache(output):
@@ -244,7 +242,7 @@ class _Call:
             if count == self.max_tokens:
                 yield TokensFinished(TokenStop.LENGTH)
                 return
-        raise EngineFailed("vLLM ended an answer before its end")
+        raise EngineFailed("vLLM ended an answer without a finish reason")
 
     def _was_read_from_cache(self, output: RequestOutput) -> bool:
         covered = self.generation.readout_ranges.first

@@ -27,7 +27,7 @@ def check_tool_parser(name: str) -> None:
 
     known = ToolParserManager.list_registered()
     if name not in known:
-        raise ConfigurationError([f"vllm.tool_parser: vLLM has no parser {name!r}; there are: {', '.join(known)}"])
+        raise ConfigurationError([f"vllm.tool_parser: unknown parser {name!r}; available: {', '.join(known)}"])
 
 
 def load_tool_parser(name: str, model: LanguageModel) -> Any:
@@ -43,7 +43,7 @@ def load_tool_parser(name: str, model: LanguageModel) -> Any:
             tokenizer=llm.get_tokenizer(),
         )
     except Exception as error:
-        raise ConfigurationError([f"vllm.tool_parser: {name} does not fit the model: {error}"]) from error
+        raise ConfigurationError([f"vllm.tool_parser: {name} does not work with the model: {error}"]) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def tool_use(parser: Any, model: LanguageModel, request: GenerationRequest, *, t
             asked = use.new_parser(tokenizer).adjust_request(request=asked)
     except (ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())
-        raise InvalidValue(f"these tools cannot be used: {reason[:500]}", param="tools") from error
+        raise InvalidValue(f"tools not supported by the model: {reason[:500]}", param="tools") from error
     return ToolUse(parser, model, asked, request.options.parallel_tool_calls)
 
 

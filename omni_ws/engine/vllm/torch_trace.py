@@ -57,7 +57,7 @@ class TorchTrace:
                 self._tracing.append(model)
         except Exception as error:
             await self.stop()
-            raise incident(f"the {model.role} could not be traced", error) from error
+            raise incident(f"tracing the {model.role} failed", error) from error
 
     async def stop(self) -> tuple[Path, ...]:
         """Stop tracing and return the files; takes seconds.
@@ -69,7 +69,7 @@ class TorchTrace:
         try:
             files = await asyncio.to_thread(self._move, [model.role for model in tracing])
         except OSError as error:
-            raise incident("the traces could not be moved", error) from error
+            raise incident("moving the traces failed", error) from error
         for model, outcome in zip(tracing, outcomes, strict=True):
             if isinstance(outcome, BaseException):
                 raise incident(f"the trace of the {model.role} was not written", outcome) from outcome

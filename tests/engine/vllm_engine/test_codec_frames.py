@@ -44,7 +44,7 @@ def test_what_is_no_whole_frame_stays_inside() -> None:
 def test_a_token_in_the_wrong_slot(slot: int, token: int) -> None:
     tokens = LAYOUT.tokens(np.zeros((2, 7), np.int32))
     tokens[7 + slot] = token
-    with pytest.raises(InvalidCodecToken, match=f"token {token} stands in slot {slot} of frame 1"):
+    with pytest.raises(InvalidCodecToken, match=f"token {token} is not valid in slot {slot} of frame 1"):
         LAYOUT.codes(tokens)
 
 
@@ -52,5 +52,5 @@ def test_a_token_in_the_wrong_slot(slot: int, token: int) -> None:
     "wrong", [{"slots": ()}, {"slots": (0, 2)}, {"slots": (1, 1)}, {"first_token": -1}, {"codebook_size": 0}]
 )
 def test_layouts_that_make_no_sense(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match=r"the slots name|tokens are counted"):
+    with pytest.raises(ValueError, match=r"slots must contain|must not be negative"):
         FrameLayout(**{"first_token": 0, **wrong})  # type: ignore[arg-type]

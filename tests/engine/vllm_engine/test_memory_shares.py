@@ -47,7 +47,7 @@ def test_shares(
 
 @pytest.mark.parametrize("share", ["half", True])
 def test_a_share_is_a_number(share: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"vllm\.talker_args\.gpu_memory_utilization: a number"):
+    with pytest.raises(ConfigurationError, match=r"vllm\.talker_args\.gpu_memory_utilization: must be a number"):
         memory_shares(GB, GB, {}, {SHARE: share})
 
 

@@ -49,7 +49,7 @@ def test_a_template_that_leaves_a_message_out_cannot_take_it() -> None:
         return "".join(message["content"] for message in messages if message["role"] == "user")
 
     deaf = PromptForm(WordTokenizer(), render_users_only, placeholder, frozenset())
-    with pytest.raises(InvalidValue, match="leaves out a last message of the system"):
+    with pytest.raises(InvalidValue, match="does not render a last message of role system"):
         deaf.frame(PromptContext(role="system"))
 
 
@@ -270,7 +270,7 @@ def test_a_template_that_leaves_earlier_speech_out_is_refused() -> None:
     context = PromptContext(history=(Message("user", "", speech=speech),), speech={speech: (sound,)})
     assert PromptDraft(form(), context).media == [sound]
     forgetful = PromptForm(WordTokenizer(), lambda messages, tools: render(messages[-1:], tools), placeholder)
-    with pytest.raises(InvalidValue, match="earlier speech"):
+    with pytest.raises(InvalidValue, match="speech of earlier requests"):
         PromptDraft(forgetful, context)
 
 

@@ -47,14 +47,14 @@ def test_prompts_in_a_file(tmp_path: Path, kind: str) -> None:
     [
         (None, "cannot read the prompts"),
         ("{", "cannot read the prompts"),
-        ("[]", "there is no concept"),
-        ("{}", "there is no concept"),
-        ('{"a": 3}', "a: a concept has positive and negative"),
-        ('{"a": {"positive": ["x"]}}', "a: a concept has positive and negative"),
-        ('{"a": {"positive": ["x"], "negative": ["y"], "neutral": []}}', "and nothing else"),
-        ('{"a": {"positive": [], "negative": ["y"]}}', "a.positive: one prompt at least"),
-        ('{"a": {"positive": ["x"], "negative": "y"}}', "a.negative: one prompt at least"),
-        ('{"a": {"positive": ["x"], "negative": [""]}}', "a.negative: one prompt at least"),
+        ("[]", "no concepts"),
+        ("{}", "no concepts"),
+        ('{"a": 3}', "a: a concept must have exactly positive and negative"),
+        ('{"a": {"positive": ["x"]}}', "a: a concept must have exactly positive and negative"),
+        ('{"a": {"positive": ["x"], "negative": ["y"], "neutral": []}}', "must have exactly positive and negative"),
+        ('{"a": {"positive": [], "negative": ["y"]}}', "a.positive must be a list of at least one prompt"),
+        ('{"a": {"positive": ["x"], "negative": "y"}}', "a.negative must be a list of at least one prompt"),
+        ('{"a": {"positive": ["x"], "negative": [""]}}', "a.negative must be a list of at least one prompt"),
     ],
 )
 def test_a_file_that_holds_no_prompts(tmp_path: Path, text: str | None, match: str) -> None:

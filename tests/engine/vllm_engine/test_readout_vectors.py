@@ -50,21 +50,21 @@ def test_a_file_of_another_kind(files: tuple[Path, Path], which: int, data: byte
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"concepts": []}, "a manifest has concepts"),
-        ({"concepts": "warm"}, "a manifest has concepts"),
-        ({"concepts": ["one", 2]}, "a manifest has concepts"),
-        ({"concepts": ["one", "one"]}, "named once"),
-        ({"concepts": ["one"]}, r"should have the shape \(1, 8\); there is the shape \(2, 8\)"),
+        ({"concepts": []}, "a manifest must have concepts"),
+        ({"concepts": "warm"}, "a manifest must have concepts"),
+        ({"concepts": ["one", 2]}, "a manifest must have concepts"),
+        ({"concepts": ["one", "one"]}, "must be unique"),
+        ({"concepts": ["one"]}, r"must have the shape \(1, 8\), got \(2, 8\)"),
         ({"layers": []}, "layers"),
         ({"layers": [-1, 3]}, "layers"),
         ({"layers": [True, 3]}, "layers"),
-        ({"layers": [0, 0]}, "named once"),
-        ({"layers": [0, 4]}, r"layer_4\.vectors should have the shape \(2, 8\); there is nothing"),
+        ({"layers": [0, 0]}, "must be unique"),
+        ({"layers": [0, 4]}, r"layer_4\.vectors must have the shape \(2, 8\), got nothing"),
         ({"hidden_size": 0}, "hidden_size"),
         ({"hidden_size": 8.0}, "hidden_size"),
-        ({"hidden_size": 16}, "should have the shape"),
-        ({"dtype": "float32"}, "the dtype is float16"),
-        ({"dtype": None}, "the dtype is float16"),
+        ({"hidden_size": 16}, "must have the shape"),
+        ({"dtype": "float32"}, "dtype must be float16"),
+        ({"dtype": None}, "dtype must be float16"),
     ],
     ids=str,
 )
@@ -77,7 +77,7 @@ def test_a_manifest_that_says_what_cannot_be(files: tuple[Path, Path], changes: 
 @pytest.mark.parametrize("manifest", ["[]", "3", "null"])
 def test_a_manifest_that_is_none(files: tuple[Path, Path], manifest: str) -> None:
     files[1].write_text(manifest)
-    refused(files, "a manifest has")
+    refused(files, "a manifest must have")
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
@@ -85,7 +85,7 @@ def test_vectors_that_are_no_numbers(files: tuple[Path, Path], wrong: float) -> 
     matrix = np.ones((2, 8), np.float32)
     matrix[1, 3] = wrong
     save_vectors({0: matrix}, ["one", "two"], *files)
-    refused(files, "no number")
+    refused(files, "contains NaN or infinity")
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])

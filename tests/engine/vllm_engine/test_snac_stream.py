@@ -101,11 +101,11 @@ def test_a_state_is_a_value() -> None:
 
 @pytest.mark.parametrize("frames", [0, 7])
 def test_only_what_is_ready_can_be_taken(frames: int) -> None:
-    with pytest.raises(ValueError, match="of 6 frames"):
+    with pytest.raises(ValueError, match="frames must be 1 to 6"):
         StreamState.start(WindowContext(), 7).received(some_codes(9)).take(frames)
 
 
 def test_nothing_comes_after_the_last() -> None:
     state = StreamState.start(WindowContext(), 7).received(some_codes(1), last=True)
-    with pytest.raises(ValueError, match="after the last"):
+    with pytest.raises(ValueError, match="already ended"):
         state.received(some_codes(1))

@@ -216,7 +216,7 @@ async def test_a_talker_that_leaves_the_pattern_fails_the_answer_and_frees_its_s
         return parameters
 
     monkeypatch.setattr(Talker, "_parameters", without_pattern)
-    with pytest.raises(EngineFailed, match="left the pattern of its codec") as failure:
+    with pytest.raises(EngineFailed, match="outside its codec pattern") as failure:
         await speak(speaker, TEXT, "babble", sampling={"seed": 1})
     assert not failure.value.fatal
     assert active(speaker) == 0
@@ -302,11 +302,11 @@ async def test_a_talker_that_cannot_start(tmp_path: Path) -> None:
         Speaker("some/model", profile=str(tmp_path / "absent.toml"))
     absent = write_talker_profile(tmp_path / "lost.toml", tmp_path / "no-codec")
     lost = Speaker("some/model", profile=str(absent), device="cpu")
-    with pytest.raises(EngineFailed, match="cannot be loaded"):
+    with pytest.raises(EngineFailed, match="failed to load the codec"):
         await lost.start()
     with pytest.raises(EngineFailed, match="not available"):
         lost.stages("early")
     modelless = Speaker(str(tmp_path / "no-model"), profile=str(profile), device="cpu", args=ENGINE_ARGS)
-    with pytest.raises(EngineFailed, match="the Talker did not start"):
+    with pytest.raises(EngineFailed, match="the Talker failed to start"):
         await modelless.start()
     assert modelless.state is not EngineState.OK

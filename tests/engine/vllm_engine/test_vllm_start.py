@@ -62,12 +62,12 @@ class TestWithVllm:
 
     async def test_arguments_that_vllm_does_not_know(self, tmp_path: Path) -> None:
         error = await self.failure(tmp_path, {"max_modle_len": 5})
-        assert "vllm.args.max_modle_len: vLLM has no such argument; did you mean max_model_len?" in str(error)
+        assert "vllm.args.max_modle_len: unknown vLLM argument; did you mean max_model_len?" in str(error)
 
     async def test_a_model_that_is_not_there(self, tmp_path: Path) -> None:
         error = await self.failure(tmp_path / "nowhere", {})
         assert isinstance(error, EngineFailed)
-        assert "the Thinker did not start" in error.message
+        assert "the Thinker failed to start" in error.message
 
     async def test_weights_that_cannot_be_read(self, tmp_path: Path) -> None:
         from support.tiny_models import ENGINE_ARGS, build_text_model
@@ -93,11 +93,11 @@ class TestWithVllm:
         ("content", "what"),
         [
             (None, "cannot be read: No such file or directory"),
-            (b"\xff", "is no text in UTF-8"),
-            (b"{# a comment #}" + b" " * (1 << 20), "a chat template has at most 1048576 bytes"),
-            (b"one\n{% for m in messages %}", "is no chat template: line 2: "),
-            (b"{{ messages[7].content.text }}", "is no chat template: "),
-            (b"Answer!", "leaves out what the user says"),
+            (b"\xff", "is not valid UTF-8"),
+            (b"{# a comment #}" + b" " * (1 << 20), "must not exceed 1048576 bytes"),
+            (b"one\n{% for m in messages %}", "is not a valid chat template: line 2: "),
+            (b"{{ messages[7].content.text }}", "is not a valid chat template: "),
+            (b"Answer!", "does not render the user's message"),
         ],
     )
     async def test_a_bad_chat_template_is_refused_before_the_model_is_loaded(
@@ -139,7 +139,7 @@ class TestWithVllm:
                     await process.wait()
         for process, (_, errors) in zip(processes, ends, strict=True):
             assert process.returncode == 1
-            assert b"omni-ws serve: error: the Thinker did not start" in errors
+            assert b"omni-ws serve: error: the Thinker failed to start" in errors
             assert b"listens on" not in errors
             # Python's resource tracker ends once all other processes have ended.
             await until(partial(is_gone, process.pid), seconds=60)

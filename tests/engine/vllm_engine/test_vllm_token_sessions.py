@@ -155,7 +155,7 @@ async def test_the_whole_context(server: SalienceServer) -> None:
     last = [{"start": longest - 2, "end": longest}]
     scored, _ = await server.events(session, [], longest - 1, logprobs_ranges=last)
     assert [token.has_sampled_logprob for token in scored] == [True]
-    async with refused(Status.RESOURCE_EXHAUSTED, f"lists of {longest - 1}"):
+    async with refused(Status.RESOURCE_EXHAUSTED, f"at most {longest - 1} tokens"):
         await server.events(session, [1], longest - 1)
     decoded, done = await server.events(session, [], longest - 1, max_tokens=9, logprobs_ranges=last)
     assert (len(decoded), decoded[-1].position, done.finish_reason) == (2, longest - 1, Done.FINISH_REASON_LENGTH)
@@ -163,7 +163,7 @@ async def test_the_whole_context(server: SalienceServer) -> None:
     assert len(await server.dump(session)) == longest
     async with refused(Status.RESOURCE_EXHAUSTED):
         await server.events(session, [1], longest)
-    async with refused(Status.RESOURCE_EXHAUSTED, f"lists of {longest - 1}"):
+    async with refused(Status.RESOURCE_EXHAUSTED, f"at most {longest - 1} tokens"):
         await server.events(session, [], longest, logprobs_ranges=ALL)
     _, done = await server.events(session, [], longest, max_tokens=9)
     assert (done.completion_tokens, done.finish_reason) == (0, Done.FINISH_REASON_LENGTH)
