@@ -10,7 +10,8 @@ from typing import Final
 
 from omni_ws.audio.decoder import AudioDecoder
 from omni_ws.audio.samples import Samples
-from omni_ws.audio.vad import SAMPLE_RATE, WINDOW_MS, SpeechDetector, StartBar, TurnDetector, TurnEvent
+from omni_ws.audio.turn_rule import StartBar, TurnDetector, TurnEvent
+from omni_ws.audio.vad import SAMPLE_RATE, WINDOW_MS, SpeechDetector
 from omni_ws.core.audio_format import AudioFormat
 
 #: The delay with which the detector notices the end of speech. It is counted as silence, so that turns end after the

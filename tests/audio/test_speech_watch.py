@@ -10,7 +10,8 @@ from support.speech_clips import clip_samples, noises
 from omni_ws.audio.encoder import AudioEncoder
 from omni_ws.audio.samples import Samples
 from omni_ws.audio.speech_watch import SpeechWatch
-from omni_ws.audio.vad import ORDINARY_BAR, SpeechDetector, SpeechOffset, SpeechOnset, TurnEvent
+from omni_ws.audio.turn_rule import ORDINARY_BAR, SpeechOffset, SpeechOnset, TurnEvent
+from omni_ws.audio.vad import SpeechDetector
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 
 RATES = [8000, 11_025, 16_000, 22_050, 44_100, 48_000, 96_000, 192_000]

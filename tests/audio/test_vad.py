@@ -1,154 +1,28 @@
+"""The model's probabilities, and what the rule makes of recorded speech and noise."""
+
+from __future__ import annotations
+
 import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.speech_clips import WORDS, clip_samples, noises
 
 from omni_ws.audio.samples import Samples
-from omni_ws.audio.vad import (
-    BARGE_IN_BAR,
-    MAX_START_SPAN,
-    ORDINARY_BAR,
-    WINDOW_MS,
-    WINDOW_SAMPLES,
-    PrefixPadding,
-    SpeechDetector,
+from omni_ws.audio.turn_rule import (
     SpeechOffset,
     SpeechOnset,
-    StartBar,
     TurnDetector,
     TurnEvent,
 )
+from omni_ws.audio.vad import WINDOW_SAMPLES, SpeechDetector
 from omni_ws.errors import EngineFailed
 
 
-def events(detector: TurnDetector, probabilities: list[float]) -> list[TurnEvent]:
-    return [event for probability in probabilities if (event := detector.feed(probability)) is not None]
-
-
-def test_three_of_four_windows_start_a_turn() -> None:
-    assert events(TurnDetector(), [0.0, 0.9, 0.1, 0.9, 0.9]) == [SpeechOnset(1 * WINDOW_MS, 5 * WINDOW_MS)]
-
-
-def test_two_of_four_windows_start_nothing() -> None:
-    assert events(TurnDetector(), [0.9, 0.9, 0.1, 0.1, 0.9, 0.9, 0.1, 0.1] * 5) == []
-
-
-def test_a_probability_at_the_threshold_is_not_speech() -> None:
-    assert events(TurnDetector(0.5), [0.5] * 20) == []
-    assert len(events(TurnDetector(0.5), [0.51] * 20)) == 1
-
-
-def test_a_turn_ends_after_the_silence_and_not_before() -> None:
-    detector = TurnDetector(silence_duration_ms=480)
-    assert len(events(detector, [0.9] * 10)) == 1
-    assert events(detector, [0.1] * 14) == []
-    assert detector.silent_windows == 14
-    assert events(detector, [0.1]) == [SpeechOffset(10 * WINDOW_MS, 25 * WINDOW_MS)]
-    assert not detector.speaking
-
-
-@pytest.mark.parametrize(("silence_ms", "windows"), [(0, 1), (1, 1), (63, 1), (64, 2), (500, 15), (512, 16)])
-def test_silence_is_rounded_down_to_windows_but_never_to_none(silence_ms: float, windows: int) -> None:
-    detector = TurnDetector(silence_duration_ms=silence_ms)
-    events(detector, [0.9] * 3)
-    assert events(detector, [0.0] * (windows - 1)) == []
-    assert [type(event) for event in events(detector, [0.0])] == [SpeechOffset]
-
-
-def test_a_voice_that_sinks_goes_on() -> None:
-    detector = TurnDetector(silence_duration_ms=320)
-    events(detector, [0.9] * 4)
-    assert events(detector, [0.4] * 40) == []
-    assert detector.silent_windows == 0
-
-
-def test_a_breath_does_not_undo_silence_but_a_voice_does() -> None:
-    detector = TurnDetector(silence_duration_ms=4 * WINDOW_MS)
-    events(detector, [0.9] * 4 + [0.1])
-    assert events(detector, [0.4]) == []
-    assert detector.silent_windows == 2
-    assert events(detector, [0.9]) == []
-    assert detector.silent_windows == 0
-
-
-def test_a_turn_can_be_ended_from_outside() -> None:
-    detector = TurnDetector()
-    events(detector, [0.9] * 5)
-    detector.end_turn()
-    assert events(detector, [0.9, 0.9]) == []
-    assert len(events(detector, [0.9])) == 1
-
-
-def test_a_higher_bar_to_start() -> None:
-    detector = TurnDetector(bar=StartBar(windows=6, span=8))
-    assert events(detector, [0.9] * 5 + [0.1] * 3) == []
-    assert len(events(detector, [0.9] * 6)) == 1
-
-
-def test_the_bar_while_the_server_speaks_wants_a_clear_and_lasting_voice() -> None:
-    detector = TurnDetector(bar=BARGE_IN_BAR)
-    assert events(detector, [0.6] * 20) == []
-    assert events(detector, [0.9] * 5 + [0.2] * 8) == []
-    assert events(detector, [0.9] * 6) == [SpeechOnset(33 * WINDOW_MS, 39 * WINDOW_MS)]
-
-
-def test_a_raised_threshold_can_still_be_reached() -> None:
-    detector = TurnDetector(0.9, bar=BARGE_IN_BAR)
-    assert events(detector, [0.94] * 8) == []
-    assert len(events(detector, [0.96] * 6)) == 1
-
-
-def test_the_bar_may_be_lowered_in_the_middle_of_speech() -> None:
-    detector = TurnDetector(bar=BARGE_IN_BAR)
-    assert events(detector, [0.9] * 4) == []
-    detector.bar = ORDINARY_BAR
-    assert events(detector, [0.9]) == [SpeechOnset(1 * WINDOW_MS, 5 * WINDOW_MS)]
-
-
-@pytest.mark.parametrize("threshold", [0.0, 1.0])
-def test_a_threshold_that_makes_no_sense_is_refused(threshold: float) -> None:
-    with pytest.raises(ValueError, match="must be between"):
-        TurnDetector(threshold)
-
-
-@pytest.mark.parametrize("bar", [(0, 4), (5, 4), (3, MAX_START_SPAN + 1)])
-def test_a_bar_that_makes_no_sense_is_refused(bar: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match="must be between"):
-        StartBar(*bar)
-
-
-@given(st.lists(st.floats(0, 1), max_size=300), st.integers(0, 1000))
-def test_starts_and_stops_alternate_and_time_only_grows(probabilities: list[float], silence_ms: int) -> None:
-    detector = TurnDetector(silence_duration_ms=silence_ms)
-    last, expected = 0, SpeechOnset
-    for number, probability in enumerate(probabilities, 1):
-        event = detector.feed(probability)
-        if event is None:
-            continue
-        assert type(event) is expected
-        assert last <= event.audio_ms <= event.detected_ms == number * WINDOW_MS
-        last = event.audio_ms
-        expected = SpeechOffset if expected is SpeechOnset else SpeechOnset  # type: ignore[assignment]
-
-
-@given(st.lists(st.integers(0, 700), max_size=20), st.integers(0, 60))
-def test_the_padding_is_the_newest_audio(lengths: list[int], padding_ms: int) -> None:
-    stream: Samples = np.arange(sum(lengths), dtype=np.float32)
-    padding = PrefixPadding(padding_ms)
-    position = 0
-    for length in lengths:
-        padding.push(stream[position : position + length])
-        position += length
-    capacity = padding_ms * 16
-    assert np.array_equal(padding.take(), stream[max(0, len(stream) - capacity) :])
-    assert len(padding.take()) == 0
-
-
 def turns_of(samples: Samples) -> list[TurnEvent]:
-    return events(TurnDetector(), SpeechDetector().process(samples))
+    detector = TurnDetector()
+    probabilities = SpeechDetector().process(samples)
+    return [event for probability in probabilities if (event := detector.feed(probability)) is not None]
 
 
 @pytest.mark.parametrize("name", sorted(WORDS))

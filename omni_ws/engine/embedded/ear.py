@@ -14,16 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_ws.audio.samples import Samples
-from omni_ws.audio.vad import (
-    START_SPAN,
-    WINDOW_MS,
-    WINDOW_SAMPLES,
-    PrefixPadding,
-    SpeechDetector,
-    SpeechOffset,
-    SpeechOnset,
-    TurnDetector,
-)
+from omni_ws.audio.turn_rule import START_SPAN, PrefixPadding, SpeechOffset, SpeechOnset, TurnDetector
+from omni_ws.audio.vad import WINDOW_MS, WINDOW_SAMPLES, SpeechDetector
 from omni_ws.engine.embedded.recogniser import PRIMING_SAMPLES, SAMPLE_RATE, Recogniser, to_pcm16
 from omni_ws.engine.loan_pool import LoanPool
 

@@ -55,7 +55,7 @@ from typing import Final, Protocol
 import numpy as np
 from msgspec.structs import replace
 
-from omni_ws.audio import vad
+from omni_ws.audio import turn_rule, vad
 from omni_ws.audio.mime import media_type
 from omni_ws.audio.samples import Samples
 from omni_ws.audio.speech_watch import SpeechWatch, Watched
@@ -83,7 +83,7 @@ DECODED: Final = AudioFormat(sample_rate=vad.SAMPLE_RATE)
 #: Beyond these, the detector would take all audio for speech, or none.
 LOWEST_THRESHOLD, HIGHEST_THRESHOLD = 0.01, 0.99
 #: How far before its detection speech may have begun.
-LOOK_BACK_MS: Final = vad.MAX_START_SPAN * vad.WINDOW_MS
+LOOK_BACK_MS: Final = turn_rule.MAX_START_SPAN * vad.WINDOW_MS
 
 
 class ListeningState(enum.Enum):
@@ -279,10 +279,10 @@ class TurnListener:
         if self._state is ListeningState.DEAF or not piece.payload:
             self._discard_piece(piece)
             return
-        bar = vad.BARGE_IN_BAR if self._owner.is_playing else vad.ORDINARY_BAR
+        bar = turn_rule.BARGE_IN_BAR if self._owner.is_playing else turn_rule.ORDINARY_BAR
         self._workers.submit(lambda: self._judge(piece, bar), self._on_judged)
 
-    def _judge(self, piece: AudioPiece, bar: vad.StartBar) -> Watched:
+    def _judge(self, piece: AudioPiece, bar: turn_rule.StartBar) -> Watched:
         """Runs in a worker thread."""
         if self._watch is None:
             turns = self._turns
@@ -315,9 +315,9 @@ class TurnListener:
         self._add_to_ring(piece, watched)
         for event in watched.events:
             match event:
-                case vad.SpeechOnset():
+                case turn_rule.SpeechOnset():
                     self._start_turn(event)
-                case vad.SpeechOffset():
+                case turn_rule.SpeechOffset():
                     self._stop_turn(event)
         self._judged_ms, self._rest_ms = watched.judged_ms, watched.rest_ms
         if self._speaking:
@@ -337,7 +337,7 @@ class TurnListener:
             self._ring = AudioRing(audio, start_ms=watched.start_ms)
         self._ring.append(chunk)
 
-    def _start_turn(self, onset: vad.SpeechOnset) -> None:
+    def _start_turn(self, onset: turn_rule.SpeechOnset) -> None:
         assert self._ring is not None
         self._discard(onset.audio_ms - self._turns.prefix_padding_ms)
         self._set_state(_SPEECH)
@@ -346,7 +346,7 @@ class TurnListener:
             self._admit(self._ring.take(onset.detected_ms))
             self._turn = self._stream.current
 
-    def _stop_turn(self, offset: vad.SpeechOffset) -> None:
+    def _stop_turn(self, offset: turn_rule.SpeechOffset) -> None:
         last = self._assign(offset.detected_ms)
         self._report_stopped(offset.audio_ms)
         if self._in_turn:
