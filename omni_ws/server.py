@@ -102,7 +102,7 @@ class RunningServer:
                 self._connections.close_idle()
                 await asyncio.gather(self._connections.wait_idle(None), self._server.wait_closed())
         except TimeoutError:
-            logger.warning("some answers did not finish within %g seconds", timeout)
+            logger.warning("stopped before all answers had finished: they took more than %g seconds", timeout)
 
     async def close(self) -> None:
         """Ends every session, request and connection."""
@@ -187,7 +187,7 @@ def _tls(config: ServerConfig) -> ssl.SSLContext | None:
     except ssl.SSLError as error:
         reason = error.reason or "no PEM"
         raise ConfigurationError(
-            [f"ssl_certfile and ssl_keyfile hold no certificate (PEM) with its private key: {reason}"]
+            [f"ssl_certfile and ssl_keyfile must contain a PEM certificate and its private key: {reason}"]
         ) from None
     return context
 
@@ -311,4 +311,4 @@ def _announce(server: RunningServer, engine: Engine, token_service: GrpcListener
         logger.info("%s", line)
     # Last, where it is seen. A server on all addresses is reached on this machine by loopback.
     here = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)
-    logger.info("to talk, open %s://%s:%d in a browser", scheme, here, server.port)
+    logger.info("to try it, open %s://%s:%d in a browser", scheme, here, server.port)

@@ -30,7 +30,9 @@ async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
     config = app.config
     if not app.sessions.engine.capabilities.token_sessions or any(find_spec(name) is None for name in GRPC_PACKAGES):
         if config.grpc.port is not None:
-            raise ConfigurationError([f"the {config.engine} engine has no token sessions; leave grpc.port out"])
+            raise ConfigurationError(
+                [f"token sessions are not supported by the {config.engine} engine; remove grpc.port"]
+            )
         yield None
         return
     from omni_ws.transport.grpc_salience import listener

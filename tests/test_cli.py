@@ -190,7 +190,7 @@ def test_how_the_server_ends_is_the_exit_status(
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "ssl_certfile: cannot read {file}: No such file"), ("text", "hold no certificate (PEM)")],
+    [(None, "ssl_certfile: cannot read {file}: No such file"), ("text", "must contain a PEM certificate")],
 )
 def test_a_certificate_that_cannot_be_used_is_named(
     content: str | None, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -26,7 +26,7 @@ def allow_connections(count: int) -> None:
             logger.debug("the limit of open files stays at %d", soft)
     if soft != resource.RLIM_INFINITY and count + _OWN_FILES > soft:
         logger.warning(
-            "limits.max_connections is %d, and this process may open %d files: raise that limit (ulimit -Hn, "
+            "limits.max_connections is %d, but this process can open only %d files: raise the limit (ulimit -Hn, "
             "LimitNOFILE) to %d, or lower limits.max_connections",
             count,
             soft,

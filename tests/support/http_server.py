@@ -42,7 +42,7 @@ class RoutedApplication:
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
         if request.path not in self.upgrades:
-            raise NotFound("there is nothing at this path")
+            raise NotFound("not found")
         return self.upgrades[request.path](request)
 
     def allows_host(self, request: HttpRequest) -> bool:

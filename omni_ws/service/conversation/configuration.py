@@ -97,7 +97,7 @@ class Configuration:
         """
         wanted = merge(self._wanted, {key: value for key, value in patch.items() if key in FIELDS})
         if len(msgspec.json.encode(wanted)) > MAX_CONFIGURATION_BYTES:
-            raise InvalidValue(f"a configuration has at most {MAX_CONFIGURATION_BYTES} bytes")
+            raise InvalidValue(f"the configuration must not exceed {MAX_CONFIGURATION_BYTES} bytes")
         resolved = self._resolve(wanted)
         self._wanted, self.effective = wanted, resolved
         return resolved
@@ -128,10 +128,14 @@ class Configuration:
         # A bare end of input has the modality audio for lack of a better one, and every engine takes it.
         if chunk.modality not in self._modalities and chunk.payload:
             raise UnsupportedModality(
-                f"this engine takes no {chunk.modality}", param="modality", sequence_id=chunk.sequence_id
+                f"{chunk.modality} input is not supported by this engine",
+                param="modality",
+                sequence_id=chunk.sequence_id,
             )
         if chunk.tool_call_id is not None and not self.rules.capabilities.tools:
-            raise UnsupportedParameter("this engine has no tools", param="role", sequence_id=chunk.sequence_id)
+            raise UnsupportedParameter(
+                "tools are not supported by this engine", param="role", sequence_id=chunk.sequence_id
+            )
         if chunk.format is not None:
             _check_chunk_format(chunk, self.effective)
 
@@ -150,11 +154,11 @@ class Configuration:
         }
         for name, (wanted, able) in asked.items():
             if wanted and not able:
-                raise UnsupportedParameter(f"this engine cannot honour {name}", param=name)
+                raise UnsupportedParameter(f"{name} is not supported by this engine", param=name)
         if options.token_prompt and not capabilities.token_prompts:
-            raise UnsupportedParameter("prompts are texts here, not token ids", param="prompt")
+            raise UnsupportedParameter("token ids as a prompt are not supported by this engine", param="prompt")
         for name in options.media_limits.keys() - capabilities.media_limits:
-            raise UnsupportedParameter(f"this engine cannot honour {name}", param=name)
+            raise UnsupportedParameter(f"{name} is not supported by this engine", param=name)
 
     def _resolve(self, wanted: Mapping[str, Any]) -> SessionConfig:
         rules = self.rules
@@ -171,15 +175,15 @@ class Configuration:
         if "modalities" not in wanted:
             changes["modalities"] = [name for name in ("text", "audio") if name in capabilities.output_modalities]
         if config.greeting and not rules.greeting:
-            raise UnsupportedParameter("a session of one request has no greeting", param="greeting")
+            raise UnsupportedParameter("greeting is not supported in a session of one request", param="greeting")
         if config.turn_detection is not None:
             changes |= _for_turns(config, rules, given=frozenset(rules.defaults) | frozenset(wanted))
         config = msgspec.structs.replace(config, **changes)
         _check(config, capabilities)
         if config.output_audio.format not in rules.output_formats:
             raise UnsupportedFormat(
-                f"output in {config.output_audio.format} is not served here; {', '.join(sorted(rules.output_formats))} "
-                "are",
+                f"output in {config.output_audio.format} is not supported here; "
+                f"supported: {', '.join(sorted(rules.output_formats))}",
                 param="output_audio.format",
             )
         return config
@@ -191,7 +195,7 @@ def _voice(config: SessionConfig, capabilities: EngineCapabilities) -> str | Non
         return default
     if config.voice not in capabilities.voices:
         known = ", ".join(capabilities.voices) or "none"
-        raise InvalidValue(f"unknown voice {config.voice[:64]!r}; there are: {known}", param="voice")
+        raise InvalidValue(f"unknown voice {config.voice[:64]!r}; available: {known}", param="voice")
     return config.voice
 
 
@@ -201,9 +205,11 @@ def _for_turns(config: SessionConfig, rules: ConfigurationRules, *, given: froze
     ``given`` are the fields that the client or the operator has set.
     """
     if not rules.turn_detection:
-        raise UnsupportedParameter("turn detection is not available here", param="turn_detection")
+        raise UnsupportedParameter("turn detection is not supported here", param="turn_detection")
     if Modality.AUDIO not in rules.capabilities.input_modalities:
-        raise UnsupportedParameter("this engine takes no audio, so there are no turns in it", param="turn_detection")
+        raise UnsupportedParameter(
+            "turn detection requires audio input, which this engine does not support", param="turn_detection"
+        )
     assert config.turn_detection is not None
     changes: dict[str, Any] = {}
     if "overlap" not in given:
@@ -216,23 +222,27 @@ def _for_turns(config: SessionConfig, rules: ConfigurationRules, *, given: froze
 def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
     """Raise an error that names the first field that the engine, or this version, cannot honour."""
     if not config.modalities:
-        raise InvalidValue("name at least one of text and audio", param="modalities")
+        raise InvalidValue("modalities must have at least one of text and audio", param="modalities")
     for modality in config.modalities:
         if OutputModality(modality) not in capabilities.output_modalities:
-            raise UnsupportedParameter(f"this engine has no {modality} output", param="modalities")
+            raise UnsupportedParameter(f"{modality} output is not supported by this engine", param="modalities")
     if config.greeting and "text" not in config.modalities and Task.SPEECH not in capabilities.tasks:
-        raise UnsupportedParameter("this engine cannot read a greeting aloud", param="greeting")
+        raise UnsupportedParameter("greeting without text output is not supported by this engine", param="greeting")
     if config.task not in capabilities.tasks:
-        raise UnsupportedParameter(f"this engine cannot do the task {config.task}", param="task")
+        raise UnsupportedParameter(f"task {config.task} is not supported by this engine", param="task")
     if config.after_start is InputMode.EXTEND and not capabilities.extend:
-        raise UnsupportedParameter("this engine takes no input after the start", param="after_start")
+        raise UnsupportedParameter(
+            "input after the start of the answer is not supported by this engine", param="after_start"
+        )
     if (config.tools or config.tool_choice not in (None, "none", "auto")) and not capabilities.tools:
-        raise UnsupportedParameter("this engine has no tools", param="tools" if config.tools else "tool_choice")
+        raise UnsupportedParameter(
+            "tools are not supported by this engine", param="tools" if config.tools else "tool_choice"
+        )
     check_tools(config.tools, config.tool_choice)
     for name in SamplingConfig.__struct_fields__:
         known = name in capabilities.sampling or name in capabilities.sampling_no_ops
         if getattr(config.sampling, name) is not None and not known:
-            raise UnsupportedParameter(f"this engine does not know {name}", param=f"sampling.{name}")
+            raise UnsupportedParameter(f"{name} is not supported by this engine", param=f"sampling.{name}")
     _check_stops(config.sampling.stop)
     _check_stages("stage_params", config.stage_params, capabilities.stage_params)
     _check_stages("stage_sampling", config.stage_sampling, capabilities.stage_sampling)
@@ -244,7 +254,7 @@ def _check_stops(stop: str | list[str] | None) -> None:
     stops = [stop] if isinstance(stop, str) else stop or []
     if len(stops) > MAX_STOPS or any(len(text) > MAX_STOP_CHARACTERS for text in stops):
         raise InvalidValue(
-            f"at most {MAX_STOPS} stop strings of {MAX_STOP_CHARACTERS} characters", param="sampling.stop"
+            f"at most {MAX_STOPS} stop strings of at most {MAX_STOP_CHARACTERS} characters", param="sampling.stop"
         )
 
 
@@ -254,7 +264,8 @@ def _check_stages(param: str, stages: Mapping[str, Mapping[str, Any]], known: fr
             if f"{stage}.{name}" not in known:
                 stage, name = stage[:64], name[:64]
                 raise UnsupportedParameter(
-                    f"this engine has no parameter {name!r} of a stage {stage!r}", param=f"{param}.{stage}.{name}"
+                    f"parameter {name!r} of stage {stage!r} is not supported by this engine",
+                    param=f"{param}.{stage}.{name}",
                 )
 
 
@@ -276,7 +287,9 @@ def _check_chunk_format(chunk: InputChunk, config: SessionConfig) -> None:
             chunk.modality is Modality.VIDEO and chunk.format.lower().startswith("image/")
         ):
             raise UnsupportedFormat(
-                f"{chunk.format[:64]!r} is no {chunk.modality} type", param="format", sequence_id=chunk.sequence_id
+                f"expected a {chunk.modality} media type, got {chunk.format[:64]!r}",
+                param="format",
+                sequence_id=chunk.sequence_id,
             )
     else:
-        raise InvalidValue("text has no format", param="format", sequence_id=chunk.sequence_id)
+        raise InvalidValue("format is not supported for text", param="format", sequence_id=chunk.sequence_id)

@@ -182,7 +182,7 @@ class Conversation:
         request = self._receiving
         most = MAX_WAITING_CHUNKS
         if request is not None and request.session.received.chunks > most and request.waiting_chunks > most:
-            raise PayloadTooLarge(f"more than {most} chunks are waiting that the engine has not taken over")
+            raise PayloadTooLarge(f"more than {most} chunks are waiting for the engine; send more slowly")
         self._raise_refused_text()
 
     def refuse_chunk(self, sequence_id: int) -> None:
@@ -363,7 +363,7 @@ class Conversation:
         request = self._new_request(session, self.configuration.effective, by_speech=by_speech)
         if request.config.history and not self.stream.single_request:
             takes = self.engine.capabilities.speech_in_history
-            unwanted = None if takes else "the engine takes no speech in its history"
+            unwanted = None if takes else "the engine does not support speech in its history"
             request.speech = self.history.new_speech(session.settings.audio, unwanted=unwanted)
         self._receiving = request
         self._admit_request(request, interrupts=request.interrupts(by_speech=by_speech))
@@ -408,7 +408,7 @@ class Conversation:
             raise ShuttingDown("the server is shutting down", retry_after_ms=1000)
         may_wait = self.limits.max_pending_requests
         if waits and len(self._queue.requests) > may_wait:
-            raise EngineOverloaded(f"{may_wait} requests are waiting already", retry_after_ms=1000)
+            raise EngineOverloaded(f"at most {may_wait} requests may wait per session", retry_after_ms=1000)
         self._admit()
 
     def _input_ended(self, request: Request, error: OmniError | None) -> None:

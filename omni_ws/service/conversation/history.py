@@ -128,7 +128,7 @@ class History:
         if first is None:
             if request_id in self._truncated:
                 return 0
-            raise InvalidValue(f"the history has no request {request_id[:64]!r}", param="request_id")
+            raise InvalidValue(f"request {request_id[:64]!r} is not in the history", param="request_id")
         dropped = [known for known, place in self._places.items() if place >= first]
         for known in dropped:
             del self._places[known]

@@ -59,9 +59,9 @@ class KeptSpeech:
         audio = self._audio if chunk.format is None else parse_audio_format(chunk.format, self._audio)
         self._audio_ms += audio.duration_ms(len(payload))
         if self._audio_ms * TOKENS_PER_SEC > self._max_tokens * 1000 or self._charged + cost > MAX_SPEECH_BYTES:
-            self._lose("it is longer than the history may be")
+            self._lose("it exceeds the history's token limit")
         elif self._budget.used + cost > self._budget.capacity // 2:
-            self._lose("the server holds as much as it may")
+            self._lose("the server's memory for speech is full")
         else:
             self._budget.take(cost)
             self._charged += cost
@@ -75,12 +75,12 @@ class KeptSpeech:
         ``audio_ms`` is its length as the engine decoded it; 0 where that is not known.
         """
         if audio_ms * TOKENS_PER_SEC > self._max_tokens * 1000:
-            self._lose("it is longer than the history may be")
+            self._lose("it exceeds the history's token limit")
         if self.lost is not None:
             return None
         chunks = tuple(InputChunk(Modality.AUDIO, bytes(run), format=name) for name, run in self._runs)
         self._charged = 0
-        self._lose("it was handed over")
+        self._lose("it was passed on")
         return Speech(chunks, self._audio, max(self._audio_ms, audio_ms))
 
     def release(self) -> None:

@@ -64,9 +64,9 @@ def prepare_answer(conversation: Conversation, request: ChatRequest) -> None:
     """
     capabilities = conversation.engine.capabilities
     if request.tools_at is not None and not capabilities.tools:
-        raise UnsupportedParameter("this engine has no tools", param=request.tools_at)
+        raise UnsupportedParameter("tools are not supported by this engine", param=request.tools_at)
     if request.role not in capabilities.input_roles:
-        raise InvalidValue("the last message must be the user's, or a tool's", param=request.role_at)
+        raise InvalidValue("the last message must have role user or tool", param=request.role_at)
     conversation.options = replace(checked_options(conversation, request.answer), input_role=request.role)
     conversation.history.add(
         Message(one.role, one.text, tool_calls=one.tool_calls, tool_call_id=one.tool_call_id) for one in request.history

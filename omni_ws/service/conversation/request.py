@@ -309,7 +309,7 @@ class Request:
             return Message("user", self.user_text)
         if (speech := kept.hand_over(audio_ms=audio_ms)) is not None:
             return Message("user", self.user_text, speech=speech)
-        log.warning("request %s: later turns do not know what was said: %s", self.request_id, kept.lost)
+        log.warning("request %s: speech dropped from the history: %s", self.request_id, kept.lost)
         return Message("user", " ".join(filter(None, [self.user_text, WORDS_UNKNOWN])))
 
     @property

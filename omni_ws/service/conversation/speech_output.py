@@ -52,7 +52,7 @@ class SpeechOutput:
             self._encoder = AudioEncoder(self._target, source_rate=sample_rate)
             self._source_rate = sample_rate
         elif sample_rate != self._source_rate:
-            raise ValueError("an answer has one sample rate")
+            raise ValueError("the sample rate must not change within an answer")
         if self._target.is_raw and len(samples) <= _INLINE_SAMPLES:
             payload = self._encoder.encode(samples)
         else:

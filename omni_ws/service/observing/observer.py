@@ -175,7 +175,7 @@ class Observers:
                 observer.observe(session, observation)
             except Exception:
                 # An observer that failed once would fail, and fill the log, with every observation.
-                log.exception("%s failed and hears no more", type(observer).__name__)
+                log.exception("%s failed and was removed", type(observer).__name__)
                 self.remove(observer)
 
     def _update(self) -> None:

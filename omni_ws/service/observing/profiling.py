@@ -90,7 +90,7 @@ class Profiling:
         try:
             recorder = await asyncio.to_thread(make)
         except OSError as error:
-            raise InvalidValue(f"the folder cannot be written: {error.strerror}", param="event_dir") from None
+            raise InvalidValue(f"cannot write to the folder: {error.strerror}", param="event_dir") from None
         try:
             if template is not None and isinstance(self._engine, TraceableEngine):
                 await self._engine.start_trace(template)
@@ -123,9 +123,9 @@ class Profiling:
             root = self._root.resolve()
             path = (root / Path(asked or default)).resolve()
         except (OSError, ValueError, RuntimeError):
-            raise InvalidValue("this is no path", param=param) from None
+            raise InvalidValue(f"{param} must be a valid path", param=param) from None
         if path == root or not path.is_relative_to(root):
-            raise InvalidValue(f"the path is outside {root}, the folder of profiles (profiler.root)", param=param)
+            raise InvalidValue(f"the path must be inside {root} (profiler.root)", param=param)
         return path
 
 

@@ -64,12 +64,14 @@ class RecordingFolder:
         except OSError as error:
             raise ConfigurationError([f"record: {self._path}: {error.strerror}"]) from error
         if mode & _OTHERS:
-            problem = f"record: {self._path} is open to other users (mode {stat.S_IMODE(mode):o})"
-            raise ConfigurationError([f"{problem}; what people say is private: chmod 700, or name another folder"])
+            problem = f"record: {self._path} is accessible to other users (mode {stat.S_IMODE(mode):o})"
+            raise ConfigurationError(
+                [f"{problem}; recordings contain private speech: chmod 700, or choose another folder"]
+            )
         try:
             check_space(self._path)
         except OSError as error:
-            raise ConfigurationError([f"record: {self._path} cannot be written: {error.strerror}"]) from error
+            raise ConfigurationError([f"record: cannot write to {self._path}: {error.strerror}"]) from error
         for name in found:
             status = (self._path / name).lstat()
             if stat.S_ISREG(status.st_mode):

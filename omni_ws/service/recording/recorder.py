@@ -158,7 +158,7 @@ class Recorder:
             self._queue.put(None)
             self._thread.join(_CLOSE_SEC)
             if self._thread.is_alive():
-                logger.warning("the disk of the recordings does not answer; what it was to write is lost")
+                logger.warning("writing the recordings timed out; unwritten data is lost")
 
     # the thread
 
@@ -177,7 +177,7 @@ class Recorder:
                     batch.add(file, event)
                 except Exception:
                     # The thread goes on with the other recordings.
-                    logger.exception("the recording %s has failed", file.name)
+                    logger.exception("recording %s failed", file.name)
                     file.failure = "an internal error"
                 self._taken_bytes += size
                 item = self._next()
@@ -194,7 +194,7 @@ class Recorder:
         try:
             self._folder.remove_old()
         except OSError as error:
-            logger.warning("an old recording could not be removed: %s", error)
+            logger.warning("failed to remove an old recording: %s", error)
 
 
 class SessionRecording:

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 #: Bytes of one recording that are gathered before they are written.
 BUFFER_BYTES: Final = 64 * 1024
-NO_ROOM: Final = "the recordings together have reached their limit"
+NO_ROOM: Final = "the total size limit of all recordings is reached"
 
 
 class FileState(enum.Enum):
@@ -90,7 +90,7 @@ class Batch:
         if file.state is not FileState.ABSENT:
             self._folder.finish(file.name)
         if isinstance(event, CutLine):
-            logger.warning("the recording %s is cut: %s", file.name, event.reason)
+            logger.warning("recording %s truncated: %s", file.name, event.reason)
 
     def _write(self, file: RecordingFile, lines: bytearray, *, even_beyond: bool = False) -> None:
         """Write ``lines``, and empty them. When that fails, the recording is cut."""
@@ -109,7 +109,7 @@ class Batch:
         except NoRoom:
             self._fail(file, NO_ROOM)
         except OSError as error:
-            self._fail(file, f"it cannot be written: {error.strerror}")
+            self._fail(file, f"write failed: {error.strerror}")
 
     def _fail(self, file: RecordingFile, reason: str) -> None:
         file.failure = reason
@@ -118,7 +118,7 @@ class Batch:
                 self._folder.append(file.name, encode_line(CutLine(at=file.now(), reason=reason)), even_beyond=True)
                 file.state = FileState.CUT
             except OSError as error:
-                logger.warning("the recording %s cannot even be cut: %s", file.name, error)
+                logger.warning("failed to mark recording %s as truncated: %s", file.name, error)
 
 
 def _content(message: RecordedMessage) -> RecordedLine:

@@ -171,12 +171,16 @@ class Admission:
         own_limit = None if key is None else key.max_sessions
         held = 0 if holder is None else self._held[holder]
         if own_limit is not None and held >= own_limit:
-            return RateLimited(f"this key may have {own_limit} sessions at a time", retry_after_ms=SLOT_RETRY_MS)
+            return RateLimited(
+                f"at most {own_limit} concurrent sessions per key; retry later", retry_after_ms=SLOT_RETRY_MS
+            )
         if self.sessions >= self.max_sessions and not self._lent and self.oldest_empty() is None:
-            return EngineOverloaded(f"all {self.max_sessions} sessions are taken", retry_after_ms=SLOT_RETRY_MS)
+            return EngineOverloaded(
+                f"all {self.max_sessions} sessions are in use; retry later", retry_after_ms=SLOT_RETRY_MS
+            )
         if own_limit is None and holder is not None and held >= self._share(holder):
             whose = "this address" if key is None else "this key"
-            message = f"{whose} has its share of the sessions, {held}, while more than half of all are taken"
+            message = f"{whose} already has its fair share of sessions ({held}); retry later"
             return RateLimited(message, retry_after_ms=SLOT_RETRY_MS)
         return None
 
@@ -201,7 +205,7 @@ class Admission:
             capacity = max(1.0, key.requests_per_sec) if key.burst is None else key.burst
             bucket = self._requests[key.name] = TokenBucket(rate=key.requests_per_sec, capacity=capacity, now=now)
         if wait := bucket.try_take(now=now):
-            message = f"this key may send {key.requests_per_sec:g} requests a second"
+            message = f"at most {key.requests_per_sec:g} requests per second for this key; retry later"
             raise self._refused("request", RateLimited(message, retry_after_ms=math.ceil(wait * 1000)))
 
     def priority(self, owner: str | None, wanted: int) -> int:

@@ -74,7 +74,9 @@ class StandInLog:
             return
         self._names.add(name)
         last = "; further names are not logged" if len(self._names) == MAX_NAMES else ""
-        write_line(logger, logging.INFO, f"asked for a model by another name{last}", asked=name, served=served)
+        write_line(
+            logger, logging.INFO, f"a client requested the model by another name{last}", asked=name, served=served
+        )
 
 
 class SessionFactory:
@@ -136,7 +138,7 @@ class SessionFactory:
         """Raise EngineOverloaded while the engine starts, and EngineFailed when it is unavailable."""
         match self.engine.state:
             case EngineState.STARTING:
-                raise EngineOverloaded("the engine is still starting", retry_after_ms=1000)
+                raise EngineOverloaded("the engine is still starting; retry later", retry_after_ms=1000)
             case EngineState.UNHEALTHY:
                 raise EngineFailed("the engine is not available", fatal=True)
 

@@ -51,10 +51,10 @@ class InputProgress:
         if self.ended or self.closed:
             if isinstance(content, InputChunk) and content.is_bare_end:
                 return
-            raise SessionConflict("the session has ended already", param="sequence_id", sequence_id=number)
+            raise SessionConflict("the session has already ended", param="sequence_id", sequence_id=number)
         size = 0 if isinstance(content, RefusedChunk) else len(content.payload)
         if self.max_total_bytes is not None and self.received_bytes + size > self.max_total_bytes:
-            raise PayloadTooLarge(f"the input has more than {self.max_total_bytes} bytes in all", param="payload")
+            raise PayloadTooLarge(f"the input exceeds {self.max_total_bytes} bytes in total", param="payload")
         if isinstance(content, InputChunk) and content.offset is not None:
             self.next_offset = offset_end(content)
         self.next_sequence_id = (self.next_sequence_id if number is None else number) + 1

@@ -73,7 +73,7 @@ class LiveSessions:
         if living is not None and living.key_name == (key.name if key else None) and living.session.admits(token):
             living.session.spend(token)
             return living.session
-        raise SessionNotFound("there is no such session to resume, or not with this token", param="session_id")
+        raise SessionNotFound("no session to resume with this session_id and resume_token", param="session_id")
 
     async def end(self, session: LiveSession) -> None:
         """End a session that its client cannot resume, and wait until its slot is free."""

@@ -32,7 +32,7 @@ class OutputLogBudget:
         if self.used + size > self.capacity:
             self._evict(size)
         if self.used + size > self.capacity:
-            raise EngineOverloaded("the server keeps as much of answers as it may", retry_after_ms=1000)
+            raise EngineOverloaded("the server's memory for stored answers is full", retry_after_ms=1000)
         self._server.take(size)
         self.used += size
 
@@ -85,7 +85,7 @@ class OutputLog:
         cost = message_cost(message)
         if isinstance(message, OutputChunk):
             if self.size + cost > self.capacity:
-                raise PayloadTooLarge(f"the answer has more than the {self.capacity} bytes that are kept of one")
+                raise PayloadTooLarge(f"the answer exceeds the {self.capacity} bytes that the server stores")
             self._budget.take(cost)
         else:
             self._budget.take_anyway(cost)

@@ -168,7 +168,7 @@ class RegisteredSession:
     def reading(self) -> Iterator[None]:
         """Count a reader for the block. Raises RateLimited beyond ``MAX_READERS``."""
         if self._readers >= MAX_READERS:
-            raise RateLimited(f"{MAX_READERS} readers wait for this answer already", retry_after_ms=1000)
+            raise RateLimited(f"at most {MAX_READERS} readers per answer", retry_after_ms=1000)
         self._readers += 1
         try:
             yield
@@ -265,11 +265,11 @@ class RegisteredSession:
 
     def expire(self) -> None:
         """Delete a stored result that is no longer kept."""
-        self._stop(SessionState.EXPIRED, SessionTimeout("the answer is not kept any longer"))
+        self._stop(SessionState.EXPIRED, SessionTimeout("the stored answer has expired"))
 
     def evict(self) -> None:
         """End a session without input, and release its slot at once for another."""
-        self.expired_because = "all sessions were taken, and this one, without any input yet, had to make room"
+        self.expired_because = "the session was evicted: all sessions were in use, and it had no input yet"
         self._stop(SessionState.EXPIRED, SessionTimeout(self.expired_because))
         self._slot.close()
 
@@ -357,7 +357,7 @@ class RegisteredSession:
         if final is not None and ended_normally(final):
             self._set_state(SessionState.FINISHED)
             return
-        self.error = self.error or EngineFailed("the request was ended before its answer was complete")
+        self.error = self.error or EngineFailed("the request ended before its answer was complete")
         self._set_state(SessionState.FAILED)
 
     def output_has_room(self) -> None:

@@ -91,7 +91,7 @@ class SessionRegistry:
         """Return a live or stored session of ``key``. Raises SessionExpired, or SessionNotFound for any other id."""
         owner, session = self._by_id.get(session_id, (None, None))
         if session is None or owner != _owner(key):
-            raise SessionNotFound("there is no such session", param="session_id")
+            raise SessionNotFound("session not found", param="session_id")
         if session.expired:
             raise SessionExpired(session.expired_because, param="session_id")
         return session

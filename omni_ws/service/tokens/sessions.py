@@ -159,7 +159,7 @@ class TokenSessions:
         self._check_ready()
         self._admission.request(key)
         if call.readout_ranges and not self.engine.readout_manifest.concepts:
-            raise ReadoutsOff("readouts are turned off on this server", param="readout_ranges")
+            raise ReadoutsOff("readouts are disabled on this server", param="readout_ranges")
         append = entry.session.begin(call.tokens, offset=call.offset, truncating=call.truncating, images=call.images)
         task = entry.running = asyncio.current_task()
         if entry.expiry is not None:
@@ -206,7 +206,7 @@ class TokenSessions:
         session = entry.session
         length = len(session)
         if not length and call.max_tokens:
-            raise InvalidValue("there is nothing to go on from", param="max_tokens")
+            raise InvalidValue("max_tokens requires a session with at least one token", param="max_tokens")
         max_tokens = min(call.max_tokens, session.max_length - length)
         if not (call.tokens or max_tokens or call.logprob_ranges or call.readout_ranges) or not length:
             append.commit()
@@ -256,13 +256,15 @@ class TokenSessions:
     def _find(self, session_id: str, key: ApiKey | None) -> _Entry:
         entry = self._entries.get(session_id)
         if entry is None or entry.owner != _name(key):
-            raise SessionNotFound("there is no such session (any more)", param="session_id")
+            raise SessionNotFound("session not found; it may have expired or been closed", param="session_id")
         return entry
 
     def _idle(self, session_id: str, key: ApiKey | None) -> _Entry:
         entry = self._find(session_id, key)
         if entry.running is not None:
-            raise SessionBusy("the session is busy with another call", param="session_id", retry_after_ms=100)
+            raise SessionBusy(
+                "the session is busy with another call; retry later", param="session_id", retry_after_ms=100
+            )
         self._touch(session_id, entry)
         return entry
 

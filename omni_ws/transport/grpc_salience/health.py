@@ -33,7 +33,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # without t
 
     async def Check(self, request: Any, context: Any) -> Any:  # named by the protocol
         if request.service not in self._services:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "there is no such service")
+            await context.abort(grpc.StatusCode.NOT_FOUND, "unknown service")
         return _Status(status=self._status)
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:

@@ -79,7 +79,7 @@ async def listen(
     Raises OSError, with advice, if the port cannot be bound.
     """
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    advice = "end the user of that port, or choose another with --grpc-port (0: any)"
+    advice = "stop the process that uses the port, or choose another with --grpc-port (0: any)"
     try:
         _try_port(host, port)
     except OSError as error:

@@ -114,18 +114,20 @@ class MessageIntake(grpc.aio.ServerInterceptor):
             if has_key:
                 self._check_key(context)
             if self._calls > self._max_calls:
-                raise EngineOverloaded(f"{self._max_calls} calls run already", retry_after_ms=SLOT_RETRY_MS)
+                raise EngineOverloaded(
+                    f"at most {self._max_calls} concurrent calls; retry later", retry_after_ms=SLOT_RETRY_MS
+                )
             message = await (self._read_message(context) if has_key else self._read_keyless_message(context))
             if message is grpc.aio.EOF:
                 raise InvalidValue("the call has no message")
             if len(message) > SMALL_BYTES:
                 share.resize(len(message))
                 if has_more_fields(message, MAX_FIELDS):
-                    raise InvalidValue(f"the message has more than {MAX_FIELDS} fields; append_tokens is one if packed")
+                    raise InvalidValue(f"at most {MAX_FIELDS} fields per message; pack append_tokens into one")
             try:
                 return handler.request_deserializer(message)
             except DecodeError:
-                raise InvalidValue("the message is not the one that this call takes") from None
+                raise InvalidValue("the message cannot be decoded as the request of this call") from None
         except OmniError as error:
             share.resize(0)
             await refuse(context, error)
@@ -136,7 +138,9 @@ class MessageIntake(grpc.aio.ServerInterceptor):
             await asyncio.wait({reading}, timeout=PROMPT_SEC)
         if not reading.done():
             if self._slow.locked():
-                raise EngineOverloaded("too many messages come slowly", retry_after_ms=SLOT_RETRY_MS)
+                raise EngineOverloaded(
+                    "too many calls are still sending their message; retry later", retry_after_ms=SLOT_RETRY_MS
+                )
             async with self._slow:
                 await asyncio.wait({reading}, timeout=self._timeout_sec)
         return self._result(reading, self._timeout_sec)
@@ -168,5 +172,5 @@ class MessageIntake(grpc.aio.ServerInterceptor):
     @staticmethod
     def _result(reading: asyncio.Task[Any], limit: float) -> Any:
         if not reading.done():
-            raise SessionTimeout(f"the message did not come whole within {limit:g} seconds")
+            raise SessionTimeout(f"the message was incomplete after {limit:g} seconds")
         return reading.result()

@@ -58,7 +58,7 @@ class Salience(SalienceServicer):
     ) -> messages.OpenSessionResponse:
         def open_session(key: ApiKey | None) -> messages.OpenSessionResponse:
             if not request.model:
-                raise ModelNotFound("name the model that the session is for", param="model")
+                raise ModelNotFound("model is required", param="model")
             self._model().check(request.model)
             session_id = self._sessions.open(key, client=peer_address(context.peer()))
             return messages.OpenSessionResponse(
@@ -123,7 +123,7 @@ class Salience(SalienceServicer):
     @property
     def _sessions(self) -> TokenSessions:
         if self._begun is None:
-            raise EngineOverloaded("the engine is still starting", retry_after_ms=SLOT_RETRY_MS)
+            raise EngineOverloaded("the engine is still starting; retry later", retry_after_ms=SLOT_RETRY_MS)
         return self._begun
 
     def begin(self) -> None:
@@ -176,10 +176,10 @@ def peer_address(peer: str) -> str:
 def token_call(request: messages.GenerateRequest, sessions: TokenSessions) -> TokenCall:
     """Translate a request. Raises InvalidValue, naming the field, for values that no session accepts."""
     if request.logprob_top_k > MAX_TOP_LOGPROBS:
-        raise InvalidValue(f"at most {MAX_TOP_LOGPROBS} tokens are named", param="logprob_top_k")
+        raise InvalidValue(f"logprob_top_k must be at most {MAX_TOP_LOGPROBS}", param="logprob_top_k")
     for param in ("logprobs_ranges", "readout_ranges", "stop_token_ids", "images"):
         if len(getattr(request, param)) > MAX_ENTRIES:
-            raise InvalidValue(f"at most {MAX_ENTRIES} are taken", param=param)
+            raise InvalidValue(f"at most {MAX_ENTRIES} entries in {param}", param=param)
     return TokenCall(
         tokens=request.append_tokens,
         offset=request.offset,
@@ -197,7 +197,7 @@ def token_call(request: messages.GenerateRequest, sessions: TokenSessions) -> To
 def _images(attachments: Iterable[messages.ImageAttachment]) -> Iterable[TokenImage]:
     for index, one in enumerate(attachments):
         if not one.mime.lower().startswith("image/"):
-            raise InvalidValue(f"{one.mime[:64]!r} is no image type", param=f"images[{index}].mime")
+            raise InvalidValue(f"expected an image media type, got {one.mime[:64]!r}", param=f"images[{index}].mime")
         yield TokenImage(one.bytes, one.mime, one.pad_range_start, one.pad_range_end)
 
 
@@ -209,12 +209,12 @@ def _sampling(request: messages.GenerateRequest, vocabulary: int) -> TokenSampli
     temperature = request.temperature or 1.0
     top_p = request.top_p or 1.0
     if not (math.isfinite(temperature) and temperature > 0):
-        raise InvalidValue("temperature is a positive number, or 0 for 1.0", param="temperature")
+        raise InvalidValue("temperature must be a positive number, or 0 for 1.0", param="temperature")
     if not 0 < top_p <= 1:
-        raise InvalidValue("top_p is above 0 and at most 1, or 0 for 1.0", param="top_p")
+        raise InvalidValue("top_p must be greater than 0 and at most 1, or 0 for 1.0", param="top_p")
     stops = frozenset(request.stop_token_ids)
     if stops and max(stops) >= vocabulary:
-        raise InvalidValue(f"token ids are below {vocabulary}", param="stop_token_ids")
+        raise InvalidValue(f"token ids must be less than {vocabulary}", param="stop_token_ids")
     return TokenSampling(temperature=temperature, top_p=top_p, top_k=request.top_k, stop_token_ids=stops)
 
 

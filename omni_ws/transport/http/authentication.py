@@ -38,7 +38,7 @@ class Authenticator:
         if not self._keys:
             return None
         if authorization is None:
-            raise Unauthenticated("a key is needed: 'Authorization: Bearer KEY'")
+            raise Unauthenticated("missing API key; send 'Authorization: Bearer KEY'")
         return self._find(_bearer(authorization))
 
     def _find(self, presented_key: str) -> ApiKey:
@@ -62,13 +62,13 @@ def _presented_key(request: HttpRequest) -> str:
         for prefix in KEY_SUBPROTOCOLS:
             if entry.startswith(prefix):
                 return entry.removeprefix(prefix)
-    raise Unauthenticated("a key is needed: 'Authorization: Bearer KEY'")
+    raise Unauthenticated("missing API key; send 'Authorization: Bearer KEY'")
 
 
 def _bearer(authorization: str) -> str:
     scheme, _, key = authorization.partition(" ")
     if scheme.lower() != "bearer":
-        raise Unauthenticated("present the key as 'Authorization: Bearer KEY'")
+        raise Unauthenticated("send the API key as 'Authorization: Bearer KEY'")
     if not key.strip():
-        raise Unauthenticated("the key is empty; present one as 'Authorization: Bearer KEY'")
+        raise Unauthenticated("the API key is empty; send 'Authorization: Bearer KEY'")
     return key.strip()

@@ -285,12 +285,12 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         try:
             # h11 limits incomplete heads only, but the limit must not depend on how a head was cut into packets.
             if self._head_bytes > limit and self._head_bytes - len(self._http.trailing_data[0]) > limit:
-                raise HeaderTooLarge(f"the request head has more than {limit} bytes")
+                raise HeaderTooLarge(f"the request head exceeds {limit} bytes")
             self._request = request = read_request(
                 event, client=self._client, secure=self._secure, addresses=self._addresses
             )
             if not self._application.allows_host(request):
-                raise OriginNotAllowed("without keys this server answers to no such Host; --allow-host names others")
+                raise OriginNotAllowed("Host not allowed on a server without API keys; allow it with --allow-host")
             cors.check_origin(request)
             origin_allowed = "origin" not in request.headers or self._application.allows_origin(request)
             if not request.wants_websocket:
@@ -298,7 +298,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
             elif origin_allowed:
                 self.upgrade(event, request)
             else:
-                raise OriginNotAllowed("pages of this origin may not use this server")
+                raise OriginNotAllowed("origin not allowed")
         except OmniError as error:
             self._refuse(error)
         except Exception as error:
@@ -338,7 +338,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._input.end_request()
         failure = None if task.cancelled() else task.exception()
         if failure is not None and not isinstance(failure, PeerGone):
-            logger.error("a response could not be sent", exc_info=failure)
+            logger.error("sending a response failed", exc_info=failure)
         if self._phase is Phase.CLOSED:
             self._connections.discard(self)
         elif failure is not None or task.cancelled() or self._transport.is_closing():
@@ -380,7 +380,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
     def _turn_away(self) -> None:
         """Refuse a connection over the limit before anything is read, so that a flood costs only its acceptance."""
         if self._connections.turn_away(self):
-            self._refuse(EngineOverloaded("all connections are taken", retry_after_ms=1000))
+            self._refuse(EngineOverloaded("all connections are in use; retry later", retry_after_ms=1000))
         else:
             self.abort()
 
@@ -420,12 +420,12 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
     def _phase_expired(self) -> None:
         if self._phase is Phase.HEAD and self._head_bytes:
             limit = self._limits.header_timeout_sec
-            self._refuse(SessionTimeout(f"the request head was not complete after {limit:g} s"))
+            self._refuse(SessionTimeout(f"the request head was incomplete after {limit:g} s"))
         else:
             self._close()
 
     def _write_timeout_expired(self) -> None:
-        logger.info("dropped a client that did not read for %g s", self._limits.write_timeout_sec)
+        logger.info("dropped a client that had not read for %g s", self._limits.write_timeout_sec)
         self.abort()
 
     def _hang_up_checked(self, found: HangUp) -> None:

@@ -21,14 +21,14 @@ def check_origin(request: HttpRequest) -> None:
     """Raise InvalidFrame for an ``Origin`` that no browser sends."""
     origins = request.headers.get_all("origin")
     if len(origins) > 1:
-        raise InvalidFrame("a request has one Origin field, not several")
+        raise InvalidFrame("a request must have at most one Origin header field")
     for origin in origins:
         try:
             _ = urlsplit(origin).port
         except ValueError:
-            raise InvalidFrame("the Origin field holds no origin") from None
+            raise InvalidFrame("the Origin header field is not a valid origin") from None
         if not origin.isascii():
-            raise InvalidFrame("the Origin field holds no origin")
+            raise InvalidFrame("the Origin header field is not a valid origin")
 
 
 def is_own_origin(request: HttpRequest) -> bool:
@@ -68,7 +68,7 @@ def preflight_headers(request: HttpRequest, methods: Iterable[str]) -> HeaderLis
     ]
     wanted = request.headers.tokens("access-control-request-headers")
     if not all(map(str.isascii, wanted)):
-        raise InvalidFrame("Access-Control-Request-Headers holds the names of header fields")
+        raise InvalidFrame("Access-Control-Request-Headers must be a list of header field names")
     if wanted:
         headers.append(("Access-Control-Allow-Headers", ", ".join(wanted)))
     if request.headers.get("access-control-request-private-network") == "true":

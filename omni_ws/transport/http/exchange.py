@@ -203,12 +203,12 @@ class HttpExchange:
         """
         self._refuse_encoded_body()
         if (self.request.content_length or 0) > limit:
-            raise PayloadTooLarge(f"the request body has more than {limit} bytes")
+            raise PayloadTooLarge(f"the request body exceeds {limit} bytes")
         whole = bytearray()
         while chunk := await self.read():
             whole += chunk
             if len(whole) > limit:
-                raise PayloadTooLarge(f"the request body has more than {limit} bytes")
+                raise PayloadTooLarge(f"the request body exceeds {limit} bytes")
             self.charge(len(whole))
         return bytes(whole)
 
@@ -224,7 +224,7 @@ class HttpExchange:
         for coding in self.request.headers.tokens("content-encoding"):
             if coding.lower() != "identity":
                 raise UnsupportedFormat(
-                    f"request bodies in Content-Encoding {coding[:40]!r} are not accepted; send them as they are",
+                    f"Content-Encoding {coding[:40]!r} is not supported; send the body without content coding",
                     param="Content-Encoding",
                 )
 
@@ -388,7 +388,7 @@ async def _respond(exchange: HttpExchange, handle: Callable[[HttpExchange], Awai
     request = exchange.request
     try:
         if not exchange.origin_allowed and (request.method not in cors.SAFE_METHODS or cors.is_preflight(request)):
-            raise OriginNotAllowed("pages of this origin may not use this server")
+            raise OriginNotAllowed("origin not allowed")
         await handle(exchange)
         if not exchange.head_sent:
             raise RuntimeError(f"the handler of {_where(exchange)} returned without a response")

@@ -88,7 +88,7 @@ class FrontDoor(HttpConnection):
         check_handshake(event, request)
         decision = self._application.upgrade(request)
         if self._half_closed:
-            raise InvalidFrame("a WebSocket needs both directions of the connection, and one is closed")
+            raise InvalidFrame("a WebSocket requires both directions of the connection; the client has closed one")
         connection = decision.connection(self._protocol_for(decision), self._server, **self._options)
         self._log_access(AccessRecord(request.method, decision.route, 101, client=request.client))
         head = b"GET %b HTTP/1.1\r\n" % event.target
@@ -146,7 +146,7 @@ def check_handshake(event: h11.Request, request: HttpRequest) -> None:
     Raises InvalidFrame, UpgradeRequired or HeaderTooLarge, which become JSON responses.
     """
     if request.headers.get_all("sec-websocket-version") != ("13",):
-        raise UpgradeRequired("this server speaks version 13 of the WebSocket protocol")
+        raise UpgradeRequired("unsupported WebSocket version; this server supports version 13")
     keys = request.headers.get_all("sec-websocket-key")
     if len(keys) != 1 or not _is_key(keys[0]):
         raise InvalidFrame("Sec-WebSocket-Key must be one base64 value of 16 bytes")
@@ -155,15 +155,15 @@ def check_handshake(event: h11.Request, request: HttpRequest) -> None:
         len(b"GET  HTTP/1.1\r\n") + len(event.target), *(len(name) + len(value) + 4 for name, value in fields)
     )
     if longest > MAX_LINE_LENGTH:
-        raise HeaderTooLarge(f"a header field of a WebSocket handshake has at most {MAX_LINE_LENGTH} bytes")
+        raise HeaderTooLarge(f"at most {MAX_LINE_LENGTH} bytes per header field of a WebSocket handshake")
     if not all(_FIELD_VALUE.fullmatch(value) for _, value in fields):
-        raise InvalidFrame("a header field has control characters in its value")
+        raise InvalidFrame("a header field value contains control characters")
     for name, parse in _LISTS:
         for value in request.headers.get_all(name):
             try:
                 parse(value)
             except InvalidHeader:
-                raise InvalidFrame(f"{name} is not a list as RFC 6455 has it") from None
+                raise InvalidFrame(f"{name} is not a valid list (RFC 6455)") from None
 
 
 def _is_key(value: str) -> bool:

@@ -36,11 +36,11 @@ async def read_json_object(
     """
     kind = exchange.request.content_type
     if kind not in _JSON_TYPES and not kind.endswith("+json"):
-        raise UnsupportedFormat(f"a body here is JSON, not {kind[:64]!r}{hint}", param="Content-Type")
+        raise UnsupportedFormat(f"the body must be JSON, got {kind[:64]!r}{hint}", param="Content-Type")
     data = await exchange.read_body(limit)
     if may_be_empty and not data:
         return {}, 0
     try:
         return await to_thread_if_large(len(data), partial(loads_object, data)), len(data)
     except UnicodeDecodeError:
-        raise InvalidFrame("the body is not UTF-8") from None
+        raise InvalidFrame("the body is not valid UTF-8") from None

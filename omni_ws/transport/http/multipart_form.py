@@ -38,12 +38,12 @@ async def read_form(exchange: HttpExchange, limit: int) -> list[FormPart]:
     """
     reader = FormReader(exchange.request.headers.get("content-type") or "")
     if (exchange.request.content_length or 0) > limit:
-        raise PayloadTooLarge(f"the request body has more than {limit} bytes")
+        raise PayloadTooLarge(f"the request body exceeds {limit} bytes")
     size = 0
     async for data in exchange.body():
         size += len(data)
         if size > limit:
-            raise PayloadTooLarge(f"the request body has more than {limit} bytes")
+            raise PayloadTooLarge(f"the request body exceeds {limit} bytes")
         exchange.charge(size)
         reader.feed(data)
     return reader.finish()
@@ -60,7 +60,7 @@ class FormReader:
         kind, parameters = parse_options_header(content_type)
         boundary = parameters.get(b"boundary")
         if kind.decode("latin-1").lower() != FORM_TYPE or not boundary:
-            raise UnsupportedFormat(f"a body here is {FORM_TYPE} with a boundary", param="Content-Type")
+            raise UnsupportedFormat(f"the body must be {FORM_TYPE} with a boundary", param="Content-Type")
         self._parts: list[FormPart] = []
         self._headers: dict[str, bytes] = {}
         self._name, self._value = b"", b""
@@ -83,7 +83,7 @@ class FormReader:
                 max_header_size=_MAX_HEADER_BYTES,
             )
         except FormParserError as error:
-            raise InvalidFrame(f"not a boundary: {str(error)[:80]}") from None
+            raise InvalidFrame(f"invalid boundary: {str(error)[:80]}") from None
 
     def feed(self, data: bytes) -> None:
         """Parse the next piece. Raises InvalidFrame, InvalidValue or PayloadTooLarge."""
@@ -91,7 +91,7 @@ class FormReader:
             # The parser skips a preamble, and what it takes for one depends on how the body is cut.
             data = (self._beginning + data).lstrip(b"\r\n")
             if not data.startswith(self._delimiter[: len(data)]):
-                raise InvalidFrame("the form does not begin with its boundary")
+                raise InvalidFrame("the form must begin with its boundary")
             whole = len(data) >= len(self._delimiter)
             self._beginning = None if whole else data
             if not whole:
@@ -99,17 +99,17 @@ class FormReader:
         try:
             self._parser.write(data)
         except FormParserError as error:
-            raise InvalidFrame(f"the form cannot be read: {str(error)[:80]}") from None
+            raise InvalidFrame(f"invalid form: {str(error)[:80]}") from None
 
     def finish(self) -> list[FormPart]:
         """Return the parts, at the end of the body. Raises InvalidFrame where the closing delimiter is missing."""
         if not self._ended:
-            raise InvalidFrame("the form ends before its last boundary")
+            raise InvalidFrame("the form ended before its last boundary")
         return self._parts
 
     def _on_part_begin(self) -> None:
         if len(self._parts) == MAX_PARTS:
-            raise InvalidValue(f"a form has at most {MAX_PARTS} parts")
+            raise InvalidValue(f"at most {MAX_PARTS} parts per form")
         self._headers = {}
 
     def _on_header_field(self, data: bytes, start: int, end: int) -> None:
@@ -139,7 +139,7 @@ class FormReader:
         part = self._parts[-1]
         part.data += data[start:end]
         if part.filename is None and len(part.data) > MAX_FIELD_BYTES:
-            raise PayloadTooLarge(f"a field of a form has at most {MAX_FIELD_BYTES} bytes")
+            raise PayloadTooLarge(f"at most {MAX_FIELD_BYTES} bytes per form field")
 
     def _on_end(self) -> None:
         self._ended = True

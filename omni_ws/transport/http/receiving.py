@@ -241,9 +241,9 @@ class HttpInput:
     def _expired(self) -> None:
         since = 0.0 if self._owed_since is None else self._loop.time() - self._owed_since
         if self._timeout is None or since >= self._timeout:
-            message = f"the request body stood still for {self._timeout:g} s"
+            message = f"no data of the request body for {self._timeout:g} s"
         else:
-            message = f"the request body came with less than {self.min_rate:g} bytes a second"
+            message = f"the request body arrived at less than {self.min_rate:g} bytes per second"
         self.body.fail(SessionTimeout(message))
 
     # Backpressure

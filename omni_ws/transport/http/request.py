@@ -25,22 +25,22 @@ _NO_PROXIES: Final = Addresses()
 
 #: Messages by the beginning of h11's own, which continue with bytes of the client's that are not repeated.
 _BROKEN: Final = (
-    ("Missing mandatory Host", "a request has a Host field"),
-    ("Found multiple Host", "a request has one Host field, not several"),
-    ("Illegal method", "the method has characters that do not belong there"),
-    ("Illegal target", "the request target has characters that do not belong there"),
-    ("illegal request line", "the first line is no request line"),
-    ("no request line", "the first line is no request line"),
-    ("illegal header line", "a line of the head is no header field"),
-    ("Illegal header", "a header field has characters that do not belong there"),
+    ("Missing mandatory Host", "a request must have a Host header field"),
+    ("Found multiple Host", "a request must have only one Host header field"),
+    ("Illegal method", "the method contains invalid characters"),
+    ("Illegal target", "the request target contains invalid characters"),
+    ("illegal request line", "the first line is not a valid request line"),
+    ("no request line", "the first line is not a valid request line"),
+    ("illegal header line", "a line of the head is not a valid header field"),
+    ("Illegal header", "a header field contains invalid characters"),
     ("continuation line", "the first header field begins with a space"),
-    ("conflicting Content-Length", "the Content-Length fields contradict each other"),
-    ("bad Content-Length", "Content-Length is a number of bytes"),
-    ("multiple Transfer-Encoding", "Transfer-Encoding is chunked, and nothing else"),
-    ("Only Transfer-Encoding", "Transfer-Encoding is chunked, and nothing else"),
-    ("illegal chunk header", "the size of a chunk is a hexadecimal number"),
-    ("chunk size too long", "the size of a chunk has more than 16 digits"),
-    ("malformed chunk footer", "a chunk does not end where its size says"),
+    ("conflicting Content-Length", "the Content-Length header fields contradict each other"),
+    ("bad Content-Length", "Content-Length must be a number of bytes"),
+    ("multiple Transfer-Encoding", "Transfer-Encoding must be chunked"),
+    ("Only Transfer-Encoding", "Transfer-Encoding must be chunked"),
+    ("illegal chunk header", "the size of a chunk must be a hexadecimal number"),
+    ("chunk size too long", "the size of a chunk must not exceed 16 digits"),
+    ("malformed chunk footer", "a chunk does not match its size"),
     ("peer closed", "the connection was closed in the middle of the body"),
     ("peer unexpectedly closed", "the connection was closed in the middle of the request"),
 )
@@ -163,14 +163,14 @@ def read_request(event: h11.Request, *, client: str, secure: bool, addresses: Ad
     InvalidFrame and HeaderTooLarge for requests that h11 accepts and this server refuses.
     """
     if len(event.headers) > MAX_HEADER_LINES:
-        raise HeaderTooLarge(f"the request head has more than {MAX_HEADER_LINES} header lines")
+        raise HeaderTooLarge(f"the request head exceeds {MAX_HEADER_LINES} header lines")
     version = event.http_version.decode("ascii")
     if version not in ("1.0", "1.1"):
-        raise InvalidFrame(f"HTTP/{version} is not spoken here; use HTTP/1.1")
+        raise InvalidFrame(f"HTTP/{version} is not supported; use HTTP/1.1")
     headers = Headers((name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers)
     if "transfer-encoding" in headers and ("content-length" in headers or version == "1.0"):
         # A proxy that believes the other framing would forward a smuggled request (RFC 9112, section 6.1).
-        raise InvalidFrame("a request has Transfer-Encoding or Content-Length, never both; HTTP/1.0 has no chunks")
+        raise InvalidFrame("Transfer-Encoding is not allowed with Content-Length or in HTTP/1.0")
     target = event.target.decode("ascii")
     segments, query = split_target(target)
     return HttpRequest(
@@ -191,14 +191,14 @@ def protocol_failure(
 ) -> OmniError:
     """The error to respond with when h11 raises. ``first_byte`` is that of the connection, ``in_body`` the place."""
     if error.error_status_hint == 431 and in_body:
-        return InvalidFrame(f"the line before a chunk, or after the last one, has more than {max_header_bytes} bytes")
+        return InvalidFrame(f"a chunk size line or the trailers exceed {max_header_bytes} bytes")
     if error.error_status_hint == 431:
-        return HeaderTooLarge(f"the request head has more than {max_header_bytes} bytes")
+        return HeaderTooLarge(f"the request head exceeds {max_header_bytes} bytes")
     if first_byte == _TLS_RECORD:
         return InvalidFrame("this looks like TLS, but this port speaks plain HTTP and WebSocket")
     text = str(error)
     reason = next((reason for beginning, reason in _BROKEN if text.startswith(beginning)), None)
-    return InvalidFrame("this is not HTTP/1.1" if reason is None else f"this is not HTTP/1.1: {reason}")
+    return InvalidFrame("invalid HTTP/1.1" if reason is None else f"invalid HTTP/1.1: {reason}")
 
 
 def split_target(target: str) -> tuple[tuple[str, ...], Fields]:
@@ -209,7 +209,7 @@ def split_target(target: str) -> tuple[tuple[str, ...], Fields]:
     if target == "*":
         return ("*",), Fields()
     if "#" in target:
-        raise InvalidFrame("a request target has no fragment")
+        raise InvalidFrame("a request target must not have a fragment")
     if target.startswith("/"):
         raw_path, _, raw_query = target.partition("?")
     else:
@@ -228,7 +228,7 @@ def _split_absolute(target: str) -> tuple[str, str]:
     try:
         parts = urlsplit(target)
     except ValueError as error:
-        raise InvalidFrame("the request target is not a URL") from error
+        raise InvalidFrame("the request target is not a valid URL") from error
     if parts.scheme not in ("http", "https", "ws", "wss") or not parts.netloc:
         raise InvalidFrame("the request target must be a path or an http URL")
     return parts.path, parts.query
@@ -241,7 +241,7 @@ def _split_query(raw_query: str) -> Fields:
     try:
         pairs = parse_qsl(raw_query, keep_blank_values=True, errors="strict", max_num_fields=MAX_QUERY_FIELDS)
     except ValueError as error:  # a UnicodeDecodeError, too
-        raise InvalidFrame("the query is not UTF-8 or has too many fields") from error
+        raise InvalidFrame("the query is not valid UTF-8 or has too many fields") from error
     if any("\0" in text for pair in pairs for text in pair):
         raise InvalidFrame("a query must not contain NUL")
     return Fields(pairs)
@@ -251,4 +251,4 @@ def _decode(part: str) -> str:
     try:
         return unquote(part, errors="strict")
     except UnicodeDecodeError as error:
-        raise InvalidFrame("the path is not UTF-8") from error
+        raise InvalidFrame("the path is not valid UTF-8") from error

@@ -79,7 +79,7 @@ class Router:
         parts = tuple(part for part in template.split("/") if part)
         route = self._routes.setdefault(parts, _Route(template, parts))
         if method in route.methods:
-            raise ValueError(f"{method} {template} has a handler already")
+            raise ValueError(f"{method} {template} already has a handler")
         route.methods[method] = handler
         self._ordered = sorted(
             self._routes.values(), key=lambda one: (one.catches_rest, [part.startswith("{") for part in one.parts])
@@ -101,7 +101,7 @@ class Router:
             if takes(request):
                 return upgrade(request)
         self.match("GET", request.segments)  # raises its own NotFound where there is no route either
-        raise NotFound(f"there is no WebSocket at {shown_path(request.segments)}")
+        raise NotFound(f"no WebSocket at {shown_path(request.segments)}")
 
     @property
     def templates(self) -> tuple[tuple[str, frozenset[str]], ...]:
@@ -115,7 +115,7 @@ class Router:
         if handler is None and method == "HEAD":
             handler = route.methods.get("GET")
         if handler is None:
-            raise MethodNotAllowed(f"{route.template} does not take {method}", allow=route.allow)
+            raise MethodNotAllowed(f"{method} is not allowed for {route.template}", allow=route.allow)
         return Match(handler, route.template, parameters)
 
     def allow(self, segments: tuple[str, ...]) -> tuple[str, ...]:
@@ -140,12 +140,12 @@ class Router:
             parameters = route.parameters(segments)
             if parameters is not None:
                 return route, parameters
-        raise NotFound(f"there is nothing at {shown_path(segments)}")
+        raise NotFound(f"{shown_path(segments)} not found")
 
 
 async def needs_upgrade(exchange: HttpExchange) -> None:
     """The handler of a GET at the path of a WebSocket. Raises UpgradeRequired."""
-    raise UpgradeRequired("this is a WebSocket")
+    raise UpgradeRequired("this path requires a WebSocket handshake")
 
 
 def shown_path(segments: tuple[str, ...]) -> str:

@@ -43,7 +43,7 @@ from omni_ws.wire.server_frames import PongFrame, SessionClosingFrame, encode_fr
 
 #: Limit of a client's message. Only pings and acknowledgements are expected.
 _MAX_MESSAGE_BYTES: Final = 1 << 16
-_INPUT_REFUSED: Final = "this connection reads the answer of a session and takes no input"
+_INPUT_REFUSED: Final = "this connection only reads the session's answer and does not accept input"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ class Attachments(FrontEnd):
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
         """Raises NotFound and Unauthenticated, for an HTTP status. All other errors are reported by a frame."""
         if not self._streaming.enabled:
-            raise NotFound("streaming input is turned off on this server")
+            raise NotFound("streaming input is disabled on this server")
         key = self._authenticator.authenticate(request)
         subprotocol = chosen_subprotocol(request)
         handshake = _Handshake(
@@ -221,7 +221,7 @@ class AttachedOutput:
         except (InvalidRequest, SessionConflict) as error:
             self._write(encode_frame(error_frame(error)))
         except UnicodeDecodeError:
-            self._connection.fail(CloseCode.INVALID_DATA, "a text frame is UTF-8")
+            self._connection.fail(CloseCode.INVALID_DATA, "a text frame must be valid UTF-8")
             self.connection_closing()
 
     def input_refused(self, error: OmniError) -> None:

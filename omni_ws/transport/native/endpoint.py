@@ -122,7 +122,7 @@ class StreamingInput(FrontEnd):
 
     def _check_enabled(self) -> None:
         if not self._sessions.config.streaming_input.enabled:
-            raise NotFound("streaming input is turned off on this server")
+            raise NotFound("streaming input is disabled on this server")
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
         """Raises NotFound, Unauthenticated or InvalidValue, for an HTTP status. A frame reports all other errors."""
@@ -131,7 +131,7 @@ class StreamingInput(FrontEnd):
         returning = _returning(request)
         refusal: OmniError | None = None
         if returning is None and "resume_token" in request.query:
-            refusal = SessionNotFound("a token without its session", param="session_id")
+            refusal = SessionNotFound("resume_token requires session_id", param="session_id")
         subprotocol = chosen_subprotocol(request)
         handshake = _Handshake(
             key=key,
@@ -195,7 +195,7 @@ class StreamingInput(FrontEnd):
             raise
         if not session.can_resume(returning.last_output):
             resumes.labels("resync").inc()
-            message = f"what came after output {returning.last_output} is not kept any more"
+            message = f"the outputs after {returning.last_output} are no longer available; a new session follows"
             _report(connection, ResyncRequired(message, param="last_output"))
             await self._live.end(session)
             return None
@@ -279,7 +279,7 @@ def _returning(request: HttpRequest) -> Return | None:
         return None
     last_output = query.get("last_output") or "-1"
     if not _WHOLE_NUMBER.fullmatch(last_output):
-        raise InvalidValue("the number of the last output that was received, or -1", param="last_output")
+        raise InvalidValue("last_output must be the number of the last output received, or -1", param="last_output")
     return Return(session_id, token, int(last_output))
 
 

@@ -52,7 +52,7 @@ class Serving(Enum):
     """
 
     SERVING = "frames are received and sent"
-    LOST = "the connection is gone, and the session waits for another"
+    LOST = "the connection is lost, and the session waits for another"
     REPLACED = "another connection has taken over the session"
     OVER = "the session is over: what is left is sent, and the connection closed"
 
@@ -193,7 +193,7 @@ class WebSocketSession:
             case OmniError():
                 self._session.end(error)
             case UnicodeDecodeError():
-                self._fail_connection(CloseCode.INVALID_DATA, "a text frame is UTF-8")
+                self._fail_connection(CloseCode.INVALID_DATA, "a text frame must be valid UTF-8")
             case _:
                 self._session.end(unexpected(error, where="the input of a session"))
 

@@ -77,7 +77,7 @@ async def _send(exchange: HttpExchange, name: str) -> None:
     """Respond with a file, or with 304 where the client has it. Raises NotFound."""
     file = _files().get(name)
     if file is None:
-        raise NotFound(f"there is nothing at {shown_path(exchange.request.segments)}")
+        raise NotFound(f"{shown_path(exchange.request.segments)} not found")
     tag = ("ETag", file.entity_tag)
     # If-None-Match compares weakly, that is, without W/ (RFC 9110, section 13.1.2).
     known = {entry.removeprefix("W/") for entry in exchange.request.headers.tokens("if-none-match")}

@@ -79,7 +79,7 @@ class GenerationRoutes(FrontEnd):
         """The body of a Mode A request. Raises NotFound where streaming input is disabled."""
         streaming = self.config.streaming_input
         if not streaming.enabled:
-            raise NotFound("streaming input is turned off on this server")
+            raise NotFound("streaming input is disabled on this server")
         return StreamingBody(
             exchange, max_chunk_bytes=streaming.max_chunk_bytes, session_timeout_sec=streaming.session_timeout_sec
         )
@@ -93,7 +93,7 @@ class GenerationRoutes(FrontEnd):
         ``wants_events`` reads from the fields whether the response is to be a stream of events.
         """
         fields, size = await read_json_object(
-            exchange, self.config.http.max_body_bytes, hint="; a stream of input needs X-Streaming-Input: true"
+            exchange, self.config.http.max_body_bytes, hint="; streaming input requires X-Streaming-Input: true"
         )
         async with self.errors_as_events(exchange, wanted=wants_events(fields)):
             yield JsonBody(fields, size)

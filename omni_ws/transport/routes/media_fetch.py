@@ -59,11 +59,11 @@ class MediaFetcher:
                     target = await _get(pool, url, max_bytes=max_bytes, charge=charge)
             except (httpcore.TimeoutException, httpcore.NetworkError, httpcore.ProtocolError, OSError):
                 # The reason would let clients explore the server's network.
-                raise InvalidValue("the media could not be fetched: no usable answer from its host") from None
+                raise InvalidValue("fetching the media failed: the host sent no valid response") from None
             if not isinstance(target, str):
                 return target
             url = urljoin(url, target)
-        raise InvalidValue(f"the media could not be fetched: more than {MAX_REDIRECTS} redirects")
+        raise InvalidValue(f"fetching the media failed: more than {MAX_REDIRECTS} redirects")
 
     def _check(self, url: str) -> None:
         """Raise for a URL that is malformed or not listed."""
@@ -71,11 +71,11 @@ class MediaFetcher:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port or DEFAULT_PORTS.get(parts.scheme, 0)
         except ValueError:
-            raise InvalidValue("this is no URL") from None
+            raise InvalidValue("invalid URL") from None
         if parts.username is not None or parts.password is not None:
-            raise InvalidValue("a URL with a user name is not fetched")
+            raise InvalidValue("a URL with a user name or password is not supported")
         if not url.isascii() or not url.isprintable() or " " in url:
-            raise InvalidValue("this is no URL: percent-encode what is not ASCII")
+            raise InvalidValue("invalid URL: percent-encode spaces and non-ASCII characters")
         if not host or not self._domains.allow_url(parts.scheme, host, port):
             raise _not_listed(parts)
 
@@ -87,8 +87,8 @@ class MediaFetcher:
 
 def _not_listed(parts: SplitResult) -> UnsupportedParameter:
     return UnsupportedParameter(
-        f"this server does not fetch from {f'{parts.scheme}://{parts.netloc}'[:128]!r}; send a data: URL "
-        "(its operator lists hosts with http.media_domains)"
+        f"fetching is not allowed from {f'{parts.scheme}://{parts.netloc}'[:128]!r}; send a data: URL "
+        "(the operator can allow hosts with http.media_domains)"
     )
 
 
@@ -104,9 +104,9 @@ async def _get(
         if response.status in _REDIRECTS and "location" in fields:
             return fields["location"]
         if response.status != 200:
-            raise InvalidValue(f"the media could not be fetched: status {response.status}")
+            raise InvalidValue(f"fetching the media failed: status {response.status}")
         if fields.get("content-encoding", "identity").lower() != "identity":
-            raise InvalidValue("the media could not be fetched: it comes compressed, unasked")
+            raise InvalidValue("fetching the media failed: the host sent a Content-Encoding that was not requested")
         length = fields.get("content-length", "")
         if length.isdecimal() and int(length) > max_bytes:
             raise _too_large(max_bytes)
@@ -122,7 +122,7 @@ async def _get(
 
 
 def _too_large(max_bytes: int) -> PayloadTooLarge:
-    return PayloadTooLarge(f"the media of this request have more than {max_bytes} bytes")
+    return PayloadTooLarge(f"the media of this request exceed {max_bytes} bytes")
 
 
 def _backend(domains: MediaDomains) -> httpcore.AsyncNetworkBackend:
@@ -150,4 +150,4 @@ async def _resolve(host: str, port: int, domains: MediaDomains) -> str:
     for *_, address in found:
         if domains.allow_address(str(address[0])):
             return str(address[0])
-    raise OSError("the host has no address that may be connected to")
+    raise OSError("the host has no allowed address")

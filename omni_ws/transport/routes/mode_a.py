@@ -70,7 +70,7 @@ async def _is_ordinary(exchange: HttpExchange, config: ServerConfig) -> bool:
     while ordinary is None and (data := await exchange.read()):
         ordinary = body.feed(data)
         if ordinary is None and len(body.data) > limit:
-            raise PayloadTooLarge(f"the request body has more than {limit} bytes")
+            raise PayloadTooLarge(f"the request body exceeds {limit} bytes")
         exchange.charge(len(body.data))
     ended = ordinary is None
     if ordinary is None:
@@ -102,7 +102,7 @@ class StreamingBody:
         """Read the parameters, from the query for raw audio, otherwise from the first object of the body."""
         if isinstance(self._reader, RawAudioBody):
             first = await self._next()
-            assert not isinstance(first, Parameters), "they are in the query"
+            assert not isinstance(first, Parameters), "raw audio has its parameters in the query"
             self._first = first
             fields = query_parameters(self._exchange.request.query.items())
             return fields | {"input_audio": _audio_format(self._reader.media_type, fields.get("input_audio"))}
@@ -154,7 +154,7 @@ class StreamingBody:
 def _audio_format(content_type: str, from_query: Any) -> dict[str, Any]:
     """The ``input_audio`` of raw audio: from the content type, and from the query what that leaves open."""
     if from_query is not None and not isinstance(from_query, dict):
-        raise InvalidValue("input_audio is an object", param="input_audio")
+        raise InvalidValue("input_audio must be an object", param="input_audio")
     defaults = effective({"input_audio": {**(from_query or {}), "format": "pcm16"}}).input_audio
     default = AudioFormat(defaults.format, defaults.sample_rate, defaults.channels)
     try:

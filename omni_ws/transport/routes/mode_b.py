@@ -176,7 +176,7 @@ class ModeBRoutes(FrontEnd):
     def _authenticate(self, exchange: HttpExchange) -> ApiKey | None:
         """Raises NotFound where streaming input is disabled, and Unauthenticated."""
         if not self._config.streaming_input.enabled:
-            raise NotFound("streaming input is turned off on this server")
+            raise NotFound("streaming input is disabled on this server")
         return self._authenticator.authenticate(exchange.request)
 
     def _limit_input(self, exchange: HttpExchange, key: ApiKey | None) -> None:
@@ -226,7 +226,7 @@ def _wait(exchange: HttpExchange) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise InvalidValue("wait is a number of seconds", param="wait")
+        raise InvalidValue("wait must be a number of seconds", param="wait")
     return min(seconds, MAX_WAIT_SEC)
 
 

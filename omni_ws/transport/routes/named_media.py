@@ -61,7 +61,7 @@ class MediaReader:
         with await asyncio.to_thread(_open_below, self._config.media_root, path) as file:
             size = os.fstat(file.fileno()).st_size
             if size > room:
-                raise PayloadTooLarge(f"the file has more than {room} bytes")
+                raise PayloadTooLarge(f"the file exceeds {room} bytes")
             charge(size)
             return await asyncio.to_thread(file.read, size)
 
@@ -71,7 +71,7 @@ class MediaReader:
                 return await self._fetcher.fetch(url, max_bytes=room, charge=charge)
         except TimeoutError:
             limit = self._config.media_timeout_sec
-            raise InvalidValue(f"the media could not be fetched within {limit:g} s") from None
+            raise InvalidValue(f"fetching the media took more than {limit:g} s") from None
 
 
 def _open_below(root: Path | None, path: str) -> BinaryIO:
@@ -81,17 +81,17 @@ def _open_below(root: Path | None, path: str) -> BinaryIO:
     error does not depend on whether the file exists. The caller closes the file.
     """
     if root is None:
-        raise UnsupportedParameter("this server reads no files; send a data: URL")
+        raise UnsupportedParameter("file paths are not supported on this server; send a data: URL")
     try:
         folder = root.resolve()
         place = (folder / path).resolve()
         if not place.is_relative_to(folder):
-            raise InvalidValue("the path leads out of the folder that files may be read from")
+            raise InvalidValue("the path is outside the folder of allowed files")
         if not place.is_file():  # reading a pipe might block forever
-            raise InvalidValue("there is no such file")
+            raise InvalidValue("file not found")
         return open(place, "rb", opener=_open_without_links)  # the caller closes it
     except (OSError, ValueError, RuntimeError):
-        raise InvalidValue("there is no such file") from None
+        raise InvalidValue("file not found") from None
 
 
 def _open_without_links(path: str, flags: int) -> int:

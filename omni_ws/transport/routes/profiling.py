@@ -96,9 +96,9 @@ def check_may_profile(authenticator: Authenticator, request: HttpRequest) -> Non
     key = authenticator.authenticate(request)
     if authenticator.has_keys:
         if key is None or not key.admin:
-            raise Unauthenticated("profiling needs a key with admin = true")
+            raise Unauthenticated("profiling requires an API key with admin = true")
     elif not is_loopback(request.client) or any(name in request.headers for name in _FORWARDING):
-        raise Unauthenticated("without a key, only clients on the server's own machine may profile")
+        raise Unauthenticated("without API keys, profiling is only allowed from the server's own machine")
 
 
 def _event_files(paths: tuple[Path, ...]) -> dict[str, Any]:
@@ -110,7 +110,8 @@ def _run_id(fields: dict[str, Any]) -> str | None:
     run_id = _text(fields, "run_id")
     if run_id is not None and not _RUN_ID.fullmatch(run_id):
         raise InvalidValue(
-            "letters, digits, '.', '_' and '-', 128 at most, the first a letter or digit", param="run_id"
+            "run_id must have 1 to 128 letters, digits, '.', '_' or '-', starting with a letter or digit",
+            param="run_id",
         )
     return run_id
 
@@ -119,7 +120,7 @@ def _text(fields: dict[str, Any], name: str) -> str | None:
     value = fields.get(name)
     if value is None or (isinstance(value, str) and value):
         return value
-    raise InvalidValue("a text that is not empty", param=name)
+    raise InvalidValue(f"{name} must be a non-empty string", param=name)
 
 
 def _flag(fields: dict[str, Any], name: str, *, default: bool) -> bool:
@@ -128,4 +129,4 @@ def _flag(fields: dict[str, Any], name: str, *, default: bool) -> bool:
         return default
     if isinstance(value, bool):
         return value
-    raise InvalidValue("true or false", param=name)
+    raise InvalidValue(f"{name} must be true or false", param=name)

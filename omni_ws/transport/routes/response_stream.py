@@ -265,5 +265,5 @@ async def collect_answer(source: AnswerSource, charge: Callable[[int], None]) ->
 def _checked(final: FinalChunk) -> FinalChunk:
     """Raise EngineFailed for an answer that was cancelled: HTTP has no other way to express that."""
     if not ended_normally(final):
-        raise EngineFailed("the request was ended before its answer was complete")
+        raise EngineFailed("the request ended before its answer was complete")
     return final

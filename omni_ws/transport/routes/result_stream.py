@@ -166,7 +166,7 @@ class NumberedEvents:
         if self._number < self._last_event_id:
             self._started = False
             self._last_event_id = 0  # the error event itself must not be skipped
-            raise InvalidValue("there was no such event", param="Last-Event-ID")
+            raise InvalidValue("Last-Event-ID is greater than the last event of this answer", param="Last-Event-ID")
 
 
 def _last_event_id(exchange: HttpExchange) -> int:
@@ -175,7 +175,7 @@ def _last_event_id(exchange: HttpExchange) -> int:
     if not text:
         return 0
     if not (text.isascii() and text.isdecimal() and len(text) < 16):
-        raise InvalidValue("the id of an event of this answer", param="Last-Event-ID")
+        raise InvalidValue("Last-Event-ID must be the id of an event of this answer", param="Last-Event-ID")
     return int(text)
 
 
@@ -189,7 +189,7 @@ def result_object(form: ResultForm, messages: Iterable[LoggedMessage]) -> dict[s
                 completion.output(message)
             case FinalChunk():
                 final = message
-    assert final is not None, "a session is finished by its final"
+    assert final is not None, "a finished session must have a final"
     return completion.final(final, audio=_file(completion.audio, form.audio))
 
 

@@ -88,14 +88,15 @@ class TranscriptionRoutes(GenerationRoutes):
         """The language that is recognised, None where the engine does not say. Raises UnsupportedParameter."""
         capabilities = self.sessions.engine.capabilities
         if request.response_format in TIMED_FORMATS and not capabilities.word_times:
-            raise UnsupportedParameter("this engine does not tell the times of what it hears", param="response_format")
+            raise UnsupportedParameter("timestamps are not supported by this engine", param="response_format")
         languages = capabilities.languages
         if request.language is None:
             return next(iter(languages)) if len(languages) == 1 else None
         if request.language not in languages:
-            known = ", ".join(sorted(languages)) or "none can be chosen"
+            known = ", ".join(sorted(languages)) or "none"
             raise UnsupportedParameter(
-                f"this engine does not hear {request.language[:32]!r}: {known}", param="language"
+                f"language {request.language[:32]!r} is not supported by this engine; supported: {known}",
+                param="language",
             )
         return request.language
 
@@ -107,12 +108,14 @@ def _texts(parts: list[FormPart]) -> Iterator[tuple[str, str]]:
             try:
                 yield part.name, part.data.decode()
             except UnicodeDecodeError:
-                raise InvalidValue("a field of a form is UTF-8, and a file has a name", param=part.name[:64]) from None
+                raise InvalidValue(
+                    "a form field must be valid UTF-8; a file must have a filename", param=part.name[:64]
+                ) from None
 
 
 def _file(parts: list[FormPart]) -> FormPart:
     """The part that is the recording. Raises InvalidValue unless it is the only file."""
     files = [part for part in parts if part.filename is not None]
     if len(files) != 1 or files[0].name != "file":
-        raise InvalidValue("one file is needed, and its field is called file", param="file")
+        raise InvalidValue("exactly one file is required, in the field file", param="file")
     return files[0]

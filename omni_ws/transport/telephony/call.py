@@ -109,14 +109,14 @@ class PhoneCall:
             async with asyncio.timeout(lead_ms / 1000 + PLAYOUT_MARGIN_SEC):
                 await self._silent.wait()
         except TimeoutError:
-            logger.debug("a gateway did not return the last mark of an answer")
+            logger.debug("the gateway did not return the last mark of an answer")
 
     def session_over(self, error: OmniError | None) -> None:
         if not self._over.done():
             self._over.set_result(error)
 
     def replaced(self) -> None:
-        raise AssertionError("a call is not resumed")
+        raise AssertionError("calls cannot be resumed")
 
     def connection_closing(self) -> None:
         self._silent.set()
@@ -143,9 +143,9 @@ class PhoneCall:
                 case StopMessage():
                     self._session.end(None)
                 case DtmfMessage():
-                    logger.debug("session %s: a key press is ignored", self._session.session_id)
+                    logger.debug("session %s: ignored a key press", self._session.session_id)
                 case _:
-                    raise InvalidValue("the stream has started already", param="event")
+                    raise InvalidValue("the stream has already started", param="event")
         except OmniError as error:
             self._session.end(error)
         except Exception as error:
@@ -156,7 +156,7 @@ class PhoneCall:
             return
         if media.chunk is not None:
             if media.chunk <= self._last_chunk:
-                raise InvalidValue("media chunks count up", param="media.chunk")
+                raise InvalidValue("media.chunk must increase", param="media.chunk")
             self._last_chunk = media.chunk
         if media.payload:
             self._conversation.receive_chunk(

@@ -94,13 +94,13 @@ def decode_stream_message(data: bytes | bytearray | memoryview, *, is_text: bool
     """Raises UnsupportedFormat for a binary message, InvalidFrame for what is not JSON, and InvalidValue for an unknown
     event, a missing field, or a payload that is not base64."""
     if not is_text:
-        raise UnsupportedFormat("messages are JSON text")
+        raise UnsupportedFormat("messages must be JSON text frames")
     try:
         message: StreamMessage = _decoder.decode(data)
     except msgspec.ValidationError as error:
         raise InvalidValue(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise InvalidFrame("a message is not JSON") from None
+        raise InvalidFrame("a message is not valid JSON") from None
     return message
 
 

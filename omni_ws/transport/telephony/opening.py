@@ -66,7 +66,7 @@ class StreamOpening:
                     self._connection.pause_reading(Pause.SESSION)
                     self._started.set_result(start)
                 case _:
-                    raise InvalidValue("the first messages are connected and start", param="event")
+                    raise InvalidValue("the first messages must be connected and start", param="event")
         except OmniError as error:
             self.refuse(error)
 

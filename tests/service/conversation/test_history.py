@@ -300,7 +300,7 @@ def test_bytes_of_speech_in_a_history_are_bounded(monkeypatch: pytest.MonkeyPatc
 def test_speech_is_kept_up_to_the_length_of_a_history(past: bool) -> None:
     budget = ByteBudget(1 << 20)
     kept = spoken(budget, TOKEN, TOKEN + bytes(2 * past), max_tokens=2)
-    assert kept.lost == ("it is longer than the history may be" if past else None)
+    assert kept.lost == ("it exceeds the history's token limit" if past else None)
     assert (kept.hand_over(audio_ms=0) is None) is past
     assert (budget.used == 0) is past
 

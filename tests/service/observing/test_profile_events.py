@@ -110,7 +110,7 @@ async def test_an_observer_that_fails_is_logged_once_and_removed(caplog: pytest.
                 await client.say("hello")
                 assert (await client.answer()).text == "hello"
         assert not server.app.sessions.observers.listening_to_outputs  # only those who keep the accounts are left
-    assert [record.message for record in caplog.records] == ["Failing failed and hears no more"]
+    assert [record.message for record in caplog.records] == ["Failing failed and was removed"]
 
 
 async def test_the_events_of_a_request_with_reordered_input(tmp_path: Path) -> None:

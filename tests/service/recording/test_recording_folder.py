@@ -34,7 +34,7 @@ def test_folder_and_files_are_the_owners_alone(tmp_path: Path) -> None:
 
 def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o750)
-    with pytest.raises(ConfigurationError, match="open to other users \\(mode 750\\)"):
+    with pytest.raises(ConfigurationError, match="accessible to other users \\(mode 750\\)"):
         folder(tmp_path)
     tmp_path.chmod(0o700)
     folder(tmp_path)
@@ -107,7 +107,7 @@ def test_a_write_that_fails_leaves_whole_lines(tmp_path: Path, monkeypatch: pyte
 
 def test_a_full_disk_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with full_disk(tmp_path / "full", monkeypatch) as full:
-        with pytest.raises(ConfigurationError, match="cannot be written: No space left on device"):
+        with pytest.raises(ConfigurationError, match=r"cannot write to .*full: No space left on device"):
             folder(full)
         assert [name for name in names(full) if name != "filling"] == []
 

@@ -109,7 +109,7 @@ def test_a_key_with_a_limit_of_its_own_has_that_instead_of_a_share() -> None:
     with contextlib.ExitStack() as slots:
         for _ in range(9):
             slots.enter_context(admission.session(key("one", 9)))
-        with pytest.raises(RateLimited, match="9 sessions at a time"):
+        with pytest.raises(RateLimited, match="at most 9 concurrent sessions"):
             slots.enter_context(admission.session(key("one", 9)))
         slots.enter_context(admission.session(key("two", None)))
 

@@ -130,7 +130,7 @@ async def test_an_evicted_session_frees_its_slot_at_once_and_says_why() -> None:
     session.evict()
     assert slots.taken == 0
     assert session.expired
-    assert "had to make room" in session.expired_because
+    assert "was evicted" in session.expired_because
     await session.wait_released()
 
 

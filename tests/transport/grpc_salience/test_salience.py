@@ -165,7 +165,7 @@ async def test_without_readouts() -> None:
         manifest = await server.stub.GetReadoutManifest(messages.GetReadoutManifestRequest())
         assert manifest == messages.ReadoutManifest()
         session = await server.open()
-        async with refused(Status.FAILED_PRECONDITION, "readouts are turned off"):
+        async with refused(Status.FAILED_PRECONDITION, "readouts are disabled"):
             await server.events(session, [5], readout_ranges=ALL)
         assert await server.dump(session) == []
         await server.events(session, [5], readout_ranges=[{"start": 1, "end": 1}])
@@ -499,7 +499,7 @@ async def test_an_engine_without_token_sessions_has_no_service() -> None:
     app = create_app(EchoEngine(), ServerConfig())
     async with serve_tokens(app) as listener:
         assert listener is None
-    with pytest.raises(ConfigurationError, match="no token sessions"):
+    with pytest.raises(ConfigurationError, match="token sessions are not supported"):
         async with serve_tokens(create_app(EchoEngine(), ServerConfig(grpc=GrpcConfig(port=0)))):
             pass
 
@@ -545,9 +545,9 @@ async def test_keys_have_their_own_sessions() -> None:
         server.metadata = (("authorization", "Bearer secret-one"),)
         session = await server.open()
         other = await server.open()
-        async with refused(Status.UNAVAILABLE, "2 sessions"):
+        async with refused(Status.UNAVAILABLE, "at most 2 concurrent sessions"):
             await server.open()
-        async with refused(Status.UNAVAILABLE, "2 sessions"):
+        async with refused(Status.UNAVAILABLE, "at most 2 concurrent sessions"):
             await server.fork(session, 0)
         await server.close(other)
         await server.events(session, [5])

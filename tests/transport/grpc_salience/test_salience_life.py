@@ -112,7 +112,7 @@ async def test_the_rate_of_a_key_limits_its_calls() -> None:
         session = await server.open()
         await server.events(session, [5])
         await server.events(session, [6], 1)
-        async with refused(Status.UNAVAILABLE, "requests a second"):
+        async with refused(Status.UNAVAILABLE, "requests per second"):
             await server.events(session, [7], 2)
         assert await server.dump(session) == [5, 6]
 
@@ -313,5 +313,5 @@ def test_a_taken_port_is_known_before_the_engine_starts(
         "with --port"
         if taken == "http"
         else f"omni-ws serve: error: gRPC cannot listen on 127.0.0.1:{port}, Address already in use: "
-        "end the user of that port, or choose another with --grpc-port (0: any)"
+        "stop the process that uses the port, or choose another with --grpc-port (0: any)"
     ]

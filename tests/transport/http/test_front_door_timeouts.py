@@ -118,7 +118,7 @@ async def test_stalled_body_is_answered_by_408() -> None:
 
 @pytest.mark.parametrize(("every", "size", "seconds"), [(29, 1, 30), (10, 4_900, 1020), (10, 5_000, None)])
 async def test_slow_body_is_answered_by_408(every: float, size: int, seconds: float | None) -> None:
-    """After the time-out, 500 bytes a second are required: 4,900 bytes in 10 s fall behind by 0.2 s each time."""
+    """After the time-out, 500 bytes per second are required: 4,900 bytes in 10 s fall behind by 0.2 s each time."""
     limits = replace(LIMITS, min_body_rate=500)
     async with serving(APPLICATION, limits=limits) as door, raw_client(door.port) as client:
         await client.send(request("POST", "/measure", "Transfer-Encoding: chunked"))
@@ -132,7 +132,7 @@ async def test_slow_body_is_answered_by_408(every: float, size: int, seconds: fl
             return
         refusal = await answer
         assert (refusal.status, refusal.error["code"]) == (408, "session_timeout")
-        assert "500 bytes a second" in refusal.error["message"]
+        assert "500 bytes per second" in refusal.error["message"]
         assert now() - begin == pytest.approx(seconds, abs=every + JUST)
 
 

@@ -173,7 +173,7 @@ async def test_silence_times_out() -> None:
     await receiving.body.take()
     at, message = await failure(receiving.body)
     assert at == pytest.approx(30)
-    assert message == "the request body stood still for 30 s"
+    assert message == "no data of the request body for 30 s"
 
 
 async def test_slow_body_times_out_by_its_rate() -> None:
@@ -185,7 +185,7 @@ async def test_slow_body_times_out_by_its_rate() -> None:
     # 30 s, and 5 s for each 500 bytes, of which some arrive every 10 s.
     at, message = await failure(receiving.body)
     assert at == pytest.approx(50)
-    assert message == "the request body came with less than 100 bytes a second"
+    assert message == "the request body arrived at less than 100 bytes per second"
 
 
 async def test_live_body_may_be_slow() -> None:

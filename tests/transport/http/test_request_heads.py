@@ -62,7 +62,7 @@ async def test_the_size_of_a_chunk_has_at_most_16_digits(size: str, status: int)
         response = await answered(request("POST", "/", "Transfer-Encoding: chunked") + body)
         assert response.status == status
         if status == 400:
-            assert response.error["message"] == "this is not HTTP/1.1: the size of a chunk has more than 16 digits"
+            assert response.error["message"] == "invalid HTTP/1.1: the size of a chunk must not exceed 16 digits"
 
 
 async def test_an_endless_line_before_a_chunk_is_no_head() -> None:
@@ -85,7 +85,7 @@ async def test_an_endless_line_before_a_chunk_is_no_head() -> None:
 async def test_what_is_wrong_is_said_in_words(sent: bytes) -> None:
     response = await answered(sent)
     assert (response.status, response.error["code"]) == (400, "invalid_frame")
-    assert response.error["message"].startswith("this is not HTTP/1.1: ")
+    assert response.error["message"].startswith("invalid HTTP/1.1: ")
     assert not any(mark in response.error["message"] for mark in ("b'", "bytearray", "\\x"))
 
 
@@ -134,17 +134,17 @@ async def test_a_handshake_with_a_list_that_is_none(header: str) -> None:
 async def test_a_404_names_the_path(path: str) -> None:
     async with live_server() as server, raw_client(server.port) as client:
         await client.send(request("GET", path.replace("é", "%C3%A9")))
-        assert (await client.response()).error["message"] == f"there is nothing at {path}"
+        assert (await client.response()).error["message"] == f"{path} not found"
 
 
 async def test_a_404_of_an_upgrade_and_of_a_long_path() -> None:
     async with live_server() as server:
         async with raw_client(server.port) as client:
             await client.send(websocket_upgrade("/health"))
-            assert (await client.response()).error["message"] == "there is no WebSocket at /health"
+            assert (await client.response()).error["message"] == "no WebSocket at /health"
         async with raw_client(server.port) as client:
             await client.send(request("GET", "/" + "x" * 10_000))
-            assert (await client.response()).error["message"] == f"there is nothing at /{'x' * 127}…"
+            assert (await client.response()).error["message"] == f"/{'x' * 127}… not found"
 
 
 # arbitrary bytes

@@ -424,7 +424,7 @@ async def test_text_that_is_not_utf_8_is_refused_with_its_chunk() -> None:
         assert response.error["message"].startswith("the text of chunk 1 is not valid UTF-8")
         response = await session.call("POST", "/finish")
         assert (response.status, response.error["code"], response.error["param"]) == (400, "invalid_value", "payload")
-        assert response.error["message"].startswith("the text of chunk 2 is not UTF-8")
+        assert response.error["message"].startswith("the text of chunk 2 is not valid UTF-8")
         assert (await session.finish())["next_sequence_id"] == 3
         assert await session.content() == "grün "
 

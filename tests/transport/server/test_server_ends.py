@@ -266,7 +266,7 @@ async def test_the_limit_of_open_files_is_raised_and_one_that_is_too_low_is_told
             said += (await asyncio.wait_for(server.stderr.readline(), 30)).decode()
         limits = await asyncio.to_thread(Path(f"/proc/{server.pid}/limits").read_text)
         assert re.search(r"Max open files +512 +512 ", limits), limits
-        assert ("limits.max_connections is 385, and this process may open 512 files" in said) == warned, said
+        assert ("limits.max_connections is 385, but this process can open only 512 files" in said) == warned, said
     finally:
         server.kill()
         await server.communicate()

@@ -213,7 +213,7 @@ async def test_what_is_behind_a_start_belongs_to_the_call() -> None:
         for message in (start, start):
             gateway.connection.protocol.send_text(message)
         gateway.connection.send_data()
-        assert await gateway.closed() == (1008, "the stream has started already")
+        assert await gateway.closed() == (1008, "the stream has already started")
 
 
 # what is refused
@@ -276,7 +276,7 @@ async def test_nothing_but_connected_comes_before_start(event: str) -> None:
     async with live_server(**ON) as server, phone_gateway(server) as gateway:
         await gateway.connected()
         await gateway.send(event, media={"payload": ""}, mark={"name": "x"})
-        assert await gateway.closed() == (1008, "the first messages are connected and start")
+        assert await gateway.closed() == (1008, "the first messages must be connected and start")
 
 
 async def test_start_alone_is_enough() -> None:
@@ -297,7 +297,7 @@ async def test_a_stream_starts_once(event: str) -> None:
             await gateway.send("start", start={"streamSid": "other", "mediaFormat": FORMAT})
         else:
             await gateway.connected()
-        assert await gateway.closed() == (1008, "the stream has started already")
+        assert await gateway.closed() == (1008, "the stream has already started")
 
 
 @pytest.mark.parametrize("chunk", ["4", "5"])
@@ -306,7 +306,7 @@ async def test_chunks_count_up(chunk: str) -> None:
         await gateway.start()
         await gateway.media(quiet(20), chunk="5")
         await gateway.media(quiet(20), chunk=chunk)
-        assert await gateway.closed() == (1008, "media chunks count up")
+        assert await gateway.closed() == (1008, "media.chunk must increase")
 
 
 async def test_the_largest_message_and_one_more() -> None:
@@ -345,7 +345,7 @@ async def test_without_the_detector_calls_are_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(SpeechWorkers, "available", False)
     async with live_server(**ON) as server, phone_gateway(server) as gateway:
         await gateway.start()
-        assert await gateway.closed() == (1008, "turn detection is not available here")
+        assert await gateway.closed() == (1008, "turn detection is not supported here")
 
 
 # who may call
