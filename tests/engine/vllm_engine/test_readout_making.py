@@ -84,7 +84,7 @@ async def test_vectors_from_the_command_line(tmp_path: Path) -> None:
     command = ["--prompts", str(prompts), "--model", str(model), "--out", str(out), *given]
     refusals = (
         (["--layers", "0,2"], "the layers [2]; the model has 2"),
-        (["--layers", "1", "--out", str(model)], "the model's own folder"),
+        (["--layers", "1", "--out", str(model)], "is the folder of the model"),
         (["--layers", "one"], "are no layers"),
     )
     ended, *others = await asyncio.gather(
