@@ -83,9 +83,9 @@ async def test_vectors_from_the_command_line(tmp_path: Path) -> None:
     given = [f"--vllm.args.{name}={json.dumps(value)}" for name, value in ENGINE_ARGS.items()]
     command = ["--prompts", str(prompts), "--model", str(model), "--out", str(out), *given]
     refusals = (
-        (["--layers", "0,2"], "the layers [2]; the model has 2"),
+        (["--layers", "0,2"], "layers [2]; the model has only 2"),
         (["--layers", "1", "--out", str(model)], "is the folder of the model"),
-        (["--layers", "one"], "are no layers"),
+        (["--layers", "one"], "is not a list of layers"),
     )
     ended, *others = await asyncio.gather(
         run(*command, "--layers", "0,1"), *(run(*command, *changes) for changes, _ in refusals)
