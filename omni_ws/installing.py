@@ -25,7 +25,7 @@ def install_command(extra: str) -> str:
 def wrong_python(missing: ModuleNotFoundError, arguments: str) -> str:
     """Message for a package that the running interpreter lacks."""
     return (
-        f"this Python ({sys.executable}) has no package {missing.name}; "
+        f"this Python ({sys.executable}) lacks the package {missing.name}; "
         f"use the project's own, which 'make venv' creates: .venv/bin/python {arguments}"
     )
 

@@ -102,7 +102,7 @@ class RunningServer:
                 self._connections.close_idle()
                 await asyncio.gather(self._connections.wait_idle(None), self._server.wait_closed())
         except TimeoutError:
-            logger.warning("stopped before all answers had finished: they took more than %g seconds", timeout)
+            logger.warning("not all answers finished within %g seconds; cancelling the rest", timeout)
 
     async def close(self) -> None:
         """Ends every session, request and connection."""

@@ -39,7 +39,7 @@ class SpeechDetector:
         except ImportError as error:
             raise EngineFailed(MISSING_DETECTOR) from error
         except (OSError, RuntimeError) as error:
-            raise EngineFailed("voice activity detection could not be loaded") from error
+            raise EngineFailed("loading voice activity detection failed") from error
         self._rest: Samples = np.empty(0, np.float32)
 
     def process(self, samples: Samples) -> list[float]:

@@ -72,7 +72,7 @@ class TorchTrace:
             raise incident("moving the traces failed", error) from error
         for model, outcome in zip(tracing, outcomes, strict=True):
             if isinstance(outcome, BaseException):
-                raise incident(f"the trace of the {model.role} was not written", outcome) from outcome
+                raise incident(f"writing the trace of the {model.role} failed", outcome) from outcome
         return files
 
     def _move(self, roles: Sequence[str]) -> tuple[Path, ...]:

@@ -559,7 +559,7 @@ class BrokenDetector(LoudnessDetector):
 
 async def test_a_detector_that_cannot_be_loaded_is_reported_once() -> None:
     def load() -> SpeechDetector:
-        raise EngineFailed("voice activity detection could not be loaded")
+        raise EngineFailed("loading voice activity detection failed")
 
     user = User(InlineWorkers())
     user.workers.detectors = LoanPool(load)
