@@ -87,7 +87,7 @@ def test_the_processor_follows_the_model_runner() -> None:
     # vLLM's own loader accepts it, and validates parameters with it.
     validate = build_custom_logits_processors_params_validator([second])
     validate(params())
-    with pytest.raises(VLLMValidationError, match="codec_pattern is"):
+    with pytest.raises(VLLMValidationError, match="codec_pattern must be"):
         validate(params((1, 2)))
 
 

@@ -344,5 +344,5 @@ def test_vectors_go_through_their_files(tmp_path: Path) -> None:
     loaded.check_model(hidden_size=8, layers=4)
     with pytest.raises(ConfigurationError, match="hidden size of 8; the model's is 16"):
         loaded.check_model(hidden_size=16, layers=4)
-    with pytest.raises(ConfigurationError, match=r"\[3\]; the model has 3"):
+    with pytest.raises(ConfigurationError, match=r"\[3\]; the model has only 3 layers"):
         loaded.check_model(hidden_size=8, layers=3)
