@@ -95,7 +95,7 @@ test-base: $(VENV)/.ready-to-test distribution ## the tests without vLLM
 	@$(BIN)/python -m pytest -m "not vllm" $(ARGS)
 
 test-fast: $(VENV)/.ready-to-test ## tests below a second each, without vLLM, in WORKERS processes
-	@$(BIN)/python -m pytest -m "not slow and not vllm" -n $(WORKERS) --dist worksteal --hypothesis-profile=fast $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow and not vllm" -n $(WORKERS) --dist worksteal --one-loop --hypothesis-profile=fast $(ARGS)
 
 # Speech, the browser and whole servers, with only Chromium and what `make serve` installs.
 BARE_TESTS := tests/browser tests/client tests/end_to_end tests/replay tests/engine/test_embedded_engine.py \

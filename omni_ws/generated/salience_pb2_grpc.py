@@ -70,42 +70,42 @@ class SalienceServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def OpenSession(self, request, context):
-        """A new, empty session. It is forgotten when no call has named it for as long as the server's time to live says.
+        """Opens an empty session. It expires when no call has named it for the server's time to live.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CloseSession(self, request, context):
-        """Forgets a session, and stops what it is generating. Closing what is not there is no error.
+        """Closes a session and stops its generation. Closing an unknown session is not an error.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ForkSession(self, request, context):
-        """A new session with the first tokens of another, and the images that lie within them.
+        """Opens a session with the first tokens of another one, and the images within them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """Appends, computes, and, where max_tokens says so, decodes. The stream is Token events, then one Done.
+        """Appends and computes tokens and, if max_tokens is above 0, decodes. Streams Token events, then one GenerateDone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetReadoutManifest(self, request, context):
-        """What the numbers of a readout mean. Empty while readouts are turned off.
+        """Describes the numbers of a readout. Empty if readouts are disabled.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DumpSession(self, request, context):
-        """All tokens of a session. While the session generates: those of before the call and those sent since.
+        """Returns all tokens of a session. During a generation: those before the call and those streamed since.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
