@@ -17,7 +17,7 @@ from omni_ws.engine.base import Engine
 from omni_ws.errors import OmniError, Unauthenticated
 from omni_ws.service.observing.profiling import Profiling
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.registry import SessionRegistry
+from omni_ws.service.sessions.mode_b_registry import ModeBRegistry
 from omni_ws.transport.http import cors
 from omni_ws.transport.http.application import ServeConnection, UpgradeDecision
 from omni_ws.transport.http.authentication import Authenticator
@@ -51,7 +51,7 @@ class App:
         self._hosts = Hosts((*config.allow_host, config.host))
         self.sessions.admission.known_keys = len(keys) or None
         self.recordings = Recordings.configured(config, self.sessions, sessions_path=SESSIONS_PATH)
-        self.registry = SessionRegistry(self.sessions)
+        self.registry = ModeBRegistry(self.sessions)
         self.profiling = Profiling(engine, self.sessions.observers, config.profiler.root)
         self._router = Router()
         #: Of each open WebSocket, the coroutine function of its endpoint.

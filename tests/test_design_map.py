@@ -17,11 +17,11 @@ def section(title: str) -> str:
 
 
 def named_places() -> list[str]:
-    """The patterns of the map; a bare name is in the folder of the one before it in its row."""
+    """The patterns in the second column; a bare name is in the folder of the one before it in its row."""
     found: list[str] = []
     for row in section("Where to find it").splitlines():
         folder = ""
-        for name in re.findall(r"`([^`]+)`", row):
+        for name in re.findall(r"`([^`]+)`", row.rpartition(" | ")[2]):
             if "/" in name:
                 folder = name.rpartition("/")[0]
             elif folder and not (ROOT / "omni_ws" / name).exists():

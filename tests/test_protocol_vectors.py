@@ -16,7 +16,7 @@ from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality
 from omni_ws.core.output import OutputChunk
 from omni_ws.core.quota import ByteBudget
-from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings, StreamingInputSession
+from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
 from omni_ws.core.start_policy import OnFirstChunk
 from omni_ws.core.stream_events import RequestOpened, StreamEvent
 from omni_ws.core.stream_limits import StreamLimits
@@ -240,7 +240,7 @@ def started(vector: Vector) -> dict[str, Any] | None:
     config = effective({"start_policy": vector["start_policy"], "input_audio": vector["input_audio"]})
     audio = AudioFormat(config.input_audio.format, config.input_audio.sample_rate, config.input_audio.channels)
     settings = InputSettings(start_policy=start_policy(config), mode=InputMode.SNAPSHOT, audio=audio)
-    session = StreamingInputSession(settings)
+    session = RequestInput(settings)
     for chunk in vector["chunks"]:
         for event in session.finish() if "finish" in chunk else session.receive_chunk(policy_chunk(chunk)):
             match event:

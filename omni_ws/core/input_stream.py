@@ -1,6 +1,6 @@
 """The input of one session: its chunks in order, divided into requests.
 
-One reorder buffer for the whole session, one StreamingInputSession for each request in it, and two deadlines: of a gap
+One reorder buffer for the whole session, one RequestInput for each request in it, and two deadlines: of a gap
 that is not filled, and of a client that is silent.
 """
 
@@ -15,12 +15,13 @@ from omni_ws.core.input_bytes import InputBytes
 from omni_ws.core.offsets import OffsetBuffer
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.reorder import Arrival, ReorderBuffer
-from omni_ws.core.session import InputSettings, StreamingInputSession
+from omni_ws.core.request_input import InputSettings, RequestInput
 from omni_ws.core.stream_events import Diverted, ReceivedInput, RequestOpened, StreamEvent
 from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.core.whole_characters import WholeCharacters
 from omni_ws.errors import (
     InvalidValue,
+    OmniError,
     OutOfOrder,
     PayloadTooLarge,
     ReorderWindowExceeded,
@@ -69,7 +70,7 @@ class InputStream(InputBytes):
         self.answering = False
         self.duplicates = 0
         #: The request whose input is open, or the rest of whose input is discarded because it failed.
-        self.current: StreamingInputSession | None = None
+        self.current: RequestInput | None = None
         self._settings = settings
         self.reorder: ReorderBuffer[InputChunk | _Consumed] = ReorderBuffer(limits.reorder_window)
         #: Whether chunks have numbers; None before the first chunk.
@@ -179,7 +180,7 @@ class InputStream(InputBytes):
         self._finish_after.clear()
         self._ends_at = None
 
-    def abandon(self, session: StreamingInputSession) -> None:
+    def abandon(self, session: RequestInput) -> None:
         """Discard the rest of the input of a request that is over before it."""
         session.fail()
 
@@ -193,13 +194,13 @@ class InputStream(InputBytes):
         if self.gap_since is not None:
             self.gap_since = now
 
-    def taken(self, session: StreamingInputSession, byte_count: int) -> None:
+    def taken(self, session: RequestInput, byte_count: int) -> None:
         """Release ``byte_count`` bytes of a request, which the engine has taken over; after ``forget``, none."""
         byte_count = min(byte_count, session.held_bytes)
         session.held_bytes -= byte_count
         self._release(byte_count)
 
-    def forget(self, session: StreamingInputSession) -> None:
+    def forget(self, session: RequestInput) -> None:
         """Release all that is held of a request, which is over."""
         self.taken(session, session.held_bytes)
 
@@ -282,8 +283,13 @@ class InputStream(InputBytes):
         before = self.offsets.missing
         try:
             events = self.offsets.receive(chunk, self)
+        except OmniError:
+            if not self.opened and not self.offsets and self.offsets.end is None:
+                self.offsets = None  # nothing was accepted: the next chunk may have a number, or neither
+            raise
         finally:
-            self._watch_gap(self.offsets, before, now)
+            if self.offsets is not None:
+                self._watch_gap(self.offsets, before, now)
         return [*events, *self._finish()] if self.offsets.complete else events
 
     def _watch_gap(self, offsets: OffsetBuffer, before: range | None, now: float) -> None:
@@ -380,7 +386,7 @@ class InputStream(InputBytes):
             if self._had_request and chunk.is_bare_end:
                 return []
             self._had_request = True
-            session = self.current = StreamingInputSession(self._settings())
+            session = self.current = RequestInput(self._settings())
             return [RequestOpened(session, by_speech), *self._assign(chunk)]
         if chunk.end_of_input:
             self.current = None

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.stream_events import StreamEvent
-from omni_ws.errors import InvalidValue, OutOfOrder, ReorderWindowExceeded, SequenceGap, SessionConflict
+from omni_ws.errors import InvalidValue, OmniError, OutOfOrder, ReorderWindowExceeded, SequenceGap, SessionConflict
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +115,19 @@ class OffsetBuffer:
         OutOfOrder, ReorderWindowExceeded, and whatever ``downstream`` raises. The buffer is unchanged then: the client
         may send the chunk again.
         """
-        piece = self._read(chunk)
-        fresh = self._fresh(piece)
+        kind_before = self._kind
+        try:
+            piece = self._read(chunk)
+            fresh = self._fresh(piece)
+            if fresh and fresh[0].start > self.next_offset:
+                self._check_window(fresh, downstream)
+            # Account for every piece before passing on any: a chunk is accepted whole or refused whole.
+            downstream.hold_waiting(sum(len(one.to_chunk().payload) for one in fresh))
+        except OmniError:
+            self._kind = kind_before  # a refused chunk does not determine what the others may be
+            raise
         if piece.content and not fresh:
             downstream.duplicates += 1
-        if fresh and fresh[0].start > self.next_offset:
-            self._check_window(fresh, downstream)
-        # Account for every piece before passing on any: a chunk is accepted whole or refused whole.
-        downstream.hold_waiting(sum(len(one.to_chunk().payload) for one in fresh))
         for one in fresh:
             insort(self._waiting, one, key=_start)
         if chunk.end_of_input:

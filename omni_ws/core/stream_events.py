@@ -8,7 +8,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from omni_ws.core.chunks import InputChunk
-from omni_ws.core.session import SessionEvent, StreamingInputSession
+from omni_ws.core.request_input import RequestInput, SessionEvent
 from omni_ws.errors import InvalidValue
 
 
@@ -16,7 +16,7 @@ from omni_ws.errors import InvalidValue
 class RequestOpened:
     """A chunk opened the next request; the events that follow belong to it until its InputEnded."""
 
-    session: StreamingInputSession
+    session: RequestInput
     #: Whether it is audio in which speech was detected.
     by_speech: bool = False
 

@@ -9,13 +9,13 @@ from support.acknowledged_stream import AcknowledgedStream
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
 from omni_ws.core.quota import ByteBudget
-from omni_ws.core.session import (
+from omni_ws.core.request_input import (
     GenerationStarted,
     InputAppended,
     InputEnded,
     InputSettings,
+    RequestInput,
     SessionState,
-    StreamingInputSession,
 )
 from omni_ws.core.start_policy import OnEndOnly, OnFirstChunk, StartPolicy
 from omni_ws.core.stream_events import ReceivedInput, RequestOpened, StreamEvent
@@ -83,7 +83,7 @@ def opened(stream: AcknowledgedStream) -> bool:
     return stream.opened
 
 
-def current(stream: AcknowledgedStream) -> StreamingInputSession | None:
+def current(stream: AcknowledgedStream) -> RequestInput | None:
     return stream.current
 
 

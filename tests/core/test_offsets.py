@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, Offset
 from omni_ws.core.input_stream import InputStream
 from omni_ws.core.quota import ByteBudget
-from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings
+from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings
 from omni_ws.core.start_policy import OnFirstChunk
 from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.errors import (
@@ -311,3 +311,21 @@ def test_one_modality_and_one_unit() -> None:
     assert caught.value.param == "offset"
     intake.audio(1, b"", end=True)  # a chunk without content has no modality
     assert (intake.passed_on.decode(), intake.ends) == ("é", 1)
+
+
+def test_a_refused_chunk_does_not_determine_what_others_may_be() -> None:
+    numbered, text = Intake(), Intake()
+    for intake in (numbered, text):
+        intake.stream.reject_out_of_order = True
+        with pytest.raises(OutOfOrder):
+            intake.audio(1, b"b")
+    numbered.take(numbered.stream.receive_chunk(InputChunk(Modality.AUDIO, b"a", 0), now=0))
+    assert (numbered.passed_on, numbered.stream.numbered) == (b"a", True)
+    text.text(0, "é")
+    assert text.passed_on.decode() == "é"
+    crowded = Intake(budget=3)
+    crowded.audio(2, b"abc")
+    with pytest.raises(EngineOverloaded):
+        crowded.audio(0, b"d")
+    crowded.stream.drop_waiting(now=0)
+    assert crowded.stream.offsets is not None  # a chunk was accepted, and so offsets stay

@@ -15,7 +15,7 @@ from support.acknowledged_stream import AcknowledgedStream
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
 from omni_ws.core.quota import ByteBudget
-from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings, StreamingInputSession
+from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
 from omni_ws.core.start_policy import OnMinLength
 from omni_ws.core.stream_events import Diverted, ReceivedInput, RequestOpened, StreamEvent, TextRefused
 from omni_ws.core.stream_limits import StreamLimits
@@ -295,7 +295,7 @@ class CheckedInputStream:
         self.stream = AcknowledgedStream(
             LIMITS, self._settings, budget=self.budget, now=0, single_request=single_request
         )
-        self.sessions: list[StreamingInputSession] = []
+        self.sessions: list[RequestInput] = []
         self.closed = False
 
     def receive(self, sequence_id: int | None, payload: bytes, *, end_of_input: bool = False) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality
-from omni_ws.core.session import GenerationStarted, InputSettings, StreamingInputSession
+from omni_ws.core.request_input import GenerationStarted, InputSettings, RequestInput
 from omni_ws.core.start_policy import OnEndOnly
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.service.conversation.playback import Playback
@@ -25,7 +25,7 @@ def make_request(
 ) -> Request:
     """A request that has just opened, and whose policy fires at the end of its input."""
     config = SessionConfig()
-    session = StreamingInputSession(InputSettings(start_policy=OnEndOnly(), mode=mode))
+    session = RequestInput(InputSettings(start_policy=OnEndOnly(), mode=mode))
     timeline = (observed or ObservedSession.unobserved(now)).open_request(
         request_id, task=config.task, input_mode=mode, by_speech=by_speech
     )

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from omni_ws.core.chunks import FinishReason, OutputModality, Usage, Word
 from omni_ws.core.output import FinalChunk, OutputChunk, OutputSequencer
-from omni_ws.core.session import GenerationStarted
+from omni_ws.core.request_input import GenerationStarted
 from omni_ws.engine.base import (
     AudioOutput,
     EngineOutput,

@@ -39,7 +39,7 @@ from typing import Any
 from omni_ws.core.chunks import FinishReason, InputChunk
 from omni_ws.core.input_stream import InputStream
 from omni_ws.core.quota import ByteBudget
-from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings, StreamingInputSession
+from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
 from omni_ws.core.stream_events import Diverted, RequestOpened, StreamEvent, TextRefused
 from omni_ws.engine.base import AnswerOptions, Engine
 from omni_ws.engine.media_room import MediaRoom
@@ -359,7 +359,7 @@ class Conversation:
         if refusal is not None:
             raise refusal
 
-    def _open(self, session: StreamingInputSession, *, by_speech: bool) -> None:
+    def _open(self, session: RequestInput, *, by_speech: bool) -> None:
         request = self._new_request(session, self.configuration.effective, by_speech=by_speech)
         if request.config.history and not self.stream.single_request:
             takes = self.engine.capabilities.speech_in_history
@@ -368,7 +368,7 @@ class Conversation:
         self._receiving = request
         self._admit_request(request, interrupts=request.interrupts(by_speech=by_speech))
 
-    def _new_request(self, session: StreamingInputSession, config: SessionConfig, *, by_speech: bool) -> Request:
+    def _new_request(self, session: RequestInput, config: SessionConfig, *, by_speech: bool) -> Request:
         request_id = new_id("req_")
         timeline = self.observed.open_request(
             request_id, task=config.task, input_mode=session.settings.mode, by_speech=by_speech

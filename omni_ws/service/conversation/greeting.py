@@ -10,7 +10,7 @@ from typing import cast
 import msgspec
 
 from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, OutputModality, StartTrigger, Task, Usage
-from omni_ws.core.session import GenerationStarted, InputSettings, StreamingInputSession
+from omni_ws.core.request_input import GenerationStarted, InputSettings, RequestInput
 from omni_ws.core.start_policy import OnEndOnly
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, Finished, GenerationRequest, TextOutput
@@ -18,9 +18,9 @@ from omni_ws.service.conversation.request import Request
 from omni_ws.wire.session_config import SessionConfig
 
 
-def greeting_input() -> StreamingInputSession:
+def greeting_input() -> RequestInput:
     """The input of a greeting, which never has any."""
-    return StreamingInputSession(InputSettings(start_policy=OnEndOnly(), mode=InputMode.SNAPSHOT))
+    return RequestInput(InputSettings(start_policy=OnEndOnly(), mode=InputMode.SNAPSHOT))
 
 
 def greeting_configuration(config: SessionConfig) -> SessionConfig:

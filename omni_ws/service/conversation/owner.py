@@ -1,6 +1,6 @@
 """The interfaces by which a conversation and its outbox notify those that use them.
 
-A conversation has one owner at a time: the connection of a live session, a registered session, or an HTTP request. It
+A conversation has one owner at a time: the connection of a live session, a Mode B session, or an HTTP request. It
 is set by ``Conversation.attach`` and cleared by ``Conversation.detach``; in between nobody is notified of anything.
 No method may raise.
 """

@@ -12,7 +12,7 @@ from typing import Final, TypeAlias
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, ToolCall, ToolCallFragment, Usage, Word
 from omni_ws.core.output import OutputChunk
-from omni_ws.core.session import GenerationStarted, StreamingInputSession
+from omni_ws.core.request_input import GenerationStarted, RequestInput
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import WORDS_UNKNOWN, AnswerOptions, GenerationRequest, Message, TranscriptOutput, UsageMeter
 from omni_ws.engine.channel import Channel
@@ -119,7 +119,7 @@ class Request:
     """
 
     request_id: str
-    session: StreamingInputSession
+    session: RequestInput
     config: SessionConfig
     timeline: RequestTimeline
     on_input_taken: Callable[[Request, int], None]

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from omni_ws.core.chunks import FinishReason
 from omni_ws.core.output import OutputSequencer
-from omni_ws.core.session import GenerationStarted
+from omni_ws.core.request_input import GenerationStarted
 from omni_ws.engine.base import Engine, Finished
 from omni_ws.errors import websocket_close_code
 from omni_ws.service.conversation.answer_writer import AnswerWriter, final_chunk, over, started_frame, transcript_chunk

@@ -63,7 +63,7 @@ from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.audio_ring import AudioRing
 from omni_ws.core.chunks import InputChunk, StartTrigger
 from omni_ws.core.input_stream import InputStream
-from omni_ws.core.session import StreamingInputSession
+from omni_ws.core.request_input import RequestInput
 from omni_ws.core.stream_events import StreamEvent
 from omni_ws.errors import OmniError
 from omni_ws.service.failure import unexpected
@@ -163,7 +163,7 @@ class TurnListener:
         #: The format of the last piece.
         self._source: AudioFormat | None = None
         #: The request that the speech in progress was admitted to. It may have ended since.
-        self._turn: StreamingInputSession | None = None
+        self._turn: RequestInput | None = None
         #: Length of the complete windows since detection began, and of the audio behind the last of them.
         self._judged_ms = 0
         self._rest_ms = 0.0

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from omni_ws.core.chunks import InputMode, OutputModality, StartTrigger, Task
 from omni_ws.core.output import FinalChunk
-from omni_ws.core.session import GenerationStarted
+from omni_ws.core.request_input import GenerationStarted
 from omni_ws.errors import OmniError
 
 

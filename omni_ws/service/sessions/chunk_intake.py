@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from omni_ws.core.chunks import InputChunk
-from omni_ws.core.session import SessionState
+from omni_ws.core.request_input import SessionState
 from omni_ws.errors import InvalidRequest
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.sessions.input_progress import InputProgress

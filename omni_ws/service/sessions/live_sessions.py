@@ -11,7 +11,7 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.errors import OmniError, SessionNotFound
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
-from omni_ws.service.sessions.live import LiveSession
+from omni_ws.service.sessions.live_session import LiveSession
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""A WebSocket that reads the answer of a registered session, without sending input to it."""
+"""A WebSocket that reads the answer of a Mode B session, without sending input to it."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from omni_ws.errors import (
     SlowConsumer,
     websocket_close_code,
 )
+from omni_ws.service.sessions.mode_b_registry import ModeBRegistry
+from omni_ws.service.sessions.mode_b_session import ModeBSession
 from omni_ws.service.sessions.output_log import LoggedMessage
-from omni_ws.service.sessions.registered import RegisteredSession
-from omni_ws.service.sessions.registry import SessionRegistry
 from omni_ws.transport.http.application import UpgradeDecision
 from omni_ws.transport.http.authentication import Authenticator
 from omni_ws.transport.http.front_end import FrontEnd
@@ -56,13 +56,13 @@ class _Handshake:
 
 
 class Attachments(FrontEnd):
-    """The WebSockets that read the answers of registered sessions."""
+    """The WebSockets that read the answers of Mode B sessions."""
 
     def __init__(
         self,
         config: ServerConfig,
         authenticator: Authenticator,
-        registry: SessionRegistry,
+        registry: ModeBRegistry,
         recordings: HttpRecordings | None = None,
     ) -> None:
         self._recordings = recordings
@@ -74,7 +74,7 @@ class Attachments(FrontEnd):
         router.add_websocket(NATIVE_PATH, self.upgrade, takes=self.is_meant)
 
     def is_meant(self, request: HttpRequest) -> bool:
-        """Whether the handshake names a registered session; with a ``resume_token`` it names a live one."""
+        """Whether the handshake names a Mode B session; with a ``resume_token`` it names a live one."""
         return "session_id" in request.query and "resume_token" not in request.query
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
@@ -114,7 +114,7 @@ class Attachments(FrontEnd):
         except OmniError as error:
             await refuse(connection, error)
 
-    def _find(self, handshake: _Handshake) -> RegisteredSession:
+    def _find(self, handshake: _Handshake) -> ModeBSession:
         try:
             return self._registry.get(handshake.session_id, handshake.key)
         except SessionExpired as error:
@@ -123,7 +123,7 @@ class Attachments(FrontEnd):
 
 
 class AttachedOutput:
-    """Sends the answer of a registered session over one WebSocket, from its beginning.
+    """Sends the answer of a Mode B session over one WebSocket, from its beginning.
 
     ``ping_interval`` and ``write_timeout`` are in seconds. A client that does not read delays nobody but itself: the
     session goes on, and the connection is closed after ``write_timeout``.
@@ -132,7 +132,7 @@ class AttachedOutput:
     def __init__(
         self,
         connection: StreamConnection,
-        session: RegisteredSession,
+        session: ModeBSession,
         *,
         binary_audio: bool,
         ping_interval: float | None,

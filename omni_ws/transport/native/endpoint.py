@@ -24,7 +24,7 @@ from omni_ws.service.observing.observer import Origin
 from omni_ws.service.observing.trace_context import take_trace
 from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.live import LiveSession
+from omni_ws.service.sessions.live_session import LiveSession
 from omni_ws.service.sessions.live_sessions import LiveSessions
 from omni_ws.transport.http.application import UpgradeDecision
 from omni_ws.transport.http.authentication import Authenticator

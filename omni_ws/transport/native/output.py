@@ -12,7 +12,7 @@ from omni_ws.core.output import AnyOutput
 from omni_ws.errors import ORDERLY_ENDS, OmniError, SlowConsumer, websocket_close_code
 from omni_ws.service.failure import unexpected
 from omni_ws.service.observing.observer import OutputWritten
-from omni_ws.service.sessions.live import LiveSession
+from omni_ws.service.sessions.live_session import LiveSession
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.frames import encode_message
 from omni_ws.wire.server_frames import (

@@ -13,7 +13,7 @@ from websockets.frames import CloseCode
 from omni_ws.core.chunks import InputChunk
 from omni_ws.errors import EngineOverloaded, InvalidRequest, OmniError, SessionConflict
 from omni_ws.service.failure import unexpected
-from omni_ws.service.sessions.live import LiveSession, LiveState
+from omni_ws.service.sessions.live_session import LiveSession, LiveState
 from omni_ws.transport.native.acknowledgements import AcknowledgementClock, Acknowledgements
 from omni_ws.transport.native.connection import Pause, StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings, PeerState

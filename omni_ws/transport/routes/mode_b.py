@@ -18,13 +18,13 @@ from typing import Any, Final
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.core.quota import Share
-from omni_ws.core.session import SessionState
+from omni_ws.core.request_input import SessionState
 from omni_ws.errors import InvalidValue, NotFound, OmniError, PayloadTooLarge, ShuttingDown
 from omni_ws.service.conversation.openai_requests import chat_options, configure, ended_on_error, prepare_answer
 from omni_ws.service.observing.observer import Origin
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
-from omni_ws.service.sessions.registered import RegisteredSession, ResultForm
-from omni_ws.service.sessions.registry import SessionRegistry
+from omni_ws.service.sessions.mode_b_registry import ModeBRegistry
+from omni_ws.service.sessions.mode_b_session import ModeBSession, ResultForm
 from omni_ws.transport.http.authentication import Authenticator
 from omni_ws.transport.http.error_response import error_object
 from omni_ws.transport.http.exchange import HttpExchange
@@ -47,7 +47,7 @@ _RETRY_AFTER: Final = ("Retry-After", "1")
 class ModeBRoutes(FrontEnd):
     """The handlers of Mode B, over the registry of its sessions."""
 
-    def __init__(self, sessions: SessionFactory, authenticator: Authenticator, registry: SessionRegistry) -> None:
+    def __init__(self, sessions: SessionFactory, authenticator: Authenticator, registry: ModeBRegistry) -> None:
         self._sessions = sessions
         self._authenticator = authenticator
         self._registry = registry
@@ -97,7 +97,7 @@ class ModeBRoutes(FrontEnd):
             self._registry.discard(session)
             raise
 
-    def _open(self, parameters: dict[str, Any], key: ApiKey | None, slot: ExitStack) -> RegisteredSession:
+    def _open(self, parameters: dict[str, Any], key: ApiKey | None, slot: ExitStack) -> ModeBSession:
         """Open and register a session, which takes over ``slot``. Raises InvalidRequest for its parameters."""
         request = read_chat(parameters, input_follows=True)
         conversation = self._sessions.open(
@@ -184,14 +184,14 @@ class ModeBRoutes(FrontEnd):
         exchange.input_pace = self._sessions.admission.input_pace(key)
         exchange.input_share = Share(self._sessions.budget)
 
-    def _session(self, exchange: HttpExchange) -> RegisteredSession:
+    def _session(self, exchange: HttpExchange) -> ModeBSession:
         """The session of the path, if it belongs to the key. Raises SessionNotFound and SessionExpired."""
         key = self._authenticate(exchange)
         session = self._registry.get(exchange.path_parameters["id"], key)
         exchange.session_id = session.id
         return session
 
-    def _status(self, session: RegisteredSession) -> dict[str, Any]:
+    def _status(self, session: ModeBSession) -> dict[str, Any]:
         """The state of a session as clients see it; see protocol/README.md."""
         progress = session.progress
         expires_at = session.expires_at
@@ -230,7 +230,7 @@ def _wait(exchange: HttpExchange) -> float:
     return min(seconds, MAX_WAIT_SEC)
 
 
-def _wants_events(exchange: HttpExchange, session: RegisteredSession) -> bool:
+def _wants_events(exchange: HttpExchange, session: ModeBSession) -> bool:
     """Whether ``Accept`` names events only; what the session was created with where it names both or neither."""
     accepted = ",".join(exchange.request.headers.get_all("accept")).lower()
     events, whole = "text/event-stream" in accepted, "application/json" in accepted

@@ -13,8 +13,8 @@ from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidValue, OmniError
 from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.service.sessions.mode_b_session import ModeBSession, ResultForm
 from omni_ws.service.sessions.output_log import LoggedMessage
-from omni_ws.service.sessions.registered import RegisteredSession, ResultForm
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.json_body import to_thread_if_large
 from omni_ws.transport.routes.response_stream import SSE_HEADERS, charging, write_events
@@ -25,7 +25,7 @@ from omni_ws.wire.openai_chat_response import ChatCompletion, ChatStream, ended_
 _SKIPPED_AT_A_STRETCH: Final = 64
 
 
-async def write_result_events(exchange: HttpExchange, session: RegisteredSession, *, heartbeat_sec: float) -> None:
+async def write_result_events(exchange: HttpExchange, session: ModeBSession, *, heartbeat_sec: float) -> None:
     """Write the result as events, all of them or those behind the ``Last-Event-ID`` of the request.
 
     Encoding is deterministic: each reader gets the same events with the same numbers.
@@ -42,7 +42,7 @@ async def write_result_events(exchange: HttpExchange, session: RegisteredSession
     )
 
 
-async def write_result(exchange: HttpExchange, session: RegisteredSession, *, budget: ByteBudget) -> None:
+async def write_result(exchange: HttpExchange, session: ModeBSession, *, budget: ByteBudget) -> None:
     """Respond with the result of a finished session as one object.
 
     Raises EngineOverloaded where ``budget`` has no room for it.
@@ -58,7 +58,7 @@ async def write_result(exchange: HttpExchange, session: RegisteredSession, *, bu
 class ResultReader:
     """An AnswerSource over the output log of a session, from its beginning."""
 
-    def __init__(self, session: RegisteredSession, events: NumberedEvents) -> None:
+    def __init__(self, session: ModeBSession, events: NumberedEvents) -> None:
         self._session = session
         self._events = events
         self._position = 0

@@ -12,7 +12,7 @@ from omni_ws.core.audio_format import AudioEncoding
 from omni_ws.errors import OmniError, ShuttingDown, Unauthenticated
 from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.live import LiveSession
+from omni_ws.service.sessions.live_session import LiveSession
 from omni_ws.service.sessions.live_sessions import LiveSessions
 from omni_ws.transport.http.application import UpgradeDecision
 from omni_ws.transport.http.authentication import KEY_SUBPROTOCOLS, Authenticator

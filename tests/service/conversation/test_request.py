@@ -8,7 +8,7 @@ import pytest
 from support.made_requests import make_request
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
-from omni_ws.core.session import GenerationStarted
+from omni_ws.core.request_input import GenerationStarted
 from omni_ws.errors import EmptyInput, EngineFailed
 from omni_ws.service.conversation.request import Request, RequestState
 

@@ -13,7 +13,7 @@ from support.until import until
 from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, StartTrigger
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
-from omni_ws.core.session import GenerationStarted
+from omni_ws.core.request_input import GenerationStarted
 from omni_ws.engine.base import EngineOutput, EngineState, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import EngineFailed, InvalidValue, OmniError

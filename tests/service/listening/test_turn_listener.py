@@ -19,7 +19,7 @@ from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
 from omni_ws.core.input_stream import InputStream
 from omni_ws.core.quota import ByteBudget
-from omni_ws.core.session import GenerationStarted, InputAppended, InputEnded, InputSettings, StreamingInputSession
+from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEnded, InputSettings, RequestInput
 from omni_ws.core.start_policy import OnEndOnly, OnFirstChunk, StartPolicy
 from omni_ws.core.stream_events import Diverted, RequestOpened, StreamEvent
 from omni_ws.core.stream_limits import StreamLimits
@@ -47,7 +47,7 @@ LIMITS = StreamLimits(
 class HeardRequest:
     """A request as its engine receives it."""
 
-    session: StreamingInputSession
+    session: RequestInput
     by_speech: bool
     audio: bytes = b""
     text: str = ""

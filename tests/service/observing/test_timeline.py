@@ -8,7 +8,7 @@ import pytest
 
 from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, OutputModality, StartTrigger, Task, Usage
 from omni_ws.core.output import FinalChunk
-from omni_ws.core.session import GenerationStarted
+from omni_ws.core.request_input import GenerationStarted
 from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.service.observing.observer import (
     Observation,

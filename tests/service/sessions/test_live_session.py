@@ -18,7 +18,7 @@ from omni_ws.errors import EngineFailed, InvalidValue, OmniError, SessionNotFoun
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.conversation.owner import Nobody
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.live import LiveSession, LiveState
+from omni_ws.service.sessions.live_session import LiveSession, LiveState
 from omni_ws.service.sessions.live_sessions import LiveSessions
 from omni_ws.wire.server_frames import SessionClosingFrame
 

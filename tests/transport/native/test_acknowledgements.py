@@ -10,7 +10,7 @@ from support.acknowledged_stream import AcknowledgedStream
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality
 from omni_ws.core.quota import ByteBudget
-from omni_ws.core.session import InputSettings
+from omni_ws.core.request_input import InputSettings
 from omni_ws.core.start_policy import OnFirstChunk
 from omni_ws.core.stream_events import ReceivedInput
 from omni_ws.core.stream_limits import StreamLimits

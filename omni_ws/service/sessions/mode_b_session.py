@@ -1,4 +1,4 @@
-"""RegisteredSession: a Mode B session, whose input and result outlive the HTTP connections that carry them."""
+"""ModeBSession: a Mode B session, whose input and result outlive the HTTP connections that carry them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Final
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import FinishReason, InputChunk
 from omni_ws.core.output import AnyOutput, FinalChunk, OutputChunk
-from omni_ws.core.session import SessionState
+from omni_ws.core.request_input import SessionState
 from omni_ws.errors import (
     ORDERLY_ENDS,
     EngineFailed,
@@ -62,7 +62,7 @@ class ResultForm:
     events: bool
 
 
-class RegisteredSession:
+class ModeBSession:
     """Runs a conversation of a single request, with or without readers, and stores its output.
 
     ``slot`` is its slot in admission, released when the work on it is done. ``on_end`` is called in each change to a
@@ -88,7 +88,7 @@ class RegisteredSession:
         *,
         created_at: int,
         slot: ExitStack,
-        on_end: Callable[[RegisteredSession], None],
+        on_end: Callable[[ModeBSession], None],
     ) -> None:
         self.id = session_id
         #: Unix time in seconds.

@@ -1,4 +1,4 @@
-"""SessionRegistry: the Mode B sessions of a server, and the stored results of those that have ended."""
+"""ModeBRegistry: the Mode B sessions of a server, and the stored results of those that have ended."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from omni_ws.errors import OmniError, SessionExpired, SessionNotFound
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.mode_b_session import ModeBSession, ResultForm
 from omni_ws.service.sessions.output_log import OutputLog, OutputLogBudget
-from omni_ws.service.sessions.registered import RegisteredSession, ResultForm
 
 #: How many ended sessions are known; beyond that, those that ended first are forgotten.
 MAX_REMEMBERED: Final = 16_384
@@ -25,7 +25,7 @@ OUTPUT_SHARE: Final = 1 / 4
 LOW_WATER_SHARE: Final = 3 / 4
 
 
-class SessionRegistry:
+class ModeBRegistry:
     """Finds sessions by id, each only for the key that opened it.
 
     A session passes through these stages::
@@ -49,14 +49,14 @@ class SessionRegistry:
             sessions.budget, int(sessions.budget.capacity * OUTPUT_SHARE), evict=self._evict_results
         )
         self._capacity = min(config.streaming_input.max_payload_per_session, self._budget.capacity)
-        self._by_id: dict[str, tuple[str | None, RegisteredSession]] = {}
+        self._by_id: dict[str, tuple[str | None, ModeBSession]] = {}
         #: Live sessions in the order of their opening, less some of those that have had input.
-        self._empty: dict[RegisteredSession, None] = {}
+        self._empty: dict[ModeBSession, None] = {}
         sessions.admission.oldest_empty = self._oldest_empty
         #: Ended sessions with the times at which their stage ends. An entry is stale if it is not ``kept_until``.
-        self._due: deque[tuple[float, RegisteredSession]] = deque()
+        self._due: deque[tuple[float, ModeBSession]] = deque()
         self._sweep: asyncio.TimerHandle | None = None
-        self._ending: list[RegisteredSession] = []
+        self._ending: list[ModeBSession] = []
 
     def __len__(self) -> int:
         """The number of sessions known, including ended ones."""
@@ -66,14 +66,12 @@ class SessionRegistry:
         """Return an id for a session to be added."""
         return new_id(self._id_prefix)
 
-    def add(
-        self, conversation: Conversation, form: ResultForm, *, key: ApiKey | None, slot: ExitStack
-    ) -> RegisteredSession:
+    def add(self, conversation: Conversation, form: ResultForm, *, key: ApiKey | None, slot: ExitStack) -> ModeBSession:
         """Register and start a session, under the id with which its conversation was opened.
 
         ``slot`` holds its slot in admission, and is closed when the session has ended.
         """
-        session = RegisteredSession(
+        session = ModeBSession(
             conversation.observed.identity.session_id,
             conversation,
             OutputLog(self._capacity, self._budget),
@@ -87,7 +85,7 @@ class SessionRegistry:
         session.begin()
         return session
 
-    def get(self, session_id: str, key: ApiKey | None) -> RegisteredSession:
+    def get(self, session_id: str, key: ApiKey | None) -> ModeBSession:
         """Return a live or stored session of ``key``. Raises SessionExpired, or SessionNotFound for any other id."""
         owner, session = self._by_id.get(session_id, (None, None))
         if session is None or owner != _owner(key):
@@ -96,7 +94,7 @@ class SessionRegistry:
             raise SessionExpired(session.expired_because, param="session_id")
         return session
 
-    def discard(self, session: RegisteredSession) -> None:
+    def discard(self, session: ModeBSession) -> None:
         """End and forget a session whose client does not know its id."""
         session.cancel()
         self._forget(session)
@@ -136,7 +134,7 @@ class SessionRegistry:
 
     # ended sessions
 
-    def _ended(self, session: RegisteredSession) -> None:
+    def _ended(self, session: ModeBSession) -> None:
         self._empty.pop(session, None)
         session.kept_until = self._now() + self.timeout
         self._due.append((session.kept_until, session))
@@ -146,7 +144,7 @@ class SessionRegistry:
                 self._forget(oldest)
         self._arm()
 
-    def _forget(self, session: RegisteredSession) -> None:
+    def _forget(self, session: ModeBSession) -> None:
         session.kept_until = None
         session.output.clear()
         self._by_id.pop(session.id, None)
@@ -171,7 +169,7 @@ class SessionRegistry:
 
     def _evict_results(self, wanted: int) -> None:
         """Expire results to make room for ``wanted`` bytes: each time the oldest of the key that holds most."""
-        kept: dict[str | None, deque[RegisteredSession]] = defaultdict(deque)
+        kept: dict[str | None, deque[ModeBSession]] = defaultdict(deque)
         sizes: Counter[str | None] = Counter()
         for when, session in self._due:
             if session.kept_until == when and session.output.size:

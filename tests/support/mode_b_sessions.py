@@ -1,4 +1,4 @@
-"""Registered sessions over a fake engine, without HTTP."""
+"""Mode B sessions over a fake engine, without HTTP."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.core.session import SessionState
+from omni_ws.core.request_input import SessionState
 from omni_ws.engine.base import Engine
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import ShuttingDown
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
-from omni_ws.service.sessions.registered import RegisteredSession, ResultForm
-from omni_ws.service.sessions.registry import SessionRegistry
+from omni_ws.service.sessions.mode_b_registry import ModeBRegistry
+from omni_ws.service.sessions.mode_b_session import ModeBSession, ResultForm
 from omni_ws.wire.append_body import BodyChunk
 from omni_ws.wire.openai_chat_response import ChatOptions
 
@@ -44,10 +44,10 @@ class Slots:
         self.taken -= 1
 
 
-def opener(sessions: SessionFactory, registry: SessionRegistry) -> Callable[..., RegisteredSession]:
+def opener(sessions: SessionFactory, registry: ModeBRegistry) -> Callable[..., ModeBSession]:
     """A function that opens a session, for a key and with a slot where it is given them."""
 
-    def opened(key: ApiKey | None = None, slot: ExitStack | None = None) -> RegisteredSession:
+    def opened(key: ApiKey | None = None, slot: ExitStack | None = None) -> ModeBSession:
         conversation = sessions.open(
             output_formats=FILE_FORMATS, single_request=True, streamed_body=True, session_id=registry.new_id()
         )
@@ -61,7 +61,7 @@ def chunk(content: str, number: int | None = 0, *, end: bool = False) -> BodyChu
     return BodyChunk("", InputChunk(Modality.TEXT, content.encode(), number, end_of_input=end))
 
 
-async def answered(session: RegisteredSession, content: str = "x") -> None:
+async def answered(session: ModeBSession, content: str = "x") -> None:
     """Feed a whole input, and wait until the answer is complete."""
     await session.feed([chunk(content, end=True)])
     await session.ended.wait()

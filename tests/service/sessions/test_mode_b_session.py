@@ -1,4 +1,4 @@
-"""The states of a registered session, and how it takes input, without HTTP."""
+"""The states of a Mode B session, and how it takes input, without HTTP."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack
 
 import pytest
-from support.registered_sessions import GOING, Slots, answered, chunk, factory, opener
+from support.mode_b_sessions import GOING, Slots, answered, chunk, factory, opener
 
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.output import FinalChunk
-from omni_ws.core.session import SessionState
+from omni_ws.core.request_input import SessionState
 from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import (
@@ -24,8 +24,8 @@ from omni_ws.errors import (
     SessionTimeout,
 )
 from omni_ws.service.sessions.factory import SessionFactory
-from omni_ws.service.sessions.registered import RegisteredSession
-from omni_ws.service.sessions.registry import SessionRegistry
+from omni_ws.service.sessions.mode_b_registry import ModeBRegistry
+from omni_ws.service.sessions.mode_b_session import ModeBSession
 from omni_ws.wire.append_body import BodyChunk
 from omni_ws.wire.frames import RefusedChunk
 
@@ -35,12 +35,12 @@ SILENCE_SEC = 300
 GAP_SEC = 10
 
 
-def opened(sessions: SessionFactory, slot: ExitStack | None = None) -> tuple[RegisteredSession, SessionRegistry]:
-    registry = SessionRegistry(sessions)
+def opened(sessions: SessionFactory, slot: ExitStack | None = None) -> tuple[ModeBSession, ModeBRegistry]:
+    registry = ModeBRegistry(sessions)
     return opener(sessions, registry)(slot=slot), registry
 
 
-async def in_state(state: SessionState, sessions: SessionFactory) -> RegisteredSession:
+async def in_state(state: SessionState, sessions: SessionFactory) -> ModeBSession:
     """A session that has just come to ``state``."""
     session, _ = opened(sessions)
     match state:

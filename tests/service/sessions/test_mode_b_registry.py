@@ -8,17 +8,17 @@ import weakref
 from contextlib import ExitStack
 
 import pytest
-from support.registered_sessions import FORM, GOING, Slots, answered, chunk, factory, opener
+from support.mode_b_sessions import FORM, GOING, Slots, answered, chunk, factory, opener
 
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.core.session import SessionState
+from omni_ws.core.request_input import SessionState
 from omni_ws.engine.base import TextOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.errors import RateLimited, SessionConflict, SessionExpired, SessionNotFound, ShuttingDown
-from omni_ws.service.sessions import registry as registry_module
+from omni_ws.service.sessions import mode_b_registry as registry_module
 from omni_ws.service.sessions.factory import FILE_FORMATS
-from omni_ws.service.sessions.registered import MAX_READERS
-from omni_ws.service.sessions.registry import SessionRegistry
+from omni_ws.service.sessions.mode_b_registry import ModeBRegistry
+from omni_ws.service.sessions.mode_b_session import MAX_READERS
 
 pytestmark = [pytest.mark.virtual_clock, pytest.mark.usefixtures("no_task_left")]
 
@@ -27,7 +27,7 @@ ONE, TWO = (ApiKey(name=name, key_sha256=digest(name)) for name in ("one", "two"
 
 async def test_a_session_passes_through_all_its_stages() -> None:
     sessions = factory()
-    registry = SessionRegistry(sessions)
+    registry = ModeBRegistry(sessions)
     slots = Slots()
     session = opener(sessions, registry)(slot=slots.take())
     assert registry.get(session.id, None) is session
@@ -50,7 +50,7 @@ async def test_a_session_passes_through_all_its_stages() -> None:
 
 async def test_a_session_that_is_cancelled_before_its_task_ran_releases_its_slot() -> None:
     sessions = factory()
-    registry = SessionRegistry(sessions)
+    registry = ModeBRegistry(sessions)
     slots = Slots()
     session = opener(sessions, registry)(slot=slots.take())
     session.cancel()
@@ -66,7 +66,7 @@ async def test_a_session_that_is_cancelled_before_its_task_ran_releases_its_slot
 @pytest.mark.parametrize("ending", ["finish", "cancel", "fail"])
 async def test_an_ended_session_releases_its_conversation(ending: str) -> None:
     sessions = factory()
-    registry = SessionRegistry(sessions)
+    registry = ModeBRegistry(sessions)
     conversation = sessions.open(output_formats=FILE_FORMATS, single_request=True, session_id=registry.new_id())
     session = registry.add(conversation, FORM, key=None, slot=ExitStack())
     reference = weakref.ref(conversation)
@@ -91,7 +91,7 @@ async def test_an_ended_session_releases_its_conversation(ending: str) -> None:
 
 async def test_a_session_is_found_by_its_own_key_alone() -> None:
     sessions = factory(replica_id="r-1")
-    registry = SessionRegistry(sessions)
+    registry = ModeBRegistry(sessions)
     opened = opener(sessions, registry)
     ours, free = opened(ONE), opened()
     assert ours.id.startswith("r-1_sess_")
@@ -106,7 +106,7 @@ async def test_a_session_is_found_by_its_own_key_alone() -> None:
 async def test_the_session_that_ended_first_is_forgotten_beyond_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "MAX_REMEMBERED", 3)
     sessions = factory()
-    registry = SessionRegistry(sessions)
+    registry = ModeBRegistry(sessions)
     opened = opener(sessions, registry)
     known = [opened() for _ in range(4)]
     for session in known[:3]:
@@ -125,7 +125,7 @@ async def test_the_session_that_ended_first_is_forgotten_beyond_the_limit(monkey
 async def test_the_key_that_holds_most_loses_its_oldest_results() -> None:
     engine = ScriptedEngine([TextOutput("y" * 1000)])
     sessions = factory(engine, limits={"max_held_bytes": 4 * 40_000})
-    registry = SessionRegistry(sessions)
+    registry = ModeBRegistry(sessions)
     opened = opener(sessions, registry)
     modest = opened(ONE)
     await answered(modest)
@@ -148,7 +148,7 @@ async def test_the_key_that_holds_most_loses_its_oldest_results() -> None:
 
 async def test_readers_up_to_the_limit() -> None:
     sessions = factory()
-    registry = SessionRegistry(sessions)
+    registry = ModeBRegistry(sessions)
     session = opener(sessions, registry)()
     with ExitStack() as readers:
         for _ in range(MAX_READERS):
@@ -163,7 +163,7 @@ async def test_readers_up_to_the_limit() -> None:
 
 async def test_draining_ends_sessions_without_input() -> None:
     sessions = factory()
-    registry = SessionRegistry(sessions)
+    registry = ModeBRegistry(sessions)
     opened = opener(sessions, registry)
     idle, begun, waiting, finished = (opened() for _ in range(4))
     await begun.feed([chunk("a ")])
@@ -185,7 +185,7 @@ async def test_draining_ends_sessions_without_input() -> None:
 
 async def test_a_discarded_session_is_not_known() -> None:
     sessions = factory()
-    registry = SessionRegistry(sessions)
+    registry = ModeBRegistry(sessions)
     session = opener(sessions, registry)()
     await session.feed([chunk("half")])
     registry.discard(session)
@@ -199,7 +199,7 @@ async def test_a_discarded_session_is_not_known() -> None:
 async def test_a_failure_is_raised_anew_each_time() -> None:
     engine = ScriptedEngine([RuntimeError("secret")])
     sessions = factory(engine)
-    registry = SessionRegistry(sessions)
+    registry = ModeBRegistry(sessions)
     session = opener(sessions, registry)()
     await session.feed([chunk("x", end=True)])
     await session.ended.wait()
@@ -214,7 +214,7 @@ async def test_a_failure_is_raised_anew_each_time() -> None:
 
 async def test_an_expired_session_stays_expired() -> None:
     sessions = factory()
-    registry = SessionRegistry(sessions)
+    registry = ModeBRegistry(sessions)
     session = opener(sessions, registry)()
     await asyncio.sleep(301)
     for change in (session.expire, session.cancel):

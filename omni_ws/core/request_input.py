@@ -1,4 +1,4 @@
-"""StreamingInputSession: the input of one request, from its first chunk to its end."""
+"""RequestInput: the input of one request, from its first chunk to its end."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class InputEnded:
 SessionEvent: TypeAlias = GenerationStarted | InputAppended | InputEnded
 
 
-class StreamingInputSession:
+class RequestInput:
     """The state machine of one request's input.
 
     It takes chunks in order and returns events: GenerationStarted once, InputAppended for each later chunk, InputEnded

@@ -5,20 +5,20 @@ from collections.abc import Callable
 import pytest
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
-from omni_ws.core.session import (
+from omni_ws.core.request_input import (
     GenerationStarted,
     InputAppended,
     InputEnded,
     InputSettings,
+    RequestInput,
     SessionState,
-    StreamingInputSession,
 )
 from omni_ws.core.start_policy import OnEndOnly, OnFirstChunk, OnMinLength, StartPolicy
 from omni_ws.errors import EmptyInput, SessionConflict
 
 
-def session(policy: StartPolicy, mode: InputMode = InputMode.EXTEND) -> StreamingInputSession:
-    return StreamingInputSession(InputSettings(start_policy=policy, mode=mode))
+def session(policy: StartPolicy, mode: InputMode = InputMode.EXTEND) -> RequestInput:
+    return RequestInput(InputSettings(start_policy=policy, mode=mode))
 
 
 def text(content: bytes, number: int = 0, *, end: bool = False) -> InputChunk:
@@ -108,14 +108,14 @@ def test_a_chunk_after_the_end_is_a_conflict() -> None:
 @pytest.mark.parametrize(
     ("close", "state"),
     [
-        (StreamingInputSession.cancel, SessionState.CANCELLED),
-        (StreamingInputSession.expire, SessionState.EXPIRED),
-        (StreamingInputSession.fail, SessionState.FAILED),
+        (RequestInput.cancel, SessionState.CANCELLED),
+        (RequestInput.expire, SessionState.EXPIRED),
+        (RequestInput.fail, SessionState.FAILED),
     ],
 )
 @pytest.mark.parametrize("policy", [OnFirstChunk(), OnEndOnly()])
 def test_a_closed_session_stays_closed(
-    close: Callable[[StreamingInputSession], None], state: SessionState, policy: StartPolicy
+    close: Callable[[RequestInput], None], state: SessionState, policy: StartPolicy
 ) -> None:
     subject = session(policy)
     subject.receive_chunk(text(b"a"))
