@@ -390,7 +390,7 @@ class ServerConfig(Section):
     )
     replica_id: str = Field(
         default="",
-        description="Prefix of Mode B session ids, by which a load balancer finds the replica.",
+        description="Prefix of session ids, by which a load balancer finds the replica of a Mode B or resumed session.",
         pattern=r"^[A-Za-z0-9-]{0,32}$",
     )
     ssl_certfile: Path | None = Field(

@@ -153,7 +153,6 @@ class SessionFactory:
         admit: Callable[[], None] | None = None,
         origin: str = Origin.HTTP,
         resumable: bool = False,
-        session_id: str | None = None,
     ) -> Conversation:
         """Open a session and return its conversation. The caller must call ``observed.ended`` at its end.
 
@@ -166,7 +165,6 @@ class SessionFactory:
             admit: Called for each request; raises to refuse it.
             origin: Labels it in metrics and logs.
             resumable: Whether to keep a journal of what was sent, so that a client can resume.
-            session_id: Its id; by default a new one.
         """
         now = asyncio.get_running_loop().time
         streaming = self.config.streaming_input
@@ -178,7 +176,7 @@ class SessionFactory:
             budget=self.budget,
             journal_capacity=streaming.max_output_bytes if resumable else 0,
         )
-        identity = SessionIdentity(session_id or new_id("sess_"), origin, owner)
+        identity = SessionIdentity(self._new_id(), origin, owner)
         observed = ObservedSession(identity, self.observers, now=now)
         observed.opened()
         conversation = Conversation(
@@ -220,6 +218,11 @@ class SessionFactory:
         total(metrics.queue_bytes.labels("history"), lambda one: one.history.held_bytes)
         total(metrics.queue_items.labels("reorder"), lambda one: one.stream.buffered_chunks)
         total(metrics.queue_items.labels("outbox"), lambda one: len(one.outbox))
+
+    def _new_id(self) -> str:
+        """Return an id for a session. It begins with the ``replica_id``, by which a load balancer finds the replica."""
+        replica = self.config.replica_id
+        return new_id(f"{replica}_sess_" if replica else "sess_")
 
     def _rules(
         self, output_formats: frozenset[AudioEncoding], *, any_model: bool, single_request: bool

@@ -9,7 +9,6 @@ from functools import partial
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.errors import OmniError, SessionNotFound
-from omni_ws.service.identifiers import new_id
 from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
 from omni_ws.service.sessions.live_session import LiveSession
 
@@ -40,15 +39,14 @@ class LiveSessions:
         with ExitStack() as place:
             place.enter_context(self._factory.admission.session(key, client=client, many_requests=True))
             self._factory.check_ready()
-            session_id = new_id("sess_")
             conversation = self._factory.open(
                 output_formats=STREAM_FORMATS,
                 origin=self._origin,
                 resumable=self._grace > 0,
-                session_id=session_id,
                 owner=None if key is None else key.name,
                 admit=partial(self._factory.admission.request, key),
             )
+            session_id = conversation.observed.identity.session_id
             session = LiveSession(session_id, conversation, conversation.outbox, grace=self._grace)
             kept = place.pop_all()
         life = asyncio.create_task(self._live(session, kept), name=f"session {session.session_id}")

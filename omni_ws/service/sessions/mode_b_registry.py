@@ -12,7 +12,6 @@ from typing import Final
 from omni_ws.config.keys import ApiKey
 from omni_ws.errors import OmniError, SessionExpired, SessionNotFound
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.identifiers import new_id
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.mode_b_session import ModeBSession, ResultForm
 from omni_ws.service.sessions.output_log import OutputLog, OutputLogBudget
@@ -44,7 +43,6 @@ class ModeBRegistry:
     def __init__(self, sessions: SessionFactory) -> None:
         config = sessions.config
         self.timeout: float = config.streaming_input.session_timeout_sec
-        self._id_prefix = f"{config.replica_id}_sess_" if config.replica_id else "sess_"
         self._budget = OutputLogBudget(
             sessions.budget, int(sessions.budget.capacity * OUTPUT_SHARE), evict=self._evict_results
         )
@@ -61,10 +59,6 @@ class ModeBRegistry:
     def __len__(self) -> int:
         """The number of sessions known, including ended ones."""
         return len(self._by_id)
-
-    def new_id(self) -> str:
-        """Return an id for a session to be added."""
-        return new_id(self._id_prefix)
 
     def add(self, conversation: Conversation, form: ResultForm, *, key: ApiKey | None, slot: ExitStack) -> ModeBSession:
         """Register and start a session, under the id with which its conversation was opened.

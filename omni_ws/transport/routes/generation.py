@@ -25,9 +25,9 @@ from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.front_end import FrontEnd
 from omni_ws.transport.http.json_body import read_json_object, to_thread_if_large
 from omni_ws.transport.routes.body_slot import slot_for_body
+from omni_ws.transport.routes.http_session import HttpSession, feed_all
 from omni_ws.transport.routes.mode_a import StreamingBody, is_streaming_input
 from omni_ws.transport.routes.response_stream import AnswerSource, EventEncoder, respond_error_event, write_events
-from omni_ws.transport.routes.session import HttpSession, feed_all
 from omni_ws.wire.openai_fields import ConfigurationPatch
 
 #: Feeds a session with its input, to the end.

@@ -13,7 +13,7 @@ from omni_ws.core.chunks import InputChunk
 from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, UnsupportedFormat
 from omni_ws.transport.http.exchange import HttpExchange, HttpRequest
 from omni_ws.transport.http.json_body import to_thread_if_large
-from omni_ws.transport.routes.session import HttpSession
+from omni_ws.transport.routes.http_session import HttpSession
 from omni_ws.wire.lone_object import LoneObject
 from omni_ws.wire.session_config import effective
 from omni_ws.wire.streaming_body import (

@@ -107,7 +107,6 @@ class ModeBRoutes(FrontEnd):
             streamed_body=True,
             owner=None if key is None else key.name,
             origin=Origin.SESSIONS,
-            session_id=self._registry.new_id(),
         )
         with ended_on_error(conversation):
             audio = configure(conversation, request.patch)

@@ -67,7 +67,7 @@ async def test_a_session_that_is_cancelled_before_its_task_ran_releases_its_slot
 async def test_an_ended_session_releases_its_conversation(ending: str) -> None:
     sessions = factory()
     registry = ModeBRegistry(sessions)
-    conversation = sessions.open(output_formats=FILE_FORMATS, single_request=True, session_id=registry.new_id())
+    conversation = sessions.open(output_formats=FILE_FORMATS, single_request=True)
     session = registry.add(conversation, FORM, key=None, slot=ExitStack())
     reference = weakref.ref(conversation)
     del conversation

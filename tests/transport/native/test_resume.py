@@ -82,6 +82,14 @@ async def test_token_and_capability() -> None:
         assert client.created["capabilities"]["resume"] is True
 
 
+async def test_an_id_leads_to_its_replica() -> None:
+    async with live_server(replica_id="west-2", streaming_input=KEEPS) as server, native_client(server) as client:
+        assert client.created["session_id"].startswith("west-2_sess_")
+        await vanish(server, client)
+        async with back(server, client):
+            pass
+
+
 async def test_grace_of_0_turns_it_off() -> None:
     async with live_server(streaming_input={"resume_grace_sec": 0}) as server, native_client(server) as client:
         assert client.created["resume_token"] is None

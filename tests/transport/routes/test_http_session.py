@@ -8,7 +8,7 @@ from support.live_server import live_server
 
 from omni_ws.core.audio_format import AudioEncoding
 from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.transport.routes.session import HttpSession
+from omni_ws.transport.routes.http_session import HttpSession
 
 
 async def test_what_never_ran_holds_nothing() -> None:
