@@ -21,7 +21,7 @@ def named_places() -> list[str]:
     found: list[str] = []
     for row in section("Where to find it").splitlines():
         folder = ""
-        for name in re.findall(r"`([^`]+)`", row.rpartition(" | ")[2]):
+        for name in re.findall(r"`([^`]+(?:\.py|/))`", row.rpartition(" | ")[2]):
             if "/" in name:
                 folder = name.rpartition("/")[0]
             elif folder and not (ROOT / "omni_ws" / name).exists():
