@@ -36,8 +36,9 @@ class QueueOwner(Protocol):
 class RequestQueue:
     """Gives the first request to the engine, and every request exactly one final.
 
-    A final is written in the order of the queue, with one exception: a request that is cancelled while it is answered
-    has its final at once, and the next answer waits until the engine has released it.
+    Finals are written in the order of the queue, with two exceptions. A request that is refused as it opens has its
+    final at once. So has one that is cancelled while it is answered; the next answer waits until the engine has
+    released it.
 
     An error precedes the final of its request. If it ends the session, ``run`` raises it after that final.
     """
