@@ -42,6 +42,7 @@ WORKERS := 2
 
 TINY_MODELS := .cache/tiny-models
 # Outcomes of the first of two runs, for the report of the second; and of a run before both.
+OUTCOMES_FAST := .cache/test-outcomes-fast.json
 OUTCOMES := .cache/test-outcomes.json
 OUTCOMES_BEFORE :=
 BEFORE := $(if $(OUTCOMES_BEFORE),--outcomes-before=$(OUTCOMES_BEFORE))
@@ -76,14 +77,19 @@ serve: $(VENV)/.ready-to-serve
 	@exec $(BIN)/omni-ws serve $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
 endif
 
-# Runs in two environments, since vLLM needs its own; the last line of the second run counts both. Status 5 (no tests
-# collected) is not a failure: ARGS may select tests of one kind only.
+# Three runs: the fast tests in WORKERS processes, the slow ones, many of which run in real time, one after the other, and
+# those of vLLM in its own environment. The last line of the last run counts all. Status 5 (no tests collected) is not a
+# failure: ARGS may select tests of one kind only.
 ifneq ($(filter $(MACHINE),$(VLLM_MACHINES)),)
 test: $(VENV)/.ready-to-test distribution $(VLLM_VENV)/.ready ## all tests; ARGS="-k reorder" for some
-	@status=0; $(BIN)/python -m pytest -m "not vllm" --keep-outcomes=$(OUTCOMES) $(BEFORE) $(ARGS) || status=$$?; \
-	case $$status in 0|1|5) ;; *) exit $$status;; esac; \
-	also=0; $(VLLM_TINY_ENVIRONMENT) $(VLLM_BIN)/python -m pytest -m vllm --outcomes-before=$(OUTCOMES) $(ARGS) || also=$$?; \
-	case $$status-$$also in 0-0|0-5|5-0) ;; *) exit 1;; esac
+	@fast=0; $(BIN)/python -m pytest -m "not slow and not vllm" -n $(WORKERS) --dist worksteal \
+	  --keep-outcomes=$(OUTCOMES_FAST) $(BEFORE) $(ARGS) || fast=$$?; \
+	case $$fast in 0|1|5) ;; *) exit $$fast;; esac; \
+	slow=0; $(BIN)/python -m pytest -m "slow and not vllm" --outcomes-before=$(OUTCOMES_FAST) --keep-outcomes=$(OUTCOMES) \
+	  $(ARGS) || slow=$$?; \
+	case $$slow in 0|1|5) ;; *) exit $$slow;; esac; \
+	vllm=0; $(VLLM_TINY_ENVIRONMENT) $(VLLM_BIN)/python -m pytest -m vllm --outcomes-before=$(OUTCOMES) $(ARGS) || vllm=$$?; \
+	case $$fast-$$slow-$$vllm in 5-5-5) exit 1;; [05]-[05]-[05]) ;; *) exit 1;; esac
 else
 test: $(VENV)/.ready-to-test distribution
 	@echo 'vLLM has no CPU build for this machine ($(MACHINE)), only for $(VLLM_MACHINES): its tests are skipped.' >&2

@@ -74,8 +74,8 @@ def test_the_report_of_a_run_tells_of_those_before(tmp_path: Path, monkeypatch: 
     assert "tests/core/test_one.py::test_d: no flute" in lines
     assert "FAILED tests/core/test_one.py::test_c - assert 0" in lines
     assert "1 failed, 3 passed, 2 skipped, 1 deselected" in lines[-1]
-    # And a chain of three.
-    kept = ("--keep-outcomes=kept/outcomes.json", "--outcomes-before=kept/bare.json")
+    # And a chain of three, one of them in two processes.
+    kept = ("-n2", "--keep-outcomes=kept/outcomes.json", "--outcomes-before=kept/bare.json")
     assert "2 failed, 2 passed" in pytest_run(tmp_path, "-m", "far", *kept).stdout.splitlines()[-1]
     third = pytest_run(tmp_path, "-m", "not far and not near", "--outcomes-before=kept/outcomes.json")
     assert third.returncode == 0

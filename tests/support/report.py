@@ -59,6 +59,8 @@ def keep_outcomes(file: Path, terminalreporter: pytest.TerminalReporter) -> None
         for outcome, reports in terminalreporter.stats.items()
         if outcome in OUTCOMES
     }
+    for data in itertools.chain.from_iterable(kept.values()):
+        data.pop("node", None)  # the process that ran the test, where there are several
     for data in kept.get("passed", []):
         data["sections"] = []  # output that was captured, hundreds of megabytes together, and never shown
     if name := config.getoption("--outcomes-of"):

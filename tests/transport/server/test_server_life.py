@@ -471,7 +471,7 @@ async def test_wss_and_https_on_one_port(tmp_path: Path) -> None:
             server.process.send_signal(signal.SIGTERM)
             assert await client.closed() == 1012
         assert await server.ended() == 0
-        assert f"to talk, open https://127.0.0.1:{port} in a browser\n" in "".join(server.lines)
+        assert f"to try it, open https://127.0.0.1:{port} in a browser\n" in "".join(server.lines)
 
 
 @pytest.mark.slow
@@ -484,7 +484,7 @@ async def test_the_last_line_of_the_start_says_what_to_open(host: str, page: str
         port = server.address.rpartition(":")[2]
         server.process.send_signal(signal.SIGTERM)
         assert await server.ended() == 0
-    assert server.said_last(before="shutting down").endswith(f"to talk, open http://{page}:{port} in a browser")
+    assert server.said_last(before="shutting down").endswith(f"to try it, open http://{page}:{port} in a browser")
 
 
 def test_complaints_are_heard(caplog: pytest.LogCaptureFixture) -> None:
