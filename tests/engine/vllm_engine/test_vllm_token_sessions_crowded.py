@@ -245,7 +245,7 @@ async def test_arguments_that_do_not_go_with_readouts(
 
 
 async def test_vectors_of_another_model_end_the_start(model: Path, tmp_path: Path) -> None:
-    cases = ((128, 2, "the layers [2]"), (64, 1, "hidden size of 64"))
+    cases = ((128, 2, "layers [2]"), (64, 1, "hidden size of 64"))
     commands = [serving(model, tmp_path / str(hidden), hidden, layer) for hidden, layer, _ in cases]
     starts = [run_command(*command, seconds=STARTS_WITHIN_SEC) for command in commands]
     for ended, (_, _, match) in zip(await asyncio.gather(*starts), cases, strict=True):
