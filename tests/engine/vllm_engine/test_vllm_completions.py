@@ -218,7 +218,7 @@ async def test_ids_are_those_of_the_vocabulary(
     )
     assert (answer.status, answer.error["code"], answer.error["param"]) == (400, code, param), answer.error
     if code == "invalid_value":
-        assert f"below {VOCABULARY}" in answer.error["message"]
+        assert f"less than {VOCABULARY}" in answer.error["message"]
 
 
 async def test_the_last_id_of_the_vocabulary(server: LiveServer) -> None:
