@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Final
 
 from omni_ws.core.audio_format import AudioFormat
@@ -21,6 +22,9 @@ KEPT_MULTIPLE: Final = 2
 MAX_REQUESTS: Final = 1 << 14
 #: The place of messages that belong to no request: those of an HTTP body, before all requests.
 _BEFORE_ALL: Final = -1
+
+#: Thousands of items are read for each request.
+_MESSAGE_OF: Final = attrgetter("message")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,6 +47,19 @@ class HistoryItem:
         return self.message.role
 
 
+@dataclass(slots=True)
+class _Window:
+    """The newest items that fit into a limit: from ``first`` on, with their sizes together.
+
+    ``asked``: whether the items before it, which are still kept, have a question.
+    """
+
+    tokens: int = 0
+    speech_bytes: int = 0
+    first: int = 0
+    asked: bool = False
+
+
 class History:
     """The items of a conversation, in the order in which their requests opened.
 
@@ -62,6 +79,8 @@ class History:
         self._tokens = 0
         #: Of all speech that was added, also where it is not held any more: an item keeps its size.
         self._speech_bytes = 0
+        #: What a request sees. It moves on as items are added, and is sought anew only where items go or shrink.
+        self._seen = _Window()
         #: The place of each request that can be named, in that order.
         self._places: dict[str, int] = {}
         self._opened = 0
@@ -76,7 +95,7 @@ class History:
     @property
     def messages(self) -> tuple[Message, ...]:
         """What a request that is answered now sees."""
-        return tuple(item.message for item in self._items[self._first_seen() :])
+        return tuple(map(_MESSAGE_OF, self._items[self._first_seen() :]))
 
     def new_speech(self, audio: AudioFormat, *, unwanted: str | None) -> KeptSpeech | None:
         """A place for the speech of a request, for ``add``. None where nothing is kept; see KeptSpeech for the rest."""
@@ -101,9 +120,13 @@ class History:
                 self._items.append(item)
                 self._tokens += tokens
                 self._speech_bytes += speech_bytes
+                self._seen.tokens += tokens
+                self._seen.speech_bytes += speech_bytes
                 self.held_bytes += speech_bytes
         if not behind_all:  # it was cancelled while it waited for the one before it
             self._items.sort(key=lambda item: item.place)
+            self._seek()
+        self._advance_seen()
         self._make_room()
 
     def revise_answer(self, request_id: str, answer: Message) -> None:
@@ -116,6 +139,7 @@ class History:
                     self._tokens += self._items[index].tokens - item.tokens
                 else:
                     self._drop(index, index + 1)
+                self._seek()
                 return
 
     def truncate(self, request_id: str) -> int:
@@ -135,51 +159,65 @@ class History:
         self._truncated |= dict.fromkeys(dropped)
         _keep_newest(self._truncated)
         self._drop(bisect_left(self._items, first, key=lambda item: item.place), len(self._items))
+        self._seek()
         return len(dropped)
 
     def close(self) -> None:
         """Drops everything, and keeps nothing of what is added later. Idempotent."""
         self.max_tokens = 0
+        self._advance_seen()
         self._make_room()
 
     def _first_seen(self) -> int:
         """The index of the first item that a request sees."""
-        first = self._first_within(self.max_tokens, max_speech_bytes=MAX_SPEECH_BYTES)
+        first = self._seen.first
         while first < len(self._items) and self._items[first].role == "tool":  # without the call that it answers
             first += 1
         return first
 
-    def _first_within(self, max_tokens: int, *, max_speech_bytes: int) -> int:
-        """The index of the first item that fits with all behind it.
+    def _advance(self, window: _Window, max_tokens: int, *, max_speech_bytes: int) -> None:
+        """Shrink the window until it fits.
 
         A question goes with its answer: chat templates want turns that alternate.
         """
-        items, first, asked = self._items, 0, False
-        tokens, speech_bytes = self._tokens, self._speech_bytes
-        while first < len(items):
-            item = items[first]
-            fits = tokens <= max_tokens and speech_bytes <= max_speech_bytes
-            if fits and not (asked and item.role != "user"):
+        items = self._items
+        while window.first < len(items):
+            item = items[window.first]
+            fits = window.tokens <= max_tokens and window.speech_bytes <= max_speech_bytes
+            if fits and not (window.asked and item.role != "user"):
                 break
-            asked = asked or item.role == "user"
-            tokens -= item.tokens
-            speech_bytes -= item.speech_bytes
-            first += 1
-        return first
+            window.asked = window.asked or item.role == "user"
+            window.tokens -= item.tokens
+            window.speech_bytes -= item.speech_bytes
+            window.first += 1
 
-    def _make_room(self) -> None:
-        forgotten = self._first_within(KEPT_MULTIPLE * self.max_tokens, max_speech_bytes=self._speech_bytes)
-        if forgotten:
-            place = self._items[forgotten - 1].place
-            self._drop(0, forgotten)
-            while self._places and (oldest := next(iter(self._places.items())))[1] <= place:
-                del self._places[oldest[0]]
-        for index in range(self._first_seen()):
+    def _seek(self) -> None:
+        """Find what a request sees from all that is kept: it may be more than before."""
+        self._seen = _Window(self._tokens, self._speech_bytes)
+        self._advance_seen()
+
+    def _advance_seen(self) -> None:
+        """Move what a request sees on, and drop the speech of the items that it leaves behind."""
+        before = self._seen.first
+        self._advance(self._seen, self.max_tokens, max_speech_bytes=MAX_SPEECH_BYTES)
+        for index in range(before, self._seen.first):
             item = self._items[index]
             if item.message.speech is not None:
                 self._release(item)
                 text = " ".join(filter(None, [item.message.text, WORDS_UNKNOWN]))
                 self._items[index] = replace(item, message=replace(item.message, text=text, speech=None))
+
+    def _make_room(self) -> None:
+        """Drop the oldest items beyond what is kept. A request sees none of them."""
+        kept = _Window(self._tokens, self._speech_bytes)
+        self._advance(kept, KEPT_MULTIPLE * self.max_tokens, max_speech_bytes=self._speech_bytes)
+        if kept.first:
+            place = self._items[kept.first - 1].place
+            self._drop(0, kept.first)
+            while self._places and (oldest := next(iter(self._places.items())))[1] <= place:
+                del self._places[oldest[0]]
+            self._seen.first -= kept.first
+            self._seen.asked = self._seen.asked and self._seen.first > 0
 
     def _drop(self, start: int, end: int) -> None:
         for item in self._items[start:end]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from omni_ws.core.chunks import InputChunk, Modality, ToolCall
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.base import WORDS_UNKNOWN, Message
 from omni_ws.errors import InvalidValue
-from omni_ws.service.conversation.history import History
+from omni_ws.service.conversation.history import History, HistoryItem
 from omni_ws.service.conversation.kept_speech import KeptSpeech, held_bytes
 from omni_ws.service.conversation.request import MAX_KEPT_TEXT, KeptText
 
@@ -193,6 +194,29 @@ def test_twice_as_much_is_kept_as_a_request_sees(past: bool) -> None:
             history.truncate("a")
     assert history.truncate("c") == 2
     assert texts(history) == (["3", "4"] if past else ["1", "2", "3", "4"])
+
+
+class Watched(list[HistoryItem]):
+    """Items that count how often one of them is read."""
+
+    reads = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.reads += 1
+        return super().__getitem__(index)
+
+
+def test_a_request_costs_the_same_however_much_is_kept() -> None:
+    history = History(2000, ByteBudget(1 << 20))
+    items = history._items = Watched()
+    for number in range(2000):
+        turn(history, f"req_{number}", "a", "b")
+    assert (len(items), len(history.messages)) == (4000, 2000)
+    items.reads = 0
+    for number in range(100):
+        turn(history, f"req_more_{number}", "a", "b")
+        assert len(history.messages) == 2000
+    assert items.reads <= 100 * 20
 
 
 def test_requests_that_can_be_named_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
