@@ -343,7 +343,7 @@ async def interrupt(session: ClientSession, listener: Listener) -> None:
 
 
 async def together(*actions: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Runs actions concurrently; the first one that fails cancels the others, and its exception is raised."""
+    """Runs actions concurrently. The first failure cancels the others and is raised."""
     try:
         async with asyncio.TaskGroup() as group:
             for action in actions:

@@ -153,8 +153,8 @@ def _parse_format(body: bytes) -> WavHeader:
 def wav_header(*, sample_rate: int, channels: int, data_bytes: int | None) -> bytes:
     """Return the 44-byte header of a file with 16-bit samples.
 
-    ``data_bytes`` is the size of the samples, or None when it is not known yet, as in a stream. The header gives the
-    maximum for an unknown size, and for one that exceeds it.
+    ``data_bytes`` is the size of the samples, or None when it is not known yet, as in a stream. An unknown
+    size, and one that exceeds the 32-bit field, are written as the largest that the field holds.
     """
     if data_bytes is None or data_bytes > _MAX_SIZE - _HEADER_AFTER_RIFF:
         data_size = riff_size = _MAX_SIZE

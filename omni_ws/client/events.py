@@ -126,7 +126,7 @@ class InputAck:
 
 @dataclass(frozen=True, slots=True)
 class ErrorEvent:
-    """An error that leaves the session open, or the one that precedes a closure with an error.
+    """An error: of a chunk or a request, or the one for which the server then closes the session.
 
     ``blocks_request`` means that a request gets no Final as things stand: the chunk with its ``end_of_input`` was
     refused and it has to be ended again, or all of its chunks were refused and there is no request.

@@ -263,7 +263,7 @@ class IncomingFrames:
             pending.reply.set_result(frame.dropped_requests)
 
     def _truncation_refused(self, error: OmniError) -> None:
-        """The oldest without a refusal is refused; one that was sent twice may still succeed."""
+        """Attributes a refusal to the oldest truncation without one; what was sent twice may still succeed."""
         pending = next((one for one in self._truncations if one.refusal is None), None)
         if pending is None:
             return
