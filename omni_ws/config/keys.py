@@ -38,6 +38,11 @@ class ApiKey:
     priority: bool = False
 
 
+def key_name(key: ApiKey | None) -> str | None:
+    """Return the name of a client's key; None where no keys are configured."""
+    return None if key is None else key.name
+
+
 def digest(key: str) -> bytes:
     """Returns the 32 bytes of the SHA-256 digest of the key's UTF-8 text."""
     return hashlib.sha256(key.encode()).digest()

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
-from omni_ws.config.keys import ApiKey
+from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.errors import OmniError, SessionNotFound
 from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
 from omni_ws.service.sessions.live_session import LiveSession
@@ -43,14 +43,14 @@ class LiveSessions:
                 output_formats=STREAM_FORMATS,
                 origin=self._origin,
                 resumable=self._grace > 0,
-                owner=None if key is None else key.name,
+                owner=key_name(key),
                 admit=partial(self._factory.admission.request, key),
             )
             session_id = conversation.observed.identity.session_id
             session = LiveSession(session_id, conversation, conversation.outbox, grace=self._grace)
             kept = place.pop_all()
         life = asyncio.create_task(self._live(session, kept), name=f"session {session.session_id}")
-        self._living[session.session_id] = _Living(session, key.name if key else None, life)
+        self._living[session.session_id] = _Living(session, key_name(key), life)
         return session
 
     async def _live(self, session: LiveSession, place: ExitStack) -> None:
@@ -68,7 +68,7 @@ class LiveSessions:
         Raises SessionNotFound, whatever is wrong: only its own client may learn that a session exists.
         """
         living = self._living.get(session_id)
-        if living is not None and living.key_name == (key.name if key else None) and living.session.admits(token):
+        if living is not None and living.key_name == key_name(key) and living.session.admits(token):
             living.session.spend(token)
             return living.session
         raise SessionNotFound("no session to resume with this session_id and resume_token", param="session_id")

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Final
 
-from omni_ws.config.keys import ApiKey
+from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.errors import OmniError, SessionExpired, SessionNotFound
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.sessions.factory import SessionFactory
@@ -74,7 +74,7 @@ class ModeBRegistry:
             slot=slot,
             on_end=self._ended,
         )
-        self._by_id[session.id] = (_owner(key), session)
+        self._by_id[session.id] = (key_name(key), session)
         self._empty[session] = None
         session.begin()
         return session
@@ -82,7 +82,7 @@ class ModeBRegistry:
     def get(self, session_id: str, key: ApiKey | None) -> ModeBSession:
         """Return a live or stored session of ``key``. Raises SessionExpired, or SessionNotFound for any other id."""
         owner, session = self._by_id.get(session_id, (None, None))
-        if session is None or owner != _owner(key):
+        if session is None or owner != key_name(key):
             raise SessionNotFound("session not found", param="session_id")
         if session.expired:
             raise SessionExpired(session.expired_because, param="session_id")
@@ -181,7 +181,3 @@ class ModeBRegistry:
     @staticmethod
     def _now() -> float:
         return asyncio.get_running_loop().time()
-
-
-def _owner(key: ApiKey | None) -> str | None:
-    return None if key is None else key.name

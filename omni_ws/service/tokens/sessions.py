@@ -9,7 +9,7 @@ from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import cast
 
-from omni_ws.config.keys import ApiKey
+from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.token_ranges import TokenRanges
 from omni_ws.core.token_session import TOKEN_BYTES, TokenAppend, TokenImage, TokenSession
@@ -118,7 +118,7 @@ class TokenSessions:
     def close(self, session_id: str, key: ApiKey | None) -> None:
         """Close a session and stop its call. An unknown session is no error."""
         entry = self._entries.get(session_id)
-        if entry is not None and entry.owner == _name(key):
+        if entry is not None and entry.owner == key_name(key):
             self._remove(session_id)
 
     async def wait_idle(self) -> None:
@@ -242,7 +242,7 @@ class TokenSessions:
     def _add(self, session: TokenSession, key: ApiKey | None, client: str) -> str:
         slot = ExitStack()
         slot.enter_context(self._admission.session(key, client=client, many_requests=True))
-        entry = _Entry(session, _name(key), slot)
+        entry = _Entry(session, key_name(key), slot)
         try:
             self._charge(entry)
         except BaseException:
@@ -255,7 +255,7 @@ class TokenSessions:
 
     def _find(self, session_id: str, key: ApiKey | None) -> _Entry:
         entry = self._entries.get(session_id)
-        if entry is None or entry.owner != _name(key):
+        if entry is None or entry.owner != key_name(key):
             raise SessionNotFound("session not found; it may have expired or been closed", param="session_id")
         return entry
 
@@ -314,10 +314,6 @@ class TokenSessions:
                 self._budget.used -= len(image.data)
                 del self._holders[image]
         entry.images = images
-
-
-def _name(key: ApiKey | None) -> str | None:
-    return None if key is None else key.name
 
 
 def token_sessions(factory: SessionFactory) -> TokenSessions:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from websockets.frames import CloseCode
 
-from omni_ws.config.keys import ApiKey
+from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.chunks import Modality, Task
 from omni_ws.errors import (
     InvalidValue,
@@ -104,10 +104,7 @@ class StreamingInput(FrontEnd):
             sessions, origin=Origin.WEBSOCKET, grace=sessions.config.streaming_input.resume_grace_sec
         )
         self._ack_clock = AcknowledgementClock()
-        streaming = sessions.config.streaming_input
-        self._keep_alive = KeepAliveSettings(
-            ping_interval=streaming.ping_interval_sec or None, ping_timeout=streaming.ping_timeout_sec or None
-        )
+        self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
 
     def register(self, router: Router) -> None:
         router.add("GET", NATIVE_PATH, self._without_upgrade)
@@ -171,9 +168,7 @@ class StreamingInput(FrontEnd):
         key = handshake.key
         session = self._live.open(key, client=handshake.client)
         if self._recorder is not None:
-            session.recording = self._recorder.begin(
-                "websocket", key=key.name if key else None, name=session.session_id
-            )
+            session.recording = self._recorder.begin("websocket", key=key_name(key), name=session.session_id)
         session.outbox.put_nowait(self._created(session))
         connection = recorded(connection, session.recording)
         attachment = self._attachment(connection, session, binary_audio=handshake.binary_audio)

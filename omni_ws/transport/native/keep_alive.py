@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from omni_ws.config.model import StreamingInputConfig
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepAliveSettings:
@@ -12,6 +14,11 @@ class KeepAliveSettings:
 
     ping_interval: float | None = 20
     ping_timeout: float | None = 20
+
+    @classmethod
+    def configured(cls, settings: StreamingInputConfig) -> KeepAliveSettings:
+        """The times that a server is configured with, where 0 turns them off."""
+        return cls(ping_interval=settings.ping_interval_sec or None, ping_timeout=settings.ping_timeout_sec or None)
 
 
 class PeerState(Enum):

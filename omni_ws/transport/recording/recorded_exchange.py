@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from omni_ws.config.keys import ApiKey
+from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.recording.recorder import ConnectionRecording, Recorder, SessionRecording
 from omni_ws.transport.http.exchange import HttpExchange
@@ -39,7 +39,7 @@ class HttpRecordings:
     def begin(self, exchange: HttpExchange, key: ApiKey | None) -> None:
         """Record this exchange, if it is to be recorded."""
         request = exchange.request
-        name = None if key is None else key.name
+        name = key_name(key)
         session: _Session | None = None
         recording: SessionRecording | None = None
         if request.method == "POST" and request.path in _SINGLE:
@@ -57,7 +57,7 @@ class HttpRecordings:
 
     def find(self, session_id: str, key: ApiKey | None) -> SessionRecording | None:
         """The recording of a session, for a WebSocket that reads its answer; None where there is none."""
-        session = self._find(session_id, None if key is None else key.name)
+        session = self._find(session_id, key_name(key))
         return None if session is None else session.recording
 
     def answer_read(self, session_id: str) -> None:

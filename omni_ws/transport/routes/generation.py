@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from omni_ws.audio.encoder import encode_file
 from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
+from omni_ws.config.keys import key_name
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.quota import Share
@@ -73,7 +74,7 @@ class GenerationRoutes(FrontEnd):
             self.sessions.check_ready()
             exchange.input_pace = admission.input_pace(key)
             exchange.input_share = Share(self.sessions.budget)
-            yield None if key is None else key.name
+            yield key_name(key)
 
     def streaming_body(self, exchange: HttpExchange) -> StreamingBody:
         """The body of a Mode A request. Raises NotFound where streaming input is disabled."""

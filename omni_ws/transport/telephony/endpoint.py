@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from omni_ws.config.keys import ApiKey
+from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.audio_format import AudioEncoding
 from omni_ws.errors import OmniError, ShuttingDown, Unauthenticated
 from omni_ws.service.recording.recorder import Recorder
@@ -63,10 +63,7 @@ class TelephonyStreams(FrontEnd):
         #: A gateway does not reconnect: a session ends with its connection.
         self._live = LiveSessions(sessions, origin=TELEPHONY_ORIGIN, grace=0)
         self._openings: set[StreamOpening] = set()
-        streaming = sessions.config.streaming_input
-        self._keep_alive = KeepAliveSettings(
-            ping_interval=streaming.ping_interval_sec or None, ping_timeout=streaming.ping_timeout_sec or None
-        )
+        self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
 
     def register(self, router: Router) -> None:
         if self._sessions.config.telephony.enabled:
@@ -121,9 +118,7 @@ class TelephonyStreams(FrontEnd):
             session.end(None)
             raise
         if self._recorder is not None:
-            session.recording = self._recorder.begin(
-                TELEPHONY_ORIGIN, key=key.name if key else None, name=session.session_id
-            )
+            session.recording = self._recorder.begin(TELEPHONY_ORIGIN, key=key_name(key), name=session.session_id)
         return session
 
     def _identify(self, caller: _Caller, key: ApiKey | None) -> None:
