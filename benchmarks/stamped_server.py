@@ -12,7 +12,7 @@ from dataclasses import replace
 import uvloop
 
 from omni_ws.config.model import EngineName, ServerConfig
-from omni_ws.engine.base import EngineOutput, GenerationRequest, TextOutput
+from omni_ws.engine.base import EngineOutput, GenerationRequest, OutputSink, TextOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings
 from omni_ws.server import create_app, listen
 
@@ -21,12 +21,34 @@ class StampingEngine(EchoEngine):
     """Replaces the first word by ``@`` and the monotonic time, which all processes share."""
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
-        stamped = False
-        async with aclosing(super().generate(request)) as outputs:  # type: ignore[type-var]
+        stamps = _Stamps(request.sink)
+        async with aclosing(super().generate(replace(request, sink=stamps))) as outputs:  # type: ignore[type-var]
             async for output in outputs:
-                if not stamped and isinstance(output, TextOutput):
-                    stamped, output = True, replace(output, text=f"@{time.monotonic_ns()}")
-                yield output
+                yield stamps.yielded(output)
+
+
+class _Stamps:
+    """Stamps the first text of an answer on its way to ``sink``."""
+
+    def __init__(self, sink: OutputSink) -> None:
+        self._sink = sink
+        self._done = False
+
+    def offer(self, output: EngineOutput) -> bool:
+        taken = self._sink.offer(output if self._done else _stamped(output))
+        self._done |= taken and isinstance(output, TextOutput)
+        return taken
+
+    def yielded(self, output: EngineOutput) -> EngineOutput:
+        """Return an output that was not taken."""
+        if self._done:
+            return output
+        self._done = isinstance(output, TextOutput)
+        return _stamped(output)
+
+
+def _stamped(output: EngineOutput) -> EngineOutput:
+    return replace(output, text=f"@{time.monotonic_ns()}") if isinstance(output, TextOutput) else output
 
 
 async def main() -> None:

@@ -173,6 +173,33 @@ class InputSource(Protocol):
     def __aiter__(self) -> AsyncIterator[InputChunk]: ...
 
 
+class OutputSink(Protocol):
+    """Takes outputs of one answer at once: from a callback or any task, and without a switch to the task that iterates.
+
+    For engines that produce many small outputs; see ``GenerationRequest.sink``.
+    """
+
+    def offer(self, output: EngineOutput) -> bool:
+        """Send ``output``, which follows everything that was offered or yielded before, and return True.
+
+        Returns False where it cannot be sent at once: the client does not read, an output that was yielded is still
+        being sent, the audio is encoded in a thread or not due yet, or it is a Finished. The output must be yielded
+        then, before the next one is offered.
+        """
+        ...
+
+
+class _NoSink:
+    """Takes nothing: every output is yielded."""
+
+    def offer(self, output: EngineOutput) -> bool:
+        return False
+
+
+#: For requests whose outputs must all pass through the iterator, such as those of an engine that wraps another.
+NO_SINK: Final[OutputSink] = _NoSink()
+
+
 class UsageMeter:
     """Reports the usage of a request that is cut off before its Finished.
 
@@ -217,6 +244,8 @@ class GenerationRequest:
     #: The name of the client's API key. Caches must not be shared between owners, lest timing reveal their prompts.
     owner: str | None = None
     meter: UsageMeter = field(default_factory=UsageMeter)
+    #: Takes outputs without waiting. Its use is optional.
+    sink: OutputSink = NO_SINK
     #: The budget in which decoded input is reserved.
     media_room: MediaRoom = field(default_factory=MediaRoom)
 
@@ -304,6 +333,9 @@ class Engine(Protocol):
 
     **Backpressure.** Outputs are pulled: the server does not resume the generator while the client's outbox is full. An
     engine may work ahead meanwhile, within a bound (see ``Channel``). Input is pulled too, see InputSource.
+
+    **Hand-over.** Each output that is yielded costs a pass through the generator and, where it comes from another task,
+    a switch of tasks. An engine may offer it to ``request.sink`` first, which usually takes it at once.
 
     **Cancellation.** The server aborts a request by closing the generator or cancelling the task that iterates it, at
     any time, also while it waits for input. The engine then stops the work and releases what the request holds before

@@ -39,8 +39,8 @@ Generate: TypeAlias = Callable[[GenerationRequest], AsyncIterator[EngineOutput]]
 class AnswerWriter:
     """Writes the answer to one request into the outbox, output by output, and waits while the outbox is full.
 
-    It records in the request what was sent. The final is the queue's: a cancelled answer gets it before its engine has
-    wound up.
+    It is the OutputSink of the request: what needs no wait is written inside the engine's own call. It records in the
+    request what was sent. The final is the queue's: a cancelled answer gets it before its engine has wound up.
     """
 
     def __init__(self, request: Request, outbox: Outbox, sequencer: OutputSequencer, observed: ObservedSession) -> None:
@@ -48,10 +48,14 @@ class AnswerWriter:
         self._observed = observed
         self._outbox = outbox
         self._sequencer = sequencer
-        self._wanted = frozenset(request.config.modalities)
+        self._writes = "text" in request.config.modalities
+        self._speaks = "audio" in request.config.modalities
+        self._audio_format = request.output_format
         #: By modality, the first output.
         self._begun = request.timeline.first_outputs
-        self._speech = SpeechOutput(request.output_format, request.playback, max_lead_ms=request.config.max_lead_ms)
+        #: Whether an output is waiting, or being encoded. Nothing may overtake it.
+        self._busy = False
+        self._speech = SpeechOutput(self._audio_format, request.playback, max_lead_ms=request.config.max_lead_ms)
 
     def start(self, event: GenerationStarted) -> None:
         """Announce the answer."""
@@ -65,7 +69,7 @@ class AnswerWriter:
         finished: Finished | None = None
         failure: OmniError | None = None
         try:
-            finished = await self._write_all(generate(request.generation_request(history)))
+            finished = await self._write_all(generate(request.generation_request(history, sink=self)))
         except OmniError as error:
             failure = error
         except (Exception, asyncio.CancelledError) as error:
@@ -87,75 +91,95 @@ class AnswerWriter:
                 if isinstance(output, Finished):
                     finished = output
                     break
-                if type(output) is TextOutput and events.recorder is None and not self._outbox.full:
-                    self._put_text(output)  # nearly always, and without a coroutine
+                if self.offer(output):
                     continue
                 with events.span("answer"):
                     await self._write(output)
         with events.span("answer"):
-            await self._send_audio(await self._speech.flush())
+            self._busy = True
+            self._put_audio(await self._speech.flush())
         return finished
 
+    def offer(self, output: EngineOutput) -> bool:
+        """See OutputSink."""
+        if self._busy or self._outbox.full_since is not None or not self._request.answering:
+            return False
+        if events.recorder is not None:
+            return False  # so that each output has its span
+        audio: EncodedAudio | None = None
+        match output:
+            case TextOutput() | ToolCallOutput():
+                pass
+            case AudioOutput(samples=samples, sample_rate=sample_rate) if self._speaks:
+                if not self._speech.is_immediate(samples, sample_rate):
+                    return False
+                audio = self._speech.encode_now(samples, sample_rate)
+            case TranscriptOutput(text=text, interim=False):
+                self._request.heard.append(text)
+            case Finished():
+                return False
+        self._put_output(output, audio)
+        return True
+
     async def _write(self, output: EngineOutput) -> None:
+        """Wait until the output can be sent, and queue it."""
+        self._busy = True
+        try:
+            if isinstance(output, TranscriptOutput) and not output.interim:
+                self._request.heard.append(output.text)  # even if it is cancelled before it is sent
+            encoded: EncodedAudio | None = None
+            if isinstance(output, AudioOutput) and self._speaks:
+                encoded = await self._speech.encode(output.samples, output.sample_rate)
+            await self._outbox.room()
+            self._put_output(output, encoded)
+        finally:
+            self._busy = False
+
+    # Nothing below waits: there is room in the outbox.
+
+    def _put_output(self, output: EngineOutput, audio: EncodedAudio | None = None) -> None:
+        """Queue an output; ``audio`` is what its samples were encoded to."""
         request = self._request
         match output:
             case TextOutput():
-                await self._outbox.room()
-                self._put_text(output)
+                if self._writes and (output.text or output.logprobs):
+                    self._put(
+                        self._chunk(
+                            OutputModality.TEXT, text=output.text, logprobs=output.logprobs, choice=output.choice
+                        )
+                    )
+                    request.said.append(output.text)
+            case AudioOutput(words=words) if self._speaks:
+                self._put_audio(audio, words)
             case ToolCallOutput(call=call, choice=choice):
-                await self._send(OutputModality.TOOL_CALL, tool_call=call, choice=choice)
+                self._put(self._chunk(OutputModality.TOOL_CALL, tool_call=call, choice=choice))
                 request.called(call)
-            case TranscriptOutput(text=text, interim=interim):
-                if not interim:
-                    request.heard.append(text)
-                await self._outbox.room()
+            case TranscriptOutput(interim=interim):
                 request.interim = output if interim else None
                 self._put(transcript_chunk(request, output, sequencer=self._sequencer))
-            case AudioOutput(samples=samples, sample_rate=sample_rate) if "audio" in self._wanted:
-                encoded = await self._speech.encode(samples, sample_rate)
-                await self._send_audio(encoded, words=output.words)
             case _:
                 pass
 
-    def _put_text(self, output: TextOutput) -> None:
-        """Requires room in the outbox."""
+    def _put_audio(self, audio: EncodedAudio | None, words: tuple[Word, ...] = ()) -> None:
         request = self._request
-        if "text" not in self._wanted or not (output.text or output.logprobs):
-            return
-        number = self._sequencer.take_number(request.request_id)
-        self._put(
-            OutputChunk(
-                request_id=request.request_id,
-                sequence_id=number,
-                modality=OutputModality.TEXT,
-                text=output.text,
-                logprobs=output.logprobs,
-                choice=output.choice,
-            )
-        )
-        request.said.append(output.text)
-
-    async def _send_audio(self, encoded: EncodedAudio | None, words: tuple[Word, ...] = ()) -> None:
-        request = self._request
-        if encoded is not None:
-            number = await self._send(
+        if audio is not None:
+            chunk = self._chunk(
                 OutputModality.AUDIO,
-                payload=encoded.payload,
-                format=request.output_format,
-                start_ms=encoded.start_ms,
+                payload=audio.payload,
+                format=self._audio_format,
+                start_ms=audio.start_ms,
                 words=words,
             )
-            request.playback.sending(number, encoded.start_ms, self._speech.made_ms)
+            self._put(chunk)
+            request.playback.sending(chunk.sequence_id, audio.start_ms, self._speech.made_ms)
         if len(request.spoken) < MAX_KEPT_WORDS:
             request.spoken += words
 
-    async def _send(self, modality: OutputModality, **fields: Any) -> int:
-        """Wait for room, and queue an output. Returns its ``sequence_id``."""
-        await self._outbox.room()
+    def _chunk(self, modality: OutputModality, **fields: Any) -> OutputChunk:
+        """Return an output with the next number."""
         request_id = self._request.request_id
         number = self._sequencer.take_number(request_id)
-        self._put(OutputChunk(request_id=request_id, sequence_id=number, modality=modality, **fields))
-        return number
+        return OutputChunk(request_id=request_id, sequence_id=number, modality=modality, **fields)
 
     def _put(self, chunk: OutputChunk) -> None:
         if chunk.modality not in self._begun:

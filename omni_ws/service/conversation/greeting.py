@@ -13,7 +13,7 @@ from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, O
 from omni_ws.core.request_input import GenerationStarted, InputSettings, RequestInput
 from omni_ws.core.start_policy import OnEndOnly
 from omni_ws.engine.answer_limit import count_words
-from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, Finished, GenerationRequest, TextOutput
+from omni_ws.engine.base import NO_SINK, AudioOutput, Engine, EngineOutput, Finished, GenerationRequest, TextOutput
 from omni_ws.service.conversation.request import Request
 from omni_ws.wire.session_config import SessionConfig
 
@@ -50,7 +50,9 @@ async def say_greeting(engine: Engine, request: Request, generation: GenerationR
     if OutputModality.AUDIO not in generation.modalities or Task.SPEECH not in engine.capabilities.tasks:
         yield Finished(FinishReason.STOP, Usage(output_tokens=count_words(text)))
         return
-    wanted = replace(generation, input=_Text(text), modalities=frozenset({OutputModality.AUDIO}), sampling={})
+    wanted = replace(
+        generation, input=_Text(text), modalities=frozenset({OutputModality.AUDIO}), sampling={}, sink=NO_SINK
+    )
     spoken = cast("AsyncGenerator[EngineOutput]", engine.generate(wanted))  # by the contract of Engine
     async with aclosing(spoken) as outputs:
         async for output in outputs:

@@ -14,7 +14,16 @@ from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality,
 from omni_ws.core.output import OutputChunk
 from omni_ws.core.request_input import GenerationStarted, RequestInput
 from omni_ws.engine.answer_limit import count_words
-from omni_ws.engine.base import WORDS_UNKNOWN, AnswerOptions, GenerationRequest, Message, TranscriptOutput, UsageMeter
+from omni_ws.engine.base import (
+    NO_SINK,
+    WORDS_UNKNOWN,
+    AnswerOptions,
+    GenerationRequest,
+    Message,
+    OutputSink,
+    TranscriptOutput,
+    UsageMeter,
+)
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import OmniError
@@ -325,7 +334,7 @@ class Request:
 
     # the engine
 
-    def generation_request(self, history: tuple[Message, ...]) -> GenerationRequest:
+    def generation_request(self, history: tuple[Message, ...], sink: OutputSink = NO_SINK) -> GenerationRequest:
         """The request as the engine gets it."""
         config, settings = self.config, self.session.settings
         sampling = config.sampling
@@ -349,6 +358,7 @@ class Request:
             options=self.options,
             owner=self.owner,
             meter=self.meter,
+            sink=sink,
             media_room=self.media_room,
         )
 

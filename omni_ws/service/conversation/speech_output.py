@@ -43,21 +43,30 @@ class SpeechOutput:
         self._source_rate = 0
         self._header_left = len(wav_header(sample_rate=target.sample_rate, channels=1, data_bytes=None))
 
+    def is_immediate(self, samples: Samples, sample_rate: int) -> bool:
+        """Whether ``encode_now`` may encode these samples: they are short and raw, are due, and continue the answer."""
+        if not self._target.is_raw or len(samples) > _INLINE_SAMPLES:
+            return False
+        if self._encoder is not None and sample_rate != self._source_rate:
+            return False
+        return self._ahead_ms(self.made_ms) < _LEAST_SLEEP_MS
+
+    def encode_now(self, samples: Samples, sample_rate: int) -> EncodedAudio | None:
+        """Encode samples that are ``is_immediate``. None while the resampler buffers them all."""
+        payload = self._opened(sample_rate).encode(samples)
+        return self._place(payload, len(samples) * 1000 / sample_rate)
+
     async def encode(self, samples: Samples, sample_rate: int) -> EncodedAudio | None:
         """Encode samples, and wait until they are due. None while the encoder buffers them all.
 
         Raises ValueError if the sample rate changes within the answer.
         """
-        if self._encoder is None:
-            self._encoder = AudioEncoder(self._target, source_rate=sample_rate)
-            self._source_rate = sample_rate
-        elif sample_rate != self._source_rate:
-            raise ValueError("the sample rate must not change within an answer")
+        encoder = self._opened(sample_rate)
         if self._target.is_raw and len(samples) <= _INLINE_SAMPLES:
-            payload = self._encoder.encode(samples)
+            payload = encoder.encode(samples)
         else:
-            payload = await asyncio.to_thread(self._encoder.encode, samples)
-        return await self._place(payload, len(samples) * 1000 / sample_rate)
+            payload = await asyncio.to_thread(encoder.encode, samples)
+        return await self._paced(self._place(payload, len(samples) * 1000 / sample_rate))
 
     async def flush(self) -> EncodedAudio | None:
         """Encode what the encoder has buffered, at the end of the answer. None if that is nothing."""
@@ -67,9 +76,18 @@ class SpeechOutput:
             payload = self._encoder.flush()
         else:
             payload = await asyncio.to_thread(self._encoder.flush)
-        return await self._place(payload, 0)
+        return await self._paced(self._place(payload, 0))
 
-    async def _place(self, payload: bytes, source_ms: float) -> EncodedAudio | None:
+    def _opened(self, sample_rate: int) -> AudioEncoder:
+        if self._encoder is None:
+            self._encoder = AudioEncoder(self._target, source_rate=sample_rate)
+            self._source_rate = sample_rate
+        elif sample_rate != self._source_rate:
+            raise ValueError("the sample rate must not change within an answer")
+        return self._encoder
+
+    def _place(self, payload: bytes, source_ms: float) -> EncodedAudio | None:
+        """Place encoded audio behind what was encoded before; None if it is empty."""
         start_ms = self.made_ms
         # Raw audio is measured by its bytes, which include the delay of the resampler; compressed audio by its source.
         size = len(payload)
@@ -79,15 +97,15 @@ class SpeechOutput:
             self.made_ms += self._target.duration_ms(size - header)
         else:
             self.made_ms += self._target.duration_ms(size) if self._target.is_raw else source_ms
-        if not payload:
-            return None
-        await self._pace(start_ms)
-        return EncodedAudio(payload, round(start_ms))
+        return EncodedAudio(payload, round(start_ms)) if payload else None
 
-    async def _pace(self, start_ms: float) -> None:
-        # Again after the sleep: a report meanwhile may have set the position back.
-        while (ahead_ms := self._ahead_ms(start_ms)) >= _LEAST_SLEEP_MS:  # noqa: ASYNC110 - waits for time, not for an event
-            await asyncio.sleep(ahead_ms / 1000)
+    async def _paced(self, audio: EncodedAudio | None) -> EncodedAudio | None:
+        """Wait until the audio is due."""
+        if audio is not None:
+            # Again after the sleep: a report meanwhile may have set the position back.
+            while (ahead_ms := self._ahead_ms(audio.start_ms)) >= _LEAST_SLEEP_MS:  # noqa: ASYNC110 - waits for time, not for an event
+                await asyncio.sleep(ahead_ms / 1000)
+        return audio
 
     def _ahead_ms(self, start_ms: float) -> float:
         """Milliseconds until audio at ``start_ms`` may be sent; 0 or less when it is due."""
