@@ -9,6 +9,12 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+SPECIFICATION = (ROOT / "protocol" / "README.md").read_text(encoding="utf-8")
+
+#: It defines words, and asks nothing of the code.
+NOT_IN_THE_MAP = {"Words"}
+#: The last rows of the map are about things that the wire does not have.
+NOT_IN_THE_SPECIFICATION = "Beside the specification"
 
 
 def section(title: str) -> str:
@@ -16,27 +22,44 @@ def section(title: str) -> str:
     return behind.partition("\n## ")[0]
 
 
-def named_places() -> list[str]:
-    """The patterns in the second column; a bare name is in the folder of the one before it in its row."""
-    found: list[str] = []
-    for row in section("Where to find it").splitlines():
-        folder = ""
-        for name in re.findall(r"`([^`]+(?:\.py|/))`", row.rpartition(" | ")[2]):
-            if "/" in name:
-                folder = name.rpartition("/")[0]
-            elif folder and not (ROOT / "omni_ws" / name).exists():
-                name = f"{folder}/{name}"
-            found += (
-                [name]
-                if "{" not in name
-                else [re.sub(r"\{[^}]*\}", one, name) for one in re.findall(r"\{([^}]*)\}", name)[0].split(",")]
-            )
-    return found
+def mapped() -> dict[str, list[tuple[str, list[str]]]]:
+    """The rows of the map: by section of the specification, what it says and the places of that."""
+    rows: dict[str, list[tuple[str, list[str]]]] = {}
+    for said, places in re.findall(r"(?m)^\| (.+) \| (.*?) ?\|$", section("Where to find it"))[1:]:
+        if not places:
+            rows[said.strip("*")] = []
+        else:
+            rows[[*rows][-1]].append((said, re.findall(r"`([^`]+(?:\.py|/))`", places)))
+    return rows
 
 
-@pytest.mark.parametrize("place", named_places())
+def specified() -> dict[str, list[str]]:
+    """The headings of the specification, and the words in bold with which its paragraphs begin."""
+    headings: dict[str, list[str]] = {}
+    for line in SPECIFICATION[SPECIFICATION.index("\n## ") :].splitlines():
+        if heading := re.fullmatch(r"###? (.+)", line):
+            headings[heading[1]] = []
+        elif lead := re.match(r"(?:- )?\*\*(.+?)[.:]?\*\*", line):
+            headings[[*headings][-1]].append(lead[1])
+    return {title: leads for title, leads in headings.items() if title not in NOT_IN_THE_MAP}
+
+
+def test_the_map_has_the_sections_of_the_specification() -> None:
+    assert [*mapped()] == [*specified(), NOT_IN_THE_SPECIFICATION]
+
+
+@pytest.mark.parametrize("title", specified())
+def test_the_map_names_what_paragraphs_begin_with(title: str) -> None:
+    rows = mapped()[title]
+    words = "\n".join(said for said, _ in rows).lower()
+    assert [lead for lead in specified()[title] if lead.lower() not in words] == []
+    assert [said for said, places in rows if not places] == []
+    assert rows
+
+
+@pytest.mark.parametrize("place", sorted({one for rows in mapped().values() for _, places in rows for one in places}))
 def test_the_map_names_places_that_exist(place: str) -> None:
-    assert list((ROOT / "omni_ws").glob(place.rstrip("/"))), f"docs/design.md names {place}, which does not exist"
+    assert (ROOT / "omni_ws" / place).exists(), f"docs/design.md names {place}, which does not exist"
 
 
 def test_the_map_knows_every_wing() -> None:
