@@ -24,14 +24,14 @@ from omni_ws.transport.http.authentication import Authenticator
 from omni_ws.transport.http.exchange import HttpExchange, HttpRequest
 from omni_ws.transport.http.front_end import FrontEnd
 from omni_ws.transport.http.router import Router
-from omni_ws.transport.native.attached import Attachments
 from omni_ws.transport.native.endpoint import StreamingInput
+from omni_ws.transport.native.mode_b_reader import ModeBReaders
 from omni_ws.transport.recording.recordings import Recordings
 from omni_ws.transport.routes.chat import ChatRoutes
 from omni_ws.transport.routes.completions import CompletionRoutes
 from omni_ws.transport.routes.demo import DemoRoutes
 from omni_ws.transport.routes.mode_b import SESSIONS_PATH, ModeBRoutes
-from omni_ws.transport.routes.ops import OperationsRoutes
+from omni_ws.transport.routes.operations import OperationsRoutes
 from omni_ws.transport.routes.profiling import ProfilingRoutes
 from omni_ws.transport.routes.speech import SpeechRoutes
 from omni_ws.transport.routes.transcriptions import TranscriptionRoutes
@@ -66,7 +66,7 @@ class App:
         """The registry: every way into the server, in the order in which they drain and end."""
         sessions, authenticator = self.sessions, self.authenticator
         recorder, recorded_http = (self.recordings.recorder, self.recordings.http) if self.recordings else (None, None)
-        yield Attachments(self.config, authenticator, self.registry, recorded_http)
+        yield ModeBReaders(self.config, authenticator, self.registry, recorded_http)
         yield StreamingInput(sessions, authenticator, recorder)
         yield TelephonyStreams(sessions, authenticator, recorder)
         yield ModeBRoutes(sessions, authenticator, self.registry)
@@ -106,11 +106,7 @@ class App:
         await self._serving.pop(connection)(connection)
 
     def allows_origin(self, request: HttpRequest) -> bool:
-        """Allows pages of the server's own host and of the configured origins."""
-        origin = request.headers.get("origin")
-        if origin is None or "*" in self.config.allow_origin or origin in self.config.allow_origin:
-            return True
-        return cors.is_own_origin(request)
+        return cors.is_allowed_origin(request, self.config.allow_origin)
 
     def allows_host(self, request: HttpRequest) -> bool:
         """Allows any host where keys protect the server: DNS rebinding gains nothing without one.

@@ -1,4 +1,4 @@
-"""Byte budgets shared by all sessions of a server."""
+"""ByteBudget: the bytes that a server holds, over all its sessions, and the shares of those that hold them."""
 
 from __future__ import annotations
 

@@ -25,6 +25,8 @@ from omni_ws.wire.session_config import (
 SequenceId: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_SEQUENCE_ID)]
 #: The largest integer that all JSON parsers represent exactly (RFC 8259, section 6).
 MAX_TIMESTAMP_MS: Final = 2**53 - 1
+#: Allowance for the JSON around the base64 of a chunk.
+_FRAME_OVERHEAD_BYTES: Final = 64 * 1024
 
 
 class ChunkFields(RefusedContentFields, frozen=True, kw_only=True):
@@ -126,6 +128,11 @@ _NO_OFFSETS: Final = "offset is not supported over WebSocket; use sequence_id"
 _FORM_FIELDS: Final = frozenset({"payload", "text", "type"})
 
 _decoder: Final[msgspec.json.Decoder[_TypedFrame]] = msgspec.json.Decoder(_TypedFrame)
+
+
+def max_frame_bytes(max_chunk_bytes: int) -> int:
+    """Return the size of the longest WebSocket message, line or frame that a chunk of ``max_chunk_bytes`` needs."""
+    return max_chunk_bytes * 4 // 3 + _FRAME_OVERHEAD_BYTES
 
 
 def decode_frame(data: bytes | bytearray | memoryview) -> ClientFrame:

@@ -24,6 +24,7 @@ from omni_ws.wire.frames import (
     SequenceId,
     field_error,
     loads_object,
+    max_frame_bytes,
     to_chunk,
 )
 from omni_ws.wire.refused_fields import CHUNK_ONLY_FIELDS
@@ -39,8 +40,6 @@ CHUNK_MARKERS: Final = CHUNK_ONLY_FIELDS | {"modality", "payload", "text", "end_
 MAX_OFFSET: Final = 2**53 - 1
 #: Query parameters that are strings, even when they look like JSON.
 _TEXTS: Final = frozenset({"model", "voice", "instructions", "request_id"})
-#: Allowance for the JSON around the base64 of a chunk.
-_LINE_OVERHEAD_BYTES: Final = 64 * 1024
 
 
 class ChunkObject(ChunkFields, frozen=True, kw_only=True):
@@ -88,7 +87,7 @@ class NdjsonBody:
     """One JSON object on each line."""
 
     def __init__(self, *, max_chunk_bytes: int) -> None:
-        self._lines = NdjsonDecoder(max_line_bytes=max_line_bytes(max_chunk_bytes))
+        self._lines = NdjsonDecoder(max_line_bytes=max_frame_bytes(max_chunk_bytes))
         self._objects = _Objects()
 
     @property
@@ -118,7 +117,9 @@ class LengthPrefixedBody:
     """Frames that are either JSON objects, recognised by their ``{``, or binary frames."""
 
     def __init__(self, *, prefix_bytes: int, max_chunk_bytes: int) -> None:
-        self._frames = LengthPrefixedDecoder(prefix_bytes=prefix_bytes, max_frame_bytes=max_line_bytes(max_chunk_bytes))
+        self._frames = LengthPrefixedDecoder(
+            prefix_bytes=prefix_bytes, max_frame_bytes=max_frame_bytes(max_chunk_bytes)
+        )
         self._objects = _Objects()
 
     @property
@@ -247,11 +248,6 @@ def query_parameters(query: Iterable[tuple[str, str]]) -> dict[str, Any]:
             target = inner
         target[last] = value
     return fields
-
-
-def max_line_bytes(max_chunk_bytes: int) -> int:
-    """Return the size of the longest line or frame needed for a chunk of ``max_chunk_bytes``."""
-    return max_chunk_bytes * 4 // 3 + _LINE_OVERHEAD_BYTES
 
 
 def placed(error: OmniError, place: str) -> OmniError:

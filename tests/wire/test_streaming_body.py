@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.errors import InvalidFrame, InvalidValue, OmniError, PayloadTooLarge, UnknownType, UnsupportedFormat
+from omni_ws.wire.frames import max_frame_bytes
 from omni_ws.wire.streaming_body import (
     BodyItem,
     BodyReader,
@@ -22,7 +23,6 @@ from omni_ws.wire.streaming_body import (
     Parameters,
     RawAudioBody,
     body_reader,
-    max_line_bytes,
     placed,
     query_parameters,
 )
@@ -195,7 +195,7 @@ def test_a_type_that_is_null_is_none() -> None:
 
 
 def test_lines_at_their_longest() -> None:
-    longest = max_line_bytes(30)
+    longest = max_frame_bytes(30)
     line = b'{"text":"a"}' + b" " * (longest - 12)
     assert ndjson(line, max_chunk_bytes=30) == [text(b"a")]
     with pytest.raises(PayloadTooLarge, match="line 1"):
@@ -208,7 +208,7 @@ def test_lines_at_their_longest() -> None:
 
 def test_a_chunk_of_the_largest_size_fits_into_a_line() -> None:
     payload = orjson.dumps({"payload": "A" * (4 << 20) + "A" * 1398104, "modality": "text"})
-    assert len(payload) < max_line_bytes(4 << 20)
+    assert len(payload) < max_frame_bytes(4 << 20)
 
 
 @given(st.sampled_from(TYPES), st.lists(st.binary(max_size=40), max_size=5))

@@ -27,8 +27,8 @@ from omni_ws.errors import (
 )
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.observing.observer import OutputWritten
-from omni_ws.service.sessions.chunk_intake import ChunkIntake
-from omni_ws.service.sessions.input_progress import InputProgress
+from omni_ws.service.sessions.mode_b_intake import ChunkIntake
+from omni_ws.service.sessions.mode_b_progress import InputProgress
 from omni_ws.service.sessions.output_log import OutputLog
 from omni_ws.wire.append_body import BodyChunk
 from omni_ws.wire.openai_chat_response import ChatOptions, ended_normally

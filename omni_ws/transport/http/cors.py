@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -31,7 +31,13 @@ def check_origin(request: HttpRequest) -> None:
             raise InvalidFrame("the Origin header field is not a valid origin")
 
 
-def is_own_origin(request: HttpRequest) -> bool:
+def is_allowed_origin(request: HttpRequest, allowed: Collection[str]) -> bool:
+    """Whether pages of ``Origin`` may use this server: those of the server itself and of ``allowed``; ``*`` is any."""
+    origin = request.headers.get("origin")
+    return origin is None or "*" in allowed or origin in allowed or _is_own_origin(request)
+
+
+def _is_own_origin(request: HttpRequest) -> bool:
     """Whether ``Origin`` names this server: the scheme, host and port that the request was sent to."""
     scheme = "https" if request.secure else "http"
     host = request.headers.get("host") or ""

@@ -10,6 +10,7 @@ from typing import Any, Final
 from websockets.frames import CloseCode
 
 from omni_ws.config.keys import ApiKey, key_name
+from omni_ws.config.model import StreamingInputConfig
 from omni_ws.core.chunks import Modality, Task
 from omni_ws.errors import (
     InvalidValue,
@@ -37,6 +38,7 @@ from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.session import WebSocketSession
 from omni_ws.transport.recording.recorded_connection import recorded
+from omni_ws.wire.frames import max_frame_bytes
 from omni_ws.wire.server_frames import (
     Capabilities,
     SessionCreatedFrame,
@@ -44,13 +46,18 @@ from omni_ws.wire.server_frames import (
     encode_frame,
     error_frame,
 )
-from omni_ws.wire.streaming_body import max_line_bytes
 
 _WHOLE_NUMBER: Final = re.compile(r"-1|[0-9]{1,10}")
 
 NATIVE_PATH: Final = "/v1/streaming_input"
 SUBPROTOCOL_JSON: Final = "omni.v1+json"
 SUBPROTOCOL_BINARY: Final = "omni.v1+binary"
+
+
+def check_enabled(streaming: StreamingInputConfig) -> None:
+    """Raise NotFound where the operator has disabled streaming input, in whatever form."""
+    if not streaming.enabled:
+        raise NotFound("streaming input is disabled on this server")
 
 
 def chosen_subprotocol(request: HttpRequest) -> str | None:
@@ -114,16 +121,12 @@ class StreamingInput(FrontEnd):
         metrics.sessions_away.set_function(lambda: self.sessions_away)
 
     async def _without_upgrade(self, exchange: HttpExchange) -> None:
-        self._check_enabled()
+        check_enabled(self._sessions.config.streaming_input)
         await needs_upgrade(exchange)
-
-    def _check_enabled(self) -> None:
-        if not self._sessions.config.streaming_input.enabled:
-            raise NotFound("streaming input is disabled on this server")
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
         """Raises NotFound, Unauthenticated or InvalidValue, for an HTTP status. A frame reports all other errors."""
-        self._check_enabled()
+        check_enabled(self._sessions.config.streaming_input)
         key = self._authenticator.authenticate(request)
         returning = _returning(request)
         refusal: OmniError | None = None
@@ -146,7 +149,7 @@ class StreamingInput(FrontEnd):
             serve=partial(self._serve, handshake),
             subprotocol=subprotocol,
             route=NATIVE_PATH,
-            max_size=max_line_bytes(self._sessions.config.streaming_input.max_chunk_bytes),
+            max_size=max_frame_bytes(self._sessions.config.streaming_input.max_chunk_bytes),
         )
 
     async def _serve(self, handshake: _Handshake, connection: StreamConnection) -> None:

@@ -17,7 +17,7 @@ from omni_ws.config.keys import key_name
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.quota import Share
-from omni_ws.errors import NotFound, OmniError
+from omni_ws.errors import OmniError
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.openai_requests import configure, ended_on_error
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
@@ -25,6 +25,7 @@ from omni_ws.transport.http.authentication import Authenticator
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.front_end import FrontEnd
 from omni_ws.transport.http.json_body import read_json_object, to_thread_if_large
+from omni_ws.transport.native.endpoint import check_enabled
 from omni_ws.transport.routes.body_slot import slot_for_body
 from omni_ws.transport.routes.http_session import HttpSession, feed_all
 from omni_ws.transport.routes.mode_a import StreamingBody, is_streaming_input
@@ -79,8 +80,7 @@ class GenerationRoutes(FrontEnd):
     def streaming_body(self, exchange: HttpExchange) -> StreamingBody:
         """The body of a Mode A request. Raises NotFound where streaming input is disabled."""
         streaming = self.config.streaming_input
-        if not streaming.enabled:
-            raise NotFound("streaming input is disabled on this server")
+        check_enabled(streaming)
         return StreamingBody(
             exchange, max_chunk_bytes=streaming.max_chunk_bytes, session_timeout_sec=streaming.session_timeout_sec
         )

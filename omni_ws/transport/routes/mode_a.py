@@ -14,6 +14,7 @@ from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, Unsupported
 from omni_ws.transport.http.exchange import HttpExchange, HttpRequest
 from omni_ws.transport.http.json_body import to_thread_if_large
 from omni_ws.transport.routes.http_session import HttpSession
+from omni_ws.wire.frames import max_frame_bytes
 from omni_ws.wire.lone_object import LoneObject
 from omni_ws.wire.session_config import effective
 from omni_ws.wire.streaming_body import (
@@ -24,7 +25,6 @@ from omni_ws.wire.streaming_body import (
     Parameters,
     RawAudioBody,
     body_reader,
-    max_line_bytes,
     placed,
     query_parameters,
 )
@@ -65,7 +65,7 @@ async def _is_ordinary(exchange: HttpExchange, config: ServerConfig) -> bool:
     """
     streaming, limit = config.streaming_input, config.http.max_body_bytes
     exchange.body_timeout = streaming.session_timeout_sec
-    body = LoneObject(ORDINARY_FIELDS, max_line_bytes=max_line_bytes(streaming.max_chunk_bytes))
+    body = LoneObject(ORDINARY_FIELDS, max_line_bytes=max_frame_bytes(streaming.max_chunk_bytes))
     ordinary: bool | None = None
     while ordinary is None and (data := await exchange.read()):
         ordinary = body.feed(data)

@@ -19,7 +19,7 @@ from typing import Any, Final
 from omni_ws.config.keys import ApiKey
 from omni_ws.core.quota import Share
 from omni_ws.core.request_input import SessionState
-from omni_ws.errors import InvalidValue, NotFound, OmniError, PayloadTooLarge, ShuttingDown
+from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, ShuttingDown
 from omni_ws.service.conversation.openai_requests import chat_options, configure, ended_on_error, prepare_answer
 from omni_ws.service.observing.observer import Origin
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
@@ -31,7 +31,7 @@ from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.front_end import FrontEnd
 from omni_ws.transport.http.json_body import read_json_object, to_thread_if_large
 from omni_ws.transport.http.router import Router
-from omni_ws.transport.native.endpoint import NATIVE_PATH
+from omni_ws.transport.native.endpoint import NATIVE_PATH, check_enabled
 from omni_ws.transport.routes.body_slot import slot_for_body
 from omni_ws.transport.routes.result_stream import write_result, write_result_events
 from omni_ws.wire.append_body import BodyChunk, read_append, read_create
@@ -174,8 +174,7 @@ class ModeBRoutes(FrontEnd):
 
     def _authenticate(self, exchange: HttpExchange) -> ApiKey | None:
         """Raises NotFound where streaming input is disabled, and Unauthenticated."""
-        if not self._config.streaming_input.enabled:
-            raise NotFound("streaming input is disabled on this server")
+        check_enabled(self._config.streaming_input)
         return self._authenticator.authenticate(exchange.request)
 
     def _limit_input(self, exchange: HttpExchange, key: ApiKey | None) -> None:

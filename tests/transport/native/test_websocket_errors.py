@@ -22,7 +22,7 @@ from omni_ws.core.chunks import Modality
 from omni_ws.engine.base import AudioOutput, EngineState, TextOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, EngineOverloaded, UnsupportedFormat
-from omni_ws.wire.streaming_body import max_line_bytes
+from omni_ws.wire.frames import max_frame_bytes
 
 
 async def still_answers(client: NativeClient) -> None:
@@ -199,7 +199,7 @@ async def test_a_character_that_breaks_off_is_told_with_the_chunk_that_it_began_
 
 
 async def test_largest_message_and_one_byte_more() -> None:
-    limit = max_line_bytes(1000)
+    limit = max_frame_bytes(1000)
     async with live_server(streaming_input={"max_chunk_bytes": 1000}) as server, native_client(server) as client:
         ping = orjson.dumps({"type": "ping", "t": ""}).decode()
         await client.raw(ping.replace('""', '"' + "x" * (limit - len(ping)) + '"'))
@@ -211,7 +211,7 @@ async def test_largest_message_and_one_byte_more() -> None:
 
 @pytest.mark.parametrize("fragmented", [False, True])
 async def test_too_big_a_message_is_refused_by_its_header(fragmented: bool) -> None:
-    limit = max_line_bytes(1000)
+    limit = max_frame_bytes(1000)
     async with live_server(streaming_input={"max_chunk_bytes": 1000}) as server, raw_websocket(server) as peer:
         await peer.until("session_created")
         if fragmented:
@@ -432,7 +432,7 @@ async def test_compression_is_bounded_by_what_comes_out() -> None:
     async with live_server(streaming_input=fields) as server, native_client(server, compression="deflate") as client:
         assert len(client.connection.protocol.extensions) == 1
         await still_answers(client)
-        bomb = " " * (max_line_bytes(1000) + 1)
+        bomb = " " * (max_frame_bytes(1000) + 1)
         assert len(gzip.compress(bomb.encode())) < 1000
         await client.raw(bomb)
         assert await client.closed() == 1009

@@ -1,4 +1,4 @@
-"""A WebSocket that reads the answer of a Mode B session, without sending input to it."""
+"""Reading the answer of a Mode B session over a WebSocket, which takes no input."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from omni_ws.config.model import ServerConfig
 from omni_ws.errors import (
     ORDERLY_ENDS,
     InvalidRequest,
-    NotFound,
     OmniError,
     SessionConflict,
     SessionExpired,
@@ -33,7 +32,7 @@ from omni_ws.transport.http.front_end import FrontEnd
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.http.router import Router
 from omni_ws.transport.native.connection import StreamConnection
-from omni_ws.transport.native.endpoint import NATIVE_PATH, SUBPROTOCOL_BINARY, chosen_subprotocol, refuse
+from omni_ws.transport.native.endpoint import NATIVE_PATH, SUBPROTOCOL_BINARY, check_enabled, chosen_subprotocol, refuse
 from omni_ws.transport.native.frames import encode_message
 from omni_ws.transport.recording.recorded_connection import recorded
 from omni_ws.transport.recording.recorded_exchange import HttpRecordings
@@ -55,7 +54,7 @@ class _Handshake:
     binary_audio: bool
 
 
-class Attachments(FrontEnd):
+class ModeBReaders(FrontEnd):
     """The WebSockets that read the answers of Mode B sessions."""
 
     def __init__(
@@ -79,8 +78,7 @@ class Attachments(FrontEnd):
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
         """Raises NotFound and Unauthenticated, for an HTTP status. All other errors are reported by a frame."""
-        if not self._streaming.enabled:
-            raise NotFound("streaming input is disabled on this server")
+        check_enabled(self._streaming)
         key = self._authenticator.authenticate(request)
         subprotocol = chosen_subprotocol(request)
         handshake = _Handshake(
@@ -102,7 +100,7 @@ class Attachments(FrontEnd):
             if self._recordings is not None:
                 connection = recorded(connection, self._recordings.find(handshake.session_id, handshake.key))
             with session.reading():
-                await AttachedOutput(
+                await ModeBReader(
                     connection,
                     session,
                     binary_audio=handshake.binary_audio,
@@ -122,7 +120,7 @@ class Attachments(FrontEnd):
             raise SessionNotFound(error.message, param="session_id") from None
 
 
-class AttachedOutput:
+class ModeBReader:
     """Sends the answer of a Mode B session over one WebSocket, from its beginning.
 
     ``ping_interval`` and ``write_timeout`` are in seconds. A client that does not read delays nobody but itself: the
