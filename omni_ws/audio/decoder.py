@@ -52,6 +52,10 @@ class AudioDecoder:
         #: The duration of the input decoded so far, in milliseconds.
         self.consumed_ms = 0.0
         self._decoder = _source_decoder(source)
+        #: The same, for raw audio at the rate asked for, which needs no more than that.
+        self._raw: _RawDecoder | None = None
+        if isinstance(self._decoder, _RawDecoder) and source.sample_rate == sample_rate:
+            self._raw = self._decoder
         self._resampler: StreamResampler | None = None
         self._failure: UnsupportedFormat | None = None
         self._ended = False
@@ -61,6 +65,8 @@ class AudioDecoder:
 
         Raises UnsupportedFormat for more audio than as many bytes of speech can hold; ``pieces`` has no such limit.
         """
+        if self._raw is not None:
+            return self._decode_raw(self._raw, data)
         limit = int(self.sample_rate * (_BURST_ALLOWANCE_SECONDS + len(data) / _MIN_BYTES_PER_SECOND))
         return self._joined(self.pieces(data), limit)
 
@@ -70,8 +76,19 @@ class AudioDecoder:
             raise self._failure
         if self._ended:
             raise ValueError("the decoder is already flushed")
+        if self._raw is not None:
+            if len(samples := self._decode_raw(self._raw, data)):
+                yield samples
+            return
         for block in self._guarded(self._decoder.decode(data)):
             yield from self._resampled(block)
+
+    def _decode_raw(self, decoder: _RawDecoder, data: bytes) -> Samples:
+        if self._ended:
+            raise ValueError("the decoder is already flushed")
+        samples = decoder.samples(data)
+        self.consumed_ms += len(samples) * 1000 / self.sample_rate
+        return samples
 
     def flush(self) -> Samples:
         """End the input; returns the samples that the decoder still held. A second call returns none."""
@@ -161,13 +178,19 @@ class _RawDecoder:
         self._carry = b""
 
     def decode(self, data: bytes) -> Iterator[SourceBlock]:
+        if len(samples := self.samples(data)):
+            yield SourceBlock(samples, self._sample_rate)
+
+    def samples(self, data: bytes) -> Samples:
+        """Return the mono samples that ``data`` completes."""
         if self._carry:
             data = self._carry + data
-        whole = len(data) - len(data) % self._frame_bytes
-        self._carry = bytes(data[whole:])
-        if whole:
-            interleaved = samples_from_bytes(data[:whole], self._layout)
-            yield SourceBlock(mixed_down(interleaved, self._channels), self._sample_rate)
+            self._carry = b""
+        if rest := len(data) % self._frame_bytes:
+            whole = len(data) - rest
+            self._carry = bytes(data[whole:])
+            data = data[:whole]
+        return mixed_down(samples_from_bytes(data, self._layout), self._channels)
 
     def flush(self) -> Iterator[SourceBlock]:
         self._carry = b""

@@ -35,11 +35,17 @@ class AudioEncoder:
         if target.encoding is AudioEncoding.WAV:
             self._header = wav_header(sample_rate=target.sample_rate, channels=target.channels, data_bytes=None)
         self._ended = False
+        #: Whether nothing but the conversion to 16 bits is to be done.
+        self._converts_only = (
+            source_rate == target.sample_rate and target.encoding is AudioEncoding.PCM16 and target.channels == 1
+        )
 
     def encode(self, samples: Samples) -> bytes:
         """Encode ``samples``; returns the bytes that are complete, which may be none."""
         if self._ended:
             raise ValueError("the encoder is already flushed")
+        if self._converts_only:
+            return pcm16_from_samples(samples).tobytes()
         return self._encoded(self._resampler.process(samples))
 
     def flush(self) -> bytes:

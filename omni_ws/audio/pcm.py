@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from typing import Any, Final
 
@@ -13,6 +14,12 @@ from omni_ws.audio.samples import Samples
 
 #: The 16-bit value that corresponds to 1.0.
 PCM16_SCALE = 32768.0
+# Made once: for a piece of 20 ms, conversions of numbers and names to numpy's types take as long as the arithmetic.
+_PCM16: Final = np.dtype("<i2")
+_TO_PCM16: Final = np.float32(PCM16_SCALE)
+_FROM_PCM16: Final = np.float32(1 / PCM16_SCALE)
+_LEAST_PCM16: Final = np.float32(-PCM16_SCALE)
+_MOST_PCM16: Final = np.float32(PCM16_SCALE - 1)
 
 
 class SampleLayout(Enum):
@@ -49,7 +56,8 @@ def samples_from_bytes(data: bytes, layout: SampleLayout) -> Samples:
     """Return the samples in ``data``, channels interleaved, within ±1.0. ``data`` must hold whole samples."""
     match layout:
         case SampleLayout.S16:
-            return np.frombuffer(data, dtype="<i2").astype(np.float32) * np.float32(1 / PCM16_SCALE)
+            samples: Samples = np.frombuffer(data, _PCM16) * _FROM_PCM16
+            return samples
         case SampleLayout.F32:
             return bounded(np.frombuffer(data, dtype="<f4"))
         case SampleLayout.F64:
@@ -95,9 +103,10 @@ def mixed_down(interleaved: Samples, channels: int) -> Samples:
 
 def pcm16_from_samples(samples: Samples) -> NDArray[np.int16]:
     """Return the nearest 16-bit values (ties to even), clipped. Decoded pcm16 is restored exactly."""
-    if not np.isfinite(samples).all():
+    # A sum is quicker than a look at each, and not finite if any of them is not; where it overflows, nothing is lost.
+    if not math.isfinite(np.add.reduce(samples)):
         samples = bounded(samples)
-    scaled = np.multiply(samples, np.float32(PCM16_SCALE), dtype=np.float32)
+    scaled = samples * _TO_PCM16
     np.rint(scaled, out=scaled)
-    np.clip(scaled, -PCM16_SCALE, PCM16_SCALE - 1, out=scaled)
-    return scaled.astype("<i2")
+    scaled.clip(_LEAST_PCM16, _MOST_PCM16, out=scaled)
+    return scaled.astype(_PCM16)

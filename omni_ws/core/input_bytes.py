@@ -58,7 +58,6 @@ class InputBytes:
         self.held_bytes += size
 
     def _release(self, size: int) -> None:
-        if self._closed:
-            return
-        self._budget.give(size)
-        self.held_bytes -= size
+        if not self._closed:
+            self._budget.used -= size
+            self.held_bytes -= size

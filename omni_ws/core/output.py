@@ -11,7 +11,7 @@ from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import FinishReason, OutputModality, TokenLogprob, ToolCallFragment, Usage, Word
 
 
-class OutputChunk(Struct, frozen=True, kw_only=True):
+class OutputChunk(Struct, frozen=True):
     """One unit of output.
 
     The modality selects the field with the content: ``text`` for text and transcripts, ``tool_call``, or ``payload``

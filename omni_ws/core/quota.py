@@ -28,7 +28,7 @@ class ByteBudget:
 
     def take(self, size: int) -> None:
         """Reserve ``size`` bytes. Raises EngineOverloaded, reserving nothing, when they exceed the capacity."""
-        if self.held + size > self.capacity:
+        if self.used + self.decoded + size > self.capacity:
             raise EngineOverloaded(
                 "the server's buffer for unprocessed input is full; retry later", retry_after_ms=1000
             )

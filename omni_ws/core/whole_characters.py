@@ -39,11 +39,8 @@ class WholeCharacters:
 
     def __init__(self) -> None:
         self._partial = _NOTHING
-
-    @property
-    def pending(self) -> bool:
-        """Whether the text so far ends within a character."""
-        return self._partial is not _NOTHING
+        #: Whether the text so far ends within a character. Read for each chunk.
+        self.pending = False
 
     def deliver(
         self, chunk: InputChunk, take_in: Callable[[InputChunk], Sequence[StreamEvent]]
@@ -57,13 +54,14 @@ class WholeCharacters:
         except InvalidValue as error:
             return [TextRefused(error)]
         events = take_in(chunk)
-        self._partial = partial
+        self._partial, self.pending = partial, partial is not _NOTHING
         problems = [] if problem is None else [TextRefused(problem)]
         return [*problems, *(self.end() if chunk.end_of_input else ()), *events]
 
     def end(self) -> list[TextRefused]:
         """End the text; returns a TextRefused if it breaks off within a character."""
-        problem, self._partial = _broken(self._partial), _NOTHING
+        problem = _broken(self._partial)
+        self._partial, self.pending = _NOTHING, False
         return [] if problem is None else [TextRefused(problem)]
 
     def _check(self, chunk: InputChunk) -> tuple[InputChunk, PartialCharacter, InvalidValue | None]:

@@ -103,13 +103,20 @@ class EchoEngine(_ModelFree):
         try:
             sent = 0
             fail_after = self._fail_after(request)
-            async with aclosing(echo.outputs(self.settings.reply)) as outputs:
-                async for output in outputs:
-                    if sent == fail_after:
-                        break
-                    await self._pace(sent)
-                    yield output
-                    sent += 1
+            delay_ms, interval_ms = self.settings.first_chunk_delay_ms, self.settings.chunk_interval_ms
+            async with aclosing(echo.outputs(self.settings.reply)) as batches:
+                async for outputs in batches:
+                    for output in outputs:
+                        if sent == fail_after:
+                            raise EngineFailed(f"the fake engine failed after {fail_after} chunks, as configured")
+                        if delay_ms:
+                            await asyncio.sleep(delay_ms / 1000)
+                        elif sent % _OUTPUTS_AT_A_STRETCH == _OUTPUTS_AT_A_STRETCH - 1:
+                            await asyncio.sleep(0)  # an echo never blocks, so let other tasks run
+                        delay_ms = interval_ms
+                        if not request.sink.offer(output):
+                            yield output
+                        sent += 1
             if sent == fail_after:
                 raise EngineFailed(f"the fake engine failed after {fail_after} chunks, as configured")
             yield Finished(echo.limit.reached or FinishReason.STOP, echo.usage())
@@ -124,13 +131,6 @@ class EchoEngine(_ModelFree):
         raise InvalidValue(
             "fail_after_chunks must be a whole number, 0 or greater", param="stage_params.fake.fail_after_chunks"
         )
-
-    async def _pace(self, sent: int) -> None:
-        delay_ms = self.settings.chunk_interval_ms if sent else self.settings.first_chunk_delay_ms
-        if delay_ms:
-            await asyncio.sleep(delay_ms / 1000)
-        elif sent % _OUTPUTS_AT_A_STRETCH == _OUTPUTS_AT_A_STRETCH - 1:
-            await asyncio.sleep(0)  # an echo never blocks, so let other tasks run
 
 
 class _Echo:
@@ -161,24 +161,28 @@ class _Echo:
         if self._decoder is not None:
             self._decoder.close()
 
-    async def outputs(self, reply: str | None) -> AsyncGenerator[EngineOutput]:
+    async def outputs(self, reply: str | None) -> AsyncGenerator[Iterable[EngineOutput]]:
+        """Yield the outputs of one chunk after the other; with ``reply``, only that, at the end."""
         async for chunk in self._request.input:
-            if chunk.modality is not Modality.AUDIO:
-                for audio in await self._flush_audio():
-                    if reply is None and self.limit.reached is None:
-                        yield audio
+            if chunk.modality is not Modality.AUDIO and self._decoder is not None:
+                audio = await self._flush_audio()
+                if reply is None and self.limit.reached is None:
+                    yield audio
             for piece in _slices(chunk):
-                for output in await self._echo(piece):
-                    # Once the limit is reached only text is passed on: it was cut to the limit, and this is its end.
-                    if reply is None and (self.limit.reached is None or isinstance(output, TextOutput)):
-                        yield output
-        for audio in await self._flush_audio():
-            if reply is None:
-                yield audio
-        for text in self._text(reply if reply is not None else self._counts()):
-            yield text
-        for text in self._pieces(self.limit.finish()):
-            yield text
+                outputs = await self._echo(piece)
+                if reply is None:
+                    yield self._within_limit(outputs)
+        audio = await self._flush_audio()
+        if reply is None:
+            yield audio
+        yield self._text(reply if reply is not None else self._counts())
+        yield self._pieces(self.limit.finish())
+
+    def _within_limit(self, outputs: Iterable[EngineOutput]) -> Iterator[EngineOutput]:
+        """Once the limit is reached only text is passed on: it was cut to the limit, and this is its end."""
+        for output in outputs:
+            if self.limit.reached is None or isinstance(output, TextOutput):
+                yield output
 
     async def _echo(self, chunk: InputChunk) -> Iterable[EngineOutput]:
         match chunk.modality:
@@ -263,11 +267,14 @@ class _Echo:
             yield AudioOutput(piece, sample_rate)
 
 
-def _slices(chunk: InputChunk) -> Iterator[InputChunk]:
+def _slices(chunk: InputChunk) -> Iterable[InputChunk]:
     """Cut large text and audio into slices."""
-    if chunk.modality not in (Modality.TEXT, Modality.AUDIO) or len(chunk.payload) <= _SLICE_BYTES:
-        yield chunk
-        return
+    if len(chunk.payload) <= _SLICE_BYTES or chunk.modality not in (Modality.TEXT, Modality.AUDIO):
+        return (chunk,)
+    return _cut(chunk)
+
+
+def _cut(chunk: InputChunk) -> Iterator[InputChunk]:
     content = chunk.payload.decode() if chunk.modality is Modality.TEXT else chunk.payload
     for start in range(0, len(content), _SLICE_BYTES):
         piece = content[start : start + _SLICE_BYTES]

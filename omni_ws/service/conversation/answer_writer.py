@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from omni_ws.core.chunks import FinishReason, OutputModality, Usage, Word
 from omni_ws.core.output import FinalChunk, OutputChunk, OutputSequencer
@@ -24,7 +24,7 @@ from omni_ws.errors import OmniError
 from omni_ws.profiler import events
 from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.service.conversation.request import Request
-from omni_ws.service.conversation.speech_output import EncodedAudio, SpeechOutput
+from omni_ws.service.conversation.speech_output import SpeechOutput
 from omni_ws.service.failure import being_cancelled, unexpected
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
 from omni_ws.wire.server_frames import ResponseStartedFrame
@@ -106,53 +106,59 @@ class AnswerWriter:
             return False
         if events.recorder is not None:
             return False  # so that each output has its span
-        audio: EncodedAudio | None = None
-        match output:
-            case TextOutput() | ToolCallOutput():
-                pass
-            case AudioOutput(samples=samples, sample_rate=sample_rate) if self._speaks:
-                if not self._speech.is_immediate(samples, sample_rate):
+        if type(output) is AudioOutput:
+            if self._speaks:
+                payload = self._speech.encode_now(output.samples, output.sample_rate)
+                if payload is None:
                     return False
-                audio = self._speech.encode_now(samples, sample_rate)
-            case TranscriptOutput(text=text, interim=False):
-                self._request.heard.append(text)
-            case Finished():
-                return False
-        self._put_output(output, audio)
+                self._put_audio(payload, output.words)
+            return True
+        if type(output) is Finished:
+            return False
+        if type(output) is TranscriptOutput:
+            self._hear(output)
+        self._put_output(output)
         return True
 
     async def _write(self, output: EngineOutput) -> None:
         """Wait until the output can be sent, and queue it."""
         self._busy = True
         try:
-            if isinstance(output, TranscriptOutput) and not output.interim:
-                self._request.heard.append(output.text)  # even if it is cancelled before it is sent
-            encoded: EncodedAudio | None = None
-            if isinstance(output, AudioOutput) and self._speaks:
-                encoded = await self._speech.encode(output.samples, output.sample_rate)
+            if isinstance(output, AudioOutput):
+                if self._speaks:
+                    payload = await self._speech.encode(output.samples, output.sample_rate)
+                    await self._outbox.room()
+                    self._put_audio(payload, output.words)
+                return
+            if isinstance(output, TranscriptOutput):
+                self._hear(output)
             await self._outbox.room()
-            self._put_output(output, encoded)
+            self._put_output(output)
         finally:
             self._busy = False
 
+    def _hear(self, transcript: TranscriptOutput) -> None:
+        """Keep what the user said, whether its transcript will be sent or not."""
+        if not transcript.interim:
+            self._request.heard.append(transcript.text)
+
     # Nothing below waits: there is room in the outbox.
 
-    def _put_output(self, output: EngineOutput, audio: EncodedAudio | None = None) -> None:
-        """Queue an output; ``audio`` is what its samples were encoded to."""
+    def _put_output(self, output: EngineOutput) -> None:
+        """Queue an output other than audio."""
         request = self._request
+        request_id = request.request_id
         match output:
-            case TextOutput():
-                if self._writes and (output.text or output.logprobs):
+            case TextOutput(text=text, logprobs=logprobs, choice=choice):
+                if self._writes and (text or logprobs):
+                    number = self._sequencer.take_number(request_id)
                     self._put(
-                        self._chunk(
-                            OutputModality.TEXT, text=output.text, logprobs=output.logprobs, choice=output.choice
-                        )
+                        OutputChunk(request_id, number, OutputModality.TEXT, text, logprobs=logprobs, choice=choice)
                     )
-                    request.said.append(output.text)
-            case AudioOutput(words=words) if self._speaks:
-                self._put_audio(audio, words)
+                    request.said.append(text)
             case ToolCallOutput(call=call, choice=choice):
-                self._put(self._chunk(OutputModality.TOOL_CALL, tool_call=call, choice=choice))
+                number = self._sequencer.take_number(request_id)
+                self._put(OutputChunk(request_id, number, OutputModality.TOOL_CALL, tool_call=call, choice=choice))
                 request.called(call)
             case TranscriptOutput(interim=interim):
                 request.interim = output if interim else None
@@ -160,31 +166,31 @@ class AnswerWriter:
             case _:
                 pass
 
-    def _put_audio(self, audio: EncodedAudio | None, words: tuple[Word, ...] = ()) -> None:
-        request = self._request
-        if audio is not None:
-            chunk = self._chunk(
-                OutputModality.AUDIO,
-                payload=audio.payload,
-                format=self._audio_format,
-                start_ms=audio.start_ms,
-                words=words,
+    def _put_audio(self, payload: bytes, words: tuple[Word, ...] = ()) -> None:
+        """Queue audio that ``_speech`` has just encoded, which may be none."""
+        request, speech = self._request, self._speech
+        if payload:
+            start_ms = round(speech.start_ms)
+            number = self._sequencer.take_number(request.request_id)
+            self._put(
+                OutputChunk(
+                    request.request_id,
+                    number,
+                    OutputModality.AUDIO,
+                    payload=payload,
+                    format=self._audio_format,
+                    start_ms=start_ms,
+                    words=words,
+                )
             )
-            self._put(chunk)
-            request.playback.sending(chunk.sequence_id, audio.start_ms, self._speech.made_ms)
-        if len(request.spoken) < MAX_KEPT_WORDS:
+            request.playback.sending(number, start_ms, speech.end_ms)
+        if words and len(request.spoken) < MAX_KEPT_WORDS:
             request.spoken += words
-
-    def _chunk(self, modality: OutputModality, **fields: Any) -> OutputChunk:
-        """Return an output with the next number."""
-        request_id = self._request.request_id
-        number = self._sequencer.take_number(request_id)
-        return OutputChunk(request_id=request_id, sequence_id=number, modality=modality, **fields)
 
     def _put(self, chunk: OutputChunk) -> None:
         if chunk.modality not in self._begun:
             self._request.timeline.mark_output_began(chunk.modality)
-        if self._observed.listening_to_outputs:
+        if self._observed.observers.listening_to_outputs:
             self._observed.notify(OutputMade(chunk))
         self._outbox.put_nowait(chunk)
 

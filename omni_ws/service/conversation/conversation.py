@@ -183,7 +183,8 @@ class Conversation:
         most = MAX_WAITING_CHUNKS
         if request is not None and request.session.received.chunks > most and request.waiting_chunks > most:
             raise PayloadTooLarge(f"more than {most} chunks are waiting for the engine; send more slowly")
-        self._raise_refused_text()
+        if self._refusal is not None:
+            self._raise_refused_text()
 
     def refuse_chunk(self, sequence_id: int) -> None:
         """Skip the number of a chunk that was refused, so that it leaves no gap."""

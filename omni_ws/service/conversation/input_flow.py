@@ -34,7 +34,7 @@ class InputFlow:
 
     def is_full(self, receiving: Request | None) -> bool:
         """Whether the engine is behind with the request that receives input, or the listener with its audio."""
-        behind = receiving is not None and receiving.answering and receiving.input.full
+        behind = receiving is not None and receiving.answering and receiving.input.queued >= INPUT_QUEUE_BYTES
         if not behind and (self._listener is None or not self._listener.full):
             return False
         self._wanted = True
@@ -67,9 +67,9 @@ class InputFlow:
             InputAcknowledged(reorder.next_sequence_id, stream.received_bytes, stream.duplicates, reorder.statistics)
         )
 
-    def taken(self, request: Request, size: int) -> None:
+    def taken(self, request: Request, size: float) -> None:
         """The engine has taken ``size`` bytes of a request."""
-        self._stream.taken(request.session, size)
+        self._stream.taken(request.session, int(size))
         if self._wanted and request.input.queued <= INPUT_QUEUE_BYTES / 2:
             self.offer()
 

@@ -42,8 +42,9 @@ class Journal:
         if type(message) in OUTPUTS:
             self._next_output += 1
         self.held += cost
-        while self._entries and self.held > self._limit:
-            self._forget_oldest()
+        if self.held > self._fair_share or self.held > self.capacity:
+            while self._entries and self.held > self._limit:
+                self._forget_oldest()
 
     def acknowledge(self, last_output: int) -> None:
         """Drop everything up to this output, which the client has received; at most up to the last that was sent."""

@@ -49,15 +49,14 @@ ERROR_OVERHEAD_BYTES: Final = 512
 
 def message_cost(message: ServerMessage) -> int:
     """The bytes that a message is charged with while it is held; an estimate, cheap to make."""
-    match message:
-        case OutputChunk():
-            size = MESSAGE_OVERHEAD_BYTES + len(message.payload) + 4 * len(message.text)
-            if message.logprobs:
-                size += LOGPROB_BYTES * sum(1 + len(one.top) for one in message.logprobs)
-            return size
-        case OmniError():
-            return ERROR_OVERHEAD_BYTES + len(message.message)
-        case PongFrame() | SessionUpdatedFrame():
-            # They repeat what the client sent, which may be long; they are rare enough to be encoded for this.
-            return MESSAGE_OVERHEAD_BYTES + len(encode_frame(message))
+    if type(message) is OutputChunk:
+        size = MESSAGE_OVERHEAD_BYTES + len(message.payload) + 4 * len(message.text)
+        if message.logprobs:
+            size += LOGPROB_BYTES * sum(1 + len(one.top) for one in message.logprobs)
+        return size
+    if isinstance(message, OmniError):
+        return ERROR_OVERHEAD_BYTES + len(message.message)
+    if isinstance(message, PongFrame | SessionUpdatedFrame):
+        # They repeat what the client sent, which may be long; they are rare enough to be encoded for this.
+        return MESSAGE_OVERHEAD_BYTES + len(encode_frame(message))
     return MESSAGE_OVERHEAD_BYTES

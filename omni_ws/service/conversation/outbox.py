@@ -72,20 +72,26 @@ class Outbox:
         return self.full_since is not None
 
     def put_nowait(self, message: ServerMessage) -> None:
-        """Queue a message, whether the outbox is full or not."""
+        """Queue a message, whether the outbox is full or not. The reader may take it before this returns."""
         if isinstance(message, OmniError):
             # A traceback keeps the local variables of all its frames alive: the refused payload, for one.
             message.__traceback__ = message.__context__ = message.__cause__ = None
         cost = message_cost(message)
-        self._messages.append((message, cost))
+        messages = self._messages
+        messages.append((message, cost))
         self.queued += cost
         if self._budget is not None:
             self._budget.used += cost
-        if self.full_since is None and self._over_limit:
+        if self.full_since is None and (self.queued > FAIR_SHARE_BYTES or self.queued >= self.capacity):
+            self._fill()
+        if len(messages) == 1:
+            self.reader.output_ready()
+
+    def _fill(self) -> None:
+        """Become full if the limit, which depends on the load of the server, is reached."""
+        if self._over_limit:
             self.full_since = self._now()
             self.writer.output_full()
-        if len(self._messages) == 1:
-            self.reader.output_ready()
 
     async def room(self) -> None:
         """Wait until the outbox is not full."""

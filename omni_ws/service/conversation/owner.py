@@ -14,7 +14,7 @@ class OutboxReader(Protocol):
     """Takes the messages of an outbox."""
 
     def output_ready(self) -> None:
-        """The outbox was empty and has a message."""
+        """The outbox was empty and has a message, which may be taken at once."""
 
     def output_has_room(self) -> None:
         """The outbox was full and has room again."""

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from typing import Final, TypeAlias
 
 from omni_ws.core.audio_format import AudioFormat
@@ -24,9 +25,9 @@ from omni_ws.engine.base import (
     TranscriptOutput,
     UsageMeter,
 )
-from omni_ws.engine.channel import Channel
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import OmniError
+from omni_ws.service.conversation.input_channel import InputChannel
 from omni_ws.service.conversation.kept_speech import KeptSpeech
 from omni_ws.service.conversation.playback import Playback, heard_part
 from omni_ws.service.observing.timeline import RequestTimeline
@@ -131,7 +132,7 @@ class Request:
     session: RequestInput
     config: SessionConfig
     timeline: RequestTimeline
-    on_input_taken: Callable[[Request, int], None]
+    on_input_taken: Callable[[Request, float], None]
     playback: Playback
     media_room: MediaRoom
     options: AnswerOptions = field(default_factory=AnswerOptions)
@@ -151,7 +152,7 @@ class Request:
     #: Why there is no whole answer. Set with FAILED, and still known when the request has FINISHED.
     error: OmniError | None = None
     #: Input that the engine has not taken.
-    input: Channel[InputChunk] = field(init=False)
+    input: InputChannel = field(init=False)
     input_ended: asyncio.Event = field(default_factory=asyncio.Event)
     #: Text of the input, as much of it as a history can use.
     typed: bytearray = field(default_factory=bytearray)
@@ -165,7 +166,6 @@ class Request:
     tool_results: dict[str, bytearray] = field(default_factory=dict)
     #: Words of the audio that was sent, where the engine reports them.
     spoken: list[Word] = field(default_factory=list)
-    _queued_chunks: int = 0
     #: Bytes of typed text and results of tools that may still be kept.
     _text_room: int = MAX_KEPT_TEXT
     #: Id and name of each tool call that was sent, by its index; and its arguments in pieces.
@@ -173,7 +173,7 @@ class Request:
     _arguments: dict[int, KeptText] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.input = Channel(INPUT_QUEUE_BYTES, cost=lambda chunk: len(chunk.payload), on_take=self._taken)
+        self.input = InputChannel(INPUT_QUEUE_BYTES, on_take=partial(self.on_input_taken, self))
 
     # state
 
@@ -243,7 +243,6 @@ class Request:
         elif chunk.modality is Modality.AUDIO and self.speech is not None:
             self.speech.append(chunk)
         self.input.put_nowait(chunk)
-        self._queued_chunks += 1
 
     def _keep_text(self, chunk: InputChunk) -> None:
         call = chunk.tool_call_id
@@ -255,11 +254,7 @@ class Request:
     @property
     def waiting_chunks(self) -> int:
         """Chunks that the engine has not taken."""
-        return self.session.received.chunks if self.started is None else self._queued_chunks
-
-    def _taken(self, size: float) -> None:
-        self._queued_chunks -= 1
-        self.on_input_taken(self, int(size))
+        return self.session.received.chunks if self.started is None else len(self.input)
 
     # what was said
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Final
 
 from omni_ws.audio.encoder import AudioEncoder
@@ -19,14 +18,6 @@ _INLINE_SAMPLES: Final = 24_000
 _LEAST_SLEEP_MS: Final = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedAudio:
-    """A piece of encoded audio, and where it begins in the answer."""
-
-    payload: bytes
-    start_ms: int
-
-
 class SpeechOutput:
     """Turns the samples of one answer into audio of the format ``target``.
 
@@ -34,78 +25,71 @@ class SpeechOutput:
     """
 
     def __init__(self, target: AudioFormat, playback: Playback, *, max_lead_ms: float | None) -> None:
-        #: Duration of the audio that was encoded so far.
-        self.made_ms: float = 0
+        #: Where the latest audio begins in the answer, and where it ends.
+        self.start_ms: float = 0
+        self.end_ms: float = 0
         self._target = target
+        self._is_raw = target.is_raw
+        self._bytes_per_second = target.bytes_per_second
         self._playback = playback
         self._max_lead_ms = max_lead_ms
         self._encoder: AudioEncoder | None = None
         self._source_rate = 0
         self._header_left = len(wav_header(sample_rate=target.sample_rate, channels=1, data_bytes=None))
 
-    def is_immediate(self, samples: Samples, sample_rate: int) -> bool:
-        """Whether ``encode_now`` may encode these samples: they are short and raw, are due, and continue the answer."""
-        if not self._target.is_raw or len(samples) > _INLINE_SAMPLES:
-            return False
-        if self._encoder is not None and sample_rate != self._source_rate:
-            return False
-        return self._ahead_ms(self.made_ms) < _LEAST_SLEEP_MS
+    def encode_now(self, samples: Samples, sample_rate: int) -> bytes | None:
+        """Encode samples as ``encode`` does. None, and nothing is done, where that would wait."""
+        if not self._is_raw or len(samples) > _INLINE_SAMPLES or sample_rate != self._source_rate:
+            return None
+        if self._max_lead_ms is not None and self._ahead_ms(self.end_ms) >= _LEAST_SLEEP_MS:
+            return None
+        assert self._encoder is not None
+        payload = self._encoder.encode(samples)
+        self.start_ms = self.end_ms
+        self.end_ms += len(payload) * 1000 / self._bytes_per_second
+        return payload
 
-    def encode_now(self, samples: Samples, sample_rate: int) -> EncodedAudio | None:
-        """Encode samples that are ``is_immediate``. None while the resampler buffers them all."""
-        payload = self._opened(sample_rate).encode(samples)
-        return self._place(payload, len(samples) * 1000 / sample_rate)
-
-    async def encode(self, samples: Samples, sample_rate: int) -> EncodedAudio | None:
-        """Encode samples, and wait until they are due. None while the encoder buffers them all.
+    async def encode(self, samples: Samples, sample_rate: int) -> bytes:
+        """Encode samples, and wait until they are due. Returns b"" while the encoder buffers them all.
 
         Raises ValueError if the sample rate changes within the answer.
         """
-        encoder = self._opened(sample_rate)
-        if self._target.is_raw and len(samples) <= _INLINE_SAMPLES:
-            payload = encoder.encode(samples)
-        else:
-            payload = await asyncio.to_thread(encoder.encode, samples)
-        return await self._paced(self._place(payload, len(samples) * 1000 / sample_rate))
-
-    async def flush(self) -> EncodedAudio | None:
-        """Encode what the encoder has buffered, at the end of the answer. None if that is nothing."""
-        if self._encoder is None:
-            return None
-        if self._target.is_raw:
-            payload = self._encoder.flush()
-        else:
-            payload = await asyncio.to_thread(self._encoder.flush)
-        return await self._paced(self._place(payload, 0))
-
-    def _opened(self, sample_rate: int) -> AudioEncoder:
         if self._encoder is None:
             self._encoder = AudioEncoder(self._target, source_rate=sample_rate)
             self._source_rate = sample_rate
         elif sample_rate != self._source_rate:
             raise ValueError("the sample rate must not change within an answer")
-        return self._encoder
+        if self._is_raw and len(samples) <= _INLINE_SAMPLES:
+            payload = self._encoder.encode(samples)
+        else:
+            payload = await asyncio.to_thread(self._encoder.encode, samples)
+        return await self._place(payload, len(samples) * 1000 / sample_rate)
 
-    def _place(self, payload: bytes, source_ms: float) -> EncodedAudio | None:
-        """Place encoded audio behind what was encoded before; None if it is empty."""
-        start_ms = self.made_ms
+    async def flush(self) -> bytes:
+        """Encode what the encoder has buffered, at the end of the answer, and wait until it is due."""
+        if self._encoder is None:
+            return b""
+        if self._is_raw:
+            payload = self._encoder.flush()
+        else:
+            payload = await asyncio.to_thread(self._encoder.flush)
+        return await self._place(payload, 0)
+
+    async def _place(self, payload: bytes, source_ms: float) -> bytes:
+        self.start_ms = self.end_ms
         # Raw audio is measured by its bytes, which include the delay of the resampler; compressed audio by its source.
         size = len(payload)
         if self._target.encoding is AudioEncoding.WAV:
             header = min(size, self._header_left)
             self._header_left -= header
-            self.made_ms += self._target.duration_ms(size - header)
+            self.end_ms += self._target.duration_ms(size - header)
         else:
-            self.made_ms += self._target.duration_ms(size) if self._target.is_raw else source_ms
-        return EncodedAudio(payload, round(start_ms)) if payload else None
-
-    async def _paced(self, audio: EncodedAudio | None) -> EncodedAudio | None:
-        """Wait until the audio is due."""
-        if audio is not None:
+            self.end_ms += self._target.duration_ms(size) if self._is_raw else source_ms
+        if payload:
             # Again after the sleep: a report meanwhile may have set the position back.
-            while (ahead_ms := self._ahead_ms(audio.start_ms)) >= _LEAST_SLEEP_MS:  # noqa: ASYNC110 - waits for time, not for an event
+            while (ahead_ms := self._ahead_ms(self.start_ms)) >= _LEAST_SLEEP_MS:  # noqa: ASYNC110 - waits for time, not for an event
                 await asyncio.sleep(ahead_ms / 1000)
-        return audio
+        return payload
 
     def _ahead_ms(self, start_ms: float) -> float:
         """Milliseconds until audio at ``start_ms`` may be sent; 0 or less when it is due."""

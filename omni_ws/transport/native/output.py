@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from typing import Final
 
 from websockets.frames import CloseCode
@@ -27,15 +28,20 @@ from omni_ws.wire.server_frames import (
 #: socket may report that its buffer is full.
 WRITE_BATCH_BYTES: Final = 64 * 1024
 WRITE_BATCH_MESSAGES: Final = 128
+#: Messages that follow a write this soon are written together. A server that is paced by a model or a microphone writes
+#: each at once; one that has much to say at once makes fewer system calls.
+COALESCE_SEC: Final = 0.001
 #: How long a client may take to read the last frames.
 GOODBYE_TIMEOUT_SEC: Final = 5.0
 REPLACED_CLOSE_CODE: Final = 4409
 
 
 class WebSocketOutput:
-    """Writes the messages of the outbox to the socket, a batch in each pass of the event loop.
+    """Writes the messages of the outbox to the socket.
 
-    It stops while the write buffer is over its high-water mark, and when there is nothing to write.
+    A message that finds the outbox empty is written at once. What follows it within COALESCE_SEC is written together,
+    in the next pass of the event loop, and one batch in each pass after that. Writing stops while the write buffer is
+    over its high-water mark.
     """
 
     def __init__(self, connection: StreamConnection, session: LiveSession, *, binary_audio: bool) -> None:
@@ -43,16 +49,39 @@ class WebSocketOutput:
         self._session = session
         self._outbox = session.outbox
         self._observed = session.conversation.observed
+        self._observers = self._observed.observers
         self._binary_audio = binary_audio
         self._loop = asyncio.get_running_loop()
         self._flush_scheduled = False
-        #: Whether the messages in the outbox are for this connection.
-        self._speaking = True
+        #: When a message was last written at once, on the loop's clock.
+        self._written_at = -math.inf
+        #: Whether the messages in the outbox are for this connection: from ``start`` to ``stop``.
+        self._speaking = False
         #: Set when there is nothing left to write, or it cannot be written here.
         self._emptied = asyncio.Event()
 
+    def start(self) -> None:
+        """Write what is in the outbox, and all that follows."""
+        self._speaking = True
+        self.schedule()
+
+    def ready(self) -> None:
+        """Write now, or soon: the outbox was empty and has a message."""
+        if self._flush_scheduled:
+            return
+        now = self._loop.time()
+        if now - self._written_at < COALESCE_SEC:
+            self.schedule()
+            return
+        self._written_at = now
+        if self._may_write:
+            try:
+                self._write_next()
+            except Exception as error:
+                self._failed(error)
+
     def schedule(self) -> None:
-        """Write in the next pass: there is a message, or room in the write buffer."""
+        """Write in the next pass."""
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
@@ -101,28 +130,43 @@ class WebSocketOutput:
         if self._connection.is_open:
             self._connection.write_message(encode_frame(error_frame(error)), is_text=True)
 
+    @property
+    def _may_write(self) -> bool:
+        return self._speaking and not self._connection.paused and self._connection.is_open
+
     def _flush(self) -> None:
         """Write a batch, and schedule the next one while there is more to write."""
         self._flush_scheduled = False
         try:
-            if self._speaking and not self._connection.paused and self._connection.is_open:
-                self._write()
-                if self._outbox:
-                    self.schedule()
+            if self._may_write:
+                self._write_batch()
         except Exception as error:
-            self._session.end(unexpected(error, where="the output of a session"))
+            self._failed(error)
         if not self._outbox:
             self._emptied.set()
 
-    def _write(self) -> None:
+    def _write_batch(self) -> None:
         """Write as much as one pass allows."""
-        connection, outbox, observed = self._connection, self._outbox, self._observed
         size = 0
         for _ in range(WRITE_BATCH_MESSAGES):
-            if size >= WRITE_BATCH_BYTES or (message := outbox.take()) is None:
+            if size >= WRITE_BATCH_BYTES:
+                break
+            size += self._write_next()
+            if not self._outbox:
                 return
-            data, is_binary = encode_message(message, binary_audio=self._binary_audio)
-            connection.write_message(data, is_text=not is_binary)
-            size += len(data)
-            if observed.listening_to_outputs and isinstance(message, AnyOutput):
-                observed.notify(OutputWritten(message))
+        self.schedule()
+
+    def _write_next(self) -> int:
+        """Write the next message, if there is one. Returns its size."""
+        message = self._outbox.take()
+        if message is None:
+            return 0
+        data, is_binary = encode_message(message, binary_audio=self._binary_audio)
+        self._connection.write_message(data, is_text=not is_binary)
+        if self._observers.listening_to_outputs and isinstance(message, AnyOutput):
+            self._observed.notify(OutputWritten(message))
+        return len(data)
+
+    def _failed(self, error: Exception) -> None:
+        # Not here: this may run inside the conversation.
+        self._loop.call_soon(self._session.end, unexpected(error, where="the output of a session"))

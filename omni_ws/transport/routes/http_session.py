@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from typing import Final
 
 from omni_ws.core.chunks import InputChunk
 from omni_ws.core.output import AnyOutput
@@ -17,6 +19,9 @@ from omni_ws.service.failure import unexpected
 from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.transport.http.deadline import Deadline
 from omni_ws.transport.http.hang_up import PeerGone
+
+#: Outputs that follow another this soon are delivered together, in the next pass of the event loop.
+COALESCE_SEC: Final = 0.001
 
 
 class HttpSession:
@@ -30,11 +35,14 @@ class HttpSession:
     def __init__(self, conversation: Conversation, outbox: Outbox) -> None:
         self.conversation = conversation
         self._outbox = outbox
+        self._observers = conversation.observed.observers
         self._loop = asyncio.get_running_loop()
         #: The wait in progress, with its ``meanwhile`` and its ``idle_sec``.
         self._waiting: asyncio.Future[bool] | None = None
         self._meanwhile: Callable[[], bool] | None = None
         self._idle_sec: float | None = None
+        #: When an output was last delivered at once, on the loop's clock.
+        self._delivered_at = -math.inf
         #: One timer, moved for each output: a new one would cost as much as handling the output.
         self._idle = Deadline(self._loop, self._idle_expired)
         #: Outputs taken and not yet marked as written; collected only while observers listen to outputs.
@@ -111,7 +119,7 @@ class HttpSession:
             return None
         if isinstance(message, OmniError):
             raise message
-        if self.conversation.observed.listening_to_outputs and isinstance(message, AnyOutput):
+        if self._observers.listening_to_outputs and isinstance(message, AnyOutput):
             self._unwritten.append(message)
         return message
 
@@ -139,8 +147,14 @@ class HttpSession:
         self._timer_changed.set()
 
     def output_ready(self) -> None:
-        if self._waiting is not None:
+        if self._waiting is None:
+            return
+        now = self._loop.time()
+        if now - self._delivered_at < COALESCE_SEC:
             self._loop.call_soon(self._deliver)  # later outputs of this pass are written together with it
+        else:
+            self._delivered_at = now
+            self._deliver()
 
     def _deliver(self) -> None:
         """Let ``meanwhile`` handle the output in this callback, or wake the waiting task."""
