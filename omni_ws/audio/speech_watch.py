@@ -5,14 +5,19 @@ Blocking; called from worker threads.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
+
+import numpy as np
 
 from omni_ws.audio.decoder import AudioDecoder
 from omni_ws.audio.samples import Samples
 from omni_ws.audio.turn_rule import StartBar, TurnDetector, TurnEvent
-from omni_ws.audio.vad import SAMPLE_RATE, WINDOW_MS, SpeechDetector
+from omni_ws.audio.vad import SAMPLE_RATE, WINDOW_MS, SpeechDetector, process_together
 from omni_ws.core.audio_format import AudioFormat
+
+T = TypeVar("T")
 
 #: The delay with which the detector notices the end of speech. It is counted as silence, so that turns end after the
 #: configured silence. Measured on the recorded speech of the tests: 0 to 4 windows, about 2 on average.
@@ -40,15 +45,26 @@ class Watched:
         return self.start_ms + len(self.samples) * 1000 / SAMPLE_RATE - self.judged_ms
 
 
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """A piece at 16 kHz, which begins at ``start_ms``, and what the detector has to process for it.
+
+    The latter also has the end of the file before, which its decoder held back.
+    """
+
+    start_ms: float
+    samples: Samples
+    unjudged: Samples
+
+
 class SpeechWatch:
     """Decodes a stream, runs voice activity detection on it and reports starts and ends of speech.
 
-    ``detector`` is borrowed until ``close``. A turn ends after ``silence_duration_ms`` of silence. For use by one
-    thread at a time.
+    A turn ends after ``silence_duration_ms`` of silence. For use by one thread at a time.
     """
 
     def __init__(self, detector: SpeechDetector, *, threshold: float, silence_duration_ms: float) -> None:
-        self._detector = detector
+        self.detector = detector
         self._turns = TurnDetector(threshold, max(0, silence_duration_ms - DETECTOR_LAG_MS))
         self._source: AudioFormat | None = None
         self._decoder: AudioDecoder | None = None
@@ -61,28 +77,67 @@ class SpeechWatch:
         A ``source`` different from the last one is decoded as a new file that continues the stream. Raises
         UnsupportedFormat for input that cannot be decoded.
         """
-        events: list[TurnEvent] = []
+        decoded = self._decode(data, source)
+        return self._judge(decoded, self.detector.process(decoded.unjudged), bar)
+
+    def close(self) -> None:
+        """End the stream."""
+        if self._decoder is not None:
+            self._decoder.close()
+
+    def _decode(self, data: bytes, source: AudioFormat) -> _Decoded:
+        held: Samples | None = None
         if self._decoder is None or source != self._source:
             if self._decoder is not None:
-                events += self._judge(self._decoder.flush(), bar)
+                held = self._decoder.flush()
+                self._samples += len(held)
             self._decoder, self._source = AudioDecoder(source, sample_rate=SAMPLE_RATE), source
         start_ms = self._samples * 1000 / SAMPLE_RATE
         samples = self._decoder.decode(data)
-        events += self._judge(samples, bar)
-        return Watched(tuple(events), start_ms, self._turns.audio_ms, samples, self._turns.silent_windows > 0)
-
-    def close(self) -> SpeechDetector:
-        """End the stream; returns the detector, reset for another one."""
-        if self._decoder is not None:
-            self._decoder.close()
-        self._detector.reset()
-        return self._detector
-
-    def _judge(self, samples: Samples, bar: StartBar) -> list[TurnEvent]:
-        self._turns.bar = bar
         self._samples += len(samples)
-        return [
-            event
-            for probability in self._detector.process(samples)
-            if (event := self._turns.feed(probability)) is not None
-        ]
+        return _Decoded(start_ms, samples, samples if held is None else np.concatenate((held, samples)))
+
+    def _judge(self, decoded: _Decoded, probabilities: Sequence[float], bar: StartBar) -> Watched:
+        turns = self._turns
+        turns.bar = bar
+        events = tuple(event for each in probabilities if (event := turns.feed(each)) is not None)
+        return Watched(events, decoded.start_ms, turns.audio_ms, decoded.samples, turns.silent_windows > 0)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPiece:
+    """The next piece of a stream, with the arguments of ``SpeechWatch.hear``."""
+
+    watch: SpeechWatch
+    data: bytes
+    source: AudioFormat
+    bar: StartBar
+
+    def hear(self) -> Watched:
+        return self.watch.hear(self.data, self.source, self.bar)
+
+
+def hear_together(pieces: Sequence[StreamPiece]) -> list[Watched | Exception]:
+    """Return what ``hear`` returns or raises for each piece; each is of another stream.
+
+    The detectors of all streams work at once (``process_together``).
+    """
+    decoded = [_outcome(piece.watch._decode, piece.data, piece.source) for piece in pieces]
+    heard = [(piece, each) for piece, each in zip(pieces, decoded, strict=True) if isinstance(each, _Decoded)]
+    probabilities: Sequence[list[float] | Exception]
+    try:
+        probabilities = process_together([(piece.watch.detector, each.unjudged) for piece, each in heard])
+    except Exception:  # each stream gets an exception of its own, or none if it was not at fault
+        probabilities = [_outcome(piece.watch.detector.process, each.unjudged) for piece, each in heard]
+    judged = iter(
+        found if isinstance(found, Exception) else piece.watch._judge(each, found, piece.bar)
+        for (piece, each), found in zip(heard, probabilities, strict=True)
+    )
+    return [each if isinstance(each, Exception) else next(judged) for each in decoded]
+
+
+def _outcome(call: Callable[..., T], *arguments: object) -> T | Exception:
+    try:
+        return call(*arguments)
+    except Exception as error:
+        return error

@@ -89,7 +89,6 @@ def nothing_is_held(engine: EmbeddedEngine) -> None:
     assert engine._hearing is not None
     assert engine._hearing.seats.taken == 0
     assert engine._hearing.recognisers.borrowed == 0
-    assert engine._hearing.detectors.borrowed == 0
     assert engine._voice.jobs == 0
 
 

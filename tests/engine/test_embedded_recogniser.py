@@ -10,7 +10,6 @@ import pytest
 from support.speech_clips import WORDS, clip_pcm, clip_samples, noises, word_errors
 
 from omni_ws.audio.samples import Samples
-from omni_ws.audio.vad import SpeechDetector
 from omni_ws.engine.embedded import recogniser as recogniser_module
 from omni_ws.engine.embedded.ear import (
     MAX_UTTERANCE_SAMPLES,
@@ -33,13 +32,6 @@ READING_ERRORS = 4
 @pytest.fixture(scope="module")
 def recognisers() -> Iterator[LoanPool[Recogniser]]:
     pool = LoanPool(Recogniser)
-    yield pool
-    pool.close()
-
-
-@pytest.fixture(scope="module")
-def detectors() -> Iterator[LoanPool[SpeechDetector]]:
-    pool = LoanPool(SpeechDetector)
     yield pool
     pool.close()
 
@@ -258,11 +250,10 @@ def test_scribes_load_once_a_thread_and_write_down_in_parallel() -> None:
 
 
 @pytest.fixture
-def ear(detectors: LoanPool[SpeechDetector], recognisers: LoanPool[Recogniser]) -> Iterator[Ear]:
-    ear = Ear(detectors, recognisers)
+def ear(recognisers: LoanPool[Recogniser]) -> Iterator[Ear]:
+    ear = Ear(recognisers)
     yield ear
     ear.close()
-    assert detectors.borrowed == 0
     assert recognisers.borrowed == 0
 
 
@@ -300,13 +291,11 @@ def test_an_utterance_is_told_paused_and_ended(ear: Ear) -> None:
     assert np.array_equal(paused.pcm, ended.pcm)
 
 
-def test_the_cuts_of_the_audio_do_not_move_the_utterances(
-    detectors: LoanPool[SpeechDetector], recognisers: LoanPool[Recogniser]
-) -> None:
+def test_the_cuts_of_the_audio_do_not_move_the_utterances(recognisers: LoanPool[Recogniser]) -> None:
     speech = np.concatenate((quiet(0.7), clip_samples("cards_005"), quiet(0.9), clip_samples("cards_001"), quiet(0.1)))
     found = []
     for length in (320, 1600, 7777, len(speech)):
-        ear = Ear(detectors, recognisers)
+        ear = Ear(recognisers)
         ear.live = False
         found.append(utterances(heard(ear, speech, length)))
         ear.close()
@@ -314,13 +303,11 @@ def test_the_cuts_of_the_audio_do_not_move_the_utterances(
     assert all(each == found[0] for each in found)
 
 
-def test_live_recognition_does_not_move_the_utterances(
-    detectors: LoanPool[SpeechDetector], recognisers: LoanPool[Recogniser]
-) -> None:
+def test_live_recognition_does_not_move_the_utterances(recognisers: LoanPool[Recogniser]) -> None:
     speech = np.concatenate((clip_samples("goforward"), quiet(0.6)))
     found = []
     for live in (True, False):
-        ear = Ear(detectors, recognisers)
+        ear = Ear(recognisers)
         ear.live = live
         events = heard(ear, speech)
         assert any(isinstance(event, Partial) for event in events) is live
@@ -342,9 +329,7 @@ def test_a_short_pause_is_taken_back(ear: Ear) -> None:
     assert kinds == [Paused, HearingResumed, Paused, HearingEnded]
 
 
-def test_the_recogniser_is_only_held_during_speech(
-    ear: Ear, recognisers: LoanPool[Recogniser], detectors: LoanPool[SpeechDetector]
-) -> None:
+def test_the_recogniser_is_only_held_during_speech(ear: Ear, recognisers: LoanPool[Recogniser]) -> None:
     ear.feed(quiet(1))
     assert ear.advance() is None
     assert recognisers.borrowed == 0
@@ -355,7 +340,6 @@ def test_the_recogniser_is_only_held_during_speech(
     while ear.advance() is not None:
         pass
     assert recognisers.borrowed == 0
-    assert detectors.borrowed == 1
 
 
 def test_live_recognition_that_was_given_up_stays_away_for_the_utterance(ear: Ear) -> None:

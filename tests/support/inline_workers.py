@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
 
 import numpy as np
 
 from omni_ws.audio.samples import Samples
+from omni_ws.audio.speech_watch import StreamPiece, Watched
 from omni_ws.audio.vad import WINDOW_SAMPLES, SpeechDetector
-from omni_ws.engine.loan_pool import LoanPool
-from omni_ws.service.listening.workers import SpeechWorkers
-
-T = TypeVar("T")
+from omni_ws.service.listening.workers import Done, SpeechWorkers
 
 #: Bytes of a millisecond of pcm16 at 16 kHz.
 MS = 32
@@ -33,9 +30,6 @@ def quiet(ms: int) -> bytes:
 class LoudnessDetector(SpeechDetector):
     """Takes each loud window for speech, without a model."""
 
-    def __init__(self) -> None:
-        self._rest: Samples = np.empty(0, np.float32)
-
     def process(self, samples: Samples) -> list[float]:
         waiting = np.concatenate((self._rest, samples))
         count = len(waiting) // WINDOW_SAMPLES
@@ -46,16 +40,13 @@ class LoudnessDetector(SpeechDetector):
     def reset(self) -> None:
         self._rest = np.empty(0, np.float32)
 
-    def close(self) -> None:
-        pass
-
 
 class InlineWorkers(SpeechWorkers):
     """Does the work in the next pass of the event loop. ``pieces`` counts what was done."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.detectors: LoanPool[SpeechDetector] = LoanPool(LoudnessDetector)
+        self.new_detector = LoudnessDetector
         self.pieces = 0
         self._unfinished = 0
         #: Set while no work is unfinished.
@@ -66,12 +57,12 @@ class InlineWorkers(SpeechWorkers):
     def available(self) -> bool:
         return True
 
-    def submit(self, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+    def submit(self, piece: StreamPiece, done: Done) -> None:
         def run() -> None:
             self.pieces += 1
-            outcome: T | Exception
+            outcome: Watched | Exception
             try:
-                outcome = work()
+                outcome = piece.hear()
             except Exception as error:
                 outcome = error
             done(outcome)
@@ -92,11 +83,11 @@ class HeldWorkers(InlineWorkers):
         self._held: list[Callable[[], None]] = []
         self._listening = False
 
-    def submit(self, work: Callable[[], T], done: Callable[[T | Exception], None]) -> None:
+    def submit(self, piece: StreamPiece, done: Done) -> None:
         if self._listening:
-            super().submit(work, done)
+            super().submit(piece, done)
         else:
-            self._held.append(lambda: super(HeldWorkers, self).submit(work, done))
+            self._held.append(lambda: super(HeldWorkers, self).submit(piece, done))
 
     def listen(self) -> None:
         """Do the work submitted so far, and all that follows."""

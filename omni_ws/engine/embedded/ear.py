@@ -102,13 +102,12 @@ class _Utterance:
 class Ear:
     """Used by one thread at a time. ``feed`` samples, then ``advance`` until it returns None."""
 
-    def __init__(self, detectors: LoanPool[SpeechDetector], recognisers: LoanPool[Recogniser]) -> None:
+    def __init__(self, recognisers: LoanPool[Recogniser]) -> None:
         #: Whether utterances are decoded while they are spoken. Switched off for audio that comes faster than it is
         #: spoken: then the final text is there as early, and partial texts would only cost time.
         self.live = True
-        self._detectors = detectors
         self._recognisers = recognisers
-        self._detector: SpeechDetector | None = None
+        self._detector = SpeechDetector()
         self._recogniser: Recogniser | None = None
         self._turns = TurnDetector()
         self._padding = PrefixPadding(PADDING_WINDOWS * WINDOW_MS)
@@ -144,8 +143,7 @@ class Ear:
             self._finish_utterance()
         self._position += len(self._rest)
         self._rest = np.empty(0, np.float32)
-        if self._detector is not None:
-            self._detector.reset()
+        self._detector.reset()
         self._turns.end_turn()
         self._padding.take()
         ended = self._events.popleft() if self._events else None
@@ -157,14 +155,8 @@ class Ear:
         self._unheard.clear()
         self._utterance = None
         self._stop_live()
-        if self._detector is not None:
-            self._detector.reset()
-            self._detectors.give_back(self._detector)
-            self._detector = None
 
     def _take_window(self, window: Samples) -> None:
-        if self._detector is None:
-            self._detector = self._detectors.borrow()
         (probability,) = self._detector.process(window)
         event = self._turns.feed(probability)
         self._position += WINDOW_SAMPLES

@@ -14,7 +14,7 @@ from datetime import datetime
 
 import numpy as np
 
-from omni_ws.audio.vad import SpeechDetector
+from omni_ws.audio.vad import load_detector
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
 from omni_ws.engine.embedded.config import TALKERS_PER_CORE, EmbeddedConfig
@@ -105,7 +105,6 @@ class EmbeddedEngine:
         self._decoding = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="decoder")
         self._hearing = Hearing(
             Seats(seats),
-            LoanPool(SpeechDetector),
             LoanPool(Recogniser),
             Scribes(min(cores, MAX_SCRIBES)),
             executor=listening,
@@ -194,7 +193,7 @@ class EmbeddedEngine:
         """Loads what the first speaker needs. Raises EngineFailed where recognition cannot work."""
         silence = np.zeros(SAMPLE_RATE // 2, np.int16)
         scribe = hearing.scribes.transcribe(silence)
-        await run_in_thread(hearing.executor, hearing.detectors.fill, 1)
+        await run_in_thread(hearing.executor, load_detector)
         await run_in_thread(hearing.executor, hearing.recognisers.fill, 1)
         await asyncio.wrap_future(scribe)
         # The rest comes while people may already speak.
@@ -206,7 +205,6 @@ def _close(hearing: Hearing) -> None:
     hearing.executor.shutdown(cancel_futures=True)
     hearing.scribes.close()
     hearing.recognisers.close()
-    hearing.detectors.close()
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

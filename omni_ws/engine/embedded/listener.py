@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_ws.audio.samples import Samples
-from omni_ws.audio.vad import SpeechDetector
 from omni_ws.core.chunks import Word
 from omni_ws.engine.base import TranscriptOutput
 from omni_ws.engine.embedded.ear import Ear, EarEvent, HearingEnded, HearingResumed, Partial, Paused
@@ -35,7 +34,6 @@ class Hearing:
     """What all listeners of an engine share. ``executor`` has a thread for every seat, and some more."""
 
     seats: Seats
-    detectors: LoanPool[SpeechDetector]
     recognisers: LoanPool[Recogniser]
     scribes: Scribes
     executor: Executor
@@ -65,7 +63,7 @@ class Listener:
         hearing.take_seat()
         self._hearing = hearing
         self._clock = clock
-        self._ear = Ear(hearing.detectors, hearing.recognisers)
+        self._ear = Ear(hearing.recognisers)
         self._guess: _Guess | None = None
         self._stale: Future[tuple[RecognisedWord, ...]] | None = None
         self._lead_ms = 0.0

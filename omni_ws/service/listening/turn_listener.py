@@ -58,7 +58,7 @@ from msgspec.structs import replace
 from omni_ws.audio import turn_rule, vad
 from omni_ws.audio.mime import media_type
 from omni_ws.audio.samples import Samples
-from omni_ws.audio.speech_watch import SpeechWatch, Watched
+from omni_ws.audio.speech_watch import SpeechWatch, StreamPiece, Watched
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.audio_ring import AudioRing
 from omni_ws.core.chunks import InputChunk, StartTrigger
@@ -154,7 +154,7 @@ class TurnListener:
         self._settings: ListeningSettings | None = None
         self._next: ListeningSettings | None = None
         self._configured: ListeningSettings | None = None
-        #: Made and used by worker threads.
+        #: Used by worker threads.
         self._watch: SpeechWatch | None = None
         #: The audio that a worker thread is judging.
         self._piece: AudioPiece | None = None
@@ -214,7 +214,7 @@ class TurnListener:
         self._closed = True
         self._queue.clear()
         if not self._piece:
-            self._release_detector()
+            self._close_watch()
 
     # the queue
 
@@ -280,23 +280,19 @@ class TurnListener:
             self._discard_piece(piece)
             return
         bar = turn_rule.BARGE_IN_BAR if self._owner.is_playing else turn_rule.ORDINARY_BAR
-        self._workers.submit(lambda: self._judge(piece, bar), self._on_judged)
-
-    def _judge(self, piece: AudioPiece, bar: turn_rule.StartBar) -> Watched:
-        """Runs in a worker thread."""
         if self._watch is None:
             turns = self._turns
             self._watch = SpeechWatch(
-                self._workers.detectors.borrow(),
+                self._workers.new_detector(),
                 threshold=min(max(turns.threshold, LOWEST_THRESHOLD), HIGHEST_THRESHOLD),
                 silence_duration_ms=turns.silence_duration_ms,
             )
-        return self._watch.hear(piece.payload, piece.source, bar)
+        self._workers.submit(StreamPiece(self._watch, piece.payload, piece.source, bar), self._on_judged)
 
     def _on_judged(self, outcome: Watched | Exception) -> None:
         """Continue on the event loop. Must not raise (see ``SpeechWorkers.submit``)."""
         if self._closed:
-            self._release_detector()
+            self._close_watch()
             return
         try:
             if isinstance(outcome, Exception):
@@ -408,7 +404,7 @@ class TurnListener:
             self._discard_piece(piece)
 
     def _reset(self) -> None:
-        """Forget the audio judged so far, and return the detector."""
+        """Forget the audio judged so far, and what the detector remembers of it."""
         self._turn = None
         if self._ring is not None:
             self._discard(None)
@@ -417,12 +413,12 @@ class TurnListener:
         self._offset_ms += self._judged_ms
         self._judged_ms, self._rest_ms = 0, 0.0
         self._ring = self._source = None
-        self._release_detector()
+        self._close_watch()
 
-    def _release_detector(self) -> None:
+    def _close_watch(self) -> None:
         watch, self._watch = self._watch, None
         if watch is not None:
-            self._workers.detectors.give_back(watch.close())
+            watch.close()
 
     @property
     def _speaking(self) -> bool:

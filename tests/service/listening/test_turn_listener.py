@@ -23,7 +23,6 @@ from omni_ws.core.request_input import GenerationStarted, InputAppended, InputEn
 from omni_ws.core.start_policy import OnEndOnly, OnFirstChunk, StartPolicy
 from omni_ws.core.stream_events import Diverted, RequestOpened, StreamEvent
 from omni_ws.core.stream_limits import StreamLimits
-from omni_ws.engine.loan_pool import LoanPool
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedFormat
 from omni_ws.service.listening import turn_listener
 from omni_ws.service.listening.queue import ITEM_OVERHEAD_BYTES, MAX_PIECE_BYTES, ListeningSettings
@@ -172,7 +171,6 @@ async def user() -> AsyncIterator[User]:
     yield one
     one.listener.close()
     await one.settle()
-    assert one.workers.detectors.borrowed == 0
 
 
 def slices(audio: bytes, *spans_ms: tuple[int, int]) -> list[bytes]:
@@ -440,7 +438,7 @@ async def test_turn_detection_is_switched_off_in_the_middle_of_a_turn(user: User
     assert len(user.requests) == 2
     assert (user.requests[1].by_speech, user.requests[1].audio.endswith(loud(64))) == (False, True)
     assert user.speech == [("started", 320), ("stopped", 640)]
-    assert (user.held, user.workers.detectors.borrowed) == (0, 0)
+    assert user.held == 0
 
 
 async def test_new_settings_end_speech_that_has_no_request(user: User) -> None:
@@ -557,12 +555,14 @@ class BrokenDetector(LoudnessDetector):
         return super().process(samples)
 
 
-async def test_a_detector_that_cannot_be_loaded_is_reported_once() -> None:
-    def load() -> SpeechDetector:
+class UnloadableDetector(LoudnessDetector):
+    def process(self, samples: Samples) -> list[float]:
         raise EngineFailed("loading voice activity detection failed")
 
+
+async def test_a_detector_that_cannot_be_loaded_is_reported_once() -> None:
     user = User(InlineWorkers())
-    user.workers.detectors = LoanPool(load)
+    user.workers.new_detector = UnloadableDetector
     user.listen()
     for _ in range(5):
         user.stream_audio(loud(640))
@@ -579,7 +579,7 @@ async def test_a_detector_that_cannot_be_loaded_is_reported_once() -> None:
 async def test_a_detector_that_fails_in_the_middle_of_a_turn_ends_it() -> None:
     detector = BrokenDetector()
     user = User(InlineWorkers())
-    user.workers.detectors = LoanPool(lambda: detector)
+    user.workers.new_detector = lambda: detector
     user.listen()
     user.stream_audio(quiet(320) + loud(320))
     await user.settle()
@@ -591,7 +591,6 @@ async def test_a_detector_that_fails_in_the_middle_of_a_turn_ends_it() -> None:
     assert user.requests[0].audio == heard
     assert len(user.errors) == 1
     assert user.speech == [("started", 320), ("stopped", 640)]
-    assert user.workers.detectors.borrowed == 0
     # New settings are another attempt.
     detector.broken = False
     user.listen(silence_ms=400)
@@ -632,7 +631,7 @@ async def test_compressed_audio_counts_and_joins_as_it_was_decoded(user: User) -
     assert user.held == (640 - END_MS) * MS
 
 
-async def test_closing_while_a_thread_is_busy_returns_its_detector() -> None:
+async def test_closing_while_a_thread_is_busy_drops_what_it_heard() -> None:
     workers = HeldWorkers()
     user = User(workers)
     user.listen()
@@ -643,7 +642,7 @@ async def test_closing_while_a_thread_is_busy_returns_its_detector() -> None:
     workers.listen()
     await user.settle()
     assert (user.requests, user.speech, user.errors) == ([], [], [])
-    assert (user.held, workers.detectors.borrowed) == (0, 0)
+    assert user.held == 0
 
 
 # the real detector
@@ -653,7 +652,7 @@ RECORDING = b"".join([silence(0.7), clip_bytes("goforward"), silence(1), clip_by
 
 async def recorded_turns(size: int) -> User:
     workers = InlineWorkers()
-    workers.detectors = LoanPool(SpeechDetector)
+    workers.new_detector = SpeechDetector
     user = User(workers)
     user.listen(padding=300)
     for start in range(0, len(RECORDING), size):
@@ -663,7 +662,7 @@ async def recorded_turns(size: int) -> User:
     await user.settle()
     user.listener.close()
     user.stream.close()
-    assert (user.budget.used, workers.detectors.borrowed) == (0, 0)
+    assert user.budget.used == 0
     workers.close()
     return user
 

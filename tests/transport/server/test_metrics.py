@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,14 @@ from support.mode_b_client import mode_b, text
 from support.native_client import native_client
 from support.raw_http import post, raw_client, request
 from support.scrape import Scrape, metrics_answer, read, scrape
+from support.speech_clips import silence
 
 from omni_ws import __version__
+from omni_ws.audio.speech_watch import SpeechWatch, StreamPiece
+from omni_ws.audio.turn_rule import ORDINARY_BAR
+from omni_ws.audio.vad import SpeechDetector
 from omni_ws.config.keys import ApiKey, digest
+from omni_ws.core.audio_format import AudioFormat
 from omni_ws.engine.base import AudioOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 from omni_ws.errors import ShuttingDown
@@ -327,7 +331,9 @@ async def test_the_work_of_listening_threads_is_timed() -> None:
     metrics = Metrics()
     workers = SpeechWorkers(metrics)
     done = asyncio.Event()
-    workers.submit(lambda: time.sleep(0.02), lambda outcome: done.set())
+    watch = SpeechWatch(SpeechDetector(), threshold=0.5, silence_duration_ms=500)
+    minute = StreamPiece(watch, silence(60), AudioFormat(sample_rate=16_000), ORDINARY_BAR)
+    workers.submit(minute, lambda outcome: done.set())
     await done.wait()
     workers.close()
     found = Scrape(metrics.render("")()[0].decode())
