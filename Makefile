@@ -4,6 +4,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
+# Nothing is compiled more than once, whatever the environment says: tests start many processes.
+unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 
 VENV := .venv
@@ -41,9 +43,7 @@ VLLM_TINY_ENVIRONMENT := VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_NUM_THREADS=1 VLLM
 WORKERS := 2
 
 TINY_MODELS := .cache/tiny-models
-# Outcomes of the first of two runs, for the report of the second; and of a run before both.
-OUTCOMES_FAST := .cache/test-outcomes-fast.json
-OUTCOMES := .cache/test-outcomes.json
+# Outcomes of a run before, for the report of the next.
 OUTCOMES_BEFORE :=
 BEFORE := $(if $(OUTCOMES_BEFORE),--outcomes-before=$(OUTCOMES_BEFORE))
 
@@ -77,19 +77,13 @@ serve: $(VENV)/.ready-to-serve
 	@exec $(BIN)/omni-ws serve $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
 endif
 
-# Three runs: the fast tests in WORKERS processes, the slow ones, many of which run in real time, one after the other, and
-# those of vLLM in its own environment. The last line of the last run counts all. Status 5 (no tests collected) is not a
-# failure: ARGS may select tests of one kind only.
+# The slow tests have the terminal, and the others run beside them (tests/support/parts.py). The last line counts all.
+PARTS = PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m support.parts $(BEFORE) \
+  --part slow '$(BIN)/python -m pytest -m "slow and not vllm"' \
+  --part fast '$(BIN)/python -m pytest -m "not slow and not vllm" -n $(WORKERS) --dist worksteal'
 ifneq ($(filter $(MACHINE),$(VLLM_MACHINES)),)
 test: $(VENV)/.ready-to-test distribution $(VLLM_VENV)/.ready ## all tests; ARGS="-k reorder" for some
-	@fast=0; $(BIN)/python -m pytest -m "not slow and not vllm" -n $(WORKERS) --dist worksteal \
-	  --keep-outcomes=$(OUTCOMES_FAST) $(BEFORE) $(ARGS) || fast=$$?; \
-	case $$fast in 0|1|5) ;; *) exit $$fast;; esac; \
-	slow=0; $(BIN)/python -m pytest -m "slow and not vllm" --outcomes-before=$(OUTCOMES_FAST) --keep-outcomes=$(OUTCOMES) \
-	  $(ARGS) || slow=$$?; \
-	case $$slow in 0|1|5) ;; *) exit $$slow;; esac; \
-	vllm=0; $(VLLM_TINY_ENVIRONMENT) $(VLLM_BIN)/python -m pytest -m vllm --outcomes-before=$(OUTCOMES) $(ARGS) || vllm=$$?; \
-	case $$fast-$$slow-$$vllm in 5-5-5) exit 1;; [05]-[05]-[05]) ;; *) exit 1;; esac
+	@$(PARTS) --part vllm 'env $(VLLM_TINY_ENVIRONMENT) $(VLLM_BIN)/python -m pytest -m vllm' -- $(ARGS)
 else
 test: $(VENV)/.ready-to-test distribution
 	@echo 'vLLM has no CPU build for this machine ($(MACHINE)), only for $(VLLM_MACHINES): its tests are skipped.' >&2
@@ -98,7 +92,7 @@ test: $(VENV)/.ready-to-test distribution
 endif
 
 test-base: $(VENV)/.ready-to-test distribution ## the tests without vLLM
-	@$(BIN)/python -m pytest -m "not vllm" $(ARGS)
+	@$(PARTS) -- $(ARGS)
 
 test-fast: $(VENV)/.ready-to-test ## tests below a second each, without vLLM, in WORKERS processes
 	@$(BIN)/python -m pytest -m "not slow and not vllm" -n $(WORKERS) --dist worksteal --one-loop --hypothesis-profile=fast $(ARGS)

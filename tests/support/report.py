@@ -1,8 +1,8 @@
 """A pytest plugin that ends a run with what passed in each area, and with every skipped test by its name.
 
-Where tests need several environments there are several runs: ``--keep-outcomes=FILE`` for one and
-``--outcomes-before=FILE`` for the next make the end of the latter, pytest's last line included, tell of both, and so on
-where it keeps them too. ``--outcomes-of=NAME`` tells in those reports which run a test was part of.
+Where there are several runs, ``--keep-outcomes=FILE`` for one and ``--outcomes-before=FILE`` for another make the end
+of the latter, pytest's last line included, tell of both, and so on where it keeps them too. A run may tell of several.
+``--outcomes-of=NAME`` tells in those reports which run a test was part of.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("report", "one report over several runs")
     group.addoption("--keep-outcomes", metavar="FILE", type=Path, help="for the run that tells of both")
-    group.addoption("--outcomes-before", metavar="FILE", type=Path, help="what the run before kept")
+    group.addoption(
+        "--outcomes-before", metavar="FILE", type=Path, action="append", default=[], help="what a run before kept"
+    )
     group.addoption(
         "--outcomes-of", metavar="NAME", help="stands behind each test of this run in reports of later ones"
     )
@@ -70,20 +72,24 @@ def keep_outcomes(file: Path, terminalreporter: pytest.TerminalReporter) -> None
     file.write_text(json.dumps(kept), encoding="utf-8")
 
 
-def add_outcomes(file: Path, terminalreporter: pytest.TerminalReporter) -> None:
-    """What the run before did counts as this one's, and what one of the two left to the other does not count."""
+def add_outcomes(files: Iterable[Path], terminalreporter: pytest.TerminalReporter) -> None:
+    """What the runs before did counts as this one's, and what one of them left to another does not count."""
     config, stats = terminalreporter.config, terminalreporter.stats
-    files_here = {report.nodeid.partition("::")[0] for outcome in OUTCOMES for report in stats.get(outcome, [])}
-    ran = set()
-    for outcome, reports in json.loads(file.read_text(encoding="utf-8")).items():
-        for data in reports:
-            report = config.hook.pytest_report_from_serializable(config=config, data=data)
-            if outcome == "skipped" and report.nodeid in files_here:
-                continue  # as a whole, for want of what is here
-            if isinstance(report.longrepr, list):  # JSON has no tuples, and pytest insists on one for a skip
-                report.longrepr = tuple(report.longrepr)
-            ran.add(report.nodeid)
-            stats.setdefault(outcome, []).append(report)
+    for file in files:
+        for outcome, reports in json.loads(file.read_text(encoding="utf-8")).items():
+            for data in reports:
+                report = config.hook.pytest_report_from_serializable(config=config, data=data)
+                if isinstance(report.longrepr, list):  # JSON has no tuples, and pytest insists on one for a skip
+                    report.longrepr = tuple(report.longrepr)
+                stats.setdefault(outcome, []).append(report)
+    ran = {report.nodeid for outcome in OUTCOMES for report in stats.get(outcome, [])}
+    files_with_tests = {node_id.partition("::")[0] for node_id in ran if "::" in node_id}
+    skipped = {}
+    for report in stats.pop("skipped", []):
+        if report.nodeid not in files_with_tests:  # else as a whole, for want of what another run had
+            skipped[report.nodeid] = report
+    if skipped:
+        stats["skipped"] = [*skipped.values()]
     left_out = [item for item in stats.pop("deselected", []) if item.nodeid not in ran]
     if left_out:
         stats["deselected"] = left_out
@@ -108,8 +114,8 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 @pytest.hookimpl(tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     stats = terminalreporter.stats
-    if (file := terminalreporter.config.getoption("--outcomes-before")) is not None:
-        add_outcomes(file, terminalreporter)
+    if files := terminalreporter.config.getoption("--outcomes-before"):
+        add_outcomes(files, terminalreporter)
     if (file := terminalreporter.config.getoption("--keep-outcomes")) is not None:
         keep_outcomes(file, terminalreporter)
     lines = area_lines((report.nodeid, outcome) for outcome in OUTCOMES for report in stats.get(outcome, []))
