@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,31 @@ async def test_a_recording_of_one_engine_is_sent_to_another(tmp_path: Path) -> N
     async with live_server(engine) as server:
         replayed = await replay(path, "--url", f"ws://127.0.0.1:{server.port}", "--compare", "text")
     assert replayed.status == 0, replayed.output
+
+
+async def test_a_connection_lost_between_answers_is_not_held_for_what_comes_in_fewer_pieces(tmp_path: Path) -> None:
+    patience = 30
+    async with live_server(record=tmp_path / "r", streaming_input=RESUMABLE) as server:
+        async with native_client(server) as client:
+            await client.say("one two three four five six")
+            await client.answer()
+            query = await come_back(server, client)
+        async with native_client(server, query=query, greeted=False) as again:
+            await again.until("session_resumed")
+            again.guarantees.next_output = client.guarantees.next_output
+            again.next_sequence_id = client.next_sequence_id
+            await again.say("one two three four five six")
+            await again.answer()
+    (path,) = recordings(tmp_path / "r")
+    assert [event["by"] for event in events(path, "close")] == ["lost", "client"]
+    began = asyncio.get_running_loop().time()
+    async with live_server(
+        ScriptedEngine([TextOutput("one two three four five six")]), streaming_input=RESUMABLE
+    ) as server:
+        url = f"ws://127.0.0.1:{server.port}"
+        replayed = await replay(path, "--url", url, "--compare", "text", "--patience", str(patience))
+    assert replayed.status == 0, replayed.output
+    assert asyncio.get_running_loop().time() - began < patience
 
 
 async def test_neither_keys_nor_tokens_are_in_a_recording(tmp_path: Path) -> None:
