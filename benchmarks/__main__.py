@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-NAMES: Final = ("frames", "events", "sse", "embedded", "turns", "long_text", "mode_a_memory", "salience")
+NAMES: Final = ("frames", "events", "sse", "embedded", "turns", "idle", "long_text", "mode_a_memory", "salience")
 #: Need vLLM or Chromium, so they run by name only.
 ELSEWHERE: Final = ("vllm", "browser")
 _PACKAGES: Final = ("websockets", "uvloop", "msgspec", "fastapi", "uvicorn", "picows")

@@ -21,8 +21,7 @@ the history keeps the part of the answer that was heard. The next answer waits u
 
 Backpressure. Input: while the engine or the turn listener is behind, ``input_full`` is true and the transport stops
 reading; acknowledgements carry the credit that is left. The owner's ``input_may_continue`` ends the pause. Output:
-while the outbox is full, the writer does not advance the engine's generator. Bytes are charged to one budget for all
-sessions.
+while the outbox is full, the writer does not advance the engine's generator. All sessions charge one budget of bytes.
 
 Ends. A request ends with its engine's Finished, an error, a cancellation, or its session. An error of a request ends
 the session only if it has a WebSocket close code; ``run`` raises it then. Fatal errors of the input, and those of
@@ -67,8 +66,7 @@ from omni_ws.wire.session_config import SessionConfig
 class Conversation:
     """One session's input, requests and answers.
 
-    The methods that take input raise the fatal errors of InputStream; the caller ends the session then. The client has
-    got whatever ``run`` raises.
+    The client has got whatever ``run`` raises.
     """
 
     def __init__(
@@ -103,11 +101,10 @@ class Conversation:
         )
         self.history = History(limits.max_history_tokens, budget)
         self.loudspeaker = Loudspeaker(self.history)
-        #: Assigns audio to requests by the speech in it; None without turn detection.
-        self._listener = None if speech_workers is None else TurnListener(self.stream, speech_workers, self)
-        self._flow = InputFlow(
-            self.stream, self.observed, listener=self._listener, offer=lambda: self._attached.input_may_continue()
-        )
+        self._speech_workers = speech_workers
+        #: Assigns audio to requests by the speech in it; None until turn detection is first configured.
+        self._listener: TurnListener | None = None
+        self._flow = InputFlow(self.stream, self.observed, offer=lambda: self._attached.input_may_continue())
         #: The options of requests that open from now on; checked as they open.
         self.options = AnswerOptions()
         #: Maps the names of fields to those that the client used.
@@ -156,8 +153,11 @@ class Conversation:
         config = self.configuration.apply(patch)
         if self.stream.current is None:
             self._update_order()
+        listening = self.configuration.listening
+        if listening.turns is not None and self._listener is None and self._speech_workers is not None:
+            self._listener = self._flow.listener = TurnListener(self.stream, self._speech_workers, self)
         if self._listener is not None:
-            self._listener.configure(self.configuration.listening)
+            self._listener.configure(listening)
         return config
 
     def greet(self) -> None:

@@ -17,17 +17,11 @@ class InputFlow:
     ``offer`` is called when input may continue, after ``is_full`` was true or an acknowledgement left little credit.
     """
 
-    def __init__(
-        self,
-        stream: InputStream,
-        observed: ObservedSession,
-        *,
-        listener: TurnListener | None,
-        offer: Callable[[], None],
-    ) -> None:
+    def __init__(self, stream: InputStream, observed: ObservedSession, *, offer: Callable[[], None]) -> None:
+        #: Set once turn detection is configured.
+        self.listener: TurnListener | None = None
         self._stream = stream
         self._observed = observed
-        self._listener = listener
         self._offer = offer
         #: Whether the client waits for ``offer``.
         self._wanted = False
@@ -35,7 +29,7 @@ class InputFlow:
     def is_full(self, receiving: Request | None) -> bool:
         """Whether the engine is behind with the request that receives input, or the listener with its audio."""
         behind = receiving is not None and receiving.answering and receiving.input.queued >= INPUT_QUEUE_BYTES
-        if not behind and (self._listener is None or not self._listener.full):
+        if not behind and (self.listener is None or not self.listener.full):
             return False
         self._wanted = True
         return True

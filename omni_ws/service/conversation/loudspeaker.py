@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-
 from omni_ws.service.conversation.history import History
 from omni_ws.service.conversation.request import Request, RequestState
 
@@ -16,7 +14,7 @@ class Loudspeaker:
 
     def __init__(self, history: History) -> None:
         self._history = history
-        self._requests: deque[Request] = deque(maxlen=2)
+        self._requests: tuple[Request, ...] = ()
 
     @property
     def playing(self) -> bool:
@@ -25,7 +23,7 @@ class Loudspeaker:
 
     def answering(self, request: Request) -> None:
         """The engine starts on this request: its audio is what plays next."""
-        self._requests.append(request)
+        self._requests = (*self._requests[-1:], request)
 
     def report(self, sequence_id: int, played_ms: float) -> None:
         """The client reports that it has played ``played_ms`` of the answer that output ``sequence_id`` belongs to."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -21,6 +20,7 @@ from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.service.conversation.request import Request, RequestState
 from omni_ws.service.failure import of_request
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
+from omni_ws.service.wake_up import WakeUp
 
 
 class QueueOwner(Protocol):
@@ -60,11 +60,11 @@ class RequestQueue:
         self._observed = observed
         self._owner = owner
         self._sequencer = OutputSequencer()
-        self._wake = asyncio.Event()
+        self._wake = WakeUp()
         #: The task that answers the first request, or wound up the one before it.
         self._answer: asyncio.Task[None] | None = None
         #: The first is being answered, or will be next.
-        self.requests: deque[Request] = deque()
+        self.requests: list[Request] = []
         #: Whether any request has opened, or the greeting.
         self.opened = False
         #: Set by ``close``.

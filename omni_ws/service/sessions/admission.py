@@ -40,13 +40,17 @@ class Slot:
         """
         self._admission.keep(self)
 
+    def release(self) -> None:
+        """Make room for another session. Idempotent."""
+        self._admission.release(self)
+
 
 class Admission:
     """Decides which sessions and requests to admit.
 
-    A session takes a slot with ``session`` and releases it when the block ends. A session of a single request counts
-    as that request; one that carries many asks for each of them with ``request``. Rates belong to a key, across all
-    of its sessions, and outlive them.
+    A session takes a slot with ``session`` and releases it when the block ends, or with ``take`` and ``Slot.release``.
+    A session of a single request counts as that request; one that carries many asks for each of them with ``request``.
+    Rates belong to a key, across all of its sessions, and outlive them.
 
     A *holder* is a key, or the address of a client without a key. While at least half of the slots are taken, a holder
     may have at most a fair share of them: the slots divided by one more than the number of holders, or by the number of
@@ -98,7 +102,15 @@ class Admission:
     def session(
         self, key: ApiKey | None, *, client: str = "", many_requests: bool = False, lent: bool = False
     ) -> Iterator[Slot]:
-        """Take a slot for the block. ``client`` is the peer's address; a ``lent`` slot can be evicted until it is kept.
+        """Take a slot for the block. Raises as ``take`` does."""
+        slot = self.take(key, client=client, many_requests=many_requests, lent=lent)
+        try:
+            yield slot
+        finally:
+            slot.release()
+
+    def take(self, key: ApiKey | None, *, client: str = "", many_requests: bool = False, lent: bool = False) -> Slot:
+        """Take a slot. ``client`` is the peer's address; a ``lent`` slot can be evicted until it is kept.
 
         Raises ShuttingDown, EngineOverloaded when the server is full, and RateLimited when the holder has its share.
         """
@@ -111,10 +123,7 @@ class Admission:
         self._take(slot)
         if lent:
             self._lent[slot] = None
-        try:
-            yield slot
-        finally:
-            self._release(slot)
+        return slot
 
     def check(self, key: ApiKey | None, *, client: str = "") -> None:
         """Raise what ``session`` would raise now, except for the rate of requests. Takes nothing."""
@@ -137,8 +146,8 @@ class Admission:
         if slot.holder is not None:
             self._held[slot.holder] += 1
 
-    def _release(self, slot: Slot) -> None:
-        """Idempotent, since a lent slot may have been evicted."""
+    def release(self, slot: Slot) -> None:
+        """See ``Slot.release``: a lent slot may have been evicted before."""
         self._lent.pop(slot, None)
         if slot not in self._taken:
             return
@@ -155,7 +164,7 @@ class Admission:
         if self.sessions < self.max_sessions:
             return
         if self._lent:
-            self._release(next(iter(self._lent)))
+            self.release(next(iter(self._lent)))
         elif (end := self.oldest_empty()) is not None:
             end()
 

@@ -35,6 +35,7 @@ from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.service.conversation.owner import ConversationOwner
 from omni_ws.service.recording.recorder import SessionRecording
+from omni_ws.service.wake_up import WakeUp
 from omni_ws.wire.server_frames import InputAckFrame, SessionClosingFrame, SessionResumedFrame
 
 
@@ -104,8 +105,7 @@ class LiveSession:
         self._token = b""
         self._attachment: Attachment | None = None
         #: Set while there is no attachment, also when the session is ending.
-        self._detached = asyncio.Event()
-        self._detached.set()
+        self._detached = WakeUp(is_set=True)
         self._grace_timer: asyncio.TimerHandle | None = None
         #: Set with ENDING: the reason to close with, None where no client is there to read it.
         self._reason: asyncio.Future[OmniError | None] = self._loop.create_future()

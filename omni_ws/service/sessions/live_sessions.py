@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.errors import OmniError, SessionNotFound
+from omni_ws.service.sessions.admission import Slot
 from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
 from omni_ws.service.sessions.live_session import LiveSession
 
@@ -36,8 +36,8 @@ class LiveSessions:
 
         Raises ShuttingDown, EngineOverloaded, RateLimited or EngineFailed.
         """
-        with ExitStack() as place:
-            place.enter_context(self._factory.admission.session(key, client=client, many_requests=True))
+        slot = self._factory.admission.take(key, client=client, many_requests=True)
+        try:
             self._factory.check_ready()
             conversation = self._factory.open(
                 output_formats=STREAM_FORMATS,
@@ -48,19 +48,21 @@ class LiveSessions:
             )
             session_id = conversation.observed.identity.session_id
             session = LiveSession(session_id, conversation, conversation.outbox, grace=self._grace)
-            kept = place.pop_all()
-        life = asyncio.create_task(self._live(session, kept), name=f"session {session.session_id}")
+        except BaseException:
+            slot.release()
+            raise
+        life = asyncio.create_task(self._live(session, slot), name=f"session {session.session_id}")
         self._living[session.session_id] = _Living(session, key_name(key), life)
         return session
 
-    async def _live(self, session: LiveSession, place: ExitStack) -> None:
-        with place:
-            try:
-                await session.run()
-            finally:
-                del self._living[session.session_id]
-                if session.recording is not None:
-                    session.recording.finish()
+    async def _live(self, session: LiveSession, slot: Slot) -> None:
+        try:
+            await session.run()
+        finally:
+            del self._living[session.session_id]
+            slot.release()
+            if session.recording is not None:
+                session.recording.finish()
 
     def claim(self, session_id: str, token: str, key: ApiKey | None) -> LiveSession:
         """The session to resume with this token, which is spent by that.

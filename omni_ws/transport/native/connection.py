@@ -38,6 +38,7 @@ from omni_ws.core.quota import ByteBudget, Share
 from omni_ws.errors import EngineOverloaded
 from omni_ws.transport.http.hang_up import HangUp, HangUpWatch
 from omni_ws.transport.native.frame_receiver import FrameReceiver
+from omni_ws.transport.native.pause import RESTS, Pause
 
 try:
     from websockets.speedups import apply_mask
@@ -67,26 +68,6 @@ _FRAMES_PER_PASS: Final = range(64)
 _PARSER_BYTES_PER_PASS: Final = 1024
 
 
-class Pause(enum.IntFlag):
-    """Reasons not to read the socket."""
-
-    NONE = 0
-    #: The session has no room for input.
-    SESSION = enum.auto()
-    #: More than MAX_UNWRITTEN_BYTES wait to be written.
-    UNWRITTEN = enum.auto()
-    #: There is no session yet.
-    EARLY = enum.auto()
-    #: What was read waits for the next pass of the event loop.
-    PASS = enum.auto()
-    #: The client sent more than its key allows.
-    PACE = enum.auto()
-
-
-#: Reasons that may last, during which the peer may hang up unnoticed.
-_RESTS: Final = Pause.SESSION | Pause.UNWRITTEN | Pause.PACE
-
-
 class Parsing(enum.Enum):
     """What becomes of the bytes that are read.
 
@@ -108,6 +89,13 @@ _DIRECT: Final = Parsing.DIRECT
 
 class StreamConnection(ServerConnection):
     """Calls its receiver from inside ``data_received``, and pauses reading for any number of reasons."""
+
+    # With these attributes among its own, each connection would have a dictionary of 1.6 KB.
+    __slots__ = (
+        *("_receiver", "heard_at", "_parsing", "_max_size", "_pending", "_position", "_incomplete", "_wanted"),
+        *("_fragments", "_fragments_are_text", "_unfinished", "_pauses", "_pass_scheduled"),
+        *("_input_pace", "_pace_timer", "_watch"),
+    )
 
     def __init__(
         self,
@@ -144,6 +132,9 @@ class StreamConnection(ServerConnection):
 
     def attach(self, receiver: FrameReceiver) -> None:
         """From now on messages go to ``receiver``, beginning with those that have arrived already."""
+        for handshake in (self.request, self.response):  # whose headers, 2.5 KB, the library would keep to the end
+            if handshake is not None:
+                handshake.headers.clear()
         self._receiver = receiver
         self.heard_at = self.loop.time()
         protocol = self.protocol
@@ -229,14 +220,14 @@ class StreamConnection(ServerConnection):
         if not self._pauses:
             self.transport.pause_reading()
         self._pauses |= reason
-        if reason & _RESTS:
+        if reason & RESTS:
             self._watch.begin(self.transport)
 
     def resume_reading(self, reason: Pause) -> None:
         """Read again, unless there is another reason not to."""
         if self._pauses & reason:
             self._pauses &= ~reason
-            if not self._pauses & _RESTS:
+            if not self._pauses & RESTS:
                 self._watch.end()
             if self._pending and self._pauses in (Pause.NONE, Pause.PASS):
                 self._schedule_pass()
@@ -327,7 +318,7 @@ class StreamConnection(ServerConnection):
         if found is not HangUp.UNKNOWN:
             if self._parsing in (Parsing.DIRECT, Parsing.LIBRARY):
                 self._parsing = Parsing.DEPARTED
-            self.resume_reading(_RESTS)
+            self.resume_reading(RESTS)
 
     # frames
 

@@ -15,9 +15,10 @@ from omni_ws.errors import EngineOverloaded, InvalidRequest, OmniError, SessionC
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.live_session import LiveSession, LiveState
 from omni_ws.transport.native.acknowledgements import AcknowledgementClock, Acknowledgements
-from omni_ws.transport.native.connection import Pause, StreamConnection
+from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings, PeerState
 from omni_ws.transport.native.output import WebSocketOutput
+from omni_ws.transport.native.pause import Pause
 from omni_ws.wire.binary import decode_input
 from omni_ws.wire.frames import (
     CancelFrame,

@@ -22,8 +22,9 @@ from omni_ws.errors import (
 )
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.live_session import LiveSession
-from omni_ws.transport.native.connection import Pause, StreamConnection
+from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings, PeerState
+from omni_ws.transport.native.pause import Pause
 from omni_ws.transport.telephony.messages import (
     INBOUND,
     DtmfMessage,
