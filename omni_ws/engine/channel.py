@@ -1,4 +1,4 @@
-"""Channel: a bounded queue between two tasks, whose capacity is in bytes, characters or milliseconds, not items."""
+"""Channel: a bounded queue between tasks, whose capacity is in bytes, characters or milliseconds, not items."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ class ChannelClosed(Exception):
 
 
 class Channel(Generic[T]):
-    """A queue with backpressure for one writer and one reader, both on the same event loop.
+    """A queue with backpressure for one reader and any number of writers, all on the same event loop.
 
     ``cost`` measures an item in the unit of ``capacity``. ``put`` waits while the channel is full; an item that costs
-    more than the capacity is accepted once the channel is empty. ``put_nowait`` is for writers that cannot wait, such
-    as socket callbacks: it always accepts, and the writer pauses its own source while ``full``.
+    more than the capacity is accepted once the channel is empty. Writers that wait get their turns in the order in
+    which they came. ``put_nowait`` is for writers that cannot wait, such as socket callbacks: it always accepts, and
+    the writer pauses its own source while ``full``, or waits for ``room``.
 
     The reader iterates over the channel. ``on_take`` is called with the cost of each item taken, and of all items
     discarded: the owner accounts for input by it.
 
-    The writer ends the channel with ``close`` or ``fail``, the reader with ``discard``. Cancelling a task that waits in
+    A writer ends the channel with ``close`` or ``fail``, the reader with ``discard``. Cancelling a task that waits in
     ``put`` or in the iteration leaves the channel as it was.
     """
 
@@ -40,6 +41,8 @@ class Channel(Generic[T]):
         self._closed = False
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
+        #: Held by the writer whose turn it is, while it waits.
+        self._turn = asyncio.Lock()
 
     @property
     def full(self) -> bool:
@@ -51,6 +54,11 @@ class Channel(Generic[T]):
         """Whether further items are refused."""
         return self._closed
 
+    @property
+    def awaited(self) -> bool:
+        """Whether the reader waits for an item: the channel is empty, and the reader is done with all that it took."""
+        return self._reader is not None and not self._reader.done()
+
     def put_nowait(self, item: T) -> None:
         """Queue ``item`` even if the channel is full. Raises ChannelClosed."""
         if self._closed:
@@ -61,10 +69,27 @@ class Channel(Generic[T]):
 
     async def put(self, item: T) -> None:
         """Queue ``item`` once there is room for it. Raises ChannelClosed, also when the channel is closed meanwhile."""
-        while self._items and self.queued + self._cost(item) > self.capacity and not self._closed:
-            self._writer = asyncio.get_running_loop().create_future()
-            await self._writer
-        self.put_nowait(item)
+        if self._items or self._turn.locked():
+            async with self._turn:
+                while self._items and self.queued + self._cost(item) > self.capacity and not self._closed:
+                    await self._item_taken()
+                self.put_nowait(item)
+        else:
+            self.put_nowait(item)
+
+    async def room(self) -> None:
+        """Wait while the channel is full. Raises ChannelClosed, also when the channel is closed meanwhile."""
+        if self.full:
+            async with self._turn:
+                while self.full and not self._closed:
+                    await self._item_taken()
+        if self._closed:
+            raise ChannelClosed
+
+    async def _item_taken(self) -> None:
+        """Wait until the reader takes an item, or the channel ends."""
+        self._writer = asyncio.get_running_loop().create_future()
+        await self._writer
 
     def close(self) -> None:
         """End the channel: the reader gets the queued items, then the end of the iteration. Idempotent."""

@@ -93,6 +93,77 @@ async def test_an_item_larger_than_the_capacity_goes_through_alone() -> None:
     assert subject.take_nowait() == bytes(60)
 
 
+async def test_all_writers_get_their_turns_in_order() -> None:
+    subject = channel(2)
+    await subject.put(b"..")
+    writers = [asyncio.create_task(subject.put(item)) for item in (b"aa", b"b", b"cc", b"d")]
+    await settle()
+    assert not any(writer.done() for writer in writers)
+    assert await anext(subject) == b".."
+    assert [await anext(subject) for _ in writers] == [b"aa", b"b", b"cc", b"d"]
+    await asyncio.gather(*writers)
+
+
+async def test_a_writer_that_gives_up_holds_up_no_other() -> None:
+    subject = channel(1)
+    await subject.put(b"a")
+    first, second, third = (asyncio.create_task(subject.put(item)) for item in (b"b", b"c", b"d"))
+    await settle()
+    for gone in (first, second):
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+    assert await anext(subject) == b"a"
+    assert await anext(subject) == b"d"
+    await third
+
+
+async def test_room_is_there_below_the_limit() -> None:
+    subject = channel(10)
+    await subject.put(bytes(9))
+    await subject.room()
+    subject.put_nowait(bytes(1))
+    waiting = [asyncio.create_task(subject.room()) for _ in range(2)]
+    await settle()
+    assert not any(one.done() for one in waiting)
+    subject.take_nowait()
+    await asyncio.gather(*waiting)
+
+
+@pytest.mark.parametrize("queued", [0, 1])
+async def test_a_closed_channel_has_no_room(queued: int) -> None:
+    subject = channel(1)
+    subject.put_nowait(bytes(queued))
+    waiting = asyncio.create_task(subject.room())
+    await settle()
+    subject.close()
+    if queued:
+        with pytest.raises(ChannelClosed):
+            await waiting
+    await asyncio.gather(waiting, return_exceptions=True)
+    with pytest.raises(ChannelClosed):
+        await subject.room()
+
+
+async def test_a_channel_is_awaited_until_its_reader_has_an_item() -> None:
+    subject = channel()
+    states = [subject.awaited]
+    reader = asyncio.create_task(anext(subject))
+    await settle()
+    states.append(subject.awaited)
+    subject.put_nowait(b"a")
+    states.append(subject.awaited)
+    assert await reader == b"a"
+    states.append(subject.awaited)
+    reader = asyncio.create_task(anext(subject))
+    await settle()
+    states.append(subject.awaited)
+    reader.cancel()
+    await asyncio.gather(reader, return_exceptions=True)
+    states.append(subject.awaited)
+    assert states == [False, True, False, False, True, False]
+
+
 async def test_put_nowait_never_refuses() -> None:
     subject = channel(10)
     for _ in range(5):
