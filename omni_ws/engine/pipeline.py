@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from omni_ws.engine.base import AudioOutput, EngineOutput
+from omni_ws.engine.base import NO_SINK, AudioOutput, EngineOutput, OutputSink
 from omni_ws.engine.channel import Channel, ChannelClosed
 from omni_ws.profiler import events
 
@@ -47,16 +47,22 @@ class StageLink:
 
 @asynccontextmanager
 async def pipeline(
-    source: AsyncIterator[Any], stages: Sequence[Stage[Any]], links: Sequence[StageLink]
+    source: AsyncIterator[Any],
+    stages: Sequence[Stage[Any]],
+    links: Sequence[StageLink],
+    *,
+    sink: OutputSink = NO_SINK,
 ) -> AsyncIterator[AsyncIterator[EngineOutput]]:
     """Run ``stages`` over ``source`` and yield the iterator over their outputs.
 
-    ``links`` has a channel for each pair of adjacent stages. Iterating raises the first error of a stage, after the
-    outputs that preceded it. Leaving the block cancels all stages, and waits until they have released their resources.
+    ``links`` has a channel for each pair of adjacent stages. An output that ``sink`` takes at once does not pass
+    through the iterator; one that it refuses does, and so do all after it until the iterator has caught up. Iterating
+    raises the first error of a stage, after the outputs that preceded it. Leaving the block cancels all stages, and
+    waits until they have released their resources.
     """
     if len(links) != len(stages) - 1:
         raise ValueError("there must be exactly one link between consecutive stages")
-    outputs: Channel[EngineOutput] = Channel(OUTPUT_BYTES, cost=_cost)
+    outputs = _Outputs(sink)
     channels = [_channel(link, before, after) for link, before, after in zip(links, stages, stages[1:], strict=False)]
     tasks: list[asyncio.Task[None]] = []
     cancelled: set[asyncio.Task[None]] = set()
@@ -70,8 +76,8 @@ async def pipeline(
 
     sources = [source, *(aiter(channel) for channel in channels)]
     for index, stage in enumerate(stages):
-        sink = channels[index] if index < len(channels) else None
-        work = _run(stage, sources[index], sink, outputs, cancel_upstream=partial(cancel, tuple(tasks)))
+        link = channels[index] if index < len(channels) else None
+        work = _run(stage, sources[index], link, outputs, cancel_upstream=partial(cancel, tuple(tasks)))
         tasks.append(asyncio.create_task(work, name=f"stage {stage.name}"))
     closing = asyncio.create_task(_close_when_done(tasks, outputs), name="pipeline end")
     try:
@@ -105,6 +111,21 @@ async def _run(
         if sink is not None:
             sink.close()
         cancel_upstream()  # their output is no longer read
+
+
+class _Outputs(Channel[EngineOutput]):
+    """The channel of the outputs, which hands them to a sink while its reader waits.
+
+    As long as the reader is busy with an output, nothing is offered, so nothing overtakes.
+    """
+
+    def __init__(self, sink: OutputSink) -> None:
+        super().__init__(OUTPUT_BYTES, cost=_cost)
+        self._sink = sink
+
+    def put_nowait(self, item: EngineOutput) -> None:
+        if self.closed or not self.awaited or not self._sink.offer(item):
+            super().put_nowait(item)
 
 
 def _channel(link: StageLink, before: Stage[Any], after: Stage[Any]) -> Channel[Any]:

@@ -262,7 +262,7 @@ class VllmEngine:
         self.active_requests += 1
         try:
             # Leaving the pipeline cancels its stages, which abort their requests in vLLM.
-            async with aclosing(decoded), pipeline(decoded, run.stages, run.links) as outputs:
+            async with aclosing(decoded), pipeline(decoded, run.stages, run.links, sink=request.sink) as outputs:
                 async for output in outputs:
                     yield output
             yield Finished(run.finish_reason, run.usage, run.finish_reasons)
