@@ -14,11 +14,13 @@ from omni_ws.config.model import RemoteConfig
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
 from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import (
+    NO_SINK,
     EngineCapabilities,
     EngineOutput,
     EngineState,
     Finished,
     GenerationRequest,
+    OutputSink,
     TextOutput,
 )
 from omni_ws.engine.channel import Channel
@@ -157,9 +159,9 @@ class RemoteEngine:
         if request.task is Task.SPEECH:
             return self._read_aloud(request, prompt)
         if OutputModality.AUDIO not in request.modalities:
-            return self._answer(request, prompt, audio=False)
+            return self._answer(request, prompt, audio=False, sink=request.sink)
         if OutputModality.AUDIO.value in self.config.modalities:
-            return self._answer(request, prompt, audio=True)
+            return self._answer(request, prompt, audio=True, sink=request.sink)
         return self._spoken_answer(request, prompt)
 
     async def _read_aloud(self, request: GenerationRequest, prompt: Prompt) -> AsyncGenerator[EngineOutput, None]:
@@ -174,17 +176,17 @@ class RemoteEngine:
                     continue
                 async with aclosing(voice.speak(clause)) as outputs:
                     async for output in outputs:
-                        yield output
+                        if not request.sink.offer(output):
+                            yield output
         usage = Usage(input_tokens=prompt.words, output_audio_ms=round(voice.output_ms))
         yield Finished(FinishReason.STOP, usage)
 
     async def _spoken_answer(self, request: GenerationRequest, prompt: Prompt) -> AsyncGenerator[EngineOutput, None]:
         """The chat writes, another server (or another route of the same) speaks, a clause behind."""
-        chat = _ChatStage(self._answer(request, prompt, audio=False))
+        chat = _ChatStage(self._answer(request, prompt, audio=False, sink=NO_SINK))
         voice = self._voice(request)
-        async with pipeline(
-            _nothing(), [chat, _SpeechStage(voice)], [StageLink(_UNSPOKEN_CHARACTERS, cost=len)]
-        ) as outputs:
+        links = [StageLink(_UNSPOKEN_CHARACTERS, cost=len)]
+        async with pipeline(_nothing(), [chat, _SpeechStage(voice)], links, sink=request.sink) as outputs:
             async for output in outputs:
                 yield output
         finished = chat.finished
@@ -203,8 +205,9 @@ class RemoteEngine:
         )
 
     async def _answer(
-        self, request: GenerationRequest, prompt: Prompt, *, audio: bool
+        self, request: GenerationRequest, prompt: Prompt, *, audio: bool, sink: OutputSink
     ) -> AsyncGenerator[EngineOutput, None]:
+        """The upstream's answer; what ``sink`` takes is not yielded."""
         pool = self._chat
         assert pool is not None
         assert pool.model is not None
@@ -222,25 +225,29 @@ class RemoteEngine:
                 upstream=upstream.upstream,
                 choices=request.options.choices,
             )
-            async with aclosing(self._events(upstream, answer)) as outputs:
+            async with aclosing(self._events(upstream, answer, sink)) as outputs:
                 async for output in outputs:
                     yield output
         history = sum(count_words(message.text) for message in request.history)
         yield answer.finished(input_words=prompt.words + history, input_audio_ms=prompt.audio_ms)
 
-    async def _events(self, upstream: UpstreamAnswer, answer: ChatAnswer) -> AsyncGenerator[EngineOutput, None]:
+    async def _events(
+        self, upstream: UpstreamAnswer, answer: ChatAnswer, sink: OutputSink
+    ) -> AsyncGenerator[EngineOutput, None]:
         reader = EventReader()
         async with aclosing(upstream.chunks()) as chunks:
             async for chunk in chunks:
                 for event in reader.feed(chunk):
                     for output in await self._read(answer, event):
-                        yield output
+                        if not sink.offer(output):
+                            yield output
                 if answer.done:
                     await upstream.finish(chunks)
                     return
             for event in reader.finish():
                 for output in await self._read(answer, event):
-                    yield output
+                    if not sink.offer(output):
+                        yield output
         if not answer.done:
             raise EngineFailed("the upstream's answer ended before its end")
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.hand_over import HandOver
 from support.http_server import tls_contexts
 from support.scripted_upstream import (
     Answer,
@@ -80,6 +82,23 @@ async def test_an_answer() -> None:
         assert there.headers[-1]["authorization"] == "Bearer right"
         assert there.headers[-1]["x-request-id"] == "req_7"
         assert (there.headers[-1]["user-agent"] or "").startswith("omni_ws/")
+
+
+@pytest.mark.parametrize("refusals", [(), (True,) * 99, (False, True) * 50], ids=["taken", "refused", "in turns"])
+@pytest.mark.parametrize("audio", [False, True], ids=["text", "spoken"])
+async def test_an_answer_is_the_same_however_it_is_handed_over(refusals: Sequence[bool], audio: bool) -> None:
+    writes = streams(*(delta(content=f"Sentence {number}. ") for number in range(9)), finish())
+    async with (
+        upstream(writes, speech=[pcm(TONE.tobytes())]) as there,
+        remote(there, speech_upstream=there.url) as engine,
+    ):
+        expected = await answer(engine, audio=audio)
+        client = HandOver(refusals)
+        await client.read(engine.generate(asking("hello", audio=audio, sink=client)))
+    assert said(client.outputs) == said(expected)
+    assert (samples(client.outputs) == samples(expected)).all()
+    assert client.outputs[-1] == expected[-1]
+    assert (client.taken > 0) == (False in refusals or not refusals)
 
 
 async def test_output_comes_as_it_is_made() -> None:
