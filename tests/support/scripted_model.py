@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -52,9 +52,10 @@ class ScriptedModel:
     async def forget_media(self) -> None:
         self._sent.clear()
 
-    async def generate(
-        self, prompt: Any, params: Any, request_id: str, *, priority: int = 0
-    ) -> AsyncGenerator[RequestOutput, None]:
+    def generate(self, prompt: Any, params: Any, request_id: str, *, priority: int = 0) -> ScriptedOutputs:
+        return ScriptedOutputs(self._generate(prompt, params, request_id))
+
+    async def _generate(self, prompt: Any, params: Any, request_id: str) -> AsyncGenerator[RequestOutput, None]:
         tokens: list[int] = []
         media: list[Any] = []
         self.open_requests += 1
@@ -83,6 +84,23 @@ class ScriptedModel:
                 raise EngineFailed("an image was left out because it was sent before, and it never arrived")
             self._arrived.append(item)
             media.append(item)
+
+
+class ScriptedOutputs(AsyncIterator[RequestOutput]):
+    """Outputs that all pass through the iteration."""
+
+    def __init__(self, outputs: AsyncGenerator[RequestOutput, None]) -> None:
+        self.arrived = False
+        self.take: object = None
+        self._outputs = outputs
+
+    async def __anext__(self) -> RequestOutput:
+        output = await anext(self._outputs)
+        self.arrived = True
+        return output
+
+    async def aclose(self) -> None:
+        await self._outputs.aclose()
 
 
 async def _pieces(prompt: Any, params: Any) -> AsyncGenerator[tuple[Mapping[str, Any], Any], None]:

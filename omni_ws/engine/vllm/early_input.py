@@ -10,18 +10,19 @@ way the answer is the same as to the complete prompt, up to rounding.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from omni_ws.engine.vllm.language_model import LanguageModel
+from omni_ws.engine.vllm.model_outputs import ModelOutputs
 from omni_ws.engine.vllm.prompt import Excerpt, Given, StableExcerpt
 from omni_ws.engine.vllm.sampling import prefill_parameters
 from omni_ws.errors import ContextLengthExceeded
 
 if TYPE_CHECKING:
-    from vllm import RequestOutput, SamplingParams
+    from vllm import SamplingParams
 
 #: The share of vLLM's request slots and cache that streamed prompts may occupy while their input is open, which may
 #: take a minute. The rest is left to requests that are being answered.
@@ -40,20 +41,13 @@ class EarlyOrigin:
     cache_salt: str | None = None
     priority: int = 0
 
-    def generate(
-        self, prompt: Any, parameters: SamplingParams, suffix: str = ""
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Submit a prompt to vLLM; ``suffix`` makes the request ID unique."""
+    def generate(self, prompt: Any, parameters: SamplingParams, suffix: str = "") -> ModelOutputs:
+        """Return vLLM's outputs for a prompt; ``suffix`` makes the request ID unique."""
         return self.model.generate(prompt, parameters, self.request_id + suffix, priority=self.priority)
 
-    async def at_once(
-        self, whole: Excerpt, parameters: SamplingParams, suffix: str = ""
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield vLLM's output for a complete prompt."""
-        prompt = await self.render(whole)
-        async with aclosing(self.generate(prompt, parameters, suffix)) as outputs:
-            async for output in outputs:
-                yield output
+    async def at_once(self, whole: Excerpt, parameters: SamplingParams, suffix: str = "") -> ModelOutputs:
+        """Return vLLM's outputs for a complete prompt."""
+        return self.generate(await self.render(whole), parameters, suffix)
 
     async def render(self, excerpt: Excerpt) -> Any:
         """Convert the excerpt to vLLM's form, with its media processed."""
@@ -73,8 +67,8 @@ class EarlyWork(Protocol):
         """
         ...
 
-    def answer(self, whole: Excerpt, parameters: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
-        """Yield vLLM's output for the complete prompt, of which only the rest is computed."""
+    async def answer(self, whole: Excerpt, parameters: SamplingParams) -> ModelOutputs:
+        """Return vLLM's outputs for the complete prompt, of which only the rest is computed."""
         ...
 
     async def aclose(self) -> None:
@@ -130,7 +124,7 @@ class StreamedPrompt:
         #: The tokens submitted, with placeholders expanded.
         self._tokens = 0
         self._holding = True
-        #: Whether media were processed that may not have reached the model.
+        #: Whether media were processed, which have not reached the model until an output arrives.
         self._media_in_flight = False
 
     @classmethod
@@ -160,7 +154,6 @@ class StreamedPrompt:
         try:
             await self._next.put((prompt, prefill_parameters(), False))
             async for output in self._outputs:
-                self._media_in_flight = False
                 if (reason := output.outputs[0].finish_reason) is not None:
                     return reason in ("length", "stop")
         except BaseException:
@@ -168,28 +161,23 @@ class StreamedPrompt:
             raise
         return False
 
-    async def answer(self, whole: Excerpt, parameters: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
+    async def answer(self, whole: Excerpt, parameters: SamplingParams) -> ModelOutputs:
         rest = whole.after(self.given)
         if rest is None or not self._holding:
             await self.aclose()
-            async with aclosing(self._origin.at_once(whole, parameters)) as answer:
-                async for output in answer:
-                    yield output
-            return
+            return await self._origin.at_once(whole, parameters)
         prompt = await self._render(rest)
         room = self._context - self._tokens - len(prompt["prompt_token_ids"])
         parameters = parameters.clone()
         parameters.max_tokens = room if parameters.max_tokens is None else min(parameters.max_tokens, room)
         self._release_slot()
         await self._next.put((prompt, parameters, True))
-        async for output in self._outputs:
-            self._media_in_flight = False
-            yield output
+        return self._outputs
 
     async def aclose(self) -> None:
         self._release_slot()
         await self._outputs.aclose()
-        if self._media_in_flight:
+        if self._media_in_flight and not self._outputs.arrived:
             self._media_in_flight = False
             await self._origin.model.forget_media()
 
@@ -201,6 +189,7 @@ class StreamedPrompt:
     async def _render(self, excerpt: Excerpt) -> Any:
         prompt = await self._origin.render(excerpt)
         self._media_in_flight = bool(excerpt.media)
+        self._outputs.arrived = False
         total = self._tokens + len(prompt["prompt_token_ids"])
         if total >= self._context:
             raise ContextLengthExceeded(
@@ -240,14 +229,14 @@ class WarmedPrefix:
             return True
         self._warmed = len(so_far.tokens)
         self._steps += 1
-        warming = self._origin.at_once(so_far, prefill_parameters(), f"-early-{self._steps}")
+        warming = await self._origin.at_once(so_far, prefill_parameters(), f"-early-{self._steps}")
         async with aclosing(warming) as outputs:
             async for _ in outputs:
                 pass
         return True
 
-    def answer(self, whole: Excerpt, parameters: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
-        return self._origin.at_once(whole, parameters)
+    async def answer(self, whole: Excerpt, parameters: SamplingParams) -> ModelOutputs:
+        return await self._origin.at_once(whole, parameters)
 
     async def aclose(self) -> None:
         """Do nothing: nothing is held between two steps."""

@@ -12,8 +12,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 from omni_ws.config.error import ConfigurationError
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.incident import incident
+from omni_ws.engine.vllm.model_outputs import ModelOutputs
 from omni_ws.engine.vllm.process_reaper import ProcessReaper
 from omni_ws.errors import (
     ContextLengthExceeded,
@@ -31,7 +31,7 @@ from omni_ws.errors import (
 )
 
 if TYPE_CHECKING:
-    from vllm import RequestOutput, SamplingParams
+    from vllm import SamplingParams
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -124,27 +124,23 @@ class LanguageModel:
             await asyncio.gather(watcher, return_exceptions=True)
         await self._release()
 
-    async def generate(
-        self, prompt: Any, params: SamplingParams, request_id: str, *, priority: int = 0
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield vLLM's outputs for a prompt. Closing the generator, or cancelling its task, aborts the request.
+    def generate(self, prompt: Any, params: SamplingParams, request_id: str, *, priority: int = 0) -> ModelOutputs:
+        """Return vLLM's outputs for a prompt, which is submitted when they are iterated.
 
-        Raises OmniErrors only: vLLM's exceptions are translated.
+        The iteration raises OmniErrors only: vLLM's exceptions are translated.
         """
         llm = self.llm
-        arrived = False
-        try:
-            async with aclosing(llm.generate(prompt, params, request_id, priority=priority)) as outputs:
-                async for output in outputs:
-                    arrived = True
-                    yield output
-        except OmniError:
-            raise
-        except Exception as error:
-            raise self._mapped(error, llm, request_id) from error
-        finally:
+
+        async def forget_unsent_media(arrived: bool) -> None:
             if not arrived and isinstance(prompt, Mapping) and "mm_hashes" in prompt:
                 await self.forget_media()
+
+        return ModelOutputs(
+            llm,
+            partial(llm.add_request, request_id, prompt, params, priority=priority),
+            translate=lambda error: self._mapped(error, llm, request_id),
+            on_end=forget_unsent_media,
+        )
 
     async def render(self, prompt: Mapping[str, Any]) -> Any:
         """Convert a prompt to vLLM's internal form, processing its media off the event loop. Raises as ``generate``."""
@@ -177,8 +173,13 @@ class LanguageModel:
     def _mapped(self, error: Exception, llm: AsyncLLM, request_id: str | None, *, of_input: bool = False) -> OmniError:
         """Translate an exception of vLLM; ``of_input`` if it was raised while processing the prompt."""
         from vllm.exceptions import VLLMClientError
+        from vllm.v1.engine.async_llm import InputStreamError
         from vllm.v1.engine.exceptions import EngineDeadError
 
+        if isinstance(error, InputStreamError):
+            error = error.cause
+        if isinstance(error, OmniError):
+            return error
         if isinstance(error, EngineDeadError) or llm.errored:
             self._note_death(llm)
             return EngineFailed(f"the {self.role} died", request_id=request_id, fatal=True)

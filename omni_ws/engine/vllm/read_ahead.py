@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Final
 
+from omni_ws.engine.vllm.model_outputs import ModelOutputs
 from omni_ws.errors import EngineFailed
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ _ARRIVAL_SEC: Final = 10.0
 class ReadAhead:
     """Iterates over vLLM's outputs; ``until`` reads one ahead while it waits for something else."""
 
-    def __init__(self, outputs: AsyncGenerator[RequestOutput, None]) -> None:
+    def __init__(self, outputs: ModelOutputs) -> None:
         self._outputs = outputs
         self._next: asyncio.Task[RequestOutput | None] | None = None
 
@@ -58,5 +59,5 @@ class ReadAhead:
         await self._outputs.aclose()
 
 
-async def _anext(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput | None:
+async def _anext(outputs: ModelOutputs) -> RequestOutput | None:
     return await anext(outputs, None)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from omni_ws.audio.samples import Samples
@@ -31,7 +32,7 @@ from omni_ws.errors import ContextLengthExceeded, EngineFailed, InvalidValue
 from omni_ws.profiler import events
 
 if TYPE_CHECKING:
-    from vllm import SamplingParams
+    from vllm import RequestOutput, SamplingParams
 
 #: Input that is complete within this time is answered without early work; in seconds.
 EARLY_AFTER_SEC: Final = 0.02
@@ -272,21 +273,15 @@ class Thinker:
         echo = await self._in_thread(self._prompt_echo, draft, whole.tokens) if self._request.options.echo else None
         self._answers = [await self._reader(choice) for choice in range(self._parameters.n)]
         self.prompt_tokens = len(whole.tokens)
-        async with aclosing(work.answer(whole, self._parameters)) as answer:
+        take = partial(self._take, work, sink, outputs)
+        async with aclosing(await work.answer(whole, self._parameters)) as answer:
             async for output in events.generated(self.name, answer):
-                prompt = output.prompt_token_ids or ()
-                self.prompt_tokens = max(self.prompt_tokens, len(prompt))
-                if isinstance(work, WarmedPrefix) and output.num_cached_tokens is not None:
-                    self.cached_tokens = output.num_cached_tokens
                 if echo is not None:
                     await self._send_echo(echo, output.prompt_logprobs, outputs)
                     echo = None
-                for piece in output.outputs:
-                    if self._request.options.only_echo:
-                        self._answers[piece.index].skip(piece)
-                        continue
-                    for output_piece in self._answers[piece.index].read(piece, prompt):
-                        await self._send(output_piece, sink, outputs)
+                await self._room(sink, outputs)
+                self._pass_on(output, work, sink, outputs)
+                answer.take = take if events.recorder is None else None
         if len(self.finish_reasons) < len(self._answers):
             raise EngineFailed("the Thinker ended its answer without a finish reason")
 
@@ -311,13 +306,38 @@ class Thinker:
         tools = self._tools.reader() if self._tools is not None else None
         return AnswerReader(choice, logprobs=logprobs, tools=tools, names_end=self._request.options.echo)
 
-    async def _send(
-        self, output_piece: TextOutput | ToolCallOutput, sink: Channel[Any] | None, outputs: Channel[EngineOutput]
+    def _take(
+        self, work: EarlyWork, sink: Channel[Any] | None, outputs: Channel[EngineOutput], output: RequestOutput
+    ) -> bool:
+        """Pass an output on, inside vLLM's own loop; returns False if that has to wait."""
+        if outputs.full or (sink is not None and sink.full):
+            return False
+        self._pass_on(output, work, sink, outputs)
+        return True
+
+    async def _room(self, sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
+        """Wait until an output can be passed on."""
+        await outputs.room()
+        if sink is not None and not sink.closed:
+            await sink.room()
+
+    def _pass_on(
+        self, output: RequestOutput, work: EarlyWork, sink: Channel[Any] | None, outputs: Channel[EngineOutput]
     ) -> None:
-        if self._writes or isinstance(output_piece, ToolCallOutput):
-            await outputs.put(output_piece)
-        if isinstance(output_piece, TextOutput) and output_piece.text and sink is not None and not sink.closed:
-            await sink.put(output_piece.text)
+        prompt = output.prompt_token_ids or ()
+        self.prompt_tokens = max(self.prompt_tokens, len(prompt))
+        if isinstance(work, WarmedPrefix) and output.num_cached_tokens is not None:
+            self.cached_tokens = output.num_cached_tokens
+        for piece in output.outputs:
+            answer = self._answers[piece.index]
+            if self._request.options.only_echo:
+                answer.skip(piece)
+                continue
+            for said in answer.read(piece, prompt):
+                if self._writes or isinstance(said, ToolCallOutput):
+                    outputs.put_nowait(said)
+                if sink is not None and isinstance(said, TextOutput) and said.text and not sink.closed:
+                    sink.put_nowait(said.text)
 
     async def _in_thread(self, call: Callable[..., Any], *arguments: object) -> Any:
         """Run a call in the tokenizer's thread."""

@@ -13,8 +13,20 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from support.hand_over import HandOver
 from support.until import until
-from support.vllm_engine import GREEDY, Input, answer, plain_answer, request, running_engine, unfinished, until_idle
+from support.vllm_engine import (
+    GREEDY,
+    Input,
+    answer,
+    final_of,
+    plain_answer,
+    request,
+    running_engine,
+    text_of,
+    unfinished,
+    until_idle,
+)
 
 from omni_ws.core.chunks import FinishReason, InputMode, Modality, OutputModality, Task
 from omni_ws.engine.base import AnswerOptions, Message, TextOutput
@@ -312,3 +324,46 @@ async def test_salts_keep_cached_prefixes_apart(engine: VllmEngine) -> None:
             await answer(engine, Input("z" * 300), input_mode=InputMode.SNAPSHOT)
     assert cached[:2] == [0, 0]
     assert cached[2] > 200
+
+
+@pytest.mark.parametrize("mode", list(InputMode))
+@pytest.mark.parametrize("seed", range(3))
+async def test_an_answer_is_the_same_however_it_is_handed_over(engine: VllmEngine, mode: InputMode, seed: int) -> None:
+    turns = random.Random(seed)
+    client = HandOver(turns.random() < 0.3 for _ in range(1000))
+    source = Input("Hello")
+    await client.read(engine.generate(request(source, input_mode=mode, sink=client)))
+    assert text_of(client.outputs) == await plain_answer(engine, "user: Hello\nassistant:")
+    assert final_of(client.outputs).usage.output_tokens == GREEDY["max_tokens"]
+    assert client.taken > GREEDY["max_tokens"] // 4
+
+
+async def test_a_client_that_does_not_read_holds_up_its_answer_alone(
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM goes on; its outputs are merged in its own collector, and read at once later."""
+    monkeypatch.setattr("omni_ws.engine.pipeline.OUTPUT_BYTES", 1024)
+    client = HandOver([False] * 5 + [True] * 1000)
+    outputs = engine.generate(request(Input("Hello"), sampling={**GREEDY, "max_tokens": 200}, sink=client))
+    async with aclosing(outputs):
+        client.outputs.append(await anext(outputs))
+        await until(lambda: unfinished(engine) == 0)
+        text, _ = await answer(engine, Input("Hello"))
+        assert client.taken == 5
+        await client.read(outputs)
+    assert len(client.outputs) < 30
+    whole = text_of(client.outputs)
+    assert whole.startswith(text)
+    assert whole == await plain_answer(engine, "user: Hello\nassistant:", max_tokens=200)
+
+
+async def test_a_client_that_has_gone_is_offered_nothing(engine: VllmEngine) -> None:
+    client = HandOver()
+    reading = asyncio.create_task(client.read(engine.generate(request(Input("Hello"), sampling={}, sink=client))))
+    await until(lambda: client.taken > 3)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    taken = client.taken
+    assert unfinished(engine) == 0
+    await answer(engine, Input("Hello"))
+    assert client.taken == taken

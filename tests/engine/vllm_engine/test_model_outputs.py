@@ -1,0 +1,208 @@
+"""Outputs that are taken inside vLLM's own loop, and those that wait for the task that iterates them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from support.until import until
+
+from omni_ws.engine.vllm.model_outputs import ModelOutputs
+
+if TYPE_CHECKING:
+    from vllm import RequestOutput
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.usefixtures("no_task_left")]
+
+
+class Translated(Exception):
+    """What an error of vLLM becomes."""
+
+
+class Loop:
+    """vLLM's side of one request: its collector, into which ``put`` writes from where vLLM does."""
+
+    def __init__(self) -> None:
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.v1.engine.output_processor import RequestOutputCollector
+
+        self.collector = RequestOutputCollector(RequestOutputKind.DELTA, "inner")
+        self.aborted: list[str] = []
+        #: Whether any output had arrived, for each time that the end was reported.
+        self.ends: list[bool] = []
+        self.submitted = asyncio.Event()
+        self.outputs = ModelOutputs(
+            cast("Any", self),
+            self._submit,
+            translate=lambda error: Translated(str(error)),
+            on_end=self._note_end,
+        )
+
+    async def abort(self, request_id: str, *, internal: bool) -> None:
+        assert internal
+        self.aborted.append(request_id)
+        self.put(tokens(-1, finish_reason="abort"))  # as vLLM does
+
+    def put(self, output: RequestOutput | Exception) -> None:
+        self.collector.put(output)
+
+    async def _submit(self) -> Any:
+        self.submitted.set()
+        return self.collector
+
+    async def _note_end(self, arrived: bool) -> None:
+        self.ends.append(arrived)
+
+
+def tokens(*ids: int, finish_reason: str | None = None) -> RequestOutput:
+    from vllm.outputs import CompletionOutput, RequestOutput
+
+    piece = CompletionOutput(0, "x" * len(ids), list(ids), None, None, finish_reason=finish_reason)
+    return RequestOutput("outer", None, [1], None, [piece], finished=finish_reason is not None)
+
+
+def ids_of(output: RequestOutput) -> list[int]:
+    return list(output.outputs[0].token_ids)
+
+
+def refusing(refusals: Sequence[bool], seen: list[int]) -> Callable[[RequestOutput], bool]:
+    turns = iter(refusals)
+
+    def take(output: RequestOutput) -> bool:
+        if next(turns, False):
+            return False
+        seen.extend(ids_of(output))
+        return True
+
+    return take
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=30),
+    st.lists(st.integers(0, 4), max_size=30),
+    st.lists(st.booleans(), max_size=30),
+)
+@example([0] * 9, [3] * 9, [True, False] * 4)
+async def test_every_token_comes_once_and_in_order(pauses: list[int], passes: list[int], refusals: list[bool]) -> None:
+    loop = Loop()
+    seen: list[int] = []
+    loop.outputs.take = refusing(refusals, seen)
+
+    async def consume() -> None:
+        durations = iter(passes)
+        async with aclosing(loop.outputs) as outputs:
+            async for output in outputs:
+                for _ in range(next(durations, 0)):  # still busy with it, so nothing may be taken
+                    count = len(seen)
+                    await asyncio.sleep(0)
+                    assert len(seen) == count
+                seen.extend(ids_of(output))
+
+    consumer = asyncio.create_task(consume())
+    for number, pause in enumerate(pauses):
+        for _ in range(pause):
+            await asyncio.sleep(0)
+        loop.put(tokens(number))
+    loop.put(tokens(len(pauses), finish_reason="stop"))
+    await consumer
+    assert seen == list(range(len(pauses) + 1))
+    assert (loop.aborted, loop.ends) == ([], [True])
+
+
+async def waiting(loop: Loop) -> asyncio.Task[Any]:
+    """A task that waits for the next output."""
+
+    async def get() -> RequestOutput:
+        return await anext(loop.outputs)
+
+    task = asyncio.create_task(get())
+    await loop.submitted.wait()
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_an_error_of_the_consumer_fails_its_request_alone() -> None:
+    loop = Loop()
+    error = ValueError("broken")
+
+    def take(output: RequestOutput) -> bool:
+        raise error
+
+    loop.outputs.take = take
+    task = await waiting(loop)
+    loop.put(tokens(0))  # raises nothing into vLLM's loop
+    loop.put(tokens(1))
+    with pytest.raises(ValueError, match="broken") as caught:
+        await task
+    assert caught.value is error
+    assert loop.aborted == ["inner"]
+    assert [one async for one in loop.outputs] == []
+
+
+async def test_an_error_of_vllm_is_translated_and_ends_the_request() -> None:
+    loop = Loop()
+    loop.outputs.take = lambda output: True
+    task = await waiting(loop)
+    loop.put(tokens(0))
+    loop.put(RuntimeError("vLLM broke"))
+    with pytest.raises(Translated, match="vLLM broke"):
+        await task
+    assert (loop.aborted, loop.ends) == (["inner"], [True])
+
+
+async def test_a_dead_engine_is_not_asked_to_abort() -> None:
+    from vllm.v1.engine.exceptions import EngineDeadError
+
+    loop = Loop()
+    task = await waiting(loop)
+    loop.put(EngineDeadError())
+    with pytest.raises(Translated):
+        await task
+    assert (loop.aborted, loop.ends) == ([], [False])
+
+
+async def test_closing_aborts_and_nothing_is_taken_afterwards() -> None:
+    loop = Loop()
+    seen: list[int] = []
+    loop.outputs.take = refusing((), seen)
+    feeding = asyncio.create_task(asyncio.Event().wait())
+    loop.collector._input_stream_task = feeding
+    task = await waiting(loop)
+    loop.put(tokens(0))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    for _ in range(2):
+        await loop.outputs.aclose()
+    loop.put(tokens(1))
+    await until(feeding.cancelled)
+    assert seen == [0]
+    assert (loop.aborted, loop.ends) == (["inner"], [True])
+    assert [one async for one in loop.outputs] == []
+
+
+async def test_what_was_never_submitted_needs_no_abort() -> None:
+    loop = Loop()
+    await loop.outputs.aclose()
+    assert (loop.aborted, loop.ends) == ([], [])
+
+
+async def test_a_streamed_prompt_ends_without_an_output() -> None:
+    from vllm.outputs import STREAM_FINISHED
+
+    loop = Loop()
+
+    async def read() -> AsyncIterator[list[int]]:
+        async for output in loop.outputs:
+            yield ids_of(output)
+
+    loop.put(tokens(0))
+    reading = read()
+    assert await anext(reading) == [0]
+    loop.put(STREAM_FINISHED)
+    assert [ids async for ids in reading] == []
+    assert (loop.aborted, loop.ends) == ([], [True])
