@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from omni_ws.audio import g711
-from omni_ws.audio.pcm import bounded, pcm16_from_samples
+from omni_ws.audio.pcm import PCM16, bounded, pcm16_from_samples, samples_from_pcm16
 from omni_ws.audio.resample import StreamResampler
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.samples import Pcm16, Samples
 from omni_ws.audio.wav import wav_header
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat, checked_channels, checked_sample_rate
 
@@ -40,10 +40,15 @@ class AudioEncoder:
             source_rate == target.sample_rate and target.encoding is AudioEncoding.PCM16 and target.channels == 1
         )
 
-    def encode(self, samples: Samples) -> bytes:
+    def encode(self, samples: Samples | Pcm16) -> bytes:
         """Encode ``samples``; returns the bytes that are complete, which may be none."""
         if self._ended:
             raise ValueError("the encoder is already flushed")
+        if samples.dtype == PCM16:
+            if self._converts_only:
+                return samples.tobytes()
+            samples = samples_from_pcm16(cast("Pcm16", samples))
+        samples = cast("Samples", samples)
         if self._converts_only:
             return pcm16_from_samples(samples).tobytes()
         return self._encoded(self._resampler.process(samples))

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omni_ws.audio import g711
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.samples import Pcm16, Samples
 
 #: The 16-bit value that corresponds to 1.0.
 PCM16_SCALE = 32768.0
 # Made once: for a piece of 20 ms, conversions of numbers and names to numpy's types take as long as the arithmetic.
-_PCM16: Final = np.dtype("<i2")
+PCM16: Final = np.dtype("<i2")
 _TO_PCM16: Final = np.float32(PCM16_SCALE)
 _FROM_PCM16: Final = np.float32(1 / PCM16_SCALE)
 _LEAST_PCM16: Final = np.float32(-PCM16_SCALE)
@@ -56,8 +56,7 @@ def samples_from_bytes(data: bytes, layout: SampleLayout) -> Samples:
     """Return the samples in ``data``, channels interleaved, within ±1.0. ``data`` must hold whole samples."""
     match layout:
         case SampleLayout.S16:
-            samples: Samples = np.frombuffer(data, _PCM16) * _FROM_PCM16
-            return samples
+            return samples_from_pcm16(np.frombuffer(data, PCM16))
         case SampleLayout.F32:
             return bounded(np.frombuffer(data, dtype="<f4"))
         case SampleLayout.F64:
@@ -75,6 +74,12 @@ def samples_from_bytes(data: bytes, layout: SampleLayout) -> Samples:
             return _from_int32(wide.reshape(-1).view("<i4"))
         case SampleLayout.S32:
             return _from_int32(np.frombuffer(data, dtype="<i4"))
+
+
+def samples_from_pcm16(values: Pcm16) -> Samples:
+    """Return 16-bit values as samples."""
+    samples: Samples = values * _FROM_PCM16
+    return samples
 
 
 def _from_int32(values: NDArray[Any]) -> Samples:
@@ -101,7 +106,7 @@ def mixed_down(interleaved: Samples, channels: int) -> Samples:
     return mono
 
 
-def pcm16_from_samples(samples: Samples) -> NDArray[np.int16]:
+def pcm16_from_samples(samples: Samples) -> Pcm16:
     """Return the nearest 16-bit values (ties to even), clipped. Decoded pcm16 is restored exactly."""
     # A sum is quicker than a look at each, and not finite if any of them is not; where it overflows, nothing is lost.
     if not math.isfinite(np.add.reduce(samples)):
@@ -109,4 +114,4 @@ def pcm16_from_samples(samples: Samples) -> NDArray[np.int16]:
     scaled = samples * _TO_PCM16
     np.rint(scaled, out=scaled)
     scaled.clip(_LEAST_PCM16, _MOST_PCM16, out=scaled)
-    return scaled.astype(_PCM16)
+    return scaled.astype(PCM16)

@@ -22,7 +22,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.samples import Pcm16, Samples
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import (
     FinishReason,
@@ -286,12 +286,12 @@ class TranscriptOutput:
 
 @dataclass(frozen=True, slots=True)
 class AudioOutput:
-    """Speech that continues the answer's audio: mono float32 at ``sample_rate`` Hz, the same rate throughout an answer.
+    """Speech that continues the answer's audio: mono at ``sample_rate`` Hz, the same rate throughout an answer.
 
     The times of ``words`` count from the start of the answer's audio, not of this piece.
     """
 
-    samples: Samples
+    samples: Samples | Pcm16
     sample_rate: int
     words: tuple[Word, ...] = ()
 

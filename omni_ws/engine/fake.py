@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+import numpy as np
 
 from omni_ws.audio.decoder import AudioDecoder
 from omni_ws.audio.mime import parse_audio_format
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.pcm import PCM16
+from omni_ws.audio.samples import Pcm16, Samples
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Usage
 from omni_ws.engine.answer_limit import AnswerLimit, WordCounter
@@ -141,7 +143,7 @@ class _Echo:
         self._request = request
         self._chunk_ms = chunk_ms
         self._wants = request.modalities
-        self._decoder: AudioDecoder | None = None
+        self._decoder: AudioDecoder | _Unchanged | None = None
         self._source: AudioFormat | None = None
         #: The rate of the first audio: an answer has a single rate.
         self._sample_rate: int | None = None
@@ -164,37 +166,28 @@ class _Echo:
     async def outputs(self, reply: str | None) -> AsyncGenerator[Iterable[EngineOutput]]:
         """Yield the outputs of one chunk after the other; with ``reply``, only that, at the end."""
         async for chunk in self._request.input:
-            if chunk.modality is not Modality.AUDIO and self._decoder is not None:
-                audio = await self._flush_audio()
-                if reply is None and self.limit.reached is None:
-                    yield audio
+            if chunk.modality is Modality.AUDIO:
+                for piece in _slices(chunk):
+                    audio = await self._audio(piece)
+                    if reply is None and self.limit.reached is None:
+                        yield audio
+                continue
+            audio = await self._flush_audio()
+            if reply is None and self.limit.reached is None:
+                yield audio
+            if chunk.modality is not Modality.TEXT:
+                self._seen[chunk.modality] += 1
+                continue
             for piece in _slices(chunk):
-                outputs = await self._echo(piece)
-                if reply is None:
-                    yield self._within_limit(outputs)
+                text = piece.payload.decode()
+                self._words_in.feed(text)
+                if reply is None:  # cut to the limit, also once that is reached
+                    yield self._text(text)
         audio = await self._flush_audio()
         if reply is None:
             yield audio
         yield self._text(reply if reply is not None else self._counts())
         yield self._pieces(self.limit.finish())
-
-    def _within_limit(self, outputs: Iterable[EngineOutput]) -> Iterator[EngineOutput]:
-        """Once the limit is reached only text is passed on: it was cut to the limit, and this is its end."""
-        for output in outputs:
-            if self.limit.reached is None or isinstance(output, TextOutput):
-                yield output
-
-    async def _echo(self, chunk: InputChunk) -> Iterable[EngineOutput]:
-        match chunk.modality:
-            case Modality.TEXT:
-                text = chunk.payload.decode()
-                self._words_in.feed(text)
-                return self._text(text)
-            case Modality.AUDIO:
-                return await self._audio(chunk)
-            case seen:
-                self._seen[seen] += 1
-                return ()
 
     # text
 
@@ -220,51 +213,77 @@ class _Echo:
 
     # audio
 
-    async def _audio(self, chunk: InputChunk) -> list[EngineOutput]:
+    async def _audio(self, chunk: InputChunk) -> Iterable[AudioOutput]:
         source = self._request.input_audio
         if chunk.format is not None:
             source = parse_audio_format(chunk.format, source)
-        before: list[EngineOutput] = []
-        if source != self._source:
-            before = [*await self._flush_audio()]
-            self._source = source
-            self._sample_rate = self._sample_rate or source.sample_rate
-            self._decoder = AudioDecoder(source, sample_rate=self._sample_rate)
-        assert self._decoder is not None
-        samples = await self._run(self._decoder.decode, chunk.payload)
-        return [*before, *self._samples(samples, self._decoder.sample_rate)]
+        if source == self._source:
+            return await self._decode(chunk.payload)
+        before = await self._flush_audio()
+        self._source = source
+        self._sample_rate = rate = self._sample_rate or source.sample_rate
+        unchanged = AudioFormat(AudioEncoding.PCM16, rate)
+        self._decoder = _Unchanged(rate) if source == unchanged else AudioDecoder(source, sample_rate=rate)
+        return [*before, *await self._decode(chunk.payload)]
 
-    async def _flush_audio(self) -> list[AudioOutput]:
+    async def _decode(self, data: bytes) -> Iterable[AudioOutput]:
+        decoder, source = self._decoder, self._source
+        assert decoder is not None
+        assert source is not None
+        samples: Samples | Pcm16
+        samples = decoder.decode(data) if _is_fast(source) else await run_in_any_thread(decoder.decode, data)
+        return self._outputs(samples, decoder.sample_rate)
+
+    async def _flush_audio(self) -> Iterable[AudioOutput]:
         """End a part of audio; returns what its decoder still held."""
-        decoder = self._decoder
-        if decoder is None:
-            return []
+        decoder, source = self._decoder, self._source
+        if decoder is None or source is None:
+            return ()
+        samples: Samples | Pcm16
         try:
-            samples = await self._run(decoder.flush)
+            samples = decoder.flush() if _is_fast(source) else await run_in_any_thread(decoder.flush)
         finally:
             decoder.close()
             self._decoder = self._source = None
-        return [*self._samples(samples, decoder.sample_rate)]
+        return self._outputs(samples, decoder.sample_rate)
 
-    async def _run(self, call: Callable[..., Samples], *arguments: bytes) -> Samples:
-        """Run a decoder in a thread, unless its input is raw or WAV.
-
-        Those are fast to decode, and requests of tests then need no thread.
-        """
-        assert self._source is not None
-        if self._source.is_raw or self._source.encoding is AudioEncoding.WAV:
-            return call(*arguments)
-        return await run_in_any_thread(call, *arguments)
-
-    def _samples(self, samples: Samples, sample_rate: int) -> Iterator[AudioOutput]:
-        self._audio_ms["in"] += len(samples) * 1000 / sample_rate
-        if OutputModality.AUDIO not in self._wants:
-            return
+    def _outputs(self, samples: Samples | Pcm16, sample_rate: int) -> list[AudioOutput]:
+        duration = len(samples) * 1000 / sample_rate
+        self._audio_ms["in"] += duration
+        if not len(samples) or OutputModality.AUDIO not in self._wants:
+            return []
+        self._audio_ms["out"] += duration
         step = max(1, sample_rate * self._chunk_ms // 1000)
-        for start in range(0, len(samples), step):
-            piece = samples[start : start + step]
-            self._audio_ms["out"] += len(piece) * 1000 / sample_rate
-            yield AudioOutput(piece, sample_rate)
+        if len(samples) <= step:
+            return [AudioOutput(samples, sample_rate)]
+        return [AudioOutput(samples[start : start + step], sample_rate) for start in range(0, len(samples), step)]
+
+
+def _is_fast(source: AudioFormat) -> bool:
+    """Whether the format is decoded without a thread: it takes little time, and requests of tests need none then."""
+    return source.is_raw or source.encoding is AudioEncoding.WAV
+
+
+class _Unchanged:
+    """In place of an AudioDecoder for 16-bit samples at the rate of the answer."""
+
+    def __init__(self, sample_rate: int) -> None:
+        self.sample_rate = sample_rate
+        self._carry = b""
+
+    def decode(self, data: bytes) -> Pcm16:
+        """Return the samples that ``data`` completes."""
+        data = self._carry + data
+        whole = len(data) - len(data) % PCM16.itemsize
+        self._carry = data[whole:]
+        return np.frombuffer(data[:whole], PCM16)
+
+    def flush(self) -> Pcm16:
+        """Return none: an incomplete sample is dropped."""
+        return np.frombuffer(b"", PCM16)
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 def _slices(chunk: InputChunk) -> Iterable[InputChunk]:

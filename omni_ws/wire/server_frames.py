@@ -7,6 +7,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from omni_ws.core.chunks import OutputModality
+from omni_ws.core.output import OutputChunk
 from omni_ws.errors import InvalidFrame, OmniError
 from omni_ws.wire.session_config import (
     InputAudioConfig,
@@ -156,6 +158,27 @@ class OutputChunkFrame(_ServerFrame, frozen=True, kw_only=True, tag="output_chun
     usage: UsageFields | UnsetType = UNSET
 
 
+class _TextFrame(Struct, frozen=True, tag_field="type", tag="output_chunk"):
+    """An OutputChunkFrame of text alone. Made and encoded in half the time, as nearly all frames are these two."""
+
+    request_id: str
+    sequence_id: int
+    modality: str
+    text: str
+
+
+class _AudioFrame(Struct, frozen=True, tag_field="type", tag="output_chunk"):
+    """An OutputChunkFrame of audio without words."""
+
+    request_id: str
+    sequence_id: int
+    modality: str
+    payload: bytes
+    format: str
+    sample_rate: int
+    start_ms: int
+
+
 class ErrorFields(Struct, frozen=True, kw_only=True):
     """What went wrong."""
 
@@ -225,6 +248,53 @@ _server_decoder: Final[msgspec.json.Decoder[ServerFrame]] = msgspec.json.Decoder
 def encode_frame(frame: ServerFrame) -> bytes:
     """Return a frame as JSON, with bytes as base64."""
     return _encoder.encode(frame)
+
+
+def encode_output(chunk: OutputChunk) -> bytes:
+    """Return the frame of an output as JSON, with audio as base64."""
+    if not chunk.words:
+        if chunk.modality is OutputModality.TEXT:
+            return _encoder.encode(_TextFrame(chunk.request_id, chunk.sequence_id, "text", chunk.text))
+        if chunk.modality is OutputModality.AUDIO and chunk.format is not None and chunk.start_ms is not None:
+            return _encoder.encode(
+                _AudioFrame(
+                    chunk.request_id,
+                    chunk.sequence_id,
+                    "audio",
+                    chunk.payload,
+                    chunk.format.encoding,
+                    chunk.format.sample_rate,
+                    chunk.start_ms,
+                )
+            )
+    return _encoder.encode(_output_frame(chunk))
+
+
+def _output_frame(chunk: OutputChunk) -> OutputChunkFrame:
+    fields: dict[str, Any] = {}
+    if chunk.modality is OutputModality.AUDIO:
+        fields["payload"] = chunk.payload
+        if chunk.format is not None:
+            fields["format"] = chunk.format.encoding
+            fields["sample_rate"] = chunk.format.sample_rate
+    elif (call := chunk.tool_call) is not None:
+        fields["index"] = call.index
+        fields["arguments"] = call.arguments
+        if call.id is not None:
+            fields["id"] = call.id
+        if call.name is not None:
+            fields["name"] = call.name
+    else:
+        fields["text"] = chunk.text
+    if chunk.start_ms is not None:
+        fields["start_ms"] = chunk.start_ms
+    if chunk.interim:
+        fields["interim"] = True
+    if chunk.words:
+        fields["words"] = [WordTime(word.text, word.start_ms, word.end_ms) for word in chunk.words]
+    return OutputChunkFrame(
+        request_id=chunk.request_id, sequence_id=chunk.sequence_id, modality=chunk.modality, **fields
+    )
 
 
 def decode_server_frame(data: bytes | str) -> ServerFrame:

@@ -42,6 +42,7 @@ class KeptSpeech:
         #: Why it is not kept; None while it is.
         self.lost = unwanted
         self._audio = audio
+        self._bytes_per_ms = audio.bytes_per_second / 1000
         self._budget = budget
         self._max_tokens = max_tokens
         self._audio_ms = 0.0
@@ -56,8 +57,10 @@ class KeptSpeech:
             return
         continues = bool(self._runs) and self._runs[-1][0] == chunk.format
         cost = len(payload) + (0 if continues else RUN_OVERHEAD_BYTES)
-        audio = self._audio if chunk.format is None else parse_audio_format(chunk.format, self._audio)
-        self._audio_ms += audio.duration_ms(len(payload))
+        if chunk.format is None:
+            self._audio_ms += len(payload) / self._bytes_per_ms
+        else:
+            self._audio_ms += parse_audio_format(chunk.format, self._audio).duration_ms(len(payload))
         if self._audio_ms * TOKENS_PER_SEC > self._max_tokens * 1000 or self._charged + cost > MAX_SPEECH_BYTES:
             self._lose("it exceeds the history's token limit")
         elif self._budget.used + cost > self._budget.capacity // 2:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Final
 
 from omni_ws.audio.encoder import AudioEncoder
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.samples import Pcm16, Samples
 from omni_ws.audio.wav import wav_header
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.service.conversation.playback import Playback
@@ -37,7 +37,7 @@ class SpeechOutput:
         self._source_rate = 0
         self._header_left = len(wav_header(sample_rate=target.sample_rate, channels=1, data_bytes=None))
 
-    def encode_now(self, samples: Samples, sample_rate: int) -> bytes | None:
+    def encode_now(self, samples: Samples | Pcm16, sample_rate: int) -> bytes | None:
         """Encode samples as ``encode`` does. None, and nothing is done, where that would wait."""
         if not self._is_raw or len(samples) > _INLINE_SAMPLES or sample_rate != self._source_rate:
             return None
@@ -49,7 +49,7 @@ class SpeechOutput:
         self.end_ms += len(payload) * 1000 / self._bytes_per_second
         return payload
 
-    async def encode(self, samples: Samples, sample_rate: int) -> bytes:
+    async def encode(self, samples: Samples | Pcm16, sample_rate: int) -> bytes:
         """Encode samples, and wait until they are due. Returns b"" while the encoder buffers them all.
 
         Raises ValueError if the sample rate changes within the answer.

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from omni_ws.core.chunks import OutputModality, Usage, Word
+from omni_ws.core.chunks import OutputModality, Usage
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation.messages import ServerMessage
@@ -13,8 +11,8 @@ from omni_ws.wire.server_frames import (
     OutputChunkFrame,
     ServerFrame,
     UsageFields,
-    WordTime,
     encode_frame,
+    encode_output,
     error_frame,
 )
 
@@ -24,39 +22,12 @@ def encode_message(message: ServerMessage, *, binary_audio: bool) -> tuple[bytes
     if isinstance(message, OutputChunk):
         if binary_audio and message.modality is OutputModality.AUDIO:
             return encode_output_audio(message), True
-        return encode_frame(_content(message)), False
+        return encode_output(message), False
     if isinstance(message, FinalChunk):
         return encode_frame(_final(message)), False
     if isinstance(message, OmniError):
         return encode_frame(error_frame(message)), False
     return encode_frame(message), False
-
-
-def _content(chunk: OutputChunk) -> ServerFrame:
-    fields: dict[str, Any] = {}
-    if chunk.modality is OutputModality.AUDIO:
-        fields["payload"] = chunk.payload
-        if chunk.format is not None:
-            fields["format"] = chunk.format.encoding
-            fields["sample_rate"] = chunk.format.sample_rate
-    elif (call := chunk.tool_call) is not None:
-        fields["index"] = call.index
-        fields["arguments"] = call.arguments
-        if call.id is not None:
-            fields["id"] = call.id
-        if call.name is not None:
-            fields["name"] = call.name
-    else:
-        fields["text"] = chunk.text
-    if chunk.start_ms is not None:
-        fields["start_ms"] = chunk.start_ms
-    if chunk.interim:
-        fields["interim"] = True
-    if chunk.words:
-        fields["words"] = word_times(chunk.words)
-    return OutputChunkFrame(
-        request_id=chunk.request_id, sequence_id=chunk.sequence_id, modality=chunk.modality, **fields
-    )
 
 
 def _final(chunk: FinalChunk) -> ServerFrame:
@@ -67,10 +38,6 @@ def _final(chunk: FinalChunk) -> ServerFrame:
         finish_reason=chunk.finish_reason,
         usage=usage_fields(chunk.usage),
     )
-
-
-def word_times(words: tuple[Word, ...]) -> list[WordTime]:
-    return [WordTime(word.text, word.start_ms, word.end_ms) for word in words]
 
 
 def usage_fields(usage: Usage) -> UsageFields:
