@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from omni_ws.audio.encoder import encode_file
+from omni_ws.audio.pcm import samples_from_pcm16
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, OutputModality, Task, Usage
 from omni_ws.engine.base import (
@@ -76,8 +77,12 @@ def text_of(outputs: list[EngineOutput]) -> str:
     return "".join(output.text for output in outputs if isinstance(output, TextOutput))
 
 
+def as_floats(samples: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return samples_from_pcm16(samples) if samples.dtype == np.int16 else samples
+
+
 def samples_of(outputs: list[EngineOutput]) -> np.ndarray[Any, Any]:
-    found = [output.samples for output in outputs if isinstance(output, AudioOutput)]
+    found = [as_floats(output.samples) for output in outputs if isinstance(output, AudioOutput)]
     return np.concatenate(found) if found else np.zeros(0, np.float32)
 
 

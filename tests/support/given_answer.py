@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from omni_ws.core.chunks import FinishReason, OutputModality, Usage
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.transport.routes.response_stream import PromptWriter
 
 
 class GivenAnswer:
@@ -31,7 +31,7 @@ class GivenAnswer:
             raise message
         return message
 
-    async def wait(self, *, idle_sec: float | None = None, meanwhile: Callable[[], bool] | None = None) -> bool:
+    async def wait(self, *, idle_sec: float | None = None, meanwhile: PromptWriter | None = None) -> bool:
         while True:
             try:
                 async with asyncio.timeout(idle_sec):
@@ -40,7 +40,7 @@ class GivenAnswer:
                 return False
             while not self._messages.empty():
                 self._arrived.append(self._messages.get_nowait())
-            if meanwhile is None or not meanwhile():
+            if meanwhile is None or not meanwhile.write_available():
                 return True
 
     def written(self) -> None:

@@ -73,11 +73,15 @@ class Outbox:
 
     def put_nowait(self, message: ServerMessage) -> None:
         """Queue a message, whether the outbox is full or not. The reader may take it before this returns."""
+        messages = self._messages
+        if type(message) is OutputChunk and not messages and self.reader.write_now(message):
+            if self._journal is not None:
+                self._keep(self._journal, message)
+            return
         if isinstance(message, OmniError):
             # A traceback keeps the local variables of all its frames alive: the refused payload, for one.
             message.__traceback__ = message.__context__ = message.__cause__ = None
         cost = message_cost(message)
-        messages = self._messages
         messages.append((message, cost))
         self.queued += cost
         if self._budget is not None:
@@ -86,6 +90,13 @@ class Outbox:
             self._fill()
         if len(messages) == 1:
             self.reader.output_ready()
+
+    def _keep(self, journal: Journal, output: OutputChunk) -> None:
+        """Record an output that was never queued."""
+        cost = message_cost(output)
+        if self._budget is not None:
+            self._budget.used += cost
+        journal.record(output, cost)
 
     def _fill(self) -> None:
         """Become full if the limit, which depends on the load of the server, is reached."""

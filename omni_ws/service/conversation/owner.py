@@ -9,9 +9,18 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
+from omni_ws.core.output import OutputChunk
+
 
 class OutboxReader(Protocol):
     """Takes the messages of an outbox."""
+
+    def write_now(self, output: OutputChunk) -> bool:
+        """Write an output that found the outbox empty. Returns False, and the outbox queues it, where that must wait.
+
+        It is called inside the call of the engine, and spares the queue: nothing is done twice for a piece that can go
+        straight to the socket.
+        """
 
     def output_ready(self) -> None:
         """The outbox was empty and has a message, which may be taken at once."""
@@ -42,6 +51,9 @@ class ConversationOwner(OutboxReader, Protocol):
 
 class Nobody:
     """Stands in for any of these where there is none."""
+
+    def write_now(self, output: OutputChunk) -> bool:
+        return False
 
     def output_ready(self) -> None:
         pass

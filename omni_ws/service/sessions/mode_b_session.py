@@ -324,6 +324,9 @@ class ModeBSession:
 
     # ConversationOwner
 
+    def write_now(self, output: OutputChunk) -> bool:
+        return False  # the log keeps it, and is charged for it
+
     def output_ready(self) -> None:
         """Move the conversation's messages to the output log."""
         conversation = self._conversation

@@ -311,12 +311,14 @@ class HttpExchange:
         """Send several parts with one write."""
         return self.write(b"".join(parts))
 
-    def try_write(self, parts: Sequence[bytes]) -> bool:
-        """Send several parts where ``write_all`` would not wait. Returns False, having sent nothing, where it would."""
-        if self._state is _PENDING or not self._output.has_room:
-            return False
-        self._send_part(b"".join(parts))
-        return True
+    @property
+    def writable(self) -> bool:
+        """Whether ``write`` would not wait. The response has started then."""
+        return self._state is _STARTED and self._output.has_room
+
+    def write_now(self, data: bytes) -> None:
+        """Send a part of a response that is ``writable``."""
+        self._send_part(data)
 
     def _send_part(self, data: bytes) -> None:
         if data and self._chunked and self._state is _STARTED:

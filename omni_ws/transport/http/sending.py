@@ -63,7 +63,9 @@ class HttpOutput:
         if self._transport.is_closing():
             raise PeerGone("the client closed the connection")
         self._zeros = 0
-        self._write(b"%x\r\n%b\r\n" % (len(data), data))
+        chunk = b"%x\r\n%b\r\n" % (len(data), data)
+        self._unshared_bytes += len(chunk)
+        self._transport.write(chunk)
 
     def send_continue(self) -> None:
         """Send ``100 Continue`` (RFC 9110, section 15.2.1). Raises PeerGone."""

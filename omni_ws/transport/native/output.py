@@ -9,8 +9,9 @@ from typing import Final
 
 from websockets.frames import CloseCode
 
-from omni_ws.core.output import AnyOutput
+from omni_ws.core.output import AnyOutput, OutputChunk
 from omni_ws.errors import ORDERLY_ENDS, OmniError, SlowConsumer, websocket_close_code
+from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.failure import unexpected
 from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.service.sessions.live_session import LiveSession
@@ -28,7 +29,7 @@ from omni_ws.wire.server_frames import (
 #: socket may report that its buffer is full.
 WRITE_BATCH_BYTES: Final = 64 * 1024
 WRITE_BATCH_MESSAGES: Final = 128
-#: Messages that follow a write this soon are written together. A server that is paced by a model or a microphone writes
+#: Outputs that follow another this soon are written together. A server that is paced by a model or a microphone writes
 #: each at once; one that has much to say at once makes fewer system calls.
 COALESCE_SEC: Final = 0.001
 #: How long a client may take to read the last frames.
@@ -39,7 +40,7 @@ REPLACED_CLOSE_CODE: Final = 4409
 class WebSocketOutput:
     """Writes the messages of the outbox to the socket.
 
-    A message that finds the outbox empty is written at once. What follows it within COALESCE_SEC is written together,
+    An output that finds the outbox empty is written at once. What follows it within COALESCE_SEC is written together,
     in the next pass of the event loop, and one batch in each pass after that. Writing stops while the write buffer is
     over its high-water mark.
     """
@@ -53,7 +54,7 @@ class WebSocketOutput:
         self._binary_audio = binary_audio
         self._loop = asyncio.get_running_loop()
         self._flush_scheduled = False
-        #: When a message was last written at once, on the loop's clock.
+        #: When an output was last written at once, on the loop's clock.
         self._written_at = -math.inf
         #: Whether the messages in the outbox are for this connection: from ``start`` to ``stop``.
         self._speaking = False
@@ -65,20 +66,19 @@ class WebSocketOutput:
         self._speaking = True
         self.schedule()
 
-    def ready(self) -> None:
-        """Write now, or soon: the outbox was empty and has a message."""
-        if self._flush_scheduled:
-            return
+    def write_now(self, output: OutputChunk) -> bool:
+        """See OutboxReader."""
+        if self._flush_scheduled or not self._speaking or self._connection.paused or not self._connection.is_open:
+            return False
         now = self._loop.time()
         if now - self._written_at < COALESCE_SEC:
-            self.schedule()
-            return
+            return False
         self._written_at = now
-        if self._may_write:
-            try:
-                self._write_next()
-            except Exception as error:
-                self._failed(error)
+        try:
+            self._write(output)
+        except Exception as error:
+            self._failed(error)
+        return True
 
     def schedule(self) -> None:
         """Write in the next pass."""
@@ -130,15 +130,11 @@ class WebSocketOutput:
         if self._connection.is_open:
             self._connection.write_message(encode_frame(error_frame(error)), is_text=True)
 
-    @property
-    def _may_write(self) -> bool:
-        return self._speaking and not self._connection.paused and self._connection.is_open
-
     def _flush(self) -> None:
         """Write a batch, and schedule the next one while there is more to write."""
         self._flush_scheduled = False
         try:
-            if self._may_write:
+            if self._speaking and not self._connection.paused and self._connection.is_open:
                 self._write_batch()
         except Exception as error:
             self._failed(error)
@@ -151,16 +147,14 @@ class WebSocketOutput:
         for _ in range(WRITE_BATCH_MESSAGES):
             if size >= WRITE_BATCH_BYTES:
                 break
-            size += self._write_next()
-            if not self._outbox:
+            if (message := self._outbox.take()) is None:
                 return
-        self.schedule()
+            size += self._write(message)
+        if self._outbox:
+            self.schedule()
 
-    def _write_next(self) -> int:
-        """Write the next message, if there is one. Returns its size."""
-        message = self._outbox.take()
-        if message is None:
-            return 0
+    def _write(self, message: ServerMessage) -> int:
+        """Write a message. Returns its size."""
         data, is_binary = encode_message(message, binary_audio=self._binary_audio)
         self._connection.write_message(data, is_text=not is_binary)
         if self._observers.listening_to_outputs and isinstance(message, AnyOutput):

@@ -83,7 +83,8 @@ class WebSocketSession:
         self._outbox = session.outbox
         self.output = WebSocketOutput(connection, session, binary_audio=binary_audio)
         # Called often, hence without another call in between.
-        self.output_ready, self.resume_output = self.output.ready, self.output.schedule
+        self.output_ready = self.resume_output = self.output.schedule
+        self.write_now = self.output.write_now
         self._loop = asyncio.get_running_loop()
         self._keep_alive = KeepAlive(keep_alive, now=self._loop.time())
         #: Changed by ``_leave`` only.

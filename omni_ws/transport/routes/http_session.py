@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from omni_ws.core.chunks import InputChunk
-from omni_ws.core.output import AnyOutput
+from omni_ws.core.output import AnyOutput, OutputChunk
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import ServerMessage
@@ -19,8 +19,9 @@ from omni_ws.service.failure import unexpected
 from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.transport.http.deadline import Deadline
 from omni_ws.transport.http.hang_up import PeerGone
+from omni_ws.transport.routes.response_stream import PromptWriter
 
-#: Outputs that follow another this soon are delivered together, in the next pass of the event loop.
+#: Outputs that follow another this soon are written together, in the next pass of the event loop.
 COALESCE_SEC: Final = 0.001
 
 
@@ -39,11 +40,10 @@ class HttpSession:
         self._loop = asyncio.get_running_loop()
         #: The wait in progress, with its ``meanwhile`` and its ``idle_sec``.
         self._waiting: asyncio.Future[bool] | None = None
-        self._meanwhile: Callable[[], bool] | None = None
+        self._meanwhile: PromptWriter | None = None
         self._idle_sec: float | None = None
-        #: When an output was last delivered at once, on the loop's clock.
-        self._delivered_at = -math.inf
-        #: One timer, moved for each output: a new one would cost as much as handling the output.
+        #: When ``meanwhile`` last wrote, on the loop's clock.
+        self._written_at = -math.inf
         self._idle = Deadline(self._loop, self._idle_expired)
         #: Outputs taken and not yet marked as written; collected only while observers listen to outputs.
         self._unwritten: list[AnyOutput] = []
@@ -123,8 +123,8 @@ class HttpSession:
             self._unwritten.append(message)
         return message
 
-    async def wait(self, *, idle_sec: float | None = None, meanwhile: Callable[[], bool] | None = None) -> bool:
-        """Wait for output; see ``AnswerSource``. The time ``idle_sec`` restarts whenever ``meanwhile`` returns true."""
+    async def wait(self, *, idle_sec: float | None = None, meanwhile: PromptWriter | None = None) -> bool:
+        """Wait for output; see ``AnswerSource``. The time ``idle_sec`` restarts whenever ``meanwhile`` writes."""
         if self._outbox:
             return True
         self._waiting = self._loop.create_future()
@@ -146,15 +146,27 @@ class HttpSession:
     def timer_changed(self) -> None:
         self._timer_changed.set()
 
-    def output_ready(self) -> None:
-        if self._waiting is None:
-            return
+    def write_now(self, output: OutputChunk) -> bool:
+        waiting, writer = self._waiting, self._meanwhile
+        if waiting is None or writer is None or waiting.done():
+            return False
         now = self._loop.time()
-        if now - self._delivered_at < COALESCE_SEC:
+        if now - self._written_at < COALESCE_SEC:
+            return False
+        try:
+            if not writer.write_now(output):
+                return False
+        except Exception as error:
+            waiting.set_exception(error)
+            return True
+        self._written_at = now
+        if self._observers.listening_to_outputs:
+            self.conversation.observed.notify(OutputWritten(output))
+        return True
+
+    def output_ready(self) -> None:
+        if self._waiting is not None:
             self._loop.call_soon(self._deliver)  # later outputs of this pass are written together with it
-        else:
-            self._delivered_at = now
-            self._deliver()
 
     def _deliver(self) -> None:
         """Let ``meanwhile`` handle the output in this callback, or wake the waiting task."""
@@ -162,16 +174,22 @@ class HttpSession:
         if waiting is None or waiting.done():
             return
         try:
-            if self._meanwhile is not None and self._meanwhile():
-                self._idle.arm(self._idle_sec)
+            if self._meanwhile is not None and self._meanwhile.write_available():
+                self._written_at = self._loop.time()
             else:
                 waiting.set_result(True)
         except Exception as error:
             waiting.set_exception(error)
 
     def _idle_expired(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
+        if self._waiting is None or self._waiting.done() or self._idle_sec is None:
+            return
+        # Nothing is done for each output but to note its time.
+        silent = self._loop.time() - self._written_at
+        if silent >= self._idle_sec:
             self._waiting.set_result(False)
+        else:
+            self._idle.arm(self._idle_sec - silent)
 
     def written(self) -> None:
         """Notify observers that the outputs taken so far have been written."""

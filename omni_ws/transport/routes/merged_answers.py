@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from omni_ws.core.chunks import FinishReason, Usage
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.transport.routes.response_stream import AnswerSource, next_message
+from omni_ws.transport.routes.response_stream import AnswerSource, PromptWriter, next_message
 
 
 class MergedAnswers:
@@ -47,7 +47,7 @@ class MergedAnswers:
                 return message
         return None
 
-    async def wait(self, *, idle_sec: float | None = None, meanwhile: Callable[[], bool] | None = None) -> bool:
+    async def wait(self, *, idle_sec: float | None = None, meanwhile: PromptWriter | None = None) -> bool:
         """Wait for a message of any session; see ``AnswerSource``."""
         for index, session in enumerate(self._sessions):
             if index not in self._finals and index not in self._receiving:

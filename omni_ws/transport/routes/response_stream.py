@@ -42,6 +42,18 @@ class EventEncoder(Protocol):
         ...
 
 
+class PromptWriter(Protocol):
+    """Writes outputs inside the call that brings them. Neither method waits, and what they raise ends the wait."""
+
+    def write_now(self, output: OutputChunk) -> bool:
+        """Write the next output. Returns False, and nothing is done, where the waiting task has to do it."""
+        ...
+
+    def write_available(self) -> bool:
+        """Write what ``take`` returns. Returns False where the waiting task has to do the rest."""
+        ...
+
+
 class AnswerSource(Protocol):
     """Where the messages of an answer are read from: one session, several, or the output log of a Mode B session."""
 
@@ -49,12 +61,11 @@ class AnswerSource(Protocol):
         """Return the next message, None where there is none yet. Raises the error that ended the answer."""
         ...
 
-    async def wait(self, *, idle_sec: float | None = None, meanwhile: Callable[[], bool] | None = None) -> bool:
+    async def wait(self, *, idle_sec: float | None = None, meanwhile: PromptWriter | None = None) -> bool:
         """Wait until there may be a message to take. Returns False after ``idle_sec`` seconds without one.
 
-        ``meanwhile`` may be called in place of a return, to handle messages without waking the waiting task, which
-        costs as much as all other work on a token. It returns whether to go on waiting; what it raises ends the wait.
-        Raises as ``take`` does.
+        ``meanwhile`` may handle messages without waking the waiting task, which costs as much as all other work on a
+        token. Raises as ``take`` does.
         """
         ...
 
@@ -89,9 +100,13 @@ class EventSink(Protocol):
     async def write_all(self, parts: Sequence[bytes]) -> None:
         """Write several events, and wait while the peer does not read."""
 
-    def try_write(self, parts: Sequence[bytes]) -> bool:
-        """Write several events without waiting. Returns False, having written none, where that is impossible."""
+    @property
+    def writable(self) -> bool:
+        """Whether ``write_now`` may be called: the head is sent, and the peer reads."""
         ...
+
+    def write_now(self, data: bytes) -> None:
+        """Write one or several events without waiting."""
 
     async def end(self) -> None:
         """End the response."""
@@ -127,7 +142,7 @@ async def write_events(
                 break
             if events.waiting or events.head_due:
                 await events.write()
-            elif not await source.wait(idle_sec=heartbeat_sec or None, meanwhile=events.write_available):
+            elif not await source.wait(idle_sec=heartbeat_sec or None, meanwhile=events):
                 if head_by_heartbeat and not sink.head_sent:
                     await events.write()
                 if sink.head_sent:
@@ -176,10 +191,19 @@ class _EventBatch:
                     return True
         return False
 
-    def write_available(self) -> bool:
-        """Encode and write what is available. Returns False where the writing task has to do the rest."""
-        if not self.encode_available() or not self._sink.try_write(self.waiting):
+    def write_now(self, output: OutputChunk) -> bool:
+        """See PromptWriter."""
+        if self.waiting or self.head_due or not self._sink.writable:
             return False
+        for event in self._encoder.output(output):
+            self._sink.write_now(sse.event(event))
+        return True
+
+    def write_available(self) -> bool:
+        """See PromptWriter."""
+        if not self.encode_available() or not self._sink.writable:
+            return False
+        self._sink.write_now(b"".join(self.waiting))
         self.waiting.clear()
         self._source.written()
         return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from omni_ws.audio.wav import wav_header
@@ -17,7 +17,7 @@ from omni_ws.service.sessions.mode_b_session import ModeBSession, ResultForm
 from omni_ws.service.sessions.output_log import LoggedMessage
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.json_body import to_thread_if_large
-from omni_ws.transport.routes.response_stream import SSE_HEADERS, charging, write_events
+from omni_ws.transport.routes.response_stream import SSE_HEADERS, PromptWriter, charging, write_events
 from omni_ws.wire import sse
 from omni_ws.wire.openai_chat_response import ChatCompletion, ChatStream, ended_normally
 
@@ -68,7 +68,7 @@ class ResultReader:
         found = self._session.output.find(self._position)
         return None if found is None else self._read(*found)
 
-    async def wait(self, *, idle_sec: float | None = None, meanwhile: Callable[[], bool] | None = None) -> bool:
+    async def wait(self, *, idle_sec: float | None = None, meanwhile: PromptWriter | None = None) -> bool:
         """Wait for the log to grow; see ``AnswerSource``."""
         if self._position >= self._session.output.end:
             await self._events.caught_up()
@@ -127,8 +127,12 @@ class NumberedEvents:
         for part in parts:
             await self.write(part)
 
-    def try_write(self, parts: Sequence[bytes]) -> bool:
+    @property
+    def writable(self) -> bool:
         return False  # skipping has to yield to the event loop
+
+    def write_now(self, data: bytes) -> None:
+        raise RuntimeError("never writable")
 
     async def write(self, data: bytes) -> None:
         """Write an event with its number, behind the head, unless the client has it; heartbeats have none."""

@@ -9,6 +9,7 @@ from typing import Final
 from websockets.frames import CloseCode
 
 from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.output import OutputChunk
 from omni_ws.errors import (
     ORDERLY_ENDS,
     EngineOverloaded,
@@ -186,6 +187,9 @@ class PhoneCall:
         pass
 
     # output
+
+    def write_now(self, output: OutputChunk) -> bool:
+        return False  # its marks and pauses are rendered in ``_flush``
 
     def output_ready(self) -> None:
         if not self._flush_scheduled:

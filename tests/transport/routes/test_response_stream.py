@@ -31,7 +31,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 class RecordingSink:
-    """An EventSink that records its writes; ``has_room`` decides whether ``try_write`` succeeds."""
+    """An EventSink that records its writes; ``has_room`` decides whether it is writable."""
 
     def __init__(self) -> None:
         self.error: OmniError | None = None
@@ -55,11 +55,13 @@ class RecordingSink:
     async def write_all(self, parts: Sequence[bytes]) -> None:
         await self.write(b"".join(parts))
 
-    def try_write(self, parts: Sequence[bytes]) -> bool:
-        if not self.head_sent or not self.has_room:
-            return False
-        self.writes.append(b"".join(parts))
-        return True
+    @property
+    def writable(self) -> bool:
+        return self.head_sent and self.has_room
+
+    def write_now(self, data: bytes) -> None:
+        assert self.writable
+        self.writes.append(data)
 
     async def end(self) -> None:
         self.ended = True

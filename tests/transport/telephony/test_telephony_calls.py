@@ -419,6 +419,7 @@ async def test_input_is_held_to_the_pace_of_its_key() -> None:
     keys = (ApiKey(name="slow", key_sha256=digest("slow"), input_bytes_per_sec=20_000),)
     async with live_server(keys=keys, **ON) as server, phone_gateway(inline(server)) as gateway:
         await gateway.start(customParameters={"api_key": "slow"})
+        await server.until(lambda: server.sessions == 1, "a call, whose key is known")
         for _ in range(6):
             await gateway.speak(quiet(960))
         await ask(gateway)
