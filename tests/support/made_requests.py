@@ -21,10 +21,11 @@ def make_request(
     mode: InputMode = InputMode.EXTEND,
     by_speech: bool = False,
     observed: ObservedSession | None = None,
+    config: SessionConfig | None = None,
     now: Callable[[], float] = time.monotonic,
 ) -> Request:
     """A request that has just opened, and whose policy fires at the end of its input."""
-    config = SessionConfig()
+    config = config or SessionConfig()
     session = RequestInput(InputSettings(start_policy=OnEndOnly(), mode=mode))
     timeline = (observed or ObservedSession.unobserved(now)).open_request(
         request_id, task=config.task, input_mode=mode, by_speech=by_speech
