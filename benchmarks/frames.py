@@ -46,19 +46,25 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """``ours`` may take at most ``ratio`` times the CPU time of the peer."""
+    """``ours`` may take at most ``ratio`` times the CPU time of the peer: in the median, or in every round."""
 
     ours: Contestant
     peer: Contestant
     ratio: float
+    every: bool = False
 
 
 #: Usual handlers receive JSON; our binary frames are the equivalent for a client.
 TARGETS: Final = (
-    Target(Contestant(OURS, "json"), Contestant("websockets", "json"), 1.15),
-    Target(Contestant(OURS, "binary"), Contestant("websockets", "binary"), 1.0),
+    Target(Contestant(OURS, "json"), Contestant("websockets", "json"), 1.0, every=True),
+    Target(Contestant(OURS, "binary"), Contestant("websockets", "binary"), 0.85),
     Target(Contestant(OURS, "json"), Contestant("fastapi", "json"), 0.6),
     Target(Contestant(OURS, "binary"), Contestant("fastapi", "json"), 0.6),
+)
+ECHO_TARGETS: Final = tuple(
+    Target(Contestant(OURS, form), Contestant(peer, form), ratio)
+    for form in ("json", "binary")
+    for peer, ratio in (("websockets", 1.3), ("fastapi", 1.0))
 )
 
 
@@ -140,7 +146,7 @@ def print_figures(figures: dict[Contestant, list[float]]) -> None:
 
 def print_ratios(figures: dict[Contestant, list[float]], *, echo: bool) -> bool:
     """Prints our ratio to each peer (median of the rounds); returns False if a target is missed."""
-    targets = {} if echo else {(target.ours, target.peer): target.ratio for target in TARGETS}
+    targets = {(target.ours, target.peer): target for target in (ECHO_TARGETS if echo else TARGETS)}
     met = True
     print("\n| ours | against | CPU time, ours ÷ theirs | lowest | highest | target |")
     print("|---|---|---|---|---|---|")
@@ -151,8 +157,12 @@ def print_ratios(figures: dict[Contestant, list[float]], *, echo: bool) -> bool:
                 continue
             ratios = [mine / theirs for mine, theirs in zip(figures[ours], figures[peer], strict=True)]
             ratio = statistics.median(ratios)
-            verdict = "" if target is None else f"≤ {target:g}: {'met' if ratio <= target else 'MISSED'}"
-            met = met and (target is None or ratio <= target)
+            verdict = ""
+            if target is not None:
+                is_met = (max(ratios) if target.every else ratio) <= target.ratio
+                scope = ", in every round" if target.every else ""
+                verdict = f"≤ {target.ratio:g}{scope}: {'met' if is_met else 'MISSED'}"
+                met = met and is_met
             print(f"| {ours} | {peer} | {ratio:.2f} | {min(ratios):.2f} | {max(ratios):.2f} | {verdict} |")
     return met
 

@@ -231,7 +231,8 @@ class _Echo:
         assert decoder is not None
         assert source is not None
         samples: Samples | Pcm16
-        samples = decoder.decode(data) if _is_fast(source) else await run_in_any_thread(decoder.decode, data)
+        is_fast = isinstance(decoder, _Unchanged) or _is_fast(source)
+        samples = decoder.decode(data) if is_fast else await run_in_any_thread(decoder.decode, data)
         return self._outputs(samples, decoder.sample_rate)
 
     async def _flush_audio(self) -> Iterable[AudioOutput]:

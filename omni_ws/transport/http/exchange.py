@@ -304,7 +304,7 @@ class HttpExchange:
 
     async def write(self, data: bytes) -> None:
         """Send a part of a started response, and wait while the peer does not read."""
-        self._send_part(data)
+        self.write_now(data)
         await self._output.drain()
 
     def write_all(self, parts: Sequence[bytes]) -> Coroutine[Any, Any, None]:
@@ -317,10 +317,7 @@ class HttpExchange:
         return self._state is _STARTED and self._output.has_room
 
     def write_now(self, data: bytes) -> None:
-        """Send a part of a response that is ``writable``."""
-        self._send_part(data)
-
-    def _send_part(self, data: bytes) -> None:
+        """Send a part of a started response without waiting. Call it only while the response is ``writable``."""
         if data and self._chunked and self._state is _STARTED:
             self.sent_bytes += len(data)
             self._output.send_chunk(data)
