@@ -39,8 +39,8 @@ TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 VLLM_TINY_ENVIRONMENT := VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_NUM_THREADS=1 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 \
   VLLM_LOGGING_LEVEL=ERROR TORCH_CPP_LOG_LEVEL=ERROR TORCH_LOGS=-all PYTHONWARNINGS=ignore
 
-# Processes of test-fast.
-WORKERS := 2
+# Processes of tests that may run beside others.
+WORKERS := 3
 
 TINY_MODELS := .cache/tiny-models
 # Outcomes of a run before, for the report of the next.
@@ -77,10 +77,11 @@ serve: $(VENV)/.ready-to-serve
 	@exec $(BIN)/omni-ws serve $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
 endif
 
-# The slow tests have the terminal, and the others run beside them (tests/support/parts.py). The last line counts all.
+# Tests in real time have the terminal, and the others run beside them (tests/support/parts.py). The last line counts all.
+REAL_TIME := slow and real_time and not vllm
 PARTS = PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m support.parts $(BEFORE) \
-  --part slow '$(BIN)/python -m pytest -m "slow and not vllm"' \
-  --part fast '$(BIN)/python -m pytest -m "not slow and not vllm" -n $(WORKERS) --dist worksteal'
+  --part real-time '$(BIN)/python -m pytest -m "$(REAL_TIME)"' \
+  --part others '$(BIN)/python -m pytest -m "not vllm and not ($(REAL_TIME))" -n $(WORKERS) --dist worksteal'
 ifneq ($(filter $(MACHINE),$(VLLM_MACHINES)),)
 test: $(VENV)/.ready-to-test distribution $(VLLM_VENV)/.ready ## all tests; ARGS="-k reorder" for some
 	@$(PARTS) --part vllm 'env $(VLLM_TINY_ENVIRONMENT) $(VLLM_BIN)/python -m pytest -m vllm' -- $(ARGS)

@@ -20,6 +20,7 @@ def pytest_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_report_counts_by_area_and_names_skips(tmp_path: Path) -> None:
     (tmp_path / "tests" / "core").mkdir(parents=True)
     (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
@@ -85,6 +86,7 @@ def test_the_report_of_a_run_tells_of_those_before(tmp_path: Path, monkeypatch: 
     assert "2 failed, 4 passed, 4 skipped, 1 deselected" in lines[-1]
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_also_where_garbage_is_parsed_into_it(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")

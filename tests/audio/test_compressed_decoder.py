@@ -66,6 +66,7 @@ def decoder_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("decode-")]
 
 
+@pytest.mark.slow
 @given(encoding=st.sampled_from(COMPRESSED), borders=st.lists(st.integers(0, 50_000), max_size=30))
 @settings(deadline=None, max_examples=60)
 def test_cutting_makes_no_difference(encoding: AudioEncoding, borders: list[int]) -> None:
@@ -202,6 +203,7 @@ def silent_bomb() -> bytes:
     return file.getvalue()
 
 
+@pytest.mark.slow
 def test_a_bomb_is_refused_whole_and_flat_in_pieces() -> None:
     bomb = silent_bomb()
     assert len(bomb) < 60_000

@@ -46,6 +46,7 @@ def test_pcm16_in_and_out_is_the_identity() -> None:
     assert streamed(samples, AudioFormat(), 16000, 333) == data[: 2 * len(samples)]
 
 
+@pytest.mark.slow
 @given(
     encoding=st.sampled_from(UNCOMPRESSED),
     channels=st.integers(1, 3),

@@ -96,6 +96,7 @@ def test_wire_names_keep_rate_and_channels() -> None:
         parse_audio_format("pcm24", default)
 
 
+@pytest.mark.slow
 @given(st.text(max_size=60), st.sampled_from(["", "audio/pcm;", "audio/pcm;rate="]))
 def test_anything_is_understood_or_refused(text: str, beginning: str) -> None:
     with contextlib.suppress(InvalidValue, UnsupportedFormat):

@@ -124,6 +124,7 @@ def test_threads_use_the_network_at_the_same_time() -> None:
             assert list(executor.map(judged, sounds)) == alone
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_further_stream_takes_a_few_kilobytes() -> None:
     half_second = clip_samples("goforward")[:8000]

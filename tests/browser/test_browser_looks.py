@@ -12,7 +12,7 @@ from support.live_server import live_server
 from omni_ws.engine.base import TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 LONG = "Donaudampfschifffahrtsgesellschaft" * 4 + " and some shorter words behind it"
 

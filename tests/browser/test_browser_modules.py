@@ -15,7 +15,7 @@ from support.chromium import DemoPage, chromium_path, demo_page
 from support.live_server import live_server
 
 # One page for all: nothing here leaves a trace in it.
-pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.slow, pytest.mark.real_time, pytest.mark.asyncio(loop_scope="module")]
 
 VECTORS = Path(__file__).parents[2] / "protocol" / "vectors"
 

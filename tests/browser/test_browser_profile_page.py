@@ -12,7 +12,7 @@ from support.raw_http import post
 
 from omni_ws.profiler.__main__ import main
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 #: What of these is cut off or lies on something else at the width of the window.
 _HIDDEN = """() => {

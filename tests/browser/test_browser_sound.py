@@ -9,7 +9,7 @@ import pytest
 from support.chromium import Played, chromium_path, demo_page, recording
 from support.live_server import live_server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 TONE_HZ = 440
 #: A busy machine leaves a gap now and then, a lost frame does each time.

@@ -19,7 +19,7 @@ from omni_ws.engine.base import AudioOutput, EngineState, TextOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 from omni_ws.errors import EngineFailed
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 HOLD = {"mode": "hold"}
 #: A second of it, at 24 kHz.

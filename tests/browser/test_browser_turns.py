@@ -17,7 +17,7 @@ from support.speech_clips import clip_bytes, silence
 from omni_ws.engine.base import TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 HOLD = {"mode": "hold"}
 

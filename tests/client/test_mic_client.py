@@ -151,6 +151,7 @@ async def test_settings_from_the_command_line(url: str) -> None:
     assert ended.of_type("final")[0]["finish_reason"] == "length"
 
 
+@pytest.mark.slow
 async def test_the_key(locked_url: str) -> None:
     arguments = ["--url", locked_url, "--text", "x", "--json"]
     refused = await mic_client(*arguments)

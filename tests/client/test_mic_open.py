@@ -82,6 +82,7 @@ def long_answer() -> list[EngineOutput]:
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 async def test_who_speaks_interrupts_and_the_server_knows_what_was_heard(tmp_path: Path) -> None:
     (tmp_path / "sounddevice.py").write_text(SOUND_LIBRARY)
     recording = tmp_path / "recording.raw"

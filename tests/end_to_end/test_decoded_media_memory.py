@@ -21,6 +21,7 @@ from omni_ws.client import connect
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.real_time,
     pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured in /proc"),
 ]
 

@@ -18,7 +18,7 @@ from omni_ws.profiler.__main__ import main
 from omni_ws.profiler.reading import read
 from omni_ws.profiler.report import build_report
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 REQUESTS = 50
 ACCOUNTED = 0.95

@@ -17,7 +17,7 @@ from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.embedded.recogniser import Recogniser, to_pcm16
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 
 async def speak(gateway: PhoneGateway, pcm16: bytes) -> None:

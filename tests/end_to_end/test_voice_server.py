@@ -31,7 +31,7 @@ from omni_ws.engine.embedded.recogniser import Recogniser, to_pcm16
 from omni_ws.errors import EngineFailed
 from omni_ws.wire.binary import encode_input
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"

@@ -43,7 +43,7 @@ from omni_ws.errors import (
     UnsupportedParameter,
 )
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.real_time]
 
 NOW = datetime(2031, 3, 4, 15, 7)
 TEXT = frozenset({OutputModality.TEXT})

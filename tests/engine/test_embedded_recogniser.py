@@ -74,6 +74,7 @@ def test_nothing_is_remembered_from_the_utterance_before(recogniser: Recogniser)
     assert recogniser.transcribe(clip_pcm("cards_005")) == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["goforward", "cards_001"])
 def test_silence_and_nothing_have_no_words(recogniser: Recogniser, before: str) -> None:
     """There is nothing to set the mean of the cepstra from; words would be left over from what was said before."""

@@ -131,6 +131,8 @@ def main(arguments: Sequence[str]) -> int:
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     options = parser.parse_args(own)
     parts = Parts([Part(*each) for each in options.part], arguments[len(own) + 1 :])
+    # Where a shell starts this in the background, Ctrl-C is ignored, and so it would be by each part.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, parts.interrupt)
     before = [f"--outcomes-before={options.outcomes_before}"] if options.outcomes_before else []

@@ -142,6 +142,7 @@ async def test_a_refused_request_gives_its_place_back() -> None:
         assert (await post(server.port, CHAT, BODIES[CHAT])).status == 200
 
 
+@pytest.mark.slow
 async def test_openai_package_with_a_key() -> None:
     openai = pytest.importorskip("openai", reason="the openai package is not installed")
     async with live_server(keys=KEYS) as server:

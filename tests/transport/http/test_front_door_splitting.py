@@ -81,6 +81,7 @@ def run(sent: bytes, cuts: list[int]) -> bytes:
         return runner.run(converse(sent, cuts))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=100)
 @given(good=st.lists(st.sampled_from(GOOD), max_size=3), last=st.sampled_from(LAST), data=st.data())
 def test_any_split_gives_the_same_responses(good: list[bytes], last: bytes, data: st.DataObject) -> None:

@@ -89,6 +89,7 @@ async def misbehave(server: LiveServer, dice: random.Random) -> None:
                         await client.rest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["echo", "slow echo", "tone", "broken tone"])
 async def test_nothing_is_left_of_clients_that_do_what_they_like(engine: str) -> None:
     engines: dict[str, Engine] = {

@@ -310,6 +310,7 @@ async def test_it_can_be_interrupted(ended_by: str) -> None:
         assert (await prompt(client, engine))[0] == said("Hello! What")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("may", [True, False])
 async def test_detected_speech_interrupts_it_where_it_may(may: bool) -> None:
     pause = asyncio.Event()

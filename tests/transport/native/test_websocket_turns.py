@@ -596,6 +596,7 @@ class TimedWorkers(InlineWorkers):
         super().submit(piece, done)
 
 
+@pytest.mark.slow
 @pytest.mark.virtual_clock
 async def test_sessions_in_which_nobody_speaks_are_looked_at_together() -> None:
     workers = TimedWorkers()

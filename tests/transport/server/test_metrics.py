@@ -312,6 +312,7 @@ async def test_players_that_tell_nothing_say_nothing() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 async def test_turns_that_are_heard_in_an_open_microphone() -> None:
     spoken = (8000 + np.arange(16 * 600) % 9973).astype("<i2").tobytes()
     async with live_server() as server:

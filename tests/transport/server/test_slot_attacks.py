@@ -29,6 +29,7 @@ async def test_others_are_served_during_an_attack(attack: Attack) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 @pytest.mark.parametrize("attack", [empty_sessions, trickled_bodies])
 async def test_others_are_served_during_an_attack_at_full_size(attack: Attack) -> None:
     async with served() as port, attack(port, 1000):
