@@ -166,9 +166,11 @@ class Stream:
     def receive(self) -> None:
         data = self._buffer + self._read()
         at = 0
-        while len(data) >= at + 4:
+        while len(data) >= at + 2:
             length, header = data[at + 1], 2
             if length == 126:
+                if len(data) < at + 4:
+                    break
                 length, header = int.from_bytes(data[at + 2 : at + 4], "big"), 4
             elif length == 127:
                 raise RuntimeError("the server sent a frame of 64 KiB or more")
