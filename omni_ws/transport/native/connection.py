@@ -86,6 +86,7 @@ class Parsing(enum.Enum):
 
 
 _EARLY: Final = Parsing.EARLY  # found faster than a member of an enum
+_NO_PAUSE: Final = Pause.NONE  # and compared faster than a combination of flags
 _DIRECT: Final = Parsing.DIRECT
 
 
@@ -160,12 +161,12 @@ class StreamConnection(ServerConnection):
     @property
     def is_reading(self) -> bool:
         """Whether the silence of the peer is its own."""
-        return not self._pauses & ~Pause.PASS
+        return self._pauses is _NO_PAUSE or self._pauses is Pause.PASS
 
     @property
     def held_to_pace(self) -> bool:
         """Whether reading is paused since the client sent more than its key allows."""
-        return bool(self._pauses & Pause.PACE)
+        return self._pauses is not _NO_PAUSE and Pause.PACE in self._pauses
 
     def write_message(self, data: bytes, *, is_text: bool) -> None:
         """Send a whole message without waiting. The connection must be open."""
