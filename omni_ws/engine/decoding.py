@@ -1,7 +1,8 @@
 """Decodes the input of a request: chunks to samples, text and pixels. Shared by all engines.
 
 Decoding runs in worker threads. A *hop* is one call in a thread; all chunks that wait when it starts are decoded in it,
-so that a stream of 20 ms frames under load does not cost a hop for each frame.
+so that a stream of 20 ms frames under load does not cost a hop for each frame. What takes less time than a thread takes
+to wake (``InputDecoder.decodes_at_once``) is decoded on the event loop.
 """
 
 from __future__ import annotations
@@ -76,9 +77,11 @@ async def decode_input(
             batch = [chunk]
             while (following := waiting.take_nowait()) is not None:
                 batch.append(following)
-            async for part in _hops(decoder, decoder.decode(batch), executor, share):
+            thread = None if decoder.decodes_at_once(batch) else executor
+            async for part in _hops(decoder, decoder.decode(batch), thread, share):
                 yield part
-        async for part in _hops(decoder, decoder.finish(), executor, share):
+        thread = None if decoder.decodes_at_once() else executor
+        async for part in _hops(decoder, decoder.finish(), thread, share):
             yield part
     finally:
         reader.cancel()
@@ -127,15 +130,18 @@ async def decode_speech(speech: Speech, *, sample_rate: int, executor: Executor,
 
 
 async def _hops(
-    decoder: InputDecoder, parts: Generator[DecodedPart | SlotRequest], executor: Executor, share: MediaShare
+    decoder: InputDecoder, parts: Generator[DecodedPart | SlotRequest], executor: Executor | None, share: MediaShare
 ) -> AsyncGenerator[DecodedPart, None]:
-    """Run ``parts`` in worker threads, hop by hop, and yield what they decode."""
+    """Run ``parts`` in worker threads, hop by hop, or at once without an ``executor``. Yield what they decode."""
     hop = _Hop()
     while hop.more:
         try:
             with events.span("decode", "preprocess_start", "preprocess_end"):
-                async with nullcontext() if hop.slot_bytes is None else share.slot(hop.slot_bytes):
-                    hop = await run_in_thread(executor, _one_hop, parts, share, hop.slot_bytes is not None)
+                if executor is None:
+                    hop = _one_hop(parts, share, has_slot=False)
+                else:
+                    async with nullcontext() if hop.slot_bytes is None else share.slot(hop.slot_bytes):
+                        hop = await run_in_thread(executor, _one_hop, parts, share, hop.slot_bytes is not None)
         except OmniError as error:
             parts.close()  # it is suspended in a request for a slot, which is refused
             hop = _Hop(more=False, error=error)

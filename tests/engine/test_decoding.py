@@ -1,8 +1,10 @@
 import asyncio
 import io
+import statistics
 import threading
-from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any
 
@@ -11,12 +13,14 @@ import pytest
 from PIL import Image
 from support.until import until
 
-from omni_ws.core.audio_format import AudioFormat
+from omni_ws.audio.decoder import AudioDecoder
+from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.engine import decoding
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoded_parts import AudioPart, DecodedPart, ImagePart, TextPart, ToolResultPart, VideoPart
 from omni_ws.engine.decoding import decode_input
+from omni_ws.engine.input_decoder import AT_ONCE_BYTES
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import InvalidValue, OmniError, UnsupportedFormat
 from omni_ws.media.image import decode_image
@@ -198,6 +202,95 @@ async def test_decoding_is_not_done_on_the_loop(executor: ThreadPoolExecutor, mo
     await decoded(executor, InputChunk(Modality.IMAGE, png("red")))
     assert threads
     assert threading.current_thread().name not in threads
+
+
+class CountingExecutor(ThreadPoolExecutor):
+    """Remembers the calls that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.calls: list[Future[Any]] = []
+
+    def submit(self, *arguments: Any, **named: Any) -> Any:
+        call = super().submit(*arguments, **named)
+        self.calls.append(call)
+        return call
+
+
+async def fed(
+    executor: CountingExecutor, chunks: Sequence[InputChunk], format: AudioFormat, rate: int
+) -> list[DecodedPart]:
+    """The parts of ``chunks``, each of which arrives when the one before is decoded."""
+
+    async def collect() -> list[DecodedPart]:
+        stream = decode_input(channel, audio=format, sample_rate=rate, executor=executor, share=MediaRoom().share())
+        async with aclosing(stream) as parts:
+            return [part async for part in parts]
+
+    channel = source(open_end=True)
+    task = asyncio.create_task(collect())
+    for chunk in chunks:
+        channel.put_nowait(chunk)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        await asyncio.gather(*map(asyncio.wrap_future, executor.calls))
+        for _ in range(10):
+            await asyncio.sleep(0)
+    channel.close()
+    return await task
+
+
+@pytest.mark.parametrize(
+    ("format", "frame", "rate"),
+    [
+        (AudioFormat(AudioEncoding.PCM16, 16_000), 640, 16_000),
+        (AudioFormat(AudioEncoding.PCM16, 48_000), 1920, 16_000),
+        (AudioFormat(AudioEncoding.PCMU, 8_000), 160, 24_000),
+    ],
+)
+async def test_of_short_raw_audio_only_the_first_piece_takes_a_thread(
+    format: AudioFormat, frame: int, rate: int
+) -> None:
+    data = (PCM * 10)[: frame * 20]
+    with CountingExecutor() as executor:
+        parts = await fed(
+            executor, [audio(data[start : start + frame]) for start in range(0, len(data), frame)], format, rate
+        )
+    assert len(executor.calls) == 1
+    decoder = AudioDecoder(format, sample_rate=rate)
+    assert np.array_equal(samples_of(parts), np.concatenate([decoder.decode(data), decoder.flush()]))
+
+
+@pytest.mark.parametrize(
+    ("chunk", "calls"),
+    [
+        (audio(bytes(AT_ONCE_BYTES)), 0),
+        (audio(bytes(AT_ONCE_BYTES + 2)), 1),
+        (audio(bytes(160), format="audio/pcm;rate=8000"), 1),
+        (text(b"x" * AT_ONCE_BYTES), 0),
+        (text(b"x" * (AT_ONCE_BYTES + 1)), 1),
+        (InputChunk(Modality.IMAGE, png("red")), 2),  # up to where it needs a slot, and with one
+    ],
+)
+async def test_what_is_long_or_of_another_kind_takes_a_thread(chunk: InputChunk, calls: int) -> None:
+    with CountingExecutor() as executor:
+        parts = await fed(executor, [audio(PCM), chunk], AudioFormat(), 16_000)
+    assert len(parts) >= 2
+    assert len(executor.calls) == 1 + calls  # one for the audio that comes first
+
+
+@pytest.mark.parametrize("encoding", [AudioEncoding.PCM16, AudioEncoding.PCMU, AudioEncoding.F32])
+@pytest.mark.parametrize("rate", [8_000, 48_000])
+def test_what_is_decoded_on_the_loop_takes_it_less_than_a_millisecond(encoding: AudioEncoding, rate: int) -> None:
+    decoder = AudioDecoder(AudioFormat(encoding, rate), sample_rate=24_000)
+    data = bytes(AT_ONCE_BYTES)
+    decoder.decode(data)
+    times = []
+    for _ in range(20):
+        begun = time.thread_time()
+        decoder.decode(data)
+        times.append(time.thread_time() - begun)
+    assert statistics.median(times) < 0.001
 
 
 class _ClosableDecoder:

@@ -10,6 +10,7 @@ import pytest
 from support.speech_clips import WORDS, clip_pcm, clip_samples, noises, word_errors
 
 from omni_ws.audio.samples import Samples
+from omni_ws.audio.vad import WINDOW_MS
 from omni_ws.engine.embedded import recogniser as recogniser_module
 from omni_ws.engine.embedded.ear import (
     MAX_UTTERANCE_SAMPLES,
@@ -341,6 +342,21 @@ def test_the_recogniser_is_only_held_during_speech(ear: Ear, recognisers: LoanPo
     while ear.advance() is not None:
         pass
     assert recognisers.borrowed == 0
+
+
+def test_there_is_work_for_whole_windows_and_for_what_is_to_be_told(ear: Ear) -> None:
+    ready = [ear.ready]
+    ear.feed(quiet(WINDOW_MS / 1000)[:-1])
+    ready.append(ear.ready)
+    ear.feed(quiet(1)[:1])
+    ready.append(ear.ready)
+    assert ear.advance() is None
+    assert [*ready, ear.ready] == [False, False, True, False]
+    for sample in np.array_split(clip_samples("goforward"), 70):
+        ear.feed(sample)
+        while ear.ready:
+            ear.advance()
+        assert ear.advance() is None
 
 
 def test_live_recognition_that_was_given_up_stays_away_for_the_utterance(ear: Ear) -> None:

@@ -122,6 +122,12 @@ class Ear:
         """Adds samples at 16 kHz; costs nothing."""
         self._unheard.append(samples)
 
+    @property
+    def ready(self) -> bool:
+        """Whether ``advance`` has anything to work on or to tell: samples are judged in whole windows."""
+        waiting = len(self._rest) + sum(map(len, self._unheard))
+        return bool(self._events) or waiting >= WINDOW_SAMPLES
+
     def advance(self) -> EarEvent | None:
         """Works until something is worth telling, or until all samples are used up. Blocks."""
         while not self._events:

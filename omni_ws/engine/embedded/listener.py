@@ -76,7 +76,7 @@ class Listener:
         """Takes the next samples at 16 kHz; yields what changed."""
         self._ear.live = self._is_live(len(samples) * 1000 / SAMPLE_RATE)
         self._ear.feed(samples)
-        while (event := await self._advance()) is not None:
+        while self._ear.ready and (event := await self._advance()) is not None:
             match event:
                 case Partial(text=text, start_ms=start_ms):
                     self._showing = True
