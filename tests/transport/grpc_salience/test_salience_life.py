@@ -165,6 +165,7 @@ async def test_a_client_that_disconnects_frees_the_engine(reset: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 async def test_closing_a_session_whose_client_does_not_read() -> None:
     engine = Endless()
     async with salience_server(engine) as server:
@@ -184,6 +185,7 @@ async def test_closing_a_session_whose_client_does_not_read() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 async def test_a_drain_waits_for_running_calls_and_refuses_new_ones() -> None:
     engine = TokenEngine()
     await engine.start()

@@ -247,6 +247,7 @@ async def test_a_peer_that_closed_is_noticed_at_once_though_nothing_is_sent(fill
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 @pytest.mark.parametrize("filler", [None, b"...", b""], ids=["before", "within", "within, nothing to say"])
 async def test_a_peer_that_finished_sending_is_kept_and_asked_ever_less_often(filler: bytes | None) -> None:
     started, gone = asyncio.Event(), asyncio.Event()

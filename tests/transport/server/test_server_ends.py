@@ -154,6 +154,7 @@ def _text_frame(data: bytes) -> bytes:
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 @pytest.mark.parametrize("flags", [(), ("--stuck",)], ids=["", "engine that does not stop"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_second_signal_ends_it_within_a_second(number: signal.Signals, flags: tuple[str, ...]) -> None:
@@ -164,6 +165,7 @@ async def test_a_second_signal_ends_it_within_a_second(number: signal.Signals, f
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 async def test_a_second_signal_while_it_ends() -> None:
     """The drain is over, and its end takes too long."""
     async with process("--drain-timeout-sec", "0.01") as server, holding_everything(server):
@@ -173,6 +175,7 @@ async def test_a_second_signal_while_it_ends() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 async def test_an_idle_server_stops_within_two_seconds() -> None:
     async with process() as server, raw_client(server.port), raw_client(server.port) as kept:
         await kept.send(request("GET", "/health"))
@@ -250,6 +253,7 @@ async def test_as_many_connections_may_wait_as_may_be_open(connections: int) -> 
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the limits of another process")
 @pytest.mark.parametrize(("connections", "warned"), [(384, False), (385, True)])
 async def test_the_limit_of_open_files_is_raised_and_one_that_is_too_low_is_told(

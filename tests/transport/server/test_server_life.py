@@ -386,6 +386,7 @@ SLOW_ANSWER = ("--fake.chunk-interval-ms", "100")
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 async def test_process_drains() -> None:
     async with process(*SLOW_ANSWER) as server:
         await server.started()
@@ -404,6 +405,7 @@ async def test_process_drains() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 async def test_second_signal_ends_at_once() -> None:
     async with process("--fake.first-chunk-delay-ms", "60000") as server:
         await server.started()
@@ -421,6 +423,7 @@ async def test_second_signal_ends_at_once() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 async def test_drain_timeout() -> None:
     async with process("--fake.first-chunk-delay-ms", "60000", "--drain-timeout-sec", "0.5") as server:
         await server.started()
@@ -437,6 +440,7 @@ async def test_drain_timeout() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 async def test_taken_port_is_an_error_and_never_another_port() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -449,6 +453,7 @@ async def test_taken_port_is_an_error_and_never_another_port() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 async def test_wss_and_https_on_one_port(tmp_path: Path) -> None:
     _, client_context = tls_contexts(tmp_path)
     files = ("--ssl-certfile", str(tmp_path / "certificate.pem"), "--ssl-keyfile", str(tmp_path / "key.pem"))
@@ -475,6 +480,7 @@ async def test_wss_and_https_on_one_port(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.real_time
 @pytest.mark.parametrize(
     ("host", "page"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("localhost", "localhost")]
 )
