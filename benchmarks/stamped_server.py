@@ -10,6 +10,7 @@ from contextlib import aclosing
 from dataclasses import replace
 
 import uvloop
+from msgspec import structs
 
 from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.engine.base import EngineOutput, GenerationRequest, OutputSink, TextOutput
@@ -48,7 +49,7 @@ class _Stamps:
 
 
 def _stamped(output: EngineOutput) -> EngineOutput:
-    return replace(output, text=f"@{time.monotonic_ns()}") if isinstance(output, TextOutput) else output
+    return structs.replace(output, text=f"@{time.monotonic_ns()}") if isinstance(output, TextOutput) else output
 
 
 async def main() -> None:

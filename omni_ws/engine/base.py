@@ -22,6 +22,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
+from msgspec import Struct
+
 from omni_ws.audio.samples import Pcm16, Samples
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import (
@@ -250,8 +252,7 @@ class GenerationRequest:
     media_room: MediaRoom = field(default_factory=MediaRoom)
 
 
-@dataclass(frozen=True, slots=True)
-class TextOutput:
+class TextOutput(Struct, frozen=True):
     """A piece of the answer's text, which extends the pieces before it.
 
     ``logprobs`` are those of the tokens in ``text``; ``choice`` is the index of the answer, if there are several.
@@ -262,16 +263,14 @@ class TextOutput:
     choice: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCallOutput:
+class ToolCallOutput(Struct, frozen=True):
     """A piece of a tool call, see ToolCallFragment."""
 
     call: ToolCallFragment
     choice: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TranscriptOutput:
+class TranscriptOutput(Struct, frozen=True):
     """Recognised speech of the input; ``start_ms`` is its position in the input audio, in milliseconds.
 
     An interim transcript is a preliminary form of the next segment, and replaced by the next transcript. The others are
@@ -284,8 +283,7 @@ class TranscriptOutput:
     words: tuple[Word, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class AudioOutput:
+class AudioOutput(Struct, frozen=True):
     """Speech that continues the answer's audio: mono at ``sample_rate`` Hz, the same rate throughout an answer.
 
     The times of ``words`` count from the start of the answer's audio, not of this piece.

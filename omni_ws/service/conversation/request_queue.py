@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from functools import partial
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from omni_ws.core.chunks import FinishReason
 from omni_ws.core.output import OutputSequencer
