@@ -2,10 +2,10 @@
 
 import asyncio
 import io
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from functools import cache
+from functools import cache, partial
 
 import av
 import numpy as np
@@ -108,23 +108,38 @@ def _source(*chunks: InputChunk) -> Channel[InputChunk]:
     return channel
 
 
+def images(mode: str = "1", format: str = "PNG") -> tuple[InputChunk, ...]:
+    return (image_chunk(mode=mode, format=format),)
+
+
+@cache
+def sounds(encoding: AudioEncoding) -> tuple[InputChunk, ...]:
+    return (audio_chunk(encoding),)
+
+
 def video_chunks(data: bytes, size: int = 1000) -> tuple[InputChunk, ...]:
     return tuple(InputChunk(Modality.VIDEO, data[start : start + size]) for start in range(0, len(data), size))
 
 
-INPUTS = {
-    **{f"{format} image": (image_chunk(format=format),) for format in ("PNG", "GIF", "BMP")},
-    **{f"{format} image": (image_chunk(mode="RGB", format=format),) for format in ("JPEG", "WEBP")},
-    "stills": tuple(InputChunk(Modality.VIDEO, image_chunk().payload, timestamp_ms=40 * n) for n in range(5)),
-    "webm": video_chunks(video_data("webm", "libvpx")),
-    "mp4": video_chunks(video_data("mp4", "mpeg4")),
-    "mp4, index last": video_chunks(video_data("mp4", "mpeg4", streamed=False)),
-    **{f"{encoding} audio": (audio_chunk(encoding),) for encoding in FORMATS},
-    "several": (audio_chunk(AudioEncoding.MP3), image_chunk(), audio_chunk(AudioEncoding.PCM16), image_chunk()),
+#: Made when a test needs them: encoding takes longer than collecting all tests of this folder.
+INPUTS: dict[str, Callable[[], tuple[InputChunk, ...]]] = {
+    **{f"{format} image": partial(images, format=format) for format in ("PNG", "GIF", "BMP")},
+    **{f"{format} image": partial(images, mode="RGB", format=format) for format in ("JPEG", "WEBP")},
+    "stills": lambda: tuple(InputChunk(Modality.VIDEO, image_chunk().payload, timestamp_ms=40 * n) for n in range(5)),
+    "webm": lambda: video_chunks(video_data("webm", "libvpx")),
+    "mp4": lambda: video_chunks(video_data("mp4", "mpeg4")),
+    "mp4, index last": lambda: video_chunks(video_data("mp4", "mpeg4", streamed=False)),
+    **{f"{encoding} audio": partial(sounds, encoding) for encoding in FORMATS},
+    "several": lambda: (*sounds(AudioEncoding.MP3), *images(), *sounds(AudioEncoding.PCM16), *images()),
 }
 
 
-@pytest.mark.parametrize("chunks", INPUTS.values(), ids=INPUTS)
+@pytest.fixture
+def chunks(request: pytest.FixtureRequest) -> tuple[InputChunk, ...]:
+    return INPUTS[request.param]()
+
+
+@pytest.mark.parametrize("chunks", INPUTS, indirect=True)
 async def test_at_the_limit_and_one_byte_past_it(executor: ThreadPoolExecutor, chunks: tuple[InputChunk, ...]) -> None:
     watched = WatchedShare(MediaRoom())
     whole, error = await decoded(executor, watched, *chunks)
@@ -147,7 +162,7 @@ async def test_at_the_limit_and_one_byte_past_it(executor: ThreadPoolExecutor, c
             assert (error, share.size) == (None, 0)
 
 
-@pytest.mark.parametrize("chunks", INPUTS.values(), ids=INPUTS)
+@pytest.mark.parametrize("chunks", INPUTS, indirect=True)
 async def test_what_others_hold_makes_it_wait_for_another_time(
     executor: ThreadPoolExecutor, chunks: tuple[InputChunk, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
