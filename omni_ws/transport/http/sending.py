@@ -99,8 +99,8 @@ class HttpOutput:
 
     @property
     def has_room(self) -> bool:
-        """Whether ``drain`` would return at once."""
-        return self._is_writable and self._unshared_bytes <= _FAIR_SHARE_BYTES and not self._transport.is_closing()
+        """Whether ``drain`` would not wait. On a closed connection it raises PeerGone, as sending does."""
+        return self._is_writable and self._unshared_bytes <= _FAIR_SHARE_BYTES
 
     async def drain(self) -> None:
         """Wait until the transport takes more, and yield to the event loop after a fair share. Raises PeerGone."""

@@ -62,7 +62,11 @@ async def test_there_is_room_where_drain_would_not_wait() -> None:
     room.append(output.has_room)
     transport.closing = True
     room.append(output.has_room)
-    assert room == [True, False, True, False]
+    assert room == [True, False, True, True]
+    with pytest.raises(PeerGone):
+        output.send_chunk(b"late")
+    with pytest.raises(PeerGone):
+        await output.drain()
 
 
 async def test_there_is_no_room_beyond_a_fair_share() -> None:
