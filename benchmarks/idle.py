@@ -1,8 +1,9 @@
 """What an idle session costs: native WebSocket sessions that are open and silent.
 
 Memory is what the resident memory of the server process grows by, divided by the sessions, once some sessions have been
-opened before. The CPU time includes the pings that every connection gets, and their answers. The peer
-``bare_websockets``, alternating with omni_ws, is the lower bound of the library that holds the connections.
+opened before. The CPU time is that of the pings that every connection gets, and of their answers; what the server takes
+without any session is subtracted. The peer ``bare_websockets``, alternating with omni_ws, is the lower bound of the
+library that holds the connections.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ CONTESTANTS: Final = {
 
 def main(arguments: Sequence[str] = ()) -> bool:
     parser = argparse.ArgumentParser(prog="python -m benchmarks idle", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer sessions, one run of five seconds")
+    parser.add_argument("--quick", action="store_true", help="fewer sessions, one run with one ping each")
     parser.add_argument("--sessions", type=int, default=900)
     parser.add_argument("--seconds", type=float, default=40, help="idle time of one run; pings come every 20 s")
     parser.add_argument("--runs", type=int, default=3)
     options = parser.parse_args(arguments)
     if options.quick:
-        options.sessions, options.seconds, options.runs = 200, 5.0, 1
+        options.sessions, options.seconds, options.runs = 200, 21.0, 1
     allow_files(2 * (options.sessions + EARLIER_SESSIONS) + 200)
     print(f"### {options.sessions} idle sessions\n")
     print("| run | server | KiB of memory per session | CPU time of all sessions |\n|---|---|---|---|")
@@ -60,18 +61,25 @@ def measure(command: Sequence[str], sessions: int, seconds: float) -> tuple[floa
     port = free_port()
     with running(*command, port=port) as process:
         load = Load(port=port, pid=process.pid, streams=sessions, seconds=seconds, warm_up=0, binary=False, echo=False)
+        keep_open([], SETTLE_SEC)
+        empty = cpu_share(process.pid, [], seconds / 4)
         earlier = [Stream(load) for _ in range(EARLIER_SESSIONS)]
         keep_open(earlier, SETTLE_SEC)
         before = memory_mib(process.pid)
         streams = earlier + [Stream(load) for _ in range(sessions)]
         keep_open(streams, SETTLE_SEC)
         memory = (memory_mib(process.pid) - before) * 1024 / sessions
-        begun, cpu = time.monotonic(), scheduled_seconds(process.pid)
-        keep_open(streams, seconds)
-        share = (scheduled_seconds(process.pid) - cpu) / (time.monotonic() - begun)
+        share = cpu_share(process.pid, streams, seconds) - empty
         for stream in streams:
             stream.socket.close()
     return memory, share
+
+
+def cpu_share(pid: int, streams: Sequence[Stream], seconds: float) -> float:
+    """Share of a core that a process takes while these sessions are open."""
+    begun, cpu = time.monotonic(), scheduled_seconds(pid)
+    keep_open(streams, seconds)
+    return (scheduled_seconds(pid) - cpu) / (time.monotonic() - begun)
 
 
 def keep_open(streams: Sequence[Stream], seconds: float) -> None:

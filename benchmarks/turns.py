@@ -1,9 +1,10 @@
 """Turn detection and barge-in: CPU time of listening, and latency of interruptions and of ends of turns.
 
 Listening: streams of 20 ms frames of noise to a server with the fake engine, once with turn detection and once merely
-held; the difference in CPU time is the cost of listening. Interruption: sessions whose answers are being paced are
-cancelled one by one, and output that still arrives is timed. End of turn: recorded speech in real time, whose end is
-labelled after the last 20 ms within 26 dB of the loudest.
+held; the difference in CPU time is the cost of listening. Detector: its network alone, for one stream and for several
+together. Interruption: sessions whose answers are being paced are cancelled one by one, and output that still arrives
+is timed. End of turn: recorded speech in real time, whose end is labelled after the last 20 ms within 26 dB of the
+loudest.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 from benchmarks.embedded import CLIPS, PIECE_SEC, SAMPLE_RATE, Clip, Report
 from benchmarks.load import PATIENCE, Load, Outcome
 from benchmarks.server_process import free_port, running
+from omni_ws.audio.vad import WINDOW_SAMPLES, SpeechDetector, process_together
 from omni_ws.client import AudioChunk, ClientSession, SpeechStopped, connect
 from omni_ws.client import Final as LastChunk
 from omni_ws.client.pacing import paced, pieces
@@ -39,6 +41,9 @@ MAX_END_OF_TURN: Final = 0.100
 #: Level of speech relative to the loudest piece; noise of the recordings is below about -29 dB.
 END_LEVEL: Final = 10 ** (-26 / 20)
 LISTENING_STREAMS: Final = 20
+#: As many windows as a round usually has of a session.
+DETECTOR_WINDOWS: Final = 8
+DETECTOR_ROUNDS: Final = 100
 
 
 def main(arguments: Sequence[str] = ()) -> bool:
@@ -52,6 +57,7 @@ def main(arguments: Sequence[str] = ()) -> bool:
     if options.quick:
         options.seconds, options.runs, options.sessions, options.shifts = 5.0, 1, 20, 2
     met = listening(options)
+    detecting()
     port = free_port()
     print("\n### Interruptions and ends of turns\n")
     with running("omni_ws", "serve", "--engine", "fake", "--log-level", "warning", port=port):
@@ -73,6 +79,21 @@ def listening(options: argparse.Namespace) -> bool:
     met = share <= MAX_CPU_SHARE
     print(f"| median | | | {share:.2%} of a core | ≤ {MAX_CPU_SHARE:.1%}: {'met' if met else 'MISSED'} |")
     return met
+
+
+def detecting() -> None:
+    print("\n### The detector: CPU time of a window of 32 ms\n")
+    print("| streams judged at once | each |\n|---|---|")
+    noise = np.random.default_rng(1).normal(0, 0.1, DETECTOR_WINDOWS * WINDOW_SAMPLES).astype(np.float32)
+    for count in (1, 2, 4, 8, 16):
+        streams = [(SpeechDetector(), noise) for _ in range(count)]
+        process_together(streams)
+        times: list[float] = []
+        for _ in range(DETECTOR_ROUNDS):
+            begun = time.thread_time()
+            process_together(streams)
+            times.append(time.thread_time() - begun)
+        print(f"| {count} | {statistics.median(times) / DETECTOR_WINDOWS / count * 1e6:.0f} µs |", flush=True)
 
 
 def load(turns: dict[str, object] | None, seconds: float) -> Outcome:
