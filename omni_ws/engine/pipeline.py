@@ -79,13 +79,22 @@ async def pipeline(
         link = channels[index] if index < len(channels) else None
         work = _run(stage, sources[index], link, outputs, cancel_upstream=partial(cancel, tuple(tasks)))
         tasks.append(asyncio.create_task(work, name=f"stage {stage.name}"))
-    closing = asyncio.create_task(_close_when_done(tasks, outputs), name="pipeline end")
+    running = set(tasks)
+
+    def note_end(task: asyncio.Task[None]) -> None:
+        """End the outputs with the last stage."""
+        running.discard(task)
+        if not running:
+            outputs.close()
+
+    for task in tasks:
+        task.add_done_callback(note_end)
     try:
         yield aiter(outputs)
     finally:
         outputs.discard()
-        cancel((*tasks, closing))
-        await asyncio.gather(*tasks, closing, return_exceptions=True)
+        cancel(tasks)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _run(
@@ -169,12 +178,6 @@ class _ProfiledSource(AsyncIterator[Any]):
             self._begun = True
             events.emit(self._stage, events.STAGE_START, resident=True)
         return item
-
-
-async def _close_when_done(tasks: Sequence[asyncio.Task[None]], outputs: Channel[EngineOutput]) -> None:
-    """End the outputs once all stages have ended."""
-    await asyncio.wait(tasks)
-    outputs.close()
 
 
 def _cost(output: EngineOutput) -> float:

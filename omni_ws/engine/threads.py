@@ -18,7 +18,7 @@ async def run_in_thread(executor: Executor, call: Callable[..., T], *arguments: 
     """
     work = executor.submit(call, *arguments)
     try:
-        return await asyncio.shield(asyncio.wrap_future(work))
+        return await asyncio.wrap_future(work)
     except asyncio.CancelledError:
         if not work.cancel():
             await _wait_until_done(asyncio.wrap_future(work))

@@ -100,6 +100,7 @@ class VllmEngine:
         self._decoding: ThreadPoolExecutor | None = None
         self._tokenizing: ThreadPoolExecutor | None = None
         self._tokens: TokenGenerator | None = None
+        self._capabilities = self._found_capabilities()
 
     @property
     def tokens(self) -> TokenGenerator:
@@ -117,6 +118,10 @@ class VllmEngine:
 
     @property
     def capabilities(self) -> EngineCapabilities:
+        return self._capabilities
+
+    def _found_capabilities(self) -> EngineCapabilities:
+        """Return the capabilities, as far as they are known before the start."""
         speaker = self._speaker
         thinker = frozenset(f"{Thinker.name}.{name}" for name in SAMPLING)
         media = self._checkpoint.media if self._checkpoint is not None else frozenset()
@@ -187,6 +192,7 @@ class VllmEngine:
             tool_parser = None
             if parser is not None:
                 tool_parser = await asyncio.to_thread(load_tool_parser, parser, self._thinker)
+            self._capabilities = self._found_capabilities()
         except BaseException:
             await self.stop()
             raise

@@ -65,6 +65,11 @@ class InputParts:
                     self._video = VideoSampler(VIDEO_FRAMES, self._room)
                 self._video.add(frames)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether ``close_part`` has anything to complete."""
+        return self._speech is not None or self._video is not None
+
     def close_part(self) -> None:
         """Complete the current part."""
         speech, self._speech = self._speech, None

@@ -57,7 +57,8 @@ class AskedSampling(NamedTuple):
 def answer_parameters(asked: AskedSampling, defaults: Mapping[str, Any], options: AnswerOptions) -> SamplingParams:
     """Return the sampling parameters of an answer. ``defaults`` are those of the checkpoint.
 
-    Without ``max_tokens`` the answer may fill the context. Raises InvalidValue for what vLLM refuses.
+    Without ``max_tokens`` the answer may fill the context. The parameters are for one request, as vLLM does not copy
+    them. Raises InvalidValue for what vLLM refuses.
     """
     from vllm import SamplingParams
     from vllm.exceptions import VLLMClientError
@@ -77,6 +78,7 @@ def answer_parameters(asked: AskedSampling, defaults: Mapping[str, Any], options
             prompt_logprobs=options.logprobs if options.echo else None,
             structured_outputs=None if options.structure is None else _constraint(options.structure),
             output_kind=RequestOutputKind.DELTA,
+            skip_clone=True,
         )
     except (TypeError, ValueError, VLLMClientError) as error:
         field = asked.field(getattr(error, "parameter", None))
@@ -121,11 +123,11 @@ def check_parameters(
 
 
 def prefill_parameters() -> SamplingParams:
-    """Return parameters for prompts that are only computed; vLLM generates at least one token, which is discarded."""
+    """Return parameters for one prompt that is only computed; vLLM generates at least one token, which is discarded."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
-    return SamplingParams(max_tokens=1, temperature=0, output_kind=RequestOutputKind.DELTA)
+    return SamplingParams(max_tokens=1, temperature=0, output_kind=RequestOutputKind.DELTA, skip_clone=True)
 
 
 def survives_streaming(parameters: SamplingParams) -> bool:

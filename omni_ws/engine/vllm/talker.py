@@ -191,6 +191,7 @@ class Talker:
                 ignore_eos=True,
                 detokenize=False,
                 output_kind=RequestOutputKind.DELTA,
+                skip_clone=True,
                 extra_args=extra_arguments(pattern),
             )
         except (TypeError, ValueError, VLLMClientError) as error:

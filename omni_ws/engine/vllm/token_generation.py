@@ -211,6 +211,7 @@ class _Call:
             detokenize=False,
             extra_args=extra,
             output_kind=RequestOutputKind.DELTA,
+            skip_clone=True,
         )
 
     async def events(self, outputs: ReadAhead, readouts: ReadoutCollector | None) -> AsyncGenerator[TokenEvent, None]:
