@@ -8,14 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import select
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Final
+from urllib.parse import urlsplit
 
-from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.client import ClientConnection
+
+from benchmarks.load import Load, Stream, masked
+
+#: How long the clients wait for the next frame of any of them.
+PATIENCE_SEC: Final = 60.0
+_TEXT: Final = 0x81
+_FINAL: Final = b'"final":true'
 
 WORDS: Final = "Hello there, how are you today?"
 
@@ -31,11 +41,10 @@ class Conversation:
     async def ask(self, tokens: int) -> tuple[float, float]:
         if tokens != self._tokens:
             self._tokens = tokens
-            sampling = {"temperature": 0, "max_tokens": tokens}
-            await self._send({"type": "session_config", "history": False, "sampling": sampling})
+            await self._send(_config(tokens))
             await self._next("session_updated")
         began = time.perf_counter()
-        await self._send({"type": "input_chunk", "sequence_id": self._sequence, "text": WORDS, "end_of_input": True})
+        await self._send(_question(self._sequence))
         self._sequence += 1
         first = 0.0
         while True:
@@ -87,16 +96,76 @@ async def clients(url: str, *, streams: int, tokens: int) -> AsyncIterator[Calla
         await process.wait()
 
 
-async def _run(url: str, streams: int, tokens: int) -> None:
-    conversations = [Conversation(await connect(url, compression=None)) for _ in range(streams)]
-    loop = asyncio.get_running_loop()
-    while await loop.run_in_executor(None, sys.stdin.readline):
-        began = time.perf_counter()
-        await asyncio.gather(*(conversation.ask(tokens) for conversation in conversations))
-        print(time.perf_counter() - began, flush=True)
-    for conversation in conversations:
-        await conversation.socket.close()
+class _Client(Stream):
+    """A connection that looks for the ends of answers, and at nothing else: the model needs the CPU more."""
+
+    def __init__(self, port: int, tokens: int) -> None:
+        #: Set at the final of an answer.
+        self.answered = False
+        self._tokens = tokens
+        self._asked = 0
+        prelude = json.dumps(_config(tokens))
+        super().__init__(
+            Load(port=port, pid=0, streams=1, seconds=0, warm_up=0, binary=False, echo=False, prelude=prelude)
+        )
+
+    def ask(self) -> None:
+        self.answered = False
+        self.socket.send(masked(json.dumps(_question(self._asked)).encode(), _TEXT))
+        self._asked += 1
+
+    def _count(self, kind: int, data: bytes, start: int, end: int) -> None:
+        super()._count(kind, data, start, end)
+        if data.find(_FINAL, start, end) >= 0:
+            check(json.loads(data[start:end])["usage"]["output_tokens"], self._tokens)
+            self.answered = True
+
+
+def _config(tokens: int) -> dict[str, Any]:
+    return {"type": "session_config", "history": False, "sampling": {"temperature": 0, "max_tokens": tokens}}
+
+
+def _question(sequence_id: int) -> dict[str, Any]:
+    return {"type": "input_chunk", "sequence_id": sequence_id, "text": WORDS, "end_of_input": True}
+
+
+def _run(url: str, streams: int, tokens: int) -> None:
+    port = urlsplit(url).port
+    assert port is not None
+    clients = {client.socket.fileno(): client for client in (_Client(port, tokens) for _ in range(streams))}
+    with select.epoll() as poll:
+        for file in clients:
+            poll.register(file, select.EPOLLIN)
+        while _asked_to_go_on(clients, poll):
+            began = time.perf_counter()
+            for client in clients.values():
+                client.ask()
+            while not all(client.answered for client in clients.values()):
+                _receive(clients, poll, PATIENCE_SEC)
+            print(time.perf_counter() - began, flush=True)
+    for client in clients.values():
+        client.close()
+
+
+def _asked_to_go_on(clients: Mapping[int, _Client], poll: select.epoll) -> bool:
+    """Wait for the next line, and meanwhile answer pings."""
+    poll.register(sys.stdin.fileno(), select.EPOLLIN)
+    while sys.stdin.fileno() not in _receive(clients, poll, None):
+        pass
+    poll.unregister(sys.stdin.fileno())
+    return bool(os.read(sys.stdin.fileno(), 1))
+
+
+def _receive(clients: Mapping[int, _Client], poll: select.epoll, seconds: float | None) -> list[int]:
+    """Read what has arrived; returns the files that were ready."""
+    ready = [file for file, _ in poll.poll(seconds)]
+    if not ready:
+        raise RuntimeError("the server does not answer")
+    for file in ready:
+        if file in clients:
+            clients[file].receive()
+    return ready
 
 
 if __name__ == "__main__":
-    asyncio.run(_run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
+    _run(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
