@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from omni_ws.core.chunks import FinishReason, TokenLogprob, ToolCallFragment
@@ -21,7 +21,8 @@ class AnswerReader:
     """Reads the ``choice``-th answer to a request, piece by piece.
 
     ``tools`` finds tool calls in its text, ``logprobs`` assigns tokens to text; None where not requested. With
-    ``names_end`` the token that ends the answer is reported among those with log-probabilities.
+    ``names_end`` the token that ends the answer is reported among those with log-probabilities. An answer that is not
+    ``wanted``, as that of a request for an echo alone, has no content: vLLM generates at least one token.
     """
 
     def __init__(
@@ -31,8 +32,12 @@ class AnswerReader:
         logprobs: AlignedLogprobs | None,
         tools: ToolCallReader | None,
         names_end: bool = False,
+        wanted: bool = True,
     ) -> None:
         self.choice = choice
+        self._wanted = wanted
+        #: Whether text is all there is to read.
+        self._plain = wanted and logprobs is None and tools is None
         self._names_end = names_end
         self.tokens = 0
         self.finish_reason: FinishReason | None = None
@@ -41,8 +46,14 @@ class AnswerReader:
         #: Generated text that was not yielded: the tool parser holds back what may become a call.
         self._held_text = ""
 
-    def read(self, piece: CompletionOutput, prompt: Sequence[int]) -> Iterator[TextOutput | ToolCallOutput]:
-        """Yield the content of vLLM's next output; ``prompt`` is the prompt's tokens. Raises EngineFailed."""
+    def read(self, piece: CompletionOutput, prompt: Sequence[int]) -> Iterable[TextOutput | ToolCallOutput]:
+        """Return the content of vLLM's next output; ``prompt`` is the prompt's tokens. Raises EngineFailed."""
+        if self._plain and piece.finish_reason is None:
+            self.tokens += len(piece.token_ids)
+            return (TextOutput(piece.text, (), self.choice),) if piece.text else ()
+        return self._read(piece, prompt) if self._wanted else self._skip(piece)
+
+    def _read(self, piece: CompletionOutput, prompt: Sequence[int]) -> Iterator[TextOutput | ToolCallOutput]:
         self.tokens += len(piece.token_ids)
         finished = piece.finish_reason is not None
         if self._logprobs is not None:
@@ -59,11 +70,11 @@ class AnswerReader:
         if piece.finish_reason is not None:
             self.finish_reason = self._reason(piece.finish_reason)
 
-    def skip(self, piece: CompletionOutput) -> None:
-        """Discard an output of a request without answer, as vLLM generates at least one token. Raises EngineFailed."""
+    def _skip(self, piece: CompletionOutput) -> tuple[()]:
         if piece.finish_reason is not None:
             self._reason(piece.finish_reason)
             self.finish_reason = FinishReason.LENGTH
+        return ()
 
     def _note_tokens(self, logprobs: AlignedLogprobs, piece: CompletionOutput, prompt: Sequence[int]) -> None:
         tokens = list(piece.token_ids)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from omni_ws.audio.samples import Samples
 from omni_ws.core.chunks import FinishReason, InputMode, Modality
-from omni_ws.engine.base import EngineOutput, GenerationRequest, Speech, TextOutput, ToolCallOutput
+from omni_ws.engine.base import EngineOutput, GenerationRequest, Speech, TextOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoded_parts import DecodedPart
 from omni_ws.engine.decoding import decode_speech
@@ -215,7 +215,8 @@ class Thinker:
             async for decoded in source:
                 await self._in_thread(parts.add, decoded)
                 self._changed.set()
-            await self._in_thread(parts.close_part)
+            if parts.is_open:
+                await self._in_thread(parts.close_part)
         finally:
             self._input_ended.set()
             self._changed.set()
@@ -273,14 +274,17 @@ class Thinker:
         echo = await self._in_thread(self._prompt_echo, draft, whole.tokens) if self._request.options.echo else None
         self._answers = [await self._reader(choice) for choice in range(self._parameters.n)]
         self.prompt_tokens = len(whole.tokens)
-        take = partial(self._take, work, sink, outputs)
+        take = partial(self._take, sink, outputs)
+        first = True
         async with aclosing(await work.answer(whole, self._parameters)) as answer:
             async for output in events.generated(self.name, answer):
-                if echo is not None:
-                    await self._send_echo(echo, output.prompt_logprobs, outputs)
-                    echo = None
+                if first:
+                    first = False
+                    self._note_prompt(work, output)
+                    if echo is not None:
+                        await self._send_echo(echo, output.prompt_logprobs, outputs)
                 await self._room(sink, outputs)
-                self._pass_on(output, work, sink, outputs)
+                self._pass_on(sink, outputs, output)
                 answer.take = take if events.recorder is None else None
         if len(self.finish_reasons) < len(self._answers):
             raise EngineFailed("the Thinker ended its answer without a finish reason")
@@ -304,16 +308,15 @@ class Thinker:
             data = await self._in_thread(self._shared.token_bytes)
             logprobs = AlignedLogprobs(self._shared.model.llm.get_tokenizer(), data, self._parameters)
         tools = self._tools.reader() if self._tools is not None else None
-        return AnswerReader(choice, logprobs=logprobs, tools=tools, names_end=self._request.options.echo)
+        options = self._request.options
+        return AnswerReader(
+            choice, logprobs=logprobs, tools=tools, names_end=options.echo, wanted=not options.only_echo
+        )
 
-    def _take(
-        self, work: EarlyWork, sink: Channel[Any] | None, outputs: Channel[EngineOutput], output: RequestOutput
-    ) -> bool:
-        """Pass an output on, inside vLLM's own loop; returns False if that has to wait."""
-        if outputs.full or (sink is not None and sink.full):
-            return False
-        self._pass_on(output, work, sink, outputs)
-        return True
+    def _note_prompt(self, work: EarlyWork, output: RequestOutput) -> None:
+        self.prompt_tokens = max(self.prompt_tokens, len(output.prompt_token_ids or ()))
+        if isinstance(work, WarmedPrefix):
+            self.cached_tokens = output.num_cached_tokens
 
     async def _room(self, sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
         """Wait until an output can be passed on."""
@@ -321,22 +324,21 @@ class Thinker:
         if sink is not None and not sink.closed:
             await sink.room()
 
-    def _pass_on(
-        self, output: RequestOutput, work: EarlyWork, sink: Channel[Any] | None, outputs: Channel[EngineOutput]
-    ) -> None:
+    def _take(self, sink: Channel[Any] | None, outputs: Channel[EngineOutput], output: RequestOutput) -> bool:
+        """Pass an output on, inside vLLM's own loop; returns False if that has to wait."""
+        if outputs.full or (sink is not None and sink.full):
+            return False
+        self._pass_on(sink, outputs, output)
+        return True
+
+    def _pass_on(self, sink: Channel[Any] | None, outputs: Channel[EngineOutput], output: RequestOutput) -> None:
         prompt = output.prompt_token_ids or ()
-        self.prompt_tokens = max(self.prompt_tokens, len(prompt))
-        if isinstance(work, WarmedPrefix) and output.num_cached_tokens is not None:
-            self.cached_tokens = output.num_cached_tokens
         for piece in output.outputs:
-            answer = self._answers[piece.index]
-            if self._request.options.only_echo:
-                answer.skip(piece)
-                continue
-            for said in answer.read(piece, prompt):
-                if self._writes or isinstance(said, ToolCallOutput):
+            for said in self._answers[piece.index].read(piece, prompt):
+                is_text = isinstance(said, TextOutput)
+                if self._writes or not is_text:
                     outputs.put_nowait(said)
-                if sink is not None and isinstance(said, TextOutput) and said.text and not sink.closed:
+                if sink is not None and is_text and said.text and not sink.closed:
                     sink.put_nowait(said.text)
 
     async def _in_thread(self, call: Callable[..., Any], *arguments: object) -> Any:
