@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, TypeAlias
 
+from msgspec import Struct
+
 from omni_ws.core.accumulator import Alignment, InputAccumulator
 from omni_ws.core.audio_format import DEFAULT_INPUT_AUDIO, AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, StartTrigger
@@ -67,8 +69,7 @@ class GenerationStarted:
     chunks: tuple[InputChunk, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class InputAppended:
+class InputAppended(Struct, frozen=True):
     """A chunk extends the input of a request that has started."""
 
     chunk: InputChunk

@@ -21,8 +21,7 @@ class RequestOpened:
     by_speech: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Diverted:
+class Diverted(Struct, frozen=True):
     """A chunk, or with None a bare end of input, in order but not assigned to a request.
 
     Its bytes are held until the chunk is admitted, or they are released.

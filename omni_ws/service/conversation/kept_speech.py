@@ -18,6 +18,8 @@ TOKENS_PER_SEC: Final = 25
 MAX_SPEECH_BYTES: Final = 16 << 20
 #: What a run of audio of one format costs to hold besides its bytes.
 RUN_OVERHEAD_BYTES: Final = 256
+#: The same for each chunk of a run, until the run is joined.
+CHUNK_OVERHEAD_BYTES: Final = 64
 
 
 def tokens_of(speech: Speech) -> int:
@@ -47,8 +49,9 @@ class KeptSpeech:
         self._max_tokens = max_tokens
         self._audio_ms = 0.0
         self._charged = 0
-        #: Neighbouring chunks of one format are one run.
-        self._runs: list[tuple[str | None, bytearray]] = []
+        #: Neighbouring chunks of one format are one run. They are joined once: a buffer that grows would be copied
+        #: again and again while somebody speaks.
+        self._runs: list[tuple[str | None, list[bytes]]] = []
 
     def append(self, chunk: InputChunk) -> None:
         payload = chunk.payload
@@ -56,7 +59,7 @@ class KeptSpeech:
         if self.lost is not None or not payload:
             return
         continues = bool(self._runs) and self._runs[-1][0] == chunk.format
-        cost = len(payload) + (0 if continues else RUN_OVERHEAD_BYTES)
+        cost = len(payload) + CHUNK_OVERHEAD_BYTES + (0 if continues else RUN_OVERHEAD_BYTES)
         if chunk.format is None:
             self._audio_ms += len(payload) / self._bytes_per_ms
         else:
@@ -69,8 +72,8 @@ class KeptSpeech:
             self._budget.take(cost)
             self._charged += cost
             if not continues:
-                self._runs.append((chunk.format, bytearray()))
-            self._runs[-1][1].extend(payload)
+                self._runs.append((chunk.format, []))
+            self._runs[-1][1].append(payload)
 
     def hand_over(self, *, audio_ms: float) -> Speech | None:
         """What is kept, for which the taker gives back ``held_bytes``; None where it is lost.
@@ -81,10 +84,11 @@ class KeptSpeech:
             self._lose("it exceeds the history's token limit")
         if self.lost is not None:
             return None
-        chunks = tuple(InputChunk(Modality.AUDIO, bytes(run), format=name) for name, run in self._runs)
-        self._charged = 0
+        chunks = tuple(InputChunk(Modality.AUDIO, b"".join(run), format=name) for name, run in self._runs)
+        speech = Speech(chunks, self._audio, max(self._audio_ms, audio_ms))
+        self._charged -= held_bytes(speech)
         self._lose("it was passed on")
-        return Speech(chunks, self._audio, max(self._audio_ms, audio_ms))
+        return speech
 
     def release(self) -> None:
         """Nothing is held any more. Idempotent."""

@@ -331,11 +331,11 @@ def test_speech_is_kept_up_to_the_length_of_a_history(past: bool) -> None:
 
 @pytest.mark.parametrize("past", [0, 1])
 def test_speech_leaves_half_of_what_the_server_may_hold(past: int) -> None:
-    budget = ByteBudget(2 * (len(TOKEN) + 256))
+    budget = ByteBudget(2 * (len(TOKEN) + 256 + 64))
     budget.take(past)
     kept = spoken(budget, TOKEN)
     assert bool(kept.lost) is bool(past)
-    assert budget.used == (past or len(TOKEN) + 256)
+    assert budget.used == (past or len(TOKEN) + 256 + 64)
     kept.release()
     kept.release()
     assert budget.used == past
@@ -343,7 +343,7 @@ def test_speech_leaves_half_of_what_the_server_may_hold(past: int) -> None:
 
 @pytest.mark.parametrize("past", [False, True])
 def test_bytes_of_the_speech_of_a_request_are_bounded(past: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_ws.service.conversation.kept_speech.MAX_SPEECH_BYTES", len(TOKEN) + 256 - past)
+    monkeypatch.setattr("omni_ws.service.conversation.kept_speech.MAX_SPEECH_BYTES", len(TOKEN) + 256 + 64 - past)
     assert bool(spoken(ByteBudget(1 << 20), TOKEN).lost) is past
 
 
