@@ -25,7 +25,7 @@ FOLDER: Final = Path(".cache")
 #: Of the parts beside the first. Not the lowest: they have to go on where a machine does other things, too.
 NICE: Final = 10
 #: In which a part that was interrupted tears down what it has set up.
-INTERRUPTED_WITHIN_SEC: Final = 20.0
+INTERRUPTED_WITHIN_SEC: Final = 60.0
 
 
 @dataclass(frozen=True)
