@@ -78,7 +78,7 @@ class IncomingFrames:
         #: The last message, if it was an error: it explains a closure that follows.
         self.last_error: ErrorEvent | None = None
         #: Repeatable frames since the last output; and how many of them the server still repeats after a resume.
-        self._since_output = 0
+        self._since_output = 0 if updated is None else 1
         self._repeated = 0
         self._created = created
         self._outgoing = outgoing

@@ -70,18 +70,27 @@ async def test_it_is_cancelled_as_what_runs() -> None:
         assert not session._link.outgoing.requests
 
 
-async def test_it_goes_on_over_another_connection() -> None:
+@pytest.mark.parametrize("modalities", [["text", "audio"], ["audio"]])
+async def test_it_goes_on_over_another_connection(modalities: list[str]) -> None:
+    """Also where nothing of it had arrived but that it has begun, which the server then says again."""
     go_on = asyncio.Event()
-    engine = ScriptedEngine([AudioOutput(tone(300), SAMPLE_RATE), go_on.wait, AudioOutput(tone(300), SAMPLE_RATE)])
+    engine = ScriptedEngine([go_on.wait, AudioOutput(tone(300), SAMPLE_RATE)])
+    config = {**GREETING, "modalities": modalities}
     async with (
         live_server(engine, streaming_input=KEEPS) as server,
-        connect(server.websocket_url, reconnect=True, config=GREETING) as session,
+        connect(server.websocket_url, reconnect=True, config=config) as session,
     ):
-        events = session.response()
-        assert isinstance(await anext(events), ResponseStarted)
-        session._link.websocket.transport.abort()
-        go_on.set()
-        assert [event async for event in events if isinstance(event, Final)]
+        started: list[ResponseStarted] = []
+        finals: list[Final] = []
+        async for event in session.response():
+            match event:
+                case ResponseStarted():
+                    started.append(event)
+                    session._link.websocket.transport.abort()
+                    go_on.set()
+                case Final():
+                    finals.append(event)
+        assert (len(started), len(finals)) == (1, 1)
         assert not session._link.outgoing.requests
 
 
