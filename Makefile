@@ -40,7 +40,7 @@ VLLM_TINY_ENVIRONMENT := VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_NUM_THREADS=1 VLLM
   VLLM_LOGGING_LEVEL=ERROR TORCH_CPP_LOG_LEVEL=ERROR TORCH_LOGS=-all PYTHONWARNINGS=ignore
 
 # Processes of tests that may run beside others.
-WORKERS := 3
+WORKERS := 2
 
 TINY_MODELS := .cache/tiny-models
 # Outcomes of a run before, for the report of the next.

@@ -51,9 +51,8 @@ async def test_fifty_mixed_requests_on_the_embedded_engine(
     interruptions = sum(kinds[number % len(kinds)] is interrupted for number in range(REQUESTS))
     assert (report["request_count"], report["partial_requests"]) == (REQUESTS + interruptions, 0)
     assert report["accounted_share"] >= ACCOUNTED, report["stage_breakdown"][-1]
-    # What the clients measured is explained as well; they also wait for connections, and for the loop that they share.
-    accounted_ms = report["end_to_end_ms"] * report["accounted_share"]
-    assert accounted_ms >= ACCOUNTED * sum(measured), (accounted_ms, sum(measured))
+    # And it covers what the clients measured, who also wait for connections, and for the loop that they share.
+    assert report["end_to_end_ms"] >= ACCOUNTED * sum(measured), (report["end_to_end_ms"], sum(measured))
     rollups = {row["measure"]: row for row in report["rollups"]}
     assert rollups["interrupt_ms"]["count"] == interruptions
     assert rollups["reorder_wait_ms"]["max"] > 0
