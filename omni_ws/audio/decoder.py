@@ -52,7 +52,7 @@ class AudioDecoder:
         #: The duration of the input decoded so far, in milliseconds.
         self.consumed_ms = 0.0
         self._decoder = _source_decoder(source)
-        #: The same, for raw audio at the rate asked for, which needs no more than that.
+        #: The same for raw audio at ``sample_rate``, which has to be converted and nothing else.
         self._raw: _RawDecoder | None = None
         if isinstance(self._decoder, _RawDecoder) and source.sample_rate == sample_rate:
             self._raw = self._decoder
@@ -66,7 +66,7 @@ class AudioDecoder:
         Raises UnsupportedFormat for more audio than as many bytes of speech can hold; ``pieces`` has no such limit.
         """
         if self._raw is not None:
-            return self._decode_raw(self._raw, data)
+            return self._decode_raw(data, self._raw)
         limit = int(self.sample_rate * (_BURST_ALLOWANCE_SECONDS + len(data) / _MIN_BYTES_PER_SECOND))
         return self._joined(self.pieces(data), limit)
 
@@ -74,18 +74,20 @@ class AudioDecoder:
         """Yield what ``decode`` returns, in bounded memory. The iterator has to be exhausted before the next call."""
         if self._failure is not None:
             raise self._failure
-        if self._ended:
-            raise ValueError("the decoder is already flushed")
         if self._raw is not None:
-            if len(samples := self._decode_raw(self._raw, data)):
+            if len(samples := self._decode_raw(data, self._raw)):
                 yield samples
             return
+        self._check_open()
         for block in self._guarded(self._decoder.decode(data)):
             yield from self._resampled(block)
 
-    def _decode_raw(self, decoder: _RawDecoder, data: bytes) -> Samples:
+    def _check_open(self) -> None:
         if self._ended:
             raise ValueError("the decoder is already flushed")
+
+    def _decode_raw(self, data: bytes, decoder: _RawDecoder) -> Samples:
+        self._check_open()
         samples = decoder.samples(data)
         self.consumed_ms += len(samples) * 1000 / self.sample_rate
         return samples
