@@ -18,6 +18,8 @@ from benchmarks.server_process import free_port, running
 from benchmarks.sse_load import Load, Outcome
 
 OURS: Final = "omni_ws"
+#: The same with an engine whose task sleeps for each token, as the peer's does, in place of a timer's callbacks.
+ASLEEP: Final = "omni_ws, a task that sleeps"
 PEER: Final = "fastapi"
 #: Lower bound for paced tokens: a task that sleeps and writes, without any layer.
 FLOOR: Final = "nothing but the writes"
@@ -38,7 +40,9 @@ def _command(server: str, *, interval_ms: int, stamp: bool) -> tuple[str, list[s
     if server == PEER:
         return "benchmarks.peers.fastapi_sse", [*pace, *(["--stamp"] if stamp else [])]
     if stamp:
-        return "benchmarks.stamped_server", pace
+        return "benchmarks.token_streams", ["stamping", *pace]
+    if server == ASLEEP:
+        return "benchmarks.token_streams", ["sleeping", *pace]
     fake = ["--fake.chunk-interval-ms", str(interval_ms), "--fake.first-chunk-delay-ms", str(FIRST_MS)]
     return "omni_ws", ["serve", "--engine", "fake", *fake, "--log-level", "warning"]
 
@@ -77,7 +81,7 @@ def measure_in_peace(server: str, options: argparse.Namespace, interval_ms: int)
 
 
 def cost_of_a_token(options: argparse.Namespace, interval_ms: int) -> bool:
-    servers = (OURS, PEER, FLOOR) if interval_ms else (OURS, PEER)
+    servers = (OURS, PEER, FLOOR, ASLEEP) if interval_ms else (OURS, PEER)
     figures: dict[str, list[float]] = {server: [] for server in servers}
     for number in range(options.runs):
         print(f"round {number + 1} of {options.runs}", file=sys.stderr)
@@ -92,7 +96,8 @@ def cost_of_a_token(options: argparse.Namespace, interval_ms: int) -> bool:
     met = print_ratio(
         "Ours ÷ theirs", figures[OURS], figures[PEER], target=MAX_PACED_CPU_RATIO if interval_ms else MAX_CPU_RATIO
     )
-    if FLOOR in figures:
+    if interval_ms:
+        print_ratio("Ours with a task that sleeps ÷ theirs", figures[ASLEEP], figures[PEER], target=None)
         print_ratio("The writes alone ÷ theirs", figures[FLOOR], figures[PEER], target=None)
     return met
 

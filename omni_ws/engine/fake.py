@@ -26,6 +26,7 @@ from omni_ws.engine.base import (
     EngineState,
     Finished,
     GenerationRequest,
+    OutputSink,
     TextOutput,
 )
 from omni_ws.engine.threads import run_in_any_thread
@@ -103,24 +104,13 @@ class EchoEngine(_ModelFree):
         self.active_requests += 1
         echo = _Echo(request, self.settings.chunk_ms)
         try:
-            sent = 0
-            fail_after = self._fail_after(request)
-            delay_ms, interval_ms = self.settings.first_chunk_delay_ms, self.settings.chunk_interval_ms
+            emission = _Emission(request.sink, self.settings, fail_after=self._fail_after(request))
             async with aclosing(echo.outputs(self.settings.reply)) as batches:
-                async for outputs in batches:
-                    for output in outputs:
-                        if sent == fail_after:
-                            raise EngineFailed(f"the fake engine failed after {fail_after} chunks, as configured")
-                        if delay_ms:
-                            await asyncio.sleep(delay_ms / 1000)
-                        elif sent % _OUTPUTS_AT_A_STRETCH == _OUTPUTS_AT_A_STRETCH - 1:
-                            await asyncio.sleep(0)  # an echo never blocks, so let other tasks run
-                        delay_ms = interval_ms
-                        if not request.sink.offer(output):
-                            yield output
-                        sent += 1
-            if sent == fail_after:
-                raise EngineFailed(f"the fake engine failed after {fail_after} chunks, as configured")
+                async for batch in batches:
+                    outputs = iter(batch)
+                    while (refused := await emission.offer_all(outputs)) is not None:
+                        yield refused
+            emission.fail_as_configured()
             yield Finished(echo.limit.reached or FinishReason.STOP, echo.usage())
         finally:
             echo.close()
@@ -133,6 +123,79 @@ class EchoEngine(_ModelFree):
         raise InvalidValue(
             "fail_after_chunks must be a whole number, 0 or greater", param="stage_params.fake.fail_after_chunks"
         )
+
+
+class _Emission:
+    """Offers the outputs of one answer to its sink, each at its time, and fails where that is configured.
+
+    Delays are callbacks of a timer, which offer the next output themselves: the fake engine stands for those that are
+    called when their model, in another process, has an output. A task wakes only for what the sink refuses.
+    """
+
+    def __init__(self, sink: OutputSink, settings: EchoSettings, *, fail_after: int | None) -> None:
+        self._sink = sink
+        self._fail_after = fail_after
+        self._emitted = 0
+        #: Before the next output, and before all later ones.
+        self._delay_sec = settings.first_chunk_delay_ms / 1000
+        self._interval_sec = settings.chunk_interval_ms / 1000
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def offer_all(self, outputs: Iterator[EngineOutput]) -> EngineOutput | None:
+        """Offer outputs up to the first that the sink refuses, and return that; None once all are taken."""
+        if self._delay_sec:
+            refused = await self._offer_in_time(outputs)
+            if refused is not None or self._delay_sec:
+                return refused
+        for output in outputs:
+            self.fail_as_configured()
+            if self._emitted % _OUTPUTS_AT_A_STRETCH == _OUTPUTS_AT_A_STRETCH - 1:
+                await asyncio.sleep(0)  # an echo never blocks, so let other tasks run
+            self._emitted += 1
+            self._delay_sec = self._interval_sec
+            if not self._sink.offer(output):
+                return output
+            if self._delay_sec:
+                return await self._offer_in_time(outputs)
+        return None
+
+    def fail_as_configured(self) -> None:
+        """Raise EngineFailed once as many outputs were emitted as ``fail_after`` says."""
+        if self._emitted == self._fail_after:
+            raise EngineFailed(f"the fake engine failed after {self._fail_after} chunks, as configured")
+
+    async def _offer_in_time(self, outputs: Iterator[EngineOutput]) -> EngineOutput | None:
+        """The same, as long as there is a delay before each output."""
+        done: asyncio.Future[EngineOutput | None] = asyncio.get_running_loop().create_future()
+        self._wait(outputs, done)
+        try:
+            return await done
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _wait(self, outputs: Iterator[EngineOutput], done: asyncio.Future[EngineOutput | None]) -> None:
+        """Arm the timer of the next output."""
+        output = next(outputs, None) if self._delay_sec else None
+        if output is None:
+            done.set_result(None)
+        else:
+            self.fail_as_configured()
+            self._timer = done.get_loop().call_later(self._delay_sec, self._emit, output, outputs, done)
+
+    def _emit(
+        self, output: EngineOutput, following: Iterator[EngineOutput], done: asyncio.Future[EngineOutput | None]
+    ) -> None:
+        """Offer one output, inside the callback of its timer."""
+        self._emitted += 1
+        self._delay_sec = self._interval_sec
+        try:
+            if self._sink.offer(output):
+                self._wait(following, done)
+            else:
+                done.set_result(output)
+        except Exception as error:
+            done.set_exception(error)
 
 
 class _Echo:

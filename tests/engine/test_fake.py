@@ -341,3 +341,75 @@ async def test_an_answer_has_the_rate_of_its_first_audio() -> None:
     assert finished.usage.input_audio_ms == 200 + 100
     assert {output.sample_rate for output in outputs if isinstance(output, AudioOutput)} == {8000}
     assert len(samples_of(outputs)) == 8 * (200 + 100)
+
+
+# pace
+
+
+class Sink:
+    """Takes outputs, with the times at which they came, except those whose turn is in ``refused``."""
+
+    def __init__(self, refused: tuple[int, ...] = ()) -> None:
+        self.refused = refused
+        self.offered: list[tuple[float, EngineOutput]] = []
+
+    def offer(self, output: EngineOutput) -> bool:
+        self.offered.append((asyncio.get_running_loop().time(), output))
+        return len(self.offered) - 1 not in self.refused
+
+
+@pytest.mark.virtual_clock
+@pytest.mark.parametrize(
+    ("first_ms", "interval_ms", "times"),
+    [
+        (0, 0, [0, 0, 0, 0, 0]),
+        (50, 0, [0.05, 0.05, 0.05, 0.05, 0.05]),
+        (0, 20, [0, 0.02, 0.04, 0.06, 0.08]),
+        (50, 20, [0.05, 0.07, 0.09, 0.11, 0.13]),
+    ],
+)
+@pytest.mark.parametrize("refused", [(), (0,), (1, 3), (0, 1, 2, 3, 4)])
+async def test_each_output_has_its_time(
+    first_ms: int, interval_ms: int, times: list[float], refused: tuple[int, ...]
+) -> None:
+    """Whether the sink takes it, or it is yielded; and across the chunks of the input."""
+    sink = Sink(refused)
+    settings = EchoSettings(first_chunk_delay_ms=first_ms, chunk_interval_ms=interval_ms)
+    yielded, _ = await echo(chunk("one two three"), chunk(" four five"), settings=settings, sink=sink)
+    assert [output for _, output in sink.offered] == [
+        TextOutput(text) for text in ("one", " two", " three", " four", " five")
+    ]
+    assert [at for at, _ in sink.offered] == pytest.approx(times, abs=1e-6)
+    assert yielded == [sink.offered[turn][1] for turn in refused]
+
+
+@pytest.mark.virtual_clock
+@pytest.mark.parametrize("after", [0, 1, 3])
+async def test_a_paced_answer_fails_as_told(after: int) -> None:
+    sink = Sink()
+    settings = EchoSettings(first_chunk_delay_ms=50, chunk_interval_ms=20, fail_after_chunks=after)
+    with pytest.raises(EngineFailed):
+        await echo(chunk("one two three"), settings=settings, sink=sink)
+    assert len(sink.offered) == after
+
+
+@pytest.mark.virtual_clock
+async def test_what_a_sink_raises_ends_a_paced_answer() -> None:
+    class Broken(Sink):
+        def offer(self, output: EngineOutput) -> bool:
+            raise KeyError(output)
+
+    with pytest.raises(KeyError):
+        await echo(chunk("one"), settings=EchoSettings(chunk_interval_ms=20, first_chunk_delay_ms=20), sink=Broken())
+
+
+@pytest.mark.virtual_clock
+async def test_nothing_is_offered_of_a_paced_answer_that_was_given_up() -> None:
+    sink = Sink()
+    settings = EchoSettings(chunk_interval_ms=20)
+    answering = asyncio.create_task(echo(chunk("one two three"), settings=settings, sink=sink))
+    await asyncio.sleep(0.03)
+    answering.cancel()
+    await asyncio.gather(answering, return_exceptions=True)
+    await asyncio.sleep(1)
+    assert [output for _, output in sink.offered] == [TextOutput("one"), TextOutput(" two")]
