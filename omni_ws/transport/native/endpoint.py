@@ -36,6 +36,7 @@ from omni_ws.transport.http.router import Router, needs_upgrade
 from omni_ws.transport.native.acknowledgements import AcknowledgementClock
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.native.peer_rounds import PeerRounds
 from omni_ws.transport.native.session import WebSocketSession
 from omni_ws.transport.recording.recorded_connection import recorded
 from omni_ws.wire.frames import max_frame_bytes
@@ -112,6 +113,7 @@ class StreamingInput(FrontEnd):
         )
         self._ack_clock = AcknowledgementClock()
         self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
+        self._rounds = PeerRounds(self._keep_alive)
 
     def register(self, router: Router) -> None:
         router.add("GET", NATIVE_PATH, self._without_upgrade)
@@ -212,6 +214,7 @@ class StreamingInput(FrontEnd):
             binary_audio=binary_audio,
             keep_alive=self._keep_alive,
             ack_clock=self._ack_clock,
+            rounds=self._rounds,
         )
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from enum import Enum
 from typing import Final
@@ -19,6 +18,7 @@ from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings, PeerState
 from omni_ws.transport.native.output import WebSocketOutput
 from omni_ws.transport.native.pause import Pause
+from omni_ws.transport.native.peer_rounds import PeerRounds
 from omni_ws.wire.binary import decode_input
 from omni_ws.wire.frames import (
     CancelFrame,
@@ -73,8 +73,9 @@ class WebSocketSession:
         binary_audio: bool,
         keep_alive: KeepAliveSettings,
         ack_clock: AcknowledgementClock | None = None,
+        rounds: PeerRounds | None = None,
     ) -> None:
-        """``ack_clock`` is shared by all connections of a server."""
+        """``ack_clock`` and ``rounds`` are shared by all connections of a server."""
         self._connection = connection
         self._session = session
         self._conversation = session.conversation
@@ -87,6 +88,7 @@ class WebSocketSession:
         self.write_now = self.output.write_now
         self._loop = asyncio.get_running_loop()
         self._keep_alive = KeepAlive(keep_alive, now=self._loop.time())
+        self._rounds = rounds or PeerRounds(keep_alive)
         #: Changed by ``_leave`` only.
         self._state = Serving.SERVING
         #: Done with the reason to close with, if any, when the state changes.
@@ -110,6 +112,7 @@ class WebSocketSession:
             self.output.start()
             self._connection.attach(self)
             self.timer_changed()
+            self._rounds.watch(self, self._keep_alive.get_timer(listening=True))
             error = await self._left
             if self._state is Serving.REPLACED:
                 await self.output.close_replaced()
@@ -117,6 +120,7 @@ class WebSocketSession:
                 await self.output.close_with(error)
         finally:
             self._leave(Serving.LOST)
+            self._rounds.forget(self)
             self.acks.stop()
             if self._timer is not None:
                 self._timer.cancel()
@@ -281,18 +285,13 @@ class WebSocketSession:
             self._arm(self._loop.time())
 
     def _arm(self, now: float) -> None:
-        when = math.inf
-        self._keep_alive.last_sign_of_life = self._connection.heard_at
-        for deadline in (
-            self._conversation.get_timer(),
-            self._keep_alive.get_timer(listening=self._connection.is_reading),
-        ):
-            if deadline is not None and deadline < when:
-                when = deadline
+        when = self._conversation.get_timer()
         if self._timer is not None:
             self._timer.cancel()
-        self._timer_due = max(when, now)
-        self._timer = None if when == math.inf else self._loop.call_at(self._timer_due, self._on_timer)
+            self._timer = None
+        if when is not None:
+            self._timer_due = max(when, now)
+            self._timer = self._loop.call_at(self._timer_due, self._on_timer)
 
     def _on_timer(self) -> None:
         # Loops round: a timer that fires a little early would be armed again and again until its time has come.
@@ -309,16 +308,21 @@ class WebSocketSession:
             return
         if self.acks.pending:
             self.acks.acknowledge()
-        self._check_peer(now)
         self._arm(now)
 
-    def _check_peer(self, now: float) -> None:
+    def check_peer(self, now: float) -> float | None:
+        """See Peer."""
+        if not self._listening:
+            return None
+        is_reading = self._connection.is_reading
         self._keep_alive.last_sign_of_life = self._connection.heard_at
-        match self._keep_alive.handle_timer(now, listening=self._connection.is_reading):
+        match self._keep_alive.handle_timer(now, listening=is_reading):
             case PeerState.SILENT if self._connection.is_open:
                 self._connection.write_ping()
             case PeerState.GONE:
                 self._fail_connection(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
+                return None
+        return self._keep_alive.get_timer(listening=is_reading)
 
     def _fail_connection(self, code: CloseCode, reason: str) -> None:
         self._connection.fail(code, reason)
