@@ -166,7 +166,9 @@ class Metrics:
         self.engine_active = self._gauge("engine_active_requests", "Requests in the engine.", "engine")
         self.draining = self._gauge("draining", "1 while the server drains, else 0.")
         self.loop_lag_seconds = self._histogram(
-            "event_loop_lag_seconds", "Lag of the event loop, measured ten times a second.", SHORT
+            "event_loop_lag_seconds",
+            "Lag of the event loop, measured ten times a second; once a second while it is idle.",
+            SHORT,
         )
         self.http_connections = self._gauge("http_connections", "Open HTTP connections.")
         self.websocket_connections = self._gauge("websocket_connections", "Open WebSocket connections.")
