@@ -296,8 +296,9 @@ class EngineError(OmniError):
 class EngineFailed(EngineError):
     """The engine failed on a request. Retry; report ``error_id`` to the operator if it persists.
 
-    ``fatal`` means that the engine itself is gone: the session is closed with 1011, and HTTP answers 503. The message
-    never quotes a foreign exception, which may contain secrets; the log has it, under ``error_id``.
+    ``fatal`` means that the engine itself is gone: the session is closed with 1011, and HTTP answers 503. ``param``
+    names the part that failed where the engine is composed: ``asr``, ``llm`` or ``tts``. The message never quotes a
+    foreign exception, which may contain secrets; the log has it, under ``error_id``.
     """
 
     wire = WireMapping(
@@ -310,9 +311,16 @@ class EngineFailed(EngineError):
     )
 
     def __init__(
-        self, message: str, *, request_id: str | None = None, fatal: bool = False, error_id: str | None = None
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        request_id: str | None = None,
+        fatal: bool = False,
+        error_id: str | None = None,
     ) -> None:
-        super().__init__(message if error_id is None else f"{message}; error id {error_id}", request_id=request_id)
+        message = message if error_id is None else f"{message}; error id {error_id}"
+        super().__init__(message, param=param, request_id=request_id)
         self.fatal = fatal
         self.error_id = error_id
 

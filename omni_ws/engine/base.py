@@ -95,6 +95,8 @@ class EngineCapabilities:
     word_times: bool = False
     #: Whether messages of the history may contain ``speech``.
     speech_in_history: bool = False
+    #: The answer of a text model to speech without words, which a composition keeps from it; empty for none.
+    nothing_heard: str = ""
 
     @property
     def transcripts(self) -> bool:

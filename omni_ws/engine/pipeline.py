@@ -25,14 +25,13 @@ class Stage(Protocol[T_contra]):
 
     name: str
 
-    async def run(
-        self, source: AsyncIterator[T_contra], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
-    ) -> None:
+    async def run(self, source: AsyncIterator[T_contra], sink: Channel[Any] | None, outputs: Outputs) -> None:
         """Process ``source`` to its end.
 
         Items for the next stage are put into ``sink`` (None for the last stage), outputs for the client into
         ``outputs``; both apply backpressure. A stage may return before the end of ``source``: the stages before it are
-        cancelled then. Cancellation releases everything that the stage holds.
+        cancelled then, except for one that has closed its ``sink`` itself and works on for the client. Cancellation
+        releases everything that the stage holds.
         """
         ...
 
@@ -62,7 +61,7 @@ async def pipeline(
     """
     if len(links) != len(stages) - 1:
         raise ValueError("there must be exactly one link between consecutive stages")
-    outputs = _Outputs(sink)
+    outputs = Outputs(sink)
     channels = [_channel(link, before, after) for link, before, after in zip(links, stages, stages[1:], strict=False)]
     tasks: list[asyncio.Task[None]] = []
     cancelled: set[asyncio.Task[None]] = set()
@@ -74,10 +73,17 @@ async def pipeline(
                 cancelled.add(task)
                 task.cancel()
 
+    def cancel_before(index: int) -> None:
+        """Cancel the stages whose output nobody reads now that the stage at ``index`` has ended."""
+        for before in reversed(range(index)):
+            if channels[before].closed:
+                return  # it has ended, or works on for the client and still reads from those before it
+            cancel(tasks[before : before + 1])
+
     sources = [source, *(aiter(channel) for channel in channels)]
     for index, stage in enumerate(stages):
         link = channels[index] if index < len(channels) else None
-        work = _run(stage, sources[index], link, outputs, cancel_upstream=partial(cancel, tuple(tasks)))
+        work = _run(stage, sources[index], link, outputs, cancel_upstream=partial(cancel_before, index))
         tasks.append(asyncio.create_task(work, name=f"stage {stage.name}"))
     running = set(tasks)
 
@@ -101,7 +107,7 @@ async def _run(
     stage: Stage[Any],
     source: AsyncIterator[Any],
     sink: Channel[Any] | None,
-    outputs: Channel[EngineOutput],
+    outputs: Outputs,
     *,
     cancel_upstream: Callable[[], None],
 ) -> None:
@@ -119,21 +125,26 @@ async def _run(
         events.emit(stage.name, events.STAGE_END, terminal=sink is None)
         if sink is not None:
             sink.close()
-        cancel_upstream()  # their output is no longer read
+        cancel_upstream()
 
 
-class _Outputs(Channel[EngineOutput]):
+class Outputs(Channel[EngineOutput]):
     """The channel of the outputs, which hands them to a sink while its reader waits.
 
-    As long as the reader is busy with an output, nothing is offered, so nothing overtakes.
+    As long as the reader is busy with an output, nothing is offered, so nothing overtakes. It is an OutputSink itself,
+    for stages that run an engine.
     """
 
     def __init__(self, sink: OutputSink) -> None:
         super().__init__(OUTPUT_BYTES, cost=_cost)
         self._sink = sink
 
+    def offer(self, output: EngineOutput) -> bool:
+        """See OutputSink."""
+        return not self.closed and self.awaited and self._sink.offer(output)
+
     def put_nowait(self, item: EngineOutput) -> None:
-        if self.closed or not self.awaited or not self._sink.offer(item):
+        if not self.offer(item):
             super().put_nowait(item)
 
 

@@ -1,0 +1,193 @@
+"""ComposedEngine: an engine made of engines."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, cast
+
+from omni_ws.core.chunks import Modality, OutputModality, Task, Usage
+from omni_ws.engine.base import (
+    Engine,
+    EngineCapabilities,
+    EngineOutput,
+    EngineState,
+    GenerationRequest,
+    TraceableEngine,
+)
+from omni_ws.engine.composed.asr_stage import INPUT_LINK, AsrStage
+from omni_ws.engine.composed.capabilities import composed_capabilities, hears, speaks
+from omni_ws.engine.composed.llm_stage import SPEECH_LINK, LlmStage
+from omni_ws.engine.composed.parts import PartDescription, Role, failures_of
+from omni_ws.engine.composed.tts_stage import TtsStage
+from omni_ws.engine.pipeline import Stage, StageLink, pipeline
+from omni_ws.engine.tokens import HasTokens, TokenEngine
+from omni_ws.errors import UnsupportedParameter
+
+
+class ComposedEngine:
+    """Any ASR, any LLM, any TTS: what one writes down another answers and a third speaks, all at the same time.
+
+    Nothing is asked of the parts but what every engine can do: the task ``transcribe`` of the ASR, the task ``chat`` of
+    the LLM, the task ``speech`` of the TTS. The parts may be the same engine. An LLM that hears gets the audio itself;
+    the ASR beside it gives the transcript. An LLM that speaks needs no TTS; one that is given takes its place.
+
+    It works as long as its LLM does: a request that needs a part that has failed fails with an EngineFailed whose
+    ``param`` is that part.
+
+    ``name`` and ``model`` are the LLM's unless given.
+    """
+
+    def __init__(
+        self,
+        llm: Engine,
+        *,
+        asr: Engine | None = None,
+        tts: Engine | None = None,
+        name: str | None = None,
+        model: str | None = None,
+    ) -> None:
+        self.name = name or llm.name
+        self.model = model or llm.model
+        self.active_requests = 0
+        self._llm = llm
+        self._asr = asr
+        self._tts = tts
+        self._given_model = model
+        self._started = False
+        roles = ((Role.ASR, asr), (Role.TTS, tts), (Role.LLM, llm))
+        self._roles: Final[Mapping[Role, Engine]] = {role: part for role, part in roles if part is not None}
+        #: Each engine once, with the first of its roles, in the order in which they start.
+        self._engines: Final[dict[Engine, Role]] = {}
+        for role, part in self._roles.items():
+            self._engines.setdefault(part, role)
+        self._capabilities: EngineCapabilities | None = None
+
+    @property
+    def parts(self) -> dict[str, PartDescription | None]:
+        """The parts by role; None where there is none."""
+        found = ((role, self._roles.get(role)) for role in Role)
+        return {role.value: None if part is None else PartDescription(part.name, part.model) for role, part in found}
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return self._capabilities or composed_capabilities(self._llm, asr=self._asr, tts=self._tts)
+
+    @property
+    def state(self) -> EngineState:
+        """That of the LLM: without it nothing is answered, without the others text is."""
+        return self._llm.state if self._started else EngineState.STARTING
+
+    def describe(self) -> tuple[str, ...]:
+        return tuple(line for part in self._engines for line in part.describe())
+
+    # life
+
+    async def start(self) -> None:
+        """Start one part after the other, since each may measure the memory that is free. The LLM takes the longest."""
+        if self._started:
+            return
+        try:
+            for part, role in self._engines.items():
+                with failures_of(role, part):
+                    await part.start()
+        except BaseException:
+            await self.stop()
+            raise
+        self.model = self._given_model or self._llm.model
+        self._capabilities = composed_capabilities(self._llm, asr=self._asr, tts=self._tts)
+        self._started = True
+
+    async def stop(self) -> None:
+        self._started = False
+        self._capabilities = None
+        for part in self._engines:
+            await part.stop()
+
+    # requests
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+        if request.task is Task.TRANSCRIBE and self._asr is not None and hears(self._asr):
+            return self._alone(Role.ASR, self._asr, request)
+        if request.task is Task.SPEECH and self._tts is not None and speaks(self._tts):
+            return self._alone(Role.TTS, self._tts, request)
+        if request.task is not Task.CHAT:
+            return self._alone(Role.LLM, self._llm, request)
+        asr = self._asr if hears(self._asr) else None
+        spoken = OutputModality.AUDIO in request.modalities and speaks(self._tts)
+        if asr is None and not spoken:
+            return self._alone(Role.LLM, self._llm, request)
+        return self._chat(request, asr=asr, tts=self._tts if spoken else None)
+
+    async def _alone(self, role: Role, part: Engine, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+        """One part has the whole request."""
+        self.active_requests += 1
+        try:
+            with failures_of(role, part, request_id=request.request_id):
+                async with aclosing(part.generate(request)) as outputs:  # type: ignore[type-var]
+                    async for output in outputs:
+                        yield output
+        finally:
+            self.active_requests -= 1
+
+    async def _chat(
+        self, request: GenerationRequest, *, asr: Engine | None, tts: Engine | None
+    ) -> AsyncGenerator[EngineOutput, None]:
+        """The stages work at the same time."""
+        if tts is not None and request.options.choices > 1:
+            raise UnsupportedParameter("only one answer can be spoken", param="n")
+        llm_hears = Modality.AUDIO in self._llm.capabilities.input_modalities
+        hearing = None if asr is None else AsrStage(asr, request, beside=llm_hears)
+        answering = LlmStage(
+            self._llm,
+            request,
+            words_only=hearing is not None and not llm_hears,
+            transcribed=hearing is not None,
+            spoken=tts is not None,
+        )
+        speaking = None if tts is None else TtsStage(tts, request)
+        stages: list[Stage[Any]] = [stage for stage in (hearing, answering, speaking) if stage is not None]
+        links: list[StageLink] = [*([INPUT_LINK] if hearing else []), *([SPEECH_LINK] if speaking else [])]
+        self.active_requests += 1
+        try:
+            async with pipeline(aiter(request.input), stages, links, sink=request.sink) as outputs:
+                async for output in outputs:
+                    yield output
+            finished = answering.finished
+            assert finished is not None
+            yield replace(finished, usage=_whole_usage(finished.usage, hearing, speaking))
+        finally:
+            self.active_requests -= 1
+
+    # what only some LLMs have
+
+    @property
+    def tokens(self) -> TokenEngine:
+        """The LLM's interface for token sessions; see ``EngineCapabilities.token_sessions``."""
+        return cast("HasTokens", self._llm).tokens
+
+    @property
+    def can_trace(self) -> bool:
+        return bool(self._traceable)
+
+    @property
+    def _traceable(self) -> list[TraceableEngine]:
+        return [part for part in self._engines if isinstance(part, TraceableEngine) and part.can_trace]
+
+    async def start_trace(self, template: Path) -> None:
+        for part in self._traceable:
+            await part.start_trace(template)
+
+    async def stop_trace(self) -> tuple[Path, ...]:
+        return tuple([file for part in self._traceable for file in await part.stop_trace()])
+
+
+def _whole_usage(usage: Usage, hearing: AsrStage | None, speaking: TtsStage | None) -> Usage:
+    """Add what the other parts used. An LLM and an ASR that both heard heard the same."""
+    return replace(
+        usage,
+        input_audio_ms=max(usage.input_audio_ms, hearing.audio_ms if hearing is not None else 0),
+        output_audio_ms=usage.output_audio_ms + (speaking.audio_ms if speaking is not None else 0),
+    )

@@ -1,0 +1,131 @@
+"""The middle stage of a composition: it answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, Final
+
+from omni_ws.core.chunks import FinishReason, InputChunk, OutputModality, Usage
+from omni_ws.engine.answer_limit import count_words
+from omni_ws.engine.base import (
+    AudioOutput,
+    Engine,
+    EngineOutput,
+    Finished,
+    GenerationRequest,
+    TextOutput,
+    TranscriptOutput,
+)
+from omni_ws.engine.channel import Channel
+from omni_ws.engine.composed.parts import Role, failures_of, mode_of
+from omni_ws.engine.pipeline import Outputs, StageLink
+from omni_ws.errors import EngineFailed
+
+#: Text that is written and not yet spoken, in characters: beyond it the LLM waits for the TTS.
+SPEECH_LINK: Final = StageLink(2000, cost=len)
+
+
+class LlmStage:
+    """A Stage of one request: chunks in; the answer to the client, and its text to the TTS.
+
+    The LLM reads the input as it arrives, so it may work ahead. With ``words_only`` speech has become text before it:
+    where the input then ends without anything, because speech had no words, the LLM's request is withdrawn, and the
+    answer is ``EngineCapabilities.nothing_heard``.
+
+    ``transcribed`` and ``spoken`` say that other parts make the transcript and the audio.
+    """
+
+    name = Role.LLM.value
+
+    def __init__(
+        self, engine: Engine, request: GenerationRequest, *, words_only: bool, transcribed: bool, spoken: bool
+    ) -> None:
+        #: How the answer ended; None until then.
+        self.finished: Finished | None = None
+        self._engine = engine
+        self._request = request
+        self._words_only = words_only
+        self._spoken = spoken
+        self._writes = OutputModality.TEXT in request.modalities
+        dropped = {TranscriptOutput: transcribed, AudioOutput: spoken, TextOutput: not self._writes}
+        self._dropped = tuple(kind for kind, drop in dropped.items() if drop)
+        self._outputs: Outputs | None = None
+        self._sink: Channel[Any] | None = None
+
+    async def run(self, source: AsyncIterator[InputChunk], sink: Channel[Any] | None, outputs: Outputs) -> None:
+        """Answer the input."""
+        self._outputs, self._sink = outputs, sink
+        given = _GivenInput(source, must_have_content=self._words_only)
+        request = replace(self._request, input=given, input_mode=mode_of(self._engine), sink=self)
+        if self._spoken:
+            request = replace(request, modalities=frozenset({OutputModality.TEXT}), voice=None)
+        try:
+            async with asyncio.timeout(None) as given.withdrawal:
+                await self._answer(request)
+        except TimeoutError:
+            await self._answer_silence()
+        if self.finished is None:
+            raise EngineFailed(f"LLM ({self._engine.name}): the answer has no end", param=self.name)
+
+    async def _answer(self, request: GenerationRequest) -> None:
+        with failures_of(Role.LLM, self._engine, request_id=request.request_id):
+            async with aclosing(self._engine.generate(request)) as outputs:  # type: ignore[type-var]
+                async for output in outputs:
+                    if isinstance(output, Finished):
+                        self.finished = output
+                        return
+                    await self._put(output)
+
+    async def _answer_silence(self) -> None:
+        text = self._engine.capabilities.nothing_heard
+        if text:
+            await self._put(TextOutput(text))
+        self.finished = Finished(FinishReason.STOP, Usage(output_tokens=count_words(text)))
+
+    def offer(self, output: EngineOutput) -> bool:
+        """See OutputSink; for the LLM."""
+        outputs, sink = self._outputs, self._sink
+        if outputs is None or type(output) is Finished or (sink is not None and sink.full):
+            return False
+        if not isinstance(output, self._dropped) and not outputs.offer(output):
+            return False
+        if sink is not None and type(output) is TextOutput and output.text and not sink.closed:
+            sink.put_nowait(output.text)
+        return True
+
+    async def _put(self, output: EngineOutput) -> None:
+        """Pass an output on, once there is room for it."""
+        outputs, sink = self._outputs, self._sink
+        assert outputs is not None
+        if not isinstance(output, self._dropped):
+            await outputs.put(output)
+        if sink is not None and type(output) is TextOutput and output.text and not sink.closed:
+            await sink.put(output.text)
+
+
+class _GivenInput:
+    """The InputSource of the LLM, which withdraws the request where it ends without the content that it must have."""
+
+    def __init__(self, source: AsyncIterator[InputChunk], *, must_have_content: bool) -> None:
+        #: Ends the LLM's request when it expires.
+        self.withdrawal: asyncio.Timeout | None = None
+        self._source = source
+        self._empty = must_have_content
+
+    def __aiter__(self) -> AsyncIterator[InputChunk]:
+        return self
+
+    async def __anext__(self) -> InputChunk:
+        try:
+            chunk = await anext(self._source)
+        except StopAsyncIteration:
+            if self._empty and self.withdrawal is not None:
+                loop = asyncio.get_running_loop()
+                self.withdrawal.reschedule(loop.time())
+                await loop.create_future()  # for ever: the end would be answered
+            raise
+        self._empty = False
+        return chunk

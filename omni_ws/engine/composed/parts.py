@@ -1,0 +1,83 @@
+"""The parts of a composition: their roles, their names, and their failures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from omni_ws.core.chunks import InputMode, OutputModality, Task
+from omni_ws.engine.base import (
+    NO_SINK,
+    AnswerOptions,
+    Engine,
+    GenerationRequest,
+    InputSource,
+    UsageMeter,
+)
+from omni_ws.engine.incident import incident
+from omni_ws.errors import EngineFailed, OmniError
+
+
+class Role(StrEnum):
+    """What a part does: recognition, answers, or speech."""
+
+    ASR = "asr"
+    LLM = "llm"
+    TTS = "tts"
+
+
+@dataclass(frozen=True, slots=True)
+class PartDescription:
+    """A part as clients and operators see it: the name of its engine, and of its model."""
+
+    name: str
+    model: str
+
+
+@contextmanager
+def failures_of(role: Role, engine: Engine, *, request_id: str | None = None) -> Iterator[None]:
+    """Give failures of a part its name. That of the ASR or the TTS ends no session: text goes on without them."""
+    try:
+        yield
+    except EngineFailed as error:
+        if error.param is None:
+            error.param = role.value
+            error.message = f"{role.upper()} ({engine.name}): {error.message}"
+            error.args = (error.message,)
+        error.fatal = error.fatal and role is Role.LLM
+        raise
+    except OmniError:
+        raise
+    except Exception as error:
+        failure = incident(f"{role.upper()} ({engine.name}): the engine failed", error, request_id=request_id)
+        failure.param = role.value
+        raise failure from error
+
+
+def asked_of(
+    part: Engine, request: GenerationRequest, source: InputSource, *, role: Role, task: Task, output: OutputModality
+) -> GenerationRequest:
+    """The request to a part that hears or speaks: it has nothing of the conversation but its input."""
+    return replace(
+        request,
+        request_id=f"{request.request_id}-{role}",
+        task=task,
+        input=source,
+        input_mode=mode_of(part),
+        modalities=frozenset({output}),
+        instructions="",
+        history=(),
+        sampling={},
+        tools=(),
+        tool_choice=None,
+        options=AnswerOptions(priority=request.options.priority),
+        meter=UsageMeter(),
+        sink=NO_SINK,
+    )
+
+
+def mode_of(part: Engine) -> InputMode:
+    """How a part gets its input, which arrives while other parts still work on theirs."""
+    return InputMode.EXTEND if part.capabilities.extend else InputMode.SNAPSHOT

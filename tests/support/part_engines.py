@@ -1,0 +1,151 @@
+"""Engines for the parts of a composition, that a test can read and drive: one that hears, and one that answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Usage, Word
+from omni_ws.engine.base import (
+    EngineCapabilities,
+    EngineOutput,
+    Finished,
+    GenerationRequest,
+    TextOutput,
+    TranscriptOutput,
+)
+from omni_ws.engine.fake import CAPABILITIES, EchoEngine
+from omni_ws.errors import EmptyInput
+
+#: The length of a chunk of audio for a WordEngine, in milliseconds.
+WORD_MS = 100
+#: A chunk of audio without words.
+SILENCE = InputChunk(Modality.AUDIO, b"    ")
+
+
+def speech(words: str) -> InputChunk:
+    """A chunk of audio in which a WordEngine hears ``words``. A full stop at its end settles what was said."""
+    return InputChunk(Modality.AUDIO, words.encode())
+
+
+class WordEngine(EchoEngine):
+    """An ASR whose audio is its text. What it has heard is interim up to a full stop, or to the end of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = self.model = "words"
+        self.requests: list[GenerationRequest] = []
+        #: Raised after the next chunk of audio.
+        self.failure: Exception | None = None
+        #: Held back at the end of each input.
+        self.gate: asyncio.Event | None = None
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return EngineCapabilities(
+            input_modalities=frozenset({Modality.AUDIO}),
+            output_modalities=frozenset({OutputModality.TEXT, OutputModality.TRANSCRIPT}),
+            tasks=frozenset({Task.TRANSCRIBE}),
+            extend=True,
+            languages=frozenset({"en"}),
+            word_times=True,
+            stage_params=frozenset({"words.beam"}),
+        )
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        self.active_requests += 1
+        self.requests.append(request)
+        said: list[str] = []
+        separator, position, began = "", 0, 0
+        try:
+            async for chunk in request.input:
+                if self.failure is not None:
+                    raise self.failure
+                position += WORD_MS
+                said += chunk.payload.decode().split()
+                if said and said[-1].endswith("."):
+                    yield _settled(separator + " ".join(said), began)
+                    said, separator, began = [], " ", position
+                elif said:
+                    yield TranscriptOutput(separator + " ".join(said), interim=True, start_ms=began)
+            if not position:
+                raise EmptyInput("no audio")
+            if self.gate is not None:
+                await self.gate.wait()
+            if said:
+                yield _settled(separator + " ".join(said), began)
+                yield TextOutput(" ".join(said))
+            yield Finished(FinishReason.STOP, Usage(input_audio_ms=position))
+        finally:
+            self.active_requests -= 1
+
+
+def _settled(text: str, began: int) -> TranscriptOutput:
+    words = tuple(Word(word, began, began + WORD_MS) for word in text.split())
+    return TranscriptOutput(text, start_ms=began, words=words)
+
+
+class RetortEngine(EchoEngine):
+    """An LLM: it answers ``reply``, or "You said …", word by word, and remembers what it was given.
+
+    ``reads`` is everything it has taken so far of the input of its newest request.
+    """
+
+    def __init__(self, reply: str | None = None, **capabilities: Any) -> None:
+        super().__init__()
+        self.name = self.model = "retort"
+        self.reply = reply
+        self.requests: list[GenerationRequest] = []
+        self.reads: list[InputChunk] = []
+        self.took = asyncio.Event()
+        #: How many requests ended before their Finished.
+        self.withdrawn = 0
+        #: Raised after the first word of the answer.
+        self.failure: Exception | None = None
+        #: Held back before the first word of each answer.
+        self.gate: asyncio.Event | None = None
+        self._capabilities = replace(
+            CAPABILITIES,
+            **{
+                "input_modalities": frozenset({Modality.TEXT, Modality.IMAGE}),
+                "output_modalities": frozenset({OutputModality.TEXT}),
+                "tasks": frozenset({Task.CHAT}),
+                "voices": (),
+                **capabilities,
+            },
+        )
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return self._capabilities
+
+    @property
+    def read(self) -> str:
+        """The text that the newest request has read."""
+        return b"".join(chunk.payload for chunk in self.reads if chunk.modality is Modality.TEXT).decode()
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        self.active_requests += 1
+        self.requests.append(request)
+        self.reads = []
+        finished = False
+        try:
+            async for chunk in request.input:
+                self.reads.append(chunk)
+                self.took.set()
+            if self.gate is not None:
+                await self.gate.wait()
+            words = (self.reply if self.reply is not None else f"You said {self.read}").split(" ")
+            for index, word in enumerate(words):
+                if index and self.failure is not None:
+                    raise self.failure
+                output = TextOutput(word if index == 0 else f" {word}")
+                if not request.sink.offer(output):
+                    yield output
+            finished = True
+            yield Finished(FinishReason.STOP, Usage(input_tokens=len(self.read.split()), output_tokens=len(words)))
+        finally:
+            self.withdrawn += not finished
+            self.active_requests -= 1
