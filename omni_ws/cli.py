@@ -55,6 +55,10 @@ def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = 
         from omni_ws.replay.command import main as replay
 
         return replay(arguments[1:], os.environ if environ is None else environ)
+    if arguments[0] == "weights":
+        from omni_ws.tools.weights import main as weights
+
+        return weights(arguments[1:])
     # The configuration parses the rest, which has flags beyond argparse (--vllm.args.<name>).
     return _serve_command(arguments[1:], os.environ if environ is None else environ)
 
@@ -66,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("serve", help="run the server (serve --help, serve --help-all)", add_help=False)
     commands.add_parser("readout-vectors", help="compute readout vectors from example prompts", add_help=False)
     commands.add_parser("replay", help="replay recorded sessions and compare the answers", add_help=False)
+    commands.add_parser("weights", help="list, fetch and check weights of models", add_help=False)
     return parser
 
 

