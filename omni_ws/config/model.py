@@ -284,7 +284,9 @@ class RemoteConfig(Section):
     connect_timeout_sec: Seconds = Field(
         default=5, description="Time-out of a connection attempt, and of a health check."
     )
-    first_byte_timeout_sec: Seconds = Field(default=120, description="Time-out of the first byte of an answer.")
+    first_byte_timeout_sec: Seconds = Field(
+        default=120, description="Time until an answer has begun; signs of life are no beginning."
+    )
     idle_timeout_sec: Seconds = Field(default=60, description="Time between two reads of an answer.")
     health_interval_sec: Seconds = Field(default=10, description="Interval of health checks of a healthy upstream.")
     start_timeout_sec: SecondsOrOff = Field(

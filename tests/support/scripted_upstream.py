@@ -7,7 +7,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import orjson
 from support.http_server import RoutedApplication, serving
@@ -15,9 +15,12 @@ from support.http_server import RoutedApplication, serving
 from omni_ws.config.model import RemoteConfig
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task
-from omni_ws.engine.base import AudioOutput, EngineOutput, Finished, GenerationRequest, TextOutput
+from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, Finished, GenerationRequest, TextOutput
 from omni_ws.engine.remote.engine import RemoteEngine
+from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
+from omni_ws.engine.remote.settings import RemoteLlmSettings
 from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.router import Handler
 
 Answer = Callable[[HttpExchange], Awaitable[None]]
 
@@ -139,17 +142,17 @@ class ScriptedUpstream:
     async def _speech(self, exchange: HttpExchange) -> None:
         await self._answer(exchange, self.spoken, self.speech)
 
+    def routes(self) -> dict[str, Handler]:
+        return {
+            "GET /health": self._health,
+            "GET /v1/models": self._models,
+            "POST /v1/chat/completions": self._chat,
+            "POST /v1/audio/speech": self._speech,
+        }
+
     @asynccontextmanager
-    async def serve(self, port: int = 0, **options: Any) -> AsyncIterator[ScriptedUpstream]:
-        application = RoutedApplication(
-            {
-                "GET /health": self._health,
-                "GET /v1/models": self._models,
-                "POST /v1/chat/completions": self._chat,
-                "POST /v1/audio/speech": self._speech,
-            }
-        )
-        async with serving(application, port=port, **options) as server:
+    async def serve(self, port: int = 0, **options: Any) -> AsyncIterator[Self]:
+        async with serving(RoutedApplication(self.routes()), port=port, **options) as server:
             self.port = server.port
             yield self
 
@@ -165,6 +168,19 @@ async def remote(*upstreams: ScriptedUpstream | str, **settings: Any) -> AsyncIt
     """A started engine in front of them."""
     urls = tuple(one if isinstance(one, str) else one.url for one in upstreams)
     engine = RemoteEngine(RemoteConfig(**{"upstreams": urls, "start_timeout_sec": 0, **settings}))
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+        assert engine.active_requests == 0
+
+
+@asynccontextmanager
+async def remote_llm(*upstreams: ScriptedUpstream | str, **settings: Any) -> AsyncIterator[RemoteLlmEngine]:
+    """A started engine for the task chat alone."""
+    urls = tuple(one if isinstance(one, str) else one.url for one in upstreams)
+    engine = RemoteLlmEngine(RemoteLlmSettings(**{"urls": urls, "start_timeout": 0, **settings}))
     await engine.start()
     try:
         yield engine
@@ -225,7 +241,7 @@ def asking(*chunks: InputChunk | str, audio: bool = False, **fields: Any) -> Gen
     return GenerationRequest(**{**defaults, **fields})
 
 
-async def answer(engine: RemoteEngine, *chunks: InputChunk | str, **fields: Any) -> list[EngineOutput]:
+async def answer(engine: Engine, *chunks: InputChunk | str, **fields: Any) -> list[EngineOutput]:
     return [output async for output in engine.generate(asking(*(chunks or ("hello",)), **fields))]
 
 

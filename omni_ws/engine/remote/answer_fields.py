@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from omni_ws.core.chunks import TokenLogprob, ToolCallFragment
 
 
+@dataclass(slots=True)
+class _Call:
+    """One call under way; ``index`` is its place in our own answer."""
+
+    index: int
+    id: str
+
+
 class UpstreamToolCallReader:
-    """The calls of one answer: some servers say id and name with every piece."""
+    """The calls of one answer.
+
+    Some servers say id and name with every piece, some give whole calls one after the other the same index: there
+    another id begins another call.
+    """
 
     def __init__(self) -> None:
-        self._begun: set[int] = set()
+        #: How many calls have begun.
+        self.count = 0
+        #: The newest of each index of the upstream's.
+        self._calls: dict[int, _Call] = {}
 
     def read(self, deltas: object) -> Iterator[ToolCallFragment]:
         for position, delta in enumerate(deltas if isinstance(deltas, list) else ()):
@@ -23,13 +39,15 @@ class UpstreamToolCallReader:
             arguments = _text(function.get("arguments")) or ""
             if type(index) is not int or index < 0:
                 continue
-            if index in self._begun:
+            call, call_id = self._calls.get(index), _text(delta.get("id")) or ""
+            named = isinstance(name, str) and bool(name)
+            if call is not None and not (named and call_id and call_id != call.id):
                 if arguments:
-                    yield ToolCallFragment(index, arguments=arguments)
-            elif isinstance(name, str) and name:
-                self._begun.add(index)
-                call_id = _text(delta.get("id")) or f"call_{uuid.uuid4().hex[:24]}"
-                yield ToolCallFragment(index, call_id, name, arguments)
+                    yield ToolCallFragment(call.index, arguments=arguments)
+            elif named:
+                call = self._calls[index] = _Call(self.count, call_id or f"call_{uuid.uuid4().hex[:24]}")
+                self.count += 1
+                yield ToolCallFragment(call.index, call.id, name, arguments)
 
 
 def logprobs_of(choice: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:

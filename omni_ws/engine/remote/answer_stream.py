@@ -13,6 +13,7 @@ from omni_ws.engine.base import EngineOutput, Finished, TextOutput, ToolCallOutp
 from omni_ws.engine.remote.answer_fields import UpstreamToolCallReader, logprobs_of
 from omni_ws.engine.remote.refusal import stream_error
 from omni_ws.engine.remote.server_sent_events import ServerSentEvent
+from omni_ws.engine.remote.thought import ThoughtFilter
 from omni_ws.engine.remote.upstream_audio import UpstreamAudio
 from omni_ws.errors import EngineFailed
 
@@ -23,6 +24,8 @@ _FINISH_REASONS: Final[Mapping[str, FinishReason]] = {
     "tool_calls": FinishReason.TOOL_CALLS,
     "function_call": FinishReason.TOOL_CALLS,
 }
+#: Where servers put what a model thinks: vLLM, llama.cpp and LM Studio; Ollama and newer vLLM.
+_THOUGHTS: Final = ("reasoning_content", "reasoning")
 #: Ends that are no end of an answer: the upstream gave it up.
 _BROKEN: Final = frozenset({"abort", "error", "cancelled"})
 
@@ -46,15 +49,21 @@ class ChatAnswer:
     """Reads the events of one answer. ``done`` is set by ``[DONE]``; a stream that ends before it was cut short.
 
     The spoken text is there twice where a server sends both ``content`` and the transcript of its audio: the first of
-    them that comes is the one that is used.
+    them that comes is the one that is used. What a model thinks before it answers is left out.
     """
 
     def __init__(self, *, sample_rate: int, upstream: str, choices: int = 1) -> None:
         self.done = False
+        #: Whether the model is at work for certain: it has thought, written, spoken or called a tool.
+        self.begun = False
+        #: Input tokens as the upstream counts them; None where it does not.
+        self.prompt_tokens: int | None = None
         self.audio = UpstreamAudio(sample_rate=sample_rate)
-        self._upstream = upstream
+        #: For the log.
+        self.upstream = upstream
         self._reasons = [FinishReason.STOP] * choices
         self._calls = [UpstreamToolCallReader() for _ in range(choices)]
+        self._thoughts = [ThoughtFilter() for _ in range(choices)]
         self._usage: Mapping[str, Any] = {}
         self._text_field: str | None = None
         self._said: list[str] = []
@@ -65,11 +74,14 @@ class ChatAnswer:
             return []
         if event.data.strip() == DONE:
             self.done = True
-            return [*self.audio.flush()]
-        content = event_content(event, upstream=self._upstream)
+            return [*self._rest(), *self.audio.flush()]
+        content = event_content(event, upstream=self.upstream)
         if isinstance(usage := content.get("usage"), dict):
             self._usage = usage
-        return [*self._transcript(content), *self._choices(content)]
+            self.prompt_tokens = self._count("prompt_tokens", 0) or None
+        outputs = [*self._transcript(content), *self._choices(content)]
+        self.begun = self.begun or bool(outputs)
+        return outputs
 
     def finished(self, *, input_words: int, input_audio_ms: int) -> Finished:
         """``input_words`` and ``input_audio_ms`` count where the upstream says nothing of it."""
@@ -78,12 +90,18 @@ class ChatAnswer:
             output_tokens=self._count("completion_tokens", count_words("".join(self._said))),
             input_audio_ms=self._count("input_audio_ms", input_audio_ms),
             output_audio_ms=round(self.audio.output_ms),
+            cached_tokens=self._cached_tokens(),
         )
         return Finished(self._reasons[0], usage, tuple(self._reasons) if len(self._reasons) > 1 else ())
 
     def _count(self, name: str, otherwise: int) -> int:
         value = self._usage.get(name)
         return value if type(value) is int and value >= 0 else otherwise
+
+    def _cached_tokens(self) -> int | None:
+        details = self._usage.get("prompt_tokens_details")
+        cached = details.get("cached_tokens") if isinstance(details, dict) else None
+        return cached if type(cached) is int and cached >= 0 else None
 
     def _transcript(self, content: Mapping[str, Any]) -> Iterator[EngineOutput]:
         heard = content.get("input_transcript")
@@ -105,17 +123,27 @@ class ChatAnswer:
                     yield ToolCallOutput(call, index)
             self._finish(choice.get("finish_reason"), index)
 
+    def _rest(self) -> Iterator[EngineOutput]:
+        """What the filters of thoughts held back."""
+        for index, thoughts in enumerate(self._thoughts):
+            yield from self._said_text(thoughts.finish()[1], index, ())
+
     def _finish(self, reason: object, index: int) -> None:
         if reason is None:
             return
         if reason in _BROKEN:
             raise EngineFailed("the upstream gave up the answer")
-        self._reasons[index] = _FINISH_REASONS.get(str(reason), FinishReason.STOP)
+        called = bool(self._calls[index].count)  # some servers say stop, also after a call
+        self._reasons[index] = _FINISH_REASONS.get(
+            str(reason), FinishReason.TOOL_CALLS if called else FinishReason.STOP
+        )
 
     def _delta(
         self, delta: Mapping[str, Any], modality: object, index: int, logprobs: tuple[TokenLogprob, ...]
     ) -> Iterator[EngineOutput]:
         said = delta.get("content")
+        if any(isinstance(delta.get(name), str) and delta[name] for name in _THOUGHTS):
+            self.begun = True
         # vLLM-Omni says beside the choices what kind of content it is, and puts audio where text is otherwise.
         if modality == "audio":
             if isinstance(said, str):
@@ -134,7 +162,14 @@ class ChatAnswer:
     ) -> Iterator[EngineOutput]:
         if not text and not logprobs:
             return
+        self.begun = True
         self._text_field = self._text_field or field
         if self._text_field == field:
+            _, answered = self._thoughts[index].feed(text)
+            # The tokens of a piece that is cut are not those of its text.
+            yield from self._said_text(answered, index, logprobs if answered == text else ())
+
+    def _said_text(self, text: str, index: int, logprobs: tuple[TokenLogprob, ...]) -> Iterator[EngineOutput]:
+        if text or logprobs:
             self._said.append(text)
             yield TextOutput(text, logprobs, index)

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from itertools import count
 from typing import Final
 
+from omni_ws.engine.remote.dialect import is_for_chat
 from omni_ws.engine.remote.upstream import NotTaken, Unusable, Upstream, UpstreamAnswer, UpstreamState
 from omni_ws.errors import EngineFailed
 
@@ -36,12 +37,15 @@ class Pool:
         retries: int,
         health_interval: float,
         start_timeout: float,
+        reads_context: bool = False,
     ) -> None:
+        """``reads_context``: whether the context of the model matters, and is asked for."""
         self.upstreams = tuple(upstreams)
         self.model = model
         self._retries = retries
         self._health_interval = health_interval
         self._start_timeout = start_timeout
+        self._reads_context = reads_context
         self._watchers: list[asyncio.Task[None]] = []
         self._troubled = {upstream: asyncio.Event() for upstream in self.upstreams}
         self._slow_checks = dict.fromkeys(self.upstreams, 0)
@@ -53,6 +57,11 @@ class Pool:
     @property
     def available(self) -> bool:
         return any(upstream.state is UpstreamState.UP for upstream in self.upstreams)
+
+    @property
+    def context(self) -> int | None:
+        """The smallest context that the upstreams tell, in tokens; None where none does."""
+        return min((one.context for one in self.upstreams if _is_up(one) and one.context is not None), default=None)
 
     def describe(self) -> tuple[str, ...]:
         return tuple(
@@ -90,9 +99,10 @@ class Pool:
         failures = await asyncio.gather(*(self._look_at(upstream) for upstream in self.upstreams))
         if self.model is None:
             listed = (model for upstream in self.upstreams if _is_up(upstream) for model in upstream.models)
-            self.model = next(listed, None)
+            self.model = next(filter(is_for_chat, listed), None)
             for upstream in self.upstreams:
                 self._judge_model(upstream)
+            await asyncio.gather(*(self._read_context(upstream) for upstream in self.upstreams))
         if not self.available and all(failure is not None and failure.lasting for failure in failures):
             raise EngineFailed(f"no upstream can be used: {'; '.join(self._problems())}", fatal=True)
         return self.available
@@ -130,11 +140,17 @@ class Pool:
         if not _is_up(upstream) and upstream.state is not UpstreamState.UNKNOWN:
             logger.info("upstream %s is back", upstream.name)
         upstream.state, upstream.problem = UpstreamState.UP, ""
-        return self._judge_model(upstream)
+        wrong_model = self._judge_model(upstream)
+        await self._read_context(upstream)
+        return wrong_model
+
+    async def _read_context(self, upstream: Upstream) -> None:
+        if self._reads_context and _is_up(upstream) and self.model is not None:
+            await upstream.read_context(self.model)
 
     def _judge_model(self, upstream: Upstream) -> Unusable | None:
         """A server that lists models must list ours; one that lists none is believed."""
-        if not _is_up(upstream) or self.model is None or not upstream.models or self.model in upstream.models:
+        if not _is_up(upstream) or self.model is None or not upstream.models or upstream.serves(self.model):
             return None
         known = ", ".join(upstream.models[:8])
         problem = Unusable(f"it does not serve {self.model}; it serves {known}", lasting=True)

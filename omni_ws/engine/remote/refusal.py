@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import orjson
 
+from omni_ws.engine.remote.context_refusal import PromptTooLong, context_limit, prompt_tokens, says_too_long
 from omni_ws.errors import (
-    ContextLengthExceeded,
     EmptyInput,
     EngineFailed,
     EngineOverloaded,
@@ -50,7 +50,6 @@ _BY_CODE: Final[Mapping[str, type[InvalidRequest]]] = {
         UnsupportedFormat,
         UnsupportedModality,
         EmptyInput,
-        ContextLengthExceeded,
     )
 }
 
@@ -86,9 +85,6 @@ _FIELDS: Final[Mapping[str, str]] = {
     **{name: name for name in ("response_format", "n", "logprobs", "top_logprobs", "priority")},
 }
 
-#: How servers without a code of their own say that a prompt is too long for the model.
-_TOO_LONG: Final = ("maximum context length", "maximum model length", "model's context length", "max_model_len")
-
 
 @dataclass(frozen=True, slots=True)
 class UpstreamError:
@@ -98,6 +94,14 @@ class UpstreamError:
     kind: str = ""
     code: str = ""
     param: str | None = None
+    #: The context of the model and the length of the prompt, in tokens, where the upstream names them.
+    limit: int | None = None
+    tokens: int | None = None
+
+    @property
+    def too_long(self) -> bool:
+        """Whether it means that the prompt is too long for the model."""
+        return says_too_long(self.message, code=self.code, kind=self.kind)
 
 
 def read_error(content: object) -> UpstreamError:
@@ -107,7 +111,7 @@ def read_error(content: object) -> UpstreamError:
         if isinstance(error, Mapping):
             return _from_fields(error)
         if isinstance(error, str):
-            return UpstreamError(error)
+            return _from_fields({"message": error})
         if isinstance(error, list) and error and isinstance(error[0], Mapping):
             return _from_validation(error[0])
         return _from_fields(content)
@@ -161,6 +165,9 @@ def retry_after_seconds(value: str | None) -> float | None:
 
 def _mapped(status: int, error: UpstreamError, retry_after: str | None) -> OmniError:
     match status:
+        case 400 | 413 | 422 | 500 if error.too_long:
+            message = _line(error.message) or "the input is too long for the model"
+            return PromptTooLong(message, param=_client_field(error.param), limit=error.limit, tokens=error.tokens)
         case 400 | 415 | 422:
             return _clients_fault(status, error)
         case 401 | 403:
@@ -178,12 +185,7 @@ def _mapped(status: int, error: UpstreamError, retry_after: str | None) -> OmniE
 
 def _clients_fault(status: int, error: UpstreamError) -> InvalidRequest:
     message = _line(error.message) or "the upstream refused the request"
-    kind = _BY_CODE.get(error.code)
-    if kind is None:
-        if any(words in message.lower() for words in _TOO_LONG):
-            kind = ContextLengthExceeded
-        else:
-            kind = UnsupportedFormat if status == 415 else InvalidValue
+    kind = _BY_CODE.get(error.code) or (UnsupportedFormat if status == 415 else InvalidValue)
     return kind(message, param=_client_field(error.param))
 
 
@@ -196,12 +198,14 @@ def _client_field(param: str | None) -> str | None:
 
 
 def _from_fields(fields: Mapping[str, Any]) -> UpstreamError:
-    code, param = fields.get("code"), fields.get("param")
+    code, param, message = fields.get("code"), fields.get("param"), _text(fields.get("message"))
     return UpstreamError(
-        message=_text(fields.get("message")),
+        message=message,
         kind=_text(fields.get("type")),
         code=str(code) if isinstance(code, str | int) and not isinstance(code, bool) else "",
         param=param[:_MAX_PARAM] if isinstance(param, str) and param else None,
+        limit=context_limit(message, fields),
+        tokens=prompt_tokens(message, fields),
     )
 
 

@@ -16,7 +16,6 @@ import orjson
 from omni_ws.audio.pcm import pcm16_from_samples
 from omni_ws.audio.samples import Samples
 from omni_ws.audio.wav import wav_header
-from omni_ws.config.model import RemoteConfig
 from omni_ws.core.chunks import InputChunk, Modality, OutputModality
 from omni_ws.core.image_type import sniff_image
 from omni_ws.engine.answer_limit import count_words
@@ -25,6 +24,8 @@ from omni_ws.engine.decoded_parts import AudioPart
 from omni_ws.engine.decoding import Chunks, decode_input, decode_speech
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.remote.call_order import with_results
+from omni_ws.engine.remote.dialect import Dialect, sampling_for
+from omni_ws.engine.remote.settings import RemoteLlmSettings
 from omni_ws.errors import EmptyInput, PayloadTooLarge, UnsupportedFormat
 
 #: What the encoders of speech models take; whatever a client sends is brought to it here, once.
@@ -73,6 +74,11 @@ class Prompt:
     @property
     def text(self) -> str:
         return "".join(part.text for part in self.parts if isinstance(part, Text))
+
+    @property
+    def is_text(self) -> bool:
+        """Whether there is nothing but text, here and in the history."""
+        return not self.earlier and all(isinstance(part, Text) for part in self.parts)
 
     @property
     def words(self) -> int:
@@ -241,20 +247,22 @@ def _image_type(chunk: InputChunk) -> str:
     return mime
 
 
-def chat_body(request: GenerationRequest, prompt: Prompt, *, model: str, config: RemoteConfig, audio: bool) -> bytes:
-    """The JSON; ``audio``: whether the answer is to be spoken by the chat upstream itself."""
+def chat_body(
+    request: GenerationRequest, prompt: Prompt, *, model: str, settings: RemoteLlmSettings, dialect: Dialect
+) -> bytes:
+    """The JSON."""
     body: dict[str, Any] = {
         "model": model,
         "messages": [*with_results([*_earlier(request, prompt), *_input(prompt)])],
         "stream": True,
         "stream_options": {"include_usage": True},
-        **request.sampling,
+        **sampling_for(dialect, request.sampling),
         **dict(_options(request)),
     }
-    if audio:
+    if OutputModality.AUDIO in request.modalities:
         voice = {} if request.voice is None else {"voice": request.voice}
-        body |= {"modalities": ["text", "audio"], "audio": {**voice, "format": config.audio_format}}
-    elif OutputModality.AUDIO.value in config.modalities:
+        body |= {"modalities": ["text", "audio"], "audio": {**voice, "format": settings.audio_format}}
+    elif OutputModality.AUDIO.value in settings.modalities:
         # A server that speaks by default would do the work for nothing.
         body["modalities"] = ["text"]
     for name in ("stage_sampling", "stage_params"):

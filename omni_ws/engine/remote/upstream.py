@@ -18,6 +18,17 @@ import httpx
 import orjson
 
 from omni_ws import __version__
+from omni_ws.engine.remote.dialect import (
+    BY_OWNER,
+    OLLAMA_CONTEXT,
+    Dialect,
+    context_in_lm_studio,
+    context_in_props,
+    context_in_ps,
+    context_in_show,
+    context_listed,
+    listed_models,
+)
 from omni_ws.engine.remote.refusal import refusal, retry_after_seconds
 from omni_ws.errors import EngineFailed, OmniError
 
@@ -45,7 +56,7 @@ class UpstreamState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Seconds."""
+    """Seconds. ``first_byte`` is the time until an answer has begun, see ``UpstreamAnswer.begun``."""
 
     connect: float
     first_byte: float
@@ -93,10 +104,16 @@ class Upstream:
         self.active = 0
         self.models: tuple[str, ...] = ()
         self.owner = ""
+        self.dialect = Dialect.OPENAI
+        #: The context of the model, in tokens, where the server tells it; see ``read_context``.
+        self.context: int | None = None
         #: Whether it sends what it heard along with its answers, as those of our own kind can.
         self.transcribes = False
         self._timeouts = timeouts
         self._health: bool = True
+        self._listed: list[Mapping[str, Any]] = []
+        #: What no owner tells: whether it is Ollama. None until it was asked.
+        self._is_ollama: bool | None = None
         headers = {"User-Agent": f"omni_ws/{__version__}", "Accept-Encoding": "identity"}
         if key is not None:
             headers["Authorization"] = f"Bearer {key}"
@@ -134,7 +151,7 @@ class Upstream:
     async def _check_health(self) -> None:
         if not self._health:
             return
-        response = await self._client.get(self.url.removesuffix("/v1") + "/health")
+        response = await self._client.get(self._root + "/health")
         if response.status_code >= 500:
             raise Unusable(f"its health is {response.status_code}")
         # A server that has no such route is judged by its models alone from now on.
@@ -142,26 +159,63 @@ class Upstream:
 
     async def _read_models(self) -> None:
         response = await self._client.get(self.url + "/models")
+        if response.status_code == 404 and await self._asks_ollama():
+            response = await self._client.get(self._root + "/api/tags")
         if response.status_code in (401, 403):
             raise Unusable(f"it does not accept the key (status {response.status_code})", lasting=True)
         if not response.is_success:
             raise Unusable(f"its list of models is {response.status_code}", lasting=response.status_code == 404)
-        try:
-            content = orjson.loads(response.content)
-        except orjson.JSONDecodeError:
-            content = None
-        listed = content.get("data") if isinstance(content, dict) else None
-        if not isinstance(listed, list):
+        listed = listed_models(_json(response))
+        if listed is None:
             raise Unusable("its list of models cannot be read: is this an OpenAI-compatible server?", lasting=True)
-        models = [model for model in listed if isinstance(model, dict) and isinstance(model.get("id"), str)]
-        self.models = tuple(model["id"] for model in models)
-        self.owner = str(models[0].get("owned_by", "")) if models else ""
-        self.transcribes = bool(models) and models[0].get("transcripts") is True
+        self._listed = listed
+        self.models = tuple(entry["id"] for entry in listed)
+        self.owner = str(listed[0].get("owned_by", "")) if listed else ""
+        self.transcribes = bool(listed) and listed[0].get("transcripts") is True
+        self.dialect = BY_OWNER.get(self.owner, Dialect.OPENAI)
+        if self.dialect is Dialect.OPENAI and await self._asks_ollama():
+            self.dialect = Dialect.OLLAMA
+
+    async def _asks_ollama(self) -> bool:
+        """Whether it is Ollama; asked once."""
+        if self._is_ollama is None:
+            content = _json(await self._client.get(self._root + "/api/version"))
+            self._is_ollama = isinstance(content, dict) and isinstance(content.get("version"), str)
+        return self._is_ollama
+
+    def serves(self, model: str) -> bool:
+        """Whether it lists ``model``; Ollama takes names without their tag, too."""
+        return model in self.models or (self.dialect is Dialect.OLLAMA and f"{model}:latest" in self.models)
+
+    async def read_context(self, model: str) -> None:
+        """Ask for the context of ``model``, where the server tells it. What cannot be read changes nothing."""
+        with suppress(TimeoutError, httpx.HTTPError):
+            async with asyncio.timeout(self._timeouts.connect):
+                self.context = await self._context(model)
+
+    async def _context(self, model: str) -> int | None:
+        listed = next((context_listed(entry) for entry in self._listed if entry["id"] == model), None)
+        match self.dialect:
+            case Dialect.LLAMA_CPP:
+                return context_in_props(_json(await self._client.get(self._root + "/props"))) or listed
+            case Dialect.LM_STUDIO:
+                return context_in_lm_studio(_json(await self._client.get(f"{self._root}/api/v0/models/{model}")))
+            case Dialect.OLLAMA:
+                running = context_in_ps(_json(await self._client.get(self._root + "/api/ps")), model)
+                if running is not None:
+                    return running
+                show = await self._client.post(self._root + "/api/show", json={"model": model})
+                return context_in_show(_json(show)) or OLLAMA_CONTEXT
+        return listed
+
+    @property
+    def _root(self) -> str:
+        return self.url.removesuffix("/v1")
 
     # requests
 
     async def post(self, path: str, body: bytes, *, headers: Mapping[str, str]) -> UpstreamAnswer:
-        """An answer that has begun well. Raises NotTaken, or what the upstream's refusal means."""
+        """An answer whose head says that all is well. Raises NotTaken, or what the upstream's refusal means."""
         deadline = asyncio.get_running_loop().time() + self._timeouts.first_byte
         request = self._client.build_request(
             "POST", f"{self.url}/{path}", content=body, headers={"Content-Type": "application/json", **headers}
@@ -200,6 +254,9 @@ class UpstreamAnswer:
 
     def __init__(self, response: httpx.Response, upstream: str, *, deadline: float, idle: float) -> None:
         self.upstream = upstream
+        #: Whether the bytes so far show work. The reader clears it while they do not: a server that only says that it
+        #: has the request has no more time than one that says nothing.
+        self.begun = True
         self.content_type: str = response.headers.get("content-type", "")
         self._response = response
         self._deadline = deadline
@@ -218,12 +275,14 @@ class UpstreamAnswer:
                 return
             except TimeoutError:
                 logger.warning("upstream %s fell silent", self.upstream)
-                raise EngineFailed("the upstream fell silent in the middle of its answer") from None
+                where = "in the middle of" if self.begun else "before"
+                raise EngineFailed(f"the upstream fell silent {where} its answer") from None
             except httpx.HTTPError as error:
                 logger.warning("upstream %s: %s", self.upstream, _reason(error))
                 raise EngineFailed("the upstream broke off in the middle of its answer") from None
             yield piece
-            deadline = loop.time() + self._idle
+            if self.begun:
+                deadline = loop.time() + self._idle
 
     async def finish(self, chunks: AsyncGenerator[bytes, None]) -> None:
         """Take the last bytes of an answer that has said all, if they are about to come."""
@@ -234,6 +293,17 @@ class UpstreamAnswer:
 
     async def aclose(self) -> None:
         await self._response.aclose()
+
+
+def _json(response: httpx.Response) -> object:
+    """The content of a small answer; None for one that failed or is no JSON."""
+    if not response.is_success:
+        return None
+    try:
+        content: object = orjson.loads(response.content)
+    except orjson.JSONDecodeError:
+        return None
+    return content
 
 
 async def _error_body(response: httpx.Response) -> bytes:

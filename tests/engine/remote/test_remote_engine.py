@@ -36,7 +36,7 @@ from support.scripted_upstream import (
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task
 from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput, TranscriptOutput
-from omni_ws.engine.remote import engine as engine_module
+from omni_ws.engine.remote import upstream_engine
 from omni_ws.errors import (
     EngineFailed,
     EngineOverloaded,
@@ -206,7 +206,7 @@ async def test_which_upstreams_take_earlier_speech(owner: str, hears: bool, take
 
 
 async def test_large_requests_and_events_go_through_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "_INLINE_BYTES", 10)
+    monkeypatch.setattr(upstream_engine, "_INLINE_BYTES", 10)
     data = base64.b64encode(TONE.tobytes()).decode()
     async with (
         upstream(streams(delta(audio={"data": data}), finish())) as there,

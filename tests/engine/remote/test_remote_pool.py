@@ -153,7 +153,7 @@ async def test_an_upstream_that_went_is_passed_over() -> None:
             started = await engine.__aenter__()
         for _ in range(3):
             assert said(await answer(started)) == "here"
-        assert [one.state.value for one in started._chat.upstreams] == ["down", "up"]  # type: ignore[union-attr]
+        assert [one.state.value for one in started.llm.upstreams] == ["down", "up"]
         await engine.__aexit__(None, None, None)
 
 
@@ -302,7 +302,7 @@ async def start_error(*urls: ScriptedUpstream | str, **settings: object) -> str:
 async def test_nobody_is_there() -> None:
     port, other = free_port(), free_port()
     message = await start_error(f"http://me:hush@127.0.0.1:{port}/v1", f"http://127.0.0.1:{other}")
-    assert message.startswith(f"no upstream can be used: 127.0.0.1:{port}: ConnectError")
+    assert message.startswith(f"LLM (remote): no upstream can be used: 127.0.0.1:{port}: ConnectError")
     assert f"; 127.0.0.1:{other}: ConnectError" in message
     assert "hush" not in message
 
@@ -420,7 +420,8 @@ async def test_signs_of_life_are_enough() -> None:
 
     steps = [step for _ in range(10) for step in (wait, b": keep-alive\n\n")]
     there_answers = streams(*steps, delta(content="late"))
-    async with upstream(there_answers) as there, remote(there, idle_timeout_sec=20) as engine:
+    patience = {"first_byte_timeout_sec": 200, "idle_timeout_sec": 20}
+    async with upstream(there_answers) as there, remote(there, **patience) as engine:
         began = now()
         assert said(await answer(engine)) == "late"
         assert now() - began >= 150
@@ -460,7 +461,7 @@ async def test_cancelling_drops_the_upstreams_work(answers: Answer) -> None:
         async with asyncio.timeout(10):
             await there.deserted.wait()
         assert engine.active_requests == 0
-        assert [one.active for one in engine._chat.upstreams] == [0]  # type: ignore[union-attr]
+        assert [one.active for one in engine.llm.upstreams] == [0]
 
 
 async def test_closing_drops_the_upstreams_work() -> None:

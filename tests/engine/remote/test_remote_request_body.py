@@ -7,6 +7,7 @@ import io
 import wave
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,13 @@ from PIL import Image
 from support.scripted_upstream import asking, text
 
 from omni_ws.audio.wav import wav_header
-from omni_ws.config.model import RemoteConfig
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
-from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.core.chunks import InputChunk, Modality, OutputModality
 from omni_ws.engine.base import WORDS_UNKNOWN, GenerationRequest, Message, Speech
 from omni_ws.engine.media_room import MediaRoom
-from omni_ws.engine.remote.request_body import chat_body, read_prompt
+from omni_ws.engine.remote.dialect import Dialect
+from omni_ws.engine.remote.request_body import Prompt, chat_body, read_prompt
+from omni_ws.engine.remote.settings import RemoteLlmSettings
 from omni_ws.errors import EmptyInput, PayloadTooLarge, UnsupportedFormat
 
 TONE = (np.sin(np.arange(16_000) / 9) * 20_000).astype("<i2")
@@ -38,8 +40,16 @@ async def body_of(
     request: GenerationRequest, executor: ThreadPoolExecutor, *, audio: bool = False, **settings: Any
 ) -> dict[str, Any]:
     prompt = await read_prompt(request, executor=executor, max_bytes=1 << 24, share=MediaRoom().share())
-    config = RemoteConfig(**settings)
-    body: dict[str, Any] = orjson.loads(chat_body(request, prompt, model="tiny", config=config, audio=audio))
+    if audio:
+        request = replace(request, modalities=frozenset({OutputModality.TEXT, OutputModality.AUDIO}))
+    return sent(request, prompt, **settings)
+
+
+def sent(request: GenerationRequest, prompt: Prompt, **settings: Any) -> dict[str, Any]:
+    asked = RemoteLlmSettings(urls=(), **settings)
+    body: dict[str, Any] = orjson.loads(
+        chat_body(request, prompt, model="tiny", settings=asked, dialect=Dialect.OPENAI)
+    )
     return body
 
 
@@ -269,7 +279,7 @@ async def test_oldest_speech_goes_first_where_a_body_has_no_room(executor: Threa
     whole = (await read_prompt(request, executor=executor, max_bytes=1 << 24, share=MediaRoom().share())).size
     share = MediaRoom().share()
     prompt = await read_prompt(asking("And?", history=history), executor=executor, max_bytes=whole + room, share=share)
-    body = orjson.loads(chat_body(request, prompt, model="tiny", config=RemoteConfig(), audio=False))
+    body = sent(request, prompt)
     first, second, _ = body["messages"]
     assert second["content"][0]["type"] == "input_audio"
     assert (first["content"] == WORDS_UNKNOWN) is bool(room)

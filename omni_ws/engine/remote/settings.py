@@ -1,0 +1,77 @@
+"""What the remote engines are made with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from omni_ws.config.model import MIB
+
+#: The sampling parameters that most servers honour.
+DEFAULT_SAMPLING: Final = (
+    *("temperature", "top_p", "max_tokens", "stop", "seed", "presence_penalty", "frequency_penalty"),
+    *("top_k", "min_p", "repetition_penalty"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamSettings:
+    """The servers of one part, which serve the same model, and how patient to be with them; times are in seconds."""
+
+    #: Base URLs, such as ``http://127.0.0.1:11434/v1``.
+    urls: tuple[str, ...]
+    #: The model's name at the servers; None: the first that the first server lists.
+    model: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    #: The section of the configuration that made these, for messages to the operator.
+    section: str = "remote"
+    retries: int = 2
+    connect_timeout: float = 5
+    #: From the request to the first output; not just to the first byte, which some servers send before any work.
+    first_byte_timeout: float = 120
+    #: Between two reads of an answer that has begun.
+    idle_timeout: float = 60
+    health_interval: float = 10
+    start_timeout: float = 60
+    #: The largest body, including audio and images in base64.
+    max_request_bytes: int = 64 * MIB
+    ca_file: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteLlmSettings(UpstreamSettings):
+    """A language model behind ``/v1/chat/completions``, and what no server reports about it."""
+
+    #: What it takes, and what it answers with, by the names of the protocol.
+    input_modalities: tuple[str, ...] = ("text",)
+    modalities: tuple[str, ...] = ("text",)
+    #: Further features: tools, logprobs, response_format, n, priority, and limits of images and videos by their names.
+    options: tuple[str, ...] = ("tools", "response_format")
+    #: Sampling parameters that are forwarded; None: those that servers of its kind honour.
+    sampling: tuple[str, ...] | None = None
+    stage_params: tuple[str, ...] = ()
+    stage_sampling: tuple[str, ...] = ()
+    #: Of a model that speaks by itself.
+    voices: tuple[str, ...] = ()
+    audio_format: str = "pcm16"
+    #: Of raw audio that arrives without its rate, in Hz.
+    audio_sample_rate: int = 24_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteTtsSettings(UpstreamSettings):
+    """A voice behind ``/v1/audio/speech``."""
+
+    #: Those that clients may choose, the default first.
+    voices: tuple[str, ...] = ()
+    #: Of raw audio that arrives without its rate, in Hz.
+    audio_sample_rate: int = 24_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteAsrSettings(UpstreamSettings):
+    """Speech recognition behind ``/v1/audio/transcriptions``."""
+
+    #: The languages that it can be told to expect (primary subtags of RFC 5646); empty where that is not known.
+    languages: tuple[str, ...] = ()
