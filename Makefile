@@ -99,9 +99,8 @@ test-fast: $(VENV)/.ready-to-test ## tests below a second each, without vLLM, in
 	@$(BIN)/python -m pytest -m "not slow and not vllm" -n $(WORKERS) --dist worksteal --one-loop --hypothesis-profile=fast $(ARGS)
 
 # Speech, the browser and whole servers, with only Chromium and what `make serve` installs.
-BARE_TESTS := tests/browser tests/client tests/end_to_end tests/replay tests/engine/test_embedded_engine.py \
-  tests/engine/test_embedded_recogniser.py tests/engine/test_embedded_voice.py tests/engine/test_espeak_words.py \
-  tests/engine/remote/test_remote_chain.py
+BARE_TESTS := tests/browser tests/client tests/end_to_end tests/replay tests/engine/asr tests/engine/llm tests/engine/tts \
+  tests/engine/test_embedded_engine.py tests/engine/remote/test_remote_chain.py
 test-bare: $(VENV)/.ready-to-test distribution ## some tests again, with optional programs of the machine hidden
 	@PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m support.bare_machine $(CURDIR)/$(BIN)/python -m pytest \
 	  --outcomes-of='bare machine' $(BARE_TESTS) $(ARGS)
@@ -111,7 +110,7 @@ test-bare: $(VENV)/.ready-to-test distribution ## some tests again, with optiona
 distribution: $(VENV)/.ready-to-test
 	@missing=; \
 	[ -n "$${CHROMIUM:-}" ] || command -v chromium chromium-browser google-chrome >/dev/null || missing=chromium; \
-	$(BIN)/python -m omni_ws.engine.embedded.voice_worker flite </dev/null | grep -q voices || missing="$${missing:+$$missing }flite"; \
+	$(BIN)/python -m omni_ws.engine.tts.voice_worker flite </dev/null | grep -q voices || missing="$${missing:+$$missing }flite"; \
 	[ -n "$$missing" ] || exit 0; \
 	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
 	  echo "not installed: $$missing. Only root on Debian can install it here: some tests will be skipped" >&2; exit 0; \

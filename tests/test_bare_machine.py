@@ -11,8 +11,8 @@ import pytest
 from support import bare_machine
 
 from omni_ws.config.model import VoiceChoice
-from omni_ws.engine.embedded.voice import WORKER_MODULE
-from omni_ws.engine.embedded.voice_pipe import HEAD, decode_object
+from omni_ws.engine.tts.voice import WORKER_MODULE
+from omni_ws.engine.tts.voice_pipe import HEAD, decode_object
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only the loader of Linux lets libraries be hidden")
 

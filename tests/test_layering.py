@@ -61,7 +61,8 @@ BANNED = {
 AT_HOME = {
     "torch": "omni_ws.engine.vllm",
     "vllm": "omni_ws.engine.vllm",
-    "pocketsphinx": "omni_ws.engine.embedded",
+    "pocketsphinx": "omni_ws.engine.asr",
+    "espeakng_loader": "omni_ws.engine.tts",
     "grpc": "omni_ws.transport",
     "httpx": "omni_ws.engine.remote",
     "httpcore": "omni_ws.transport.routes.media_fetch",

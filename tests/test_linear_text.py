@@ -14,12 +14,12 @@ from omni_ws.core.output import OutputChunk
 from omni_ws.engine.answer_limit import AnswerLimit, WordCounter
 from omni_ws.engine.base import Message
 from omni_ws.engine.clauses import ClauseSplitter
-from omni_ws.engine.embedded.arithmetic import NotArithmetic, evaluate, parse_number
-from omni_ws.engine.embedded.brain import answer
-from omni_ws.engine.embedded.flite import speakable
+from omni_ws.engine.llm.arithmetic import NotArithmetic, evaluate, parse_number
+from omni_ws.engine.llm.rules import answer
 from omni_ws.engine.remote.call_order import with_results
 from omni_ws.engine.remote.server_sent_events import EventReader
 from omni_ws.engine.text_pieces import pieces_of
+from omni_ws.engine.tts.flite import speakable
 from omni_ws.engine.vllm.prompt import PromptContext, PromptDraft
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation.request import MAX_KEPT_TEXT

@@ -1,5 +1,6 @@
 """Engines and what they share.
 
 ``base`` is the contract of an engine. ``channel`` and ``pipeline`` connect its stages, ``decoding`` converts its input,
-``clauses`` splits its text for synthesis; ``embedded``, ``remote`` and ``vllm`` are the engines.
+``clauses`` splits its text for synthesis. The engines in ``asr``, ``llm`` and ``tts`` do one task each; ``embedded``,
+``remote`` and ``vllm`` are complete.
 """

@@ -5,14 +5,16 @@ A *part* is a run of chunks of one modality and format; the decoded pieces of a 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from omni_ws.audio.samples import Samples
+from omni_ws.core.chunks import Modality
 from omni_ws.core.quota import Room, reserved
 from omni_ws.engine.text_pieces import pieces_of
 from omni_ws.media.video import VideoFrame
@@ -60,6 +62,14 @@ class VideoPart:
 
 
 DecodedPart: TypeAlias = AudioPart | TextPart | ToolResultPart | ImagePart | VideoPart
+
+MODALITIES: Final[Mapping[type[DecodedPart], Modality]] = {
+    AudioPart: Modality.AUDIO,
+    TextPart: Modality.TEXT,
+    ToolResultPart: Modality.TEXT,
+    ImagePart: Modality.IMAGE,
+    VideoPart: Modality.VIDEO,
+}
 
 
 def reserved_size(part: DecodedPart) -> int:

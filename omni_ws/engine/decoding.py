@@ -9,26 +9,32 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence, Set
 from concurrent.futures import Executor
 from contextlib import aclosing, nullcontext
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
 from omni_ws.audio.samples import Samples
 from omni_ws.core.audio_format import AudioFormat
-from omni_ws.core.chunks import InputChunk
+from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.quota import reserved
-from omni_ws.engine.base import InputSource, Speech
+from omni_ws.engine.base import GenerationRequest, InputSource, Speech
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.decoded_parts import AudioPart, DecodedPart, VideoPart, joined, reserved_size, size_of
+from omni_ws.engine.decoded_parts import MODALITIES, AudioPart, DecodedPart, VideoPart, joined, reserved_size, size_of
 from omni_ws.engine.input_decoder import InputDecoder, SlotRequest
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.threads import run_in_thread
-from omni_ws.errors import OmniError
+from omni_ws.errors import OmniError, UnsupportedModality
 from omni_ws.media.limits import MediaLimits
 from omni_ws.profiler import events
+
+#: The threads that an engine decodes input in.
+DECODING_THREADS: Final = 4
+#: The sample rate of speech for most models, in Hz.
+DEFAULT_SAMPLE_RATE: Final = 16_000
 
 #: The limit on input that was read from the source but not decoded, in bytes.
 WAITING_BYTES = 256 * 1024
@@ -89,6 +95,34 @@ async def decode_input(
         await asyncio.gather(reader, return_exceptions=True)
         decoder.close()
         share.give(decoder.yielded_bytes)
+
+
+async def decode_request(
+    request: GenerationRequest,
+    takes: Set[Modality],
+    *,
+    executor: Executor,
+    share: MediaShare,
+    sample_rate: int = DEFAULT_SAMPLE_RATE,
+) -> AsyncGenerator[DecodedPart, None]:
+    """Yield the parts of a request for a task that takes only some modalities, as ``decode_input`` does.
+
+    Raises UnsupportedModality for others.
+    """
+    decoded = decode_input(
+        request.input,
+        audio=request.input_audio,
+        sample_rate=sample_rate,
+        executor=executor,
+        share=share,
+        limits=MediaLimits(**request.options.media_limits),  # type: ignore[arg-type]  # checked on the wire
+    )
+    async with aclosing(decoded) as parts:
+        async for part in parts:
+            if (modality := MODALITIES[type(part)]) not in takes:
+                message = f"task {request.task} takes {' and '.join(sorted(takes))}, not {modality}"
+                raise UnsupportedModality(message, param="modality")
+            yield part
 
 
 @dataclass(frozen=True, slots=True)

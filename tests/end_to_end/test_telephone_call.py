@@ -13,9 +13,10 @@ from support.speech_clips import clip_bytes, silence
 
 from omni_ws.audio.resample import StreamResampler
 from omni_ws.config.model import VoiceChoice
+from omni_ws.engine.asr.pocketsphinx_decoder import PocketSphinxDecoder
+from omni_ws.engine.asr.utterance import to_pcm16
 from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
-from omni_ws.engine.embedded.recogniser import Recogniser, to_pcm16
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
@@ -70,7 +71,7 @@ async def test_a_question_and_its_answer(voice_choice: VoiceChoice) -> None:
         return  # the recogniser of these tests understands hardly a word of espeak-ng
     resampler = StreamResampler(8000, 16_000)
     again = np.concatenate([resampler.process(heard), resampler.flush()])
-    recogniser = Recogniser()
+    recogniser = PocketSphinxDecoder()
     try:
         words = " ".join(word.text for word in recogniser.transcribe(to_pcm16(again)))
     finally:

@@ -25,9 +25,10 @@ from omni_ws.audio.resample import StreamResampler
 from omni_ws.client import AudioChunk, ErrorEvent, Final, SpeechStarted, SpeechStopped, TranscriptChunk, connect
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import InputChunk, Modality
+from omni_ws.engine.asr.pocketsphinx_decoder import PocketSphinxDecoder
+from omni_ws.engine.asr.utterance import to_pcm16
 from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
-from omni_ws.engine.embedded.recogniser import Recogniser, to_pcm16
 from omni_ws.errors import EngineFailed
 from omni_ws.wire.binary import encode_input
 
@@ -247,7 +248,7 @@ async def test_the_mic_client_prints_and_saves(voiced: LiveServer, voice_choice:
         return  # the recogniser of these tests understands hardly a word of espeak-ng
     resampler = StreamResampler(rate, 16_000)
     again = np.concatenate([resampler.process(samples), resampler.flush()])
-    recogniser = Recogniser()
+    recogniser = PocketSphinxDecoder()
     try:
         words = " ".join(word.text for word in recogniser.transcribe(to_pcm16(again)))
     finally:

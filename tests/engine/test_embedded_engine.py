@@ -18,6 +18,7 @@ from support.until import until
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, OutputModality, Task, Word
+from omni_ws.engine.asr.pocketsphinx_decoder import PocketSphinxDecoder
 from omni_ws.engine.base import (
     AudioOutput,
     EngineOutput,
@@ -29,10 +30,9 @@ from omni_ws.engine.base import (
     TranscriptOutput,
 )
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.embedded.brain import NOTHING_HEARD
 from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
-from omni_ws.engine.embedded.recogniser import Recogniser
+from omni_ws.engine.llm.rules import NOTHING_HEARD
 from omni_ws.errors import (
     EmptyInput,
     EngineFailed,
@@ -86,9 +86,9 @@ async def voiced(started_with_voice: EmbeddedEngine) -> AsyncIterator[EmbeddedEn
 
 def nothing_is_held(engine: EmbeddedEngine) -> None:
     assert engine.active_requests == 0
-    assert engine._hearing is not None
-    assert engine._hearing.seats.taken == 0
-    assert engine._hearing.recognisers.borrowed == 0
+    assert engine.asr.listening is not None
+    assert engine.asr.listening.seats.taken == 0
+    assert engine.asr.listening.recogniser.live_decoders.borrowed == 0  # type: ignore[attr-defined]
     assert engine._voice.jobs == 0
 
 
@@ -479,8 +479,8 @@ async def test_requests_past_the_seats_are_refused_and_the_others_go_on(engine: 
     speech = audio(clip_bytes("goforward"))
     sources = [open_input(*speech) for _ in range(4)]
     running = [asyncio.create_task(_collect(engine, source)) for source in sources]
-    assert engine._hearing is not None
-    seats = engine._hearing.seats
+    assert engine.asr.listening is not None
+    seats = engine.asr.listening.seats
     await until(lambda: seats.taken == 4)
     with pytest.raises(EngineOverloaded) as refusal:
         await answered(engine, *speech)
@@ -541,8 +541,8 @@ async def test_cancelling_at_every_step_frees_everything(voiced: EmbeddedEngine)
         await asyncio.wait([task])
         assert task.cancelled()
         assert voiced.active_requests == 0
-        assert voiced._hearing is not None
-        assert voiced._hearing.seats.taken == 0
+        assert voiced.asr.listening is not None
+        assert voiced.asr.listening.seats.taken == 0
         steps *= 1.4
 
 
@@ -634,7 +634,7 @@ async def _first_audio(engine: EmbeddedEngine, source: Input) -> tuple[float, fl
 
 async def _seconds_of_a_pass(name: str) -> float:
     """What the second pass over a clip takes on a machine that may be busy, at this moment."""
-    recogniser = Recogniser()
+    recogniser = PocketSphinxDecoder()
     begun = time.perf_counter()
     await asyncio.to_thread(recogniser.transcribe, clip_pcm(name))
     return time.perf_counter() - begun

@@ -5,7 +5,7 @@ import pytest
 
 from omni_ws.core.quota import ByteBudget, Reservation, reserved
 from omni_ws.engine import media_room
-from omni_ws.engine.embedded.engine import DECODING_THREADS
+from omni_ws.engine.decoding import DECODING_THREADS
 from omni_ws.engine.media_room import MAX_WAIT_SEC, MediaRoom
 from omni_ws.errors import EngineOverloaded, PayloadTooLarge
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from omni_ws.engine.embedded import voice_worker
-from omni_ws.engine.embedded.synthesiser import NoVoice
+from omni_ws.engine.tts import voice_worker
+from omni_ws.engine.tts.synthesiser import NoVoice
 
 
 class _NotInstalled:

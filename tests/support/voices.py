@@ -16,8 +16,8 @@ import pytest
 from support.bare_machine import VOICES_VARIABLE
 
 from omni_ws.config.model import VoiceChoice
-from omni_ws.engine.embedded.voice import WORKER_MODULE
-from omni_ws.engine.embedded.voice_pipe import HEAD, decode_object
+from omni_ws.engine.tts.voice import WORKER_MODULE
+from omni_ws.engine.tts.voice_pipe import HEAD, decode_object
 
 #: Names of voices that this run hides.
 HIDDEN: Final = frozenset(os.environ.get(VOICES_VARIABLE, "").split())

@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 from omni_ws.config.model import VoiceChoice
 
-#: Continuous talkers that one core carries with live recognition.
-TALKERS_PER_CORE = 4
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddedConfig:

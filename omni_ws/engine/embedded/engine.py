@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,35 +11,20 @@ from contextlib import aclosing
 from dataclasses import fields
 from datetime import datetime
 
-import numpy as np
-
-from omni_ws.audio.vad import load_detector
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
+from omni_ws.engine.asr.pocketsphinx_engine import PocketSphinxEngine
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
-from omni_ws.engine.embedded.config import TALKERS_PER_CORE, EmbeddedConfig
+from omni_ws.engine.decoding import DECODING_THREADS
+from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.intake import Intake
-from omni_ws.engine.embedded.listener import Hearing
-from omni_ws.engine.embedded.recogniser import SAMPLE_RATE, Recogniser
-from omni_ws.engine.embedded.recogniser_pool import Scribes, Seats
 from omni_ws.engine.embedded.reply import Reply
 from omni_ws.engine.embedded.tasks import chat, read_aloud, transcribe
-from omni_ws.engine.embedded.voice import Voice
 from omni_ws.engine.incident import incident
-from omni_ws.engine.loan_pool import LoanPool
-from omni_ws.engine.threads import run_in_thread
+from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedParameter
 from omni_ws.media.limits import MediaLimits
 
 log = logging.getLogger(__name__)
-
-#: Threads for decoding input and looking at pictures, besides one for every listening request.
-DECODING_THREADS = 4
-
-#: Threads that load recognisers while every seat is taken.
-LOADING_THREADS = 2
-
-#: Utterances that are written down at the same time: one a core, each with a recogniser of its own.
-MAX_SCRIBES = 8
 
 
 class EmbeddedEngine:
@@ -60,9 +44,12 @@ class EmbeddedEngine:
         self.active_requests = 0
         self._clock = clock
         self._now = now
-        self._voice = Voice(self.config.voice, default_voice=self.config.default_voice)
+        self.asr = PocketSphinxEngine(
+            max_recognisers=self.config.max_recognisers, warm_recognisers=self.config.warm_recognisers, clock=clock
+        )
+        self.tts = SynthesisEngine(self.config.voice, default_voice=self.config.default_voice)
+        self._voice = self.tts.voice
         self._started = False
-        self._hearing: Hearing | None = None
         self._decoding: ThreadPoolExecutor | None = None
 
     @property
@@ -99,20 +86,11 @@ class EmbeddedEngine:
         """Loads the recognisers and finds a voice. Idempotent."""
         if self._started:
             return
-        cores = os.cpu_count() or 1
-        seats = self.config.max_recognisers or TALKERS_PER_CORE * cores
-        listening = ThreadPoolExecutor(seats + LOADING_THREADS, thread_name_prefix="listener")
         self._decoding = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="decoder")
-        self._hearing = Hearing(
-            Seats(seats),
-            LoanPool(Recogniser),
-            Scribes(min(cores, MAX_SCRIBES)),
-            executor=listening,
-        )
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._voice.start())
-                group.create_task(self._warm(self._hearing, seats))
+                group.create_task(self.tts.start())
+                group.create_task(self.asr.start())
         except BaseExceptionGroup as errors:
             await self.stop()
             raise _first(errors) from errors
@@ -123,21 +101,18 @@ class EmbeddedEngine:
 
     async def stop(self) -> None:
         self._started = False
-        hearing, self._hearing = self._hearing, None
         decoding, self._decoding = self._decoding, None
-        await self._voice.stop()
-        if hearing is not None:
-            await asyncio.to_thread(_close, hearing)
+        await asyncio.gather(self.tts.stop(), self.asr.stop())
         if decoding is not None:
             await asyncio.to_thread(decoding.shutdown)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
-        hearing, decoding = self._hearing, self._decoding
-        if not self._started or hearing is None or decoding is None:
+        listening, decoding = self.asr.listening, self._decoding
+        if not self._started or listening is None or decoding is None:
             raise EngineFailed("the engine is not running", fatal=True)
         self._check(request)
         share = request.media_room.share()
-        intake = Intake(request, hearing, executor=decoding, clock=self._clock, share=share)
+        intake = Intake(request, listening, executor=decoding, clock=self._clock, share=share)
         reply = Reply(
             request,
             self._voice,
@@ -188,23 +163,6 @@ class EmbeddedEngine:
                 return read_aloud(intake, reply, latin_only=latin_only)
             case Task.TRANSCRIBE:
                 return transcribe(intake, reply)
-
-    async def _warm(self, hearing: Hearing, seats: int) -> None:
-        """Loads what the first speaker needs. Raises EngineFailed where recognition cannot work."""
-        silence = np.zeros(SAMPLE_RATE // 2, np.int16)
-        scribe = hearing.scribes.transcribe(silence)
-        await run_in_thread(hearing.executor, load_detector)
-        await run_in_thread(hearing.executor, hearing.recognisers.fill, 1)
-        await asyncio.wrap_future(scribe)
-        # The rest comes while people may already speak.
-        hearing.executor.submit(hearing.recognisers.fill, min(self.config.warm_recognisers, seats))
-
-
-def _close(hearing: Hearing) -> None:
-    """Waits for the threads, then frees what they used. Blocks for a second at most."""
-    hearing.executor.shutdown(cancel_futures=True)
-    hearing.scribes.close()
-    hearing.recognisers.close()
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

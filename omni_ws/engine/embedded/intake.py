@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from concurrent.futures import Executor
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 from omni_ws.audio.samples import Samples
 from omni_ws.core.chunks import Modality, Task
 from omni_ws.engine.answer_limit import WordCounter, count_words
+from omni_ws.engine.asr.listener import Listener, Listening
+from omni_ws.engine.asr.utterance import SAMPLE_RATE
 from omni_ws.engine.base import GenerationRequest, TranscriptOutput
 from omni_ws.engine.clauses import SENTENCE_GRACE, ClauseSplitter
 from omni_ws.engine.decoded_parts import AudioPart, DecodedPart, ImagePart, TextPart, VideoPart
 from omni_ws.engine.decoding import decode_input
-from omni_ws.engine.embedded.listener import Hearing, Listener
-from omni_ws.engine.embedded.recogniser import SAMPLE_RATE
-from omni_ws.engine.embedded.sights import MAX_DESCRIBED, describe_images, describe_videos
+from omni_ws.engine.llm.sights import Sights
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.text_pieces import PIECE_CHARACTERS
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import UnsupportedModality
-from omni_ws.media.image import ImageFacts, describe_image
 from omni_ws.media.limits import MediaLimits
-from omni_ws.media.video_facts import VideoFacts, VideoObserver
 from omni_ws.profiler import events
 
 T = TypeVar("T")
@@ -44,47 +41,13 @@ _MODALITIES: dict[type[DecodedPart], Modality] = {
 }
 
 
-@dataclass(slots=True)
-class Sights:
-    """What is kept of pictures: facts, never pixels."""
-
-    images: list[ImageFacts] = field(default_factory=list)
-    image_count: int = 0
-    videos: list[VideoFacts] = field(default_factory=list)
-    _observer: VideoObserver | None = None
-    _part: int = -1
-
-    def look(self, part: ImagePart | VideoPart) -> None:
-        """Blocks for some milliseconds a picture."""
-        if isinstance(part, ImagePart):
-            self.image_count += 1
-            if self.image_count <= MAX_DESCRIBED:
-                self.images.append(describe_image(part.pixels))
-            return
-        if self._observer is None or part.part != self._part:
-            self.close()
-            self._observer, self._part = VideoObserver(), part.part
-        for frame in part.frames:
-            self._observer.add(frame)
-
-    def close(self) -> None:
-        """Ends the video under way."""
-        observer, self._observer = self._observer, None
-        if observer is not None and (facts := observer.facts()) is not None:
-            self.videos.append(facts)
-
-    def sentences(self) -> Iterator[str]:
-        yield from describe_images(self.images, self.image_count)
-        yield from describe_videos(self.videos)
-
-
 class Intake:
     """Reads the input of one request, once: as ``transcripts``, or as the ``clauses`` of a text to be read aloud."""
 
     def __init__(
         self,
         request: GenerationRequest,
-        hearing: Hearing,
+        listening: Listening,
         *,
         executor: Executor,
         clock: Callable[[], float],
@@ -96,7 +59,7 @@ class Intake:
         self.anything = False
         self.audio = False
         self._request = request
-        self._hearing = hearing
+        self._listening = listening
         self._executor = executor
         self._clock = clock
         self._share = share
@@ -142,7 +105,6 @@ class Intake:
                         await run_in_thread(self._executor, self.sights.look, part)
         async for transcript in self._end_audio():
             yield transcript
-        self.sights.close()
 
     async def clauses(self) -> AsyncGenerator[str, None]:
         """The text in pieces that can be spoken, each as soon as it is complete."""
@@ -206,7 +168,7 @@ class Intake:
         self.audio = True
         self._samples += len(samples)
         if self._listener is None:
-            self._listener = Listener(self._hearing, clock=self._clock)
+            self._listener = Listener(self._listening, clock=self._clock)
         async with aclosing(self._listener.hear(samples)) as transcripts:
             async for transcript in transcripts:
                 yield self._noted(transcript)

@@ -9,8 +9,8 @@ from omni_ws.core.chunks import FinishReason, Word
 from omni_ws.engine.answer_limit import AnswerLimit, count_words
 from omni_ws.engine.base import AudioOutput, EngineOutput, GenerationRequest, TextOutput
 from omni_ws.engine.clauses import ClauseSplitter
-from omni_ws.engine.embedded.voice import Voice
 from omni_ws.engine.text_pieces import CooperativePieces
+from omni_ws.engine.tts.voice import Voice
 
 
 class Reply:

@@ -7,10 +7,10 @@ from contextlib import aclosing
 from datetime import datetime
 
 from omni_ws.engine.base import EngineOutput, Message
-from omni_ws.engine.embedded.brain import NOTHING_HEARD, answer
-from omni_ws.engine.embedded.flite import speakable
 from omni_ws.engine.embedded.intake import Intake
 from omni_ws.engine.embedded.reply import Reply
+from omni_ws.engine.llm.rules import NOTHING_HEARD, answer
+from omni_ws.engine.tts.flite import speakable
 from omni_ws.errors import EmptyInput, InvalidValue
 from omni_ws.profiler import events
 
@@ -39,7 +39,7 @@ async def chat(
 
 
 async def _next_sentence(sentences: Iterator[str], intake: Intake) -> str | None:
-    with events.span("brain"):
+    with events.span("rules"):
         return await intake.worked_on(next, sentences, None)
 
 

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Final
 
-from omni_ws.engine.embedded.synthesiser import SpokenWord
+from omni_ws.engine.tts.synthesiser import SpokenWord
 
 _TOKEN: Final = re.compile(r"[^\s—…]+")
 _OPENING: Final = "\"'`({[“‘«¿¡「『（"

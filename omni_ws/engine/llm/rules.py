@@ -1,4 +1,4 @@
-"""The answers of the embedded engine: rules, no model, the same answer to the same question.
+"""Answers by rules: no model, the same answer to the same question.
 
 It says what it can do when asked, does that exactly, and otherwise repeats what it understood. It never pretends to
 have understood more.
@@ -12,7 +12,7 @@ from datetime import datetime
 from itertools import islice
 
 from omni_ws.engine.base import Message
-from omni_ws.engine.embedded.arithmetic import NotArithmetic, evaluate, in_digits, parse_number
+from omni_ws.engine.llm.arithmetic import NotArithmetic, evaluate, in_digits, parse_number
 from omni_ws.engine.text_pieces import pieces_of
 
 MAX_COUNT = 1000

@@ -1,4 +1,4 @@
-"""The process that speaks: ``python -m omni_ws.engine.embedded.voice_worker [auto|flite|espeak]``.
+"""The process that speaks: ``python -m omni_ws.engine.tts.voice_worker [auto|flite|espeak]``.
 
 A process of its own, because the synthesisers keep global state, may crash, and one of them is GPLv3. It reads jobs
 from its standard input, writes speech to its standard output, and ends when its input does, which is also how the
@@ -16,10 +16,10 @@ import traceback
 from dataclasses import asdict
 from typing import BinaryIO
 
-from omni_ws.engine.embedded.espeak import Espeak
-from omni_ws.engine.embedded.flite import Flite
-from omni_ws.engine.embedded.synthesiser import NoVoice, SpokenWord, Synthesiser
-from omni_ws.engine.embedded.voice_pipe import (
+from omni_ws.engine.tts.espeak import Espeak
+from omni_ws.engine.tts.flite import Flite
+from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord, Synthesiser
+from omni_ws.engine.tts.voice_pipe import (
     HEAD,
     RATE,
     Frame,

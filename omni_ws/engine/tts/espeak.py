@@ -6,8 +6,8 @@ import ctypes
 import ctypes.util
 from typing import Any
 
-from omni_ws.engine.embedded.espeak_words import WordTimes
-from omni_ws.engine.embedded.synthesiser import NoVoice, SpokenWord, SynthesisListener, VoiceFacts
+from omni_ws.engine.tts.espeak_words import WordTimes
+from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord, SynthesisListener, VoiceFacts
 
 DEFAULT_VOICE = "en-us"
 CHUNK_MS = 60

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +16,12 @@ from support.until import until
 from omni_ws.audio.resample import StreamResampler
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
-from omni_ws.engine.embedded import voice as voice_module
-from omni_ws.engine.embedded.flite import speakable
-from omni_ws.engine.embedded.recogniser import Recogniser, to_pcm16
-from omni_ws.engine.embedded.voice import WORKER_MODULE, SpokenAudio, Voice
-from omni_ws.engine.embedded.voice_pipe import (
+from omni_ws.engine.asr.pocketsphinx_decoder import PocketSphinxDecoder
+from omni_ws.engine.asr.utterance import to_pcm16
+from omni_ws.engine.tts import voice as voice_module
+from omni_ws.engine.tts.flite import speakable
+from omni_ws.engine.tts.voice import WORKER_MODULE, SpokenAudio, Voice
+from omni_ws.engine.tts.voice_pipe import (
     HEAD,
     MAX_PAYLOAD,
     BrokenPipeFrame,
@@ -197,7 +199,7 @@ async def test_no_voice_is_told_with_the_way_to_get_one() -> None:
 
 async def test_a_machine_without_voices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(voice_module, "WORKER_MODULE", "support.voiceless_worker")
-    monkeypatch.setenv("PYTHONPATH", str(os.path.dirname(os.path.dirname(__file__))))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     voice = Voice()
     await voice.start()
     assert voice.facts is None
@@ -244,7 +246,7 @@ def test_the_worker_ends_with_its_server(voice_choice: VoiceChoice) -> None:
 # The recogniser of these tests understands hardly a word of espeak-ng.
 @pytest.mark.parametrize("voice_choice", [VoiceChoice.FLITE], indirect=True, ids=str)
 async def test_what_flite_says_is_understood_again(voice: Voice) -> None:
-    recogniser = Recogniser()
+    recogniser = PocketSphinxDecoder()
     errors = 0
     try:
         for text in ("what time is it", "go forward ten meters"):

@@ -1,4 +1,4 @@
-"""Speech to text with PocketSphinx, called through ctypes.
+"""PocketSphinxDecoder: PocketSphinx, called through ctypes.
 
 The package's own Python interface holds the GIL while it decodes, which stalls an event loop for hundreds of
 milliseconds. Its extension module exports the C interface as well, and ctypes releases the GIL around every call.
@@ -10,18 +10,17 @@ import ctypes
 import json
 import re
 import threading
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from omni_ws.audio.samples import Samples
+from omni_ws.audio.samples import Pcm16
+from omni_ws.core.chunks import Word
+from omni_ws.engine.asr.utterance import SAMPLE_RATE
 from omni_ws.errors import EngineFailed
 from omni_ws.installing import install_command
 
-SAMPLE_RATE = 16_000
 FRAME_MS = 10
 
 #: The mean of the cepstra is set from this much speech before live decoding begins: decoding from the built-in guess
@@ -67,15 +66,6 @@ _FUNCTIONS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
 _loading = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
-class RecognisedWord:
-    """A word and its place in milliseconds from the start of the audio that was given."""
-
-    text: str
-    start_ms: int
-    end_ms: int
-
-
 @lru_cache(maxsize=1)
 def _library() -> tuple[Any, str]:
     """The C interface and the folder of the packaged American English model."""
@@ -92,24 +82,18 @@ def _library() -> tuple[Any, str]:
             function = getattr(library, name)
         except AttributeError as error:
             raise EngineFailed(
-                f"this build of pocketsphinx does not export {name}; the embedded engine needs pocketsphinx 5.1 "
-                "from its Linux wheel, or choose another engine"
+                f"this build of pocketsphinx does not export {name}; needed is pocketsphinx 5.1 from its "
+                "Linux wheel, or another engine for speech recognition"
             ) from error
         function.restype, function.argtypes = result, list(arguments)
     pocketsphinx.set_loglevel("FATAL")
     return library, f"{pocketsphinx.get_model_path()}/en-us"
 
 
-def to_pcm16(samples: Samples) -> NDArray[np.int16]:
-    """Float samples as the recogniser takes them; what is over full scale is clipped."""
-    pcm: NDArray[np.int16] = np.clip(np.rint(samples * 32768.0), -32768, 32767).astype(np.int16)
-    return pcm
-
-
-class Recogniser:
+class PocketSphinxDecoder:
     """One decoder. Used by one thread at a time; different objects are independent. All calls block.
 
-    Live: ``begin``, ``hear`` …, ``partial`` at any time, ``end``. Whole: ``transcribe``.
+    Live: ``begin``, ``hear`` …, ``interim`` at any time, ``end``. Whole: ``transcribe``.
     """
 
     def __init__(self) -> None:
@@ -141,7 +125,7 @@ class Recogniser:
             self._library.ps_free(self._decoder)
             self._decoder = None
 
-    def transcribe(self, pcm: NDArray[np.int16]) -> tuple[RecognisedWord, ...]:
+    def transcribe(self, pcm: Pcm16) -> tuple[Word, ...]:
         """The words of a whole utterance; equal samples give equal words, whatever the decoder did before.
 
         Costs about a twelfth of the length of the audio and cannot be interrupted.
@@ -154,7 +138,7 @@ class Recogniser:
             self._check(self._library.ps_end_utt(self._decoder))
         return tuple(self._words()) if self._heard_anything() else ()
 
-    def begin(self, speech: NDArray[np.int16]) -> None:
+    def begin(self, speech: Pcm16) -> None:
         """Starts a live utterance. ``speech`` sets the mean of the cepstra: 600 ms of it, without leading silence."""
         self._check(self._library.ps_reinit_feat(self._decoder, None))
         self._check(self._library.ps_activate_search(self._decoder, _PRIMING))
@@ -168,11 +152,11 @@ class Recogniser:
             self._check(self._library.ps_activate_search(self._decoder, _DICTATION))
         self._check(self._library.ps_start_utt(self._decoder))
 
-    def hear(self, pcm: NDArray[np.int16]) -> None:
+    def hear(self, pcm: Pcm16) -> None:
         """Decodes the next piece of a live utterance."""
         self._process(pcm)
 
-    def partial(self) -> str:
+    def interim(self) -> str:
         """The words of the live utterance so far; later audio may change them."""
         hypothesis = self._library.ps_get_hyp(self._decoder, ctypes.byref(ctypes.c_int()))
         return (hypothesis or b"").decode()
@@ -181,7 +165,7 @@ class Recogniser:
         """Ends a live utterance."""
         self._check(self._library.ps_end_utt(self._decoder))
 
-    def _process(self, pcm: NDArray[np.int16], *, search: bool = True, whole: bool = False) -> None:
+    def _process(self, pcm: Pcm16, *, search: bool = True, whole: bool = False) -> None:
         if not len(pcm):
             return
         contiguous = np.ascontiguousarray(pcm)
@@ -197,8 +181,8 @@ class Recogniser:
         """
         return b"nan" not in self._library.ps_get_cmn(self._decoder, False)
 
-    def _words(self) -> list[RecognisedWord]:
-        words: list[RecognisedWord] = []
+    def _words(self) -> list[Word]:
+        words: list[Word] = []
         first, last = ctypes.c_int(), ctypes.c_int()
         segment = self._library.ps_seg_iter(self._decoder)
         while segment:
@@ -206,7 +190,7 @@ class Recogniser:
             if not name.startswith(("<", "[", "+")):
                 self._library.ps_seg_frames(segment, ctypes.byref(first), ctypes.byref(last))
                 text = _ALTERNATE_PRONUNCIATION.sub("", name)
-                words.append(RecognisedWord(text, first.value * FRAME_MS, (last.value + 1) * FRAME_MS))
+                words.append(Word(text, first.value * FRAME_MS, (last.value + 1) * FRAME_MS))
             segment = self._library.ps_seg_next(segment)
         return words
 

@@ -19,8 +19,8 @@ from omni_ws.audio.samples import Samples
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.embedded.synthesiser import VoiceFacts
-from omni_ws.engine.embedded.voice_pipe import (
+from omni_ws.engine.tts.synthesiser import VoiceFacts
+from omni_ws.engine.tts.voice_pipe import (
     HEAD,
     RATE,
     BrokenPipeFrame,
@@ -36,7 +36,7 @@ from omni_ws.profiler import events
 
 log = logging.getLogger(__name__)
 
-WORKER_MODULE = "omni_ws.engine.embedded.voice_worker"
+WORKER_MODULE = "omni_ws.engine.tts.voice_worker"
 
 START_TIMEOUT = 15.0
 STOP_TIMEOUT = 2.0

@@ -4,7 +4,7 @@ from itertools import islice
 import pytest
 
 from omni_ws.engine.base import Message
-from omni_ws.engine.embedded.brain import HELP, MAX_COUNT, MAX_REQUEST, NOTHING_WRITTEN, answer
+from omni_ws.engine.llm.rules import HELP, MAX_COUNT, MAX_REQUEST, NOTHING_WRITTEN, answer
 
 NOW = datetime(2031, 3, 4, 15, 7)
 

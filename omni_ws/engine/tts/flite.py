@@ -8,7 +8,7 @@ import unicodedata
 from pathlib import Path
 from typing import Any, Protocol
 
-from omni_ws.engine.embedded.synthesiser import NoVoice, SpokenWord, SynthesisListener, VoiceFacts
+from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord, SynthesisListener, VoiceFacts
 
 #: ``rms`` first: other people and recognisers understand it best.
 VOICES = ("rms", "slt", "awb", "kal16", "kal")

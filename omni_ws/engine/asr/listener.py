@@ -1,0 +1,169 @@
+"""Listener: listens for one request; samples in, transcripts out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Final
+
+from omni_ws.audio.samples import Pcm16, Samples
+from omni_ws.core.chunks import Word
+from omni_ws.engine.asr.recogniser import Recognised, Recogniser
+from omni_ws.engine.asr.seats import Seats
+from omni_ws.engine.asr.utterance import SAMPLE_RATE
+from omni_ws.engine.asr.utterance_splitter import (
+    InterimText,
+    UtteranceEnded,
+    UtteranceEvent,
+    UtterancePaused,
+    UtteranceResumed,
+    UtteranceSplitter,
+)
+from omni_ws.engine.base import TranscriptOutput
+from omni_ws.engine.threads import release_in_thread, run_in_thread
+from omni_ws.errors import EngineFailed
+from omni_ws.profiler import events
+
+#: Audio that is so many milliseconds ahead of the clock comes from a file. More than the jitter of a network, less than
+#: it takes to have a first interim text.
+AHEAD_MS: Final = 700
+
+#: So much audio at once, in milliseconds, has waited somewhere, if only for an overloaded machine: no time for interim
+#: texts.
+BACKLOG_MS: Final = 1500
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """What all listeners of an engine share. ``executor`` has a thread for every seat."""
+
+    seats: Seats
+    recogniser: Recogniser
+    executor: Executor
+
+    def take_seat(self) -> None:
+        """Raise EngineOverloaded when there is none."""
+        self.seats.take()
+        self.recogniser.expect(self.seats.taken)
+
+
+@dataclass(slots=True)
+class _Guess:
+    """A settled text that is being worked out in case that the pause is the end of the utterance."""
+
+    length: int
+    work: Future[Recognised]
+
+
+class Listener:
+    """Holds a seat from its creation to ``close``; raises EngineOverloaded when there is none.
+
+    Texts of an utterance after the first begin with a space: put together they are the whole transcript.
+    """
+
+    def __init__(self, listening: Listening, *, clock: Callable[[], float]) -> None:
+        listening.take_seat()
+        self._listening = listening
+        self._recogniser = listening.recogniser
+        self._clock = clock
+        self._splitter = UtteranceSplitter(self._recogniser.live_text(), self._recogniser.limits)
+        self._guess: _Guess | None = None
+        self._stale: Future[Recognised] | None = None
+        self._lead_ms = 0.0
+        self._fed_at = clock()
+        self._separator = ""
+        self._showing = False
+        self._closed = False
+
+    async def hear(self, samples: Samples) -> AsyncGenerator[TranscriptOutput, None]:
+        """Take the next samples at 16 kHz; yield what changed."""
+        self._splitter.live = self._is_live(len(samples) * 1000 / SAMPLE_RATE)
+        self._splitter.feed(samples)
+        while self._splitter.ready and (event := await self._advance()) is not None:
+            match event:
+                case InterimText(text=text, start_ms=start_ms):
+                    self._showing = True
+                    yield TranscriptOutput(self._separator + text, interim=True, start_ms=start_ms)
+                case UtterancePaused(pcm=pcm):
+                    self._guess_at(pcm)
+                case UtteranceResumed():
+                    self._drop_guess()
+                case UtteranceEnded():
+                    if (transcript := await self._settle(event)) is not None:
+                        yield transcript
+
+    async def end_part(self) -> AsyncGenerator[TranscriptOutput, None]:
+        """The audio breaks off; yield the text of the utterance that was under way."""
+        with _recognising():
+            ended = await run_in_thread(self._listening.executor, self._splitter.end)
+        if ended is not None and (transcript := await self._settle(ended)) is not None:
+            yield transcript
+
+    async def close(self) -> None:
+        """Release everything. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._drop_guess()
+        try:
+            with events.span("release"):
+                await release_in_thread(self._listening.executor, self._splitter.close)
+        finally:
+            self._listening.seats.leave()
+
+    async def _advance(self) -> UtteranceEvent | None:
+        with _recognising():
+            return await run_in_thread(self._listening.executor, self._splitter.advance)
+
+    def _is_live(self, audio_ms: float) -> bool:
+        """Whether the audio, ``audio_ms`` more of it included, comes as it is spoken and is dealt with in time."""
+        now = self._clock()
+        self._lead_ms = max(0.0, self._lead_ms - (now - self._fed_at) * 1000 + audio_ms)
+        self._fed_at = now
+        return self._lead_ms < AHEAD_MS and audio_ms < BACKLOG_MS
+
+    def _guess_at(self, pcm: Pcm16) -> None:
+        # One outdated guess may still run, for it cannot be stopped; a second one would take a core from others.
+        if self._splitter.live and (self._stale is None or self._stale.done()):
+            self._drop_guess()
+            self._guess = _Guess(len(pcm), self._recogniser.transcribe(pcm))
+
+    def _drop_guess(self) -> None:
+        guess, self._guess = self._guess, None
+        if guess is not None and not guess.work.cancel():
+            self._stale = guess.work
+
+    async def _settle(self, ended: UtteranceEnded) -> TranscriptOutput | None:
+        """Return the settled text; None if nothing was understood and no interim text is to be replaced."""
+        guess = self._guess
+        if guess is None or guess.length != len(ended.pcm):
+            self._drop_guess()
+            guess = self._guess = _Guess(len(ended.pcm), self._recogniser.transcribe(ended.pcm))
+        with _recognising():
+            recognised = await _result_of(guess.work)
+        self._guess = None
+        showing, self._showing = self._showing, False
+        if not recognised.text:
+            return TranscriptOutput("", start_ms=ended.start_ms) if showing else None
+        separator, self._separator = self._separator, " "
+        words = tuple(
+            Word(word.text, ended.start_ms + word.start_ms, ended.start_ms + word.end_ms) for word in recognised.words
+        )
+        return TranscriptOutput(separator + recognised.text, start_ms=ended.start_ms, words=words)
+
+
+async def _result_of(work: Future[Recognised]) -> Recognised:
+    try:
+        return await asyncio.wrap_future(work)
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise EngineFailed("speech recognition has stopped") from None  # the recogniser has dropped what waited
+
+
+def _recognising() -> AbstractContextManager[None]:
+    return events.span("recogniser", "encoder_start", "encoder_end", modality="audio")

@@ -1,0 +1,165 @@
+"""SynthesisEngine: reads text aloud with a speech synthesiser, clause by clause, while the text still arrives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+
+from omni_ws.config.model import VoiceChoice
+from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage, Word
+from omni_ws.engine.answer_limit import WordCounter, count_words
+from omni_ws.engine.answer_text import AnswerText
+from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
+from omni_ws.engine.clauses import ClauseSplitter, clauses_as_they_come
+from omni_ws.engine.decoded_parts import TextPart
+from omni_ws.engine.decoding import decode_request
+from omni_ws.engine.incident import incident
+from omni_ws.engine.media_room import MediaShare
+from omni_ws.engine.tts.flite import speakable
+from omni_ws.engine.tts.voice import Voice
+from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, OmniError, UnsupportedParameter
+
+
+class SynthesisEngine:
+    """Speaks with flite or espeak-ng, in a process of its own that is started again when it dies.
+
+    Where ``choice`` is AUTO and there is no synthesiser, the engine starts all the same, and can do nothing.
+    ``default_voice`` is one of the voices of the synthesiser, None for its usual one.
+    """
+
+    name = "synthesis"
+
+    def __init__(self, choice: VoiceChoice = VoiceChoice.AUTO, *, default_voice: str | None = None) -> None:
+        self.model = choice.value
+        self.active_requests = 0
+        self.voice = Voice(choice, default_voice=default_voice)
+        self._threads: ThreadPoolExecutor | None = None
+
+    @property
+    def state(self) -> EngineState:
+        if self._threads is None:
+            return EngineState.STARTING
+        return EngineState.OK if self.voice.healthy else EngineState.UNHEALTHY
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        voices = self.voice.voices
+        return EngineCapabilities(
+            input_modalities=frozenset({Modality.TEXT}),
+            output_modalities=frozenset({OutputModality.AUDIO} if voices else ()),
+            tasks=frozenset({Task.SPEECH} if voices else ()),
+            extend=True,
+            voices=voices,
+            sampling=frozenset({"max_tokens", "stop"}),
+            sampling_no_ops=frozenset({"temperature", "top_p", "seed"}),
+        )
+
+    def describe(self) -> tuple[str, ...]:
+        return (self.voice.describe(),)
+
+    async def start(self) -> None:
+        """Find a voice and start its process. Idempotent. Raises EngineFailed if the chosen one is missing."""
+        if self._threads is None:
+            await self.voice.start()
+            if self.voice.facts is not None:
+                self.model = self.voice.facts.synthesiser
+            self._threads = ThreadPoolExecutor(1, thread_name_prefix="text decoder")
+
+    async def stop(self) -> None:
+        threads, self._threads = self._threads, None
+        await self.voice.stop()
+        if threads is not None:
+            await asyncio.to_thread(threads.shutdown)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+        if self._threads is None:
+            raise EngineFailed("the engine is not running", fatal=True)
+        self._check(request)
+        self.active_requests += 1
+        try:
+            with request.media_room.share() as share:
+                reading = _Reading(request, self.voice, threads=self._threads, share=share)
+                async with aclosing(reading.outputs()) as outputs:
+                    async for output in outputs:
+                        yield output
+        except OmniError:
+            raise
+        except Exception as error:
+            raise incident("speech synthesis failed", error, request_id=request.request_id) from error
+        finally:
+            self.active_requests -= 1
+
+    def _check(self, request: GenerationRequest) -> None:
+        if not self.voice.voices:
+            raise UnsupportedParameter(f"this server has no voice; {self.voice.describe()}", param="task")
+        if OutputModality.AUDIO not in request.modalities:
+            raise UnsupportedParameter("task speech answers with audio: name it in modalities", param="modalities")
+        if request.voice is not None:
+            self.voice.check(request.voice)
+
+
+class _Reading:
+    """One request: text in, speech out."""
+
+    def __init__(
+        self, request: GenerationRequest, voice: Voice, *, threads: ThreadPoolExecutor, share: MediaShare
+    ) -> None:
+        self._request = request
+        self._voice = voice
+        self._threads = threads
+        self._share = share
+        self._read = WordCounter()
+        self._text = AnswerText(request.sampling)
+        self._spoken_ms = 0.0
+
+    async def outputs(self) -> AsyncGenerator[EngineOutput, None]:
+        async with (
+            aclosing(self._pieces()) as pieces,
+            aclosing(clauses_as_they_come(pieces, ClauseSplitter())) as clauses,
+        ):
+            async for clause in clauses:
+                async with aclosing(self._speak(clause)) as outputs:
+                    async for output in outputs:
+                        yield output
+        if not self._read.words:
+            raise EmptyInput("there is no text to read aloud")
+        usage = Usage(
+            input_tokens=self._read.words + sum(count_words(message.text) for message in self._request.history),
+            output_tokens=self._text.words,
+            output_audio_ms=round(self._spoken_ms),
+        )
+        yield Finished(self._text.reached or FinishReason.STOP, usage)
+
+    async def _pieces(self) -> AsyncGenerator[str, None]:
+        """Yield what is to be read aloud, as it arrives."""
+        decoded = decode_request(self._request, {Modality.TEXT}, executor=self._threads, share=self._share)
+        async with aclosing(decoded) as parts:
+            async for part in parts:
+                assert isinstance(part, TextPart)
+                self._read.feed(part.text)
+                async for piece in self._text.add(part.text):
+                    yield piece
+                if self._text.reached is not None:
+                    return
+        yield self._text.finish()
+
+    async def _speak(self, clause: str) -> AsyncGenerator[AudioOutput, None]:
+        latin_only = self._voice.facts is not None and self._voice.facts.latin_only
+        if latin_only and any(map(str.isalpha, clause)) and not speakable(clause):
+            raise InvalidValue("the voice reads Latin letters only: it cannot speak this text", param="text")
+        start_ms = self._spoken_ms
+        sample_rate = 0
+        async with aclosing(self._voice.speak(clause, voice=self._request.voice)) as pieces:
+            async for piece in pieces:
+                # Words that are told after the last sample come without a rate of their own.
+                sample_rate = piece.sample_rate or sample_rate
+                if not sample_rate:
+                    continue
+                self._spoken_ms += len(piece.samples) * 1000 / sample_rate
+                yield AudioOutput(piece.samples, sample_rate, tuple(_moved(word, start_ms) for word in piece.words))
+
+
+def _moved(word: Word, by_ms: float) -> Word:
+    return Word(word.text, round(word.start_ms + by_ms), round(word.end_ms + by_ms))

@@ -1,0 +1,173 @@
+"""What cuts utterances and talks to requests, with a recogniser that counts instead of recognising."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing
+
+import pytest
+import pytest_asyncio
+from support.engine_answers import answered, audio, collect, open_input, request_of
+from support.speech_clips import clip_bytes, silence
+from support.until import until
+
+from omni_ws.audio.samples import Pcm16
+from omni_ws.core.chunks import Task, Word
+from omni_ws.engine.asr.recogniser import Recognised
+from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
+from omni_ws.engine.asr.utterance import SAMPLE_RATE, Utterance, UtteranceLimits
+from omni_ws.engine.base import EngineState, TranscriptOutput
+from omni_ws.errors import EngineFailed
+
+SPEECH = clip_bytes("goforward")
+
+
+class CountingRecogniser:
+    """Tells the length of utterances, in seconds, also while they are spoken."""
+
+    limits = UtteranceLimits(cut_after=SAMPLE_RATE, longest=2 * SAMPLE_RATE)
+
+    def __init__(self) -> None:
+        self.works = True
+        #: Held back while it is not set.
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+        self.understands = True
+        self.expected: list[int] = []
+        self.asked: list[int] = []
+        self._threads = ThreadPoolExecutor(1)
+
+    def start(self) -> None:
+        if not self.works:
+            raise EngineFailed("no model")
+
+    def close(self) -> None:
+        self._threads.shutdown(cancel_futures=True)
+
+    def expect(self, talkers: int) -> None:
+        self.expected.append(talkers)
+
+    def live_text(self) -> "CountingRecogniser":
+        return self
+
+    def read(self, utterance: Utterance) -> str | None:
+        return f"{utterance.length / SAMPLE_RATE:.0f} so far"
+
+    def end(self) -> None:
+        pass
+
+    def transcribe(self, pcm: Pcm16) -> Future[Recognised]:
+        self.asked.append(len(pcm))
+        return self._threads.submit(self._transcribe, pcm)
+
+    def _transcribe(self, pcm: Pcm16) -> Recognised:
+        assert self.goes_on.wait(30)
+        if not self.understands:
+            return Recognised()
+        text = f"{len(pcm) / SAMPLE_RATE:.0f} s."
+        return Recognised(text, (Word(text, 10, 20),))
+
+
+@pytest.fixture
+def recogniser() -> CountingRecogniser:
+    return CountingRecogniser()
+
+
+@pytest_asyncio.fixture
+async def engine(recogniser: CountingRecogniser) -> AsyncIterator[RecogniserEngine]:
+    # A clock that stands still: all audio is live.
+    engine = RecogniserEngine(
+        "counting", lambda: recogniser, model="none", languages=frozenset({"en"}), max_talkers=2, clock=lambda: 0.0
+    )
+    await engine.start()
+    yield engine
+    assert engine.active_requests == 0
+    assert engine.listening is not None
+    assert engine.listening.seats.taken == 0
+    await engine.stop()
+
+
+async def test_the_texts_of_the_recogniser_are_the_transcript(engine: RecogniserEngine) -> None:
+    result = await answered(engine, *audio(SPEECH + silence(0.6)), task=Task.TRANSCRIBE)
+    settled = [transcript for transcript in result.transcripts if not transcript.interim]
+    # Longer than the recogniser allows, so it was cut; the texts together are the transcript.
+    assert len(settled) > 1
+    assert [each.text.startswith(" ") for each in settled] == [False] + [True] * (len(settled) - 1)
+    assert result.text == "".join(each.text for each in settled)
+    for each in settled:
+        assert each.start_ms is not None
+        assert (each.words[0].start_ms, each.words[0].end_ms) == (each.start_ms + 10, each.start_ms + 20)
+
+
+async def test_every_request_is_announced_to_the_recogniser(
+    engine: RecogniserEngine, recogniser: CountingRecogniser
+) -> None:
+    sources = [open_input(*audio(SPEECH)) for _ in range(2)]
+    running = [asyncio.create_task(collect(engine, source, task=Task.TRANSCRIBE)) for source in sources]
+    await until(lambda: recogniser.expected == [1, 2])
+    for source in sources:
+        source.close()
+    await asyncio.gather(*running)
+
+
+async def test_interim_text_that_turns_out_to_be_nothing_is_taken_back(
+    engine: RecogniserEngine, recogniser: CountingRecogniser
+) -> None:
+    recogniser.understands = False
+    source = open_input(*audio(SPEECH[:40_000], 20))
+    source.close()
+    result = await collect(engine, source, task=Task.TRANSCRIBE)
+    assert result.text == ""
+    if any(transcript.interim for transcript in result.transcripts):
+        assert result.transcripts[-1] == TranscriptOutput("", start_ms=result.transcripts[-1].start_ms)
+
+
+async def test_closing_while_the_recogniser_works_waits_for_nothing(
+    engine: RecogniserEngine, recogniser: CountingRecogniser
+) -> None:
+    recogniser.goes_on.clear()
+    source = open_input(*audio(SPEECH))
+    source.close()
+    async with aclosing(engine.generate(request_of(source, task=Task.TRANSCRIBE))) as outputs:
+        reading = asyncio.ensure_future(anext(outputs))
+        await until(lambda: bool(recogniser.asked))
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+    assert engine.active_requests == 0
+    recogniser.goes_on.set()
+
+
+async def test_stopping_fails_what_waits_for_the_recogniser(recogniser: CountingRecogniser) -> None:
+    engine = RecogniserEngine("counting", lambda: recogniser, model="none", languages=frozenset(), max_talkers=2)
+    await engine.start()
+    recogniser.goes_on.clear()
+    requests = []
+    for count in (1, 2):
+        requests.append(asyncio.create_task(answered(engine, *audio(SPEECH), task=Task.TRANSCRIBE)))
+        await until(lambda: len(recogniser.asked) == count)  # noqa: B023 - called here
+    stopping = asyncio.create_task(engine.stop())
+    with pytest.raises(EngineFailed, match="stopped"):
+        await requests[1]
+    recogniser.goes_on.set()
+    await asyncio.gather(stopping, requests[0], return_exceptions=True)
+    assert engine.active_requests == 0
+
+
+async def test_what_breaks_inside_is_not_shown(engine: RecogniserEngine, recogniser: CountingRecogniser) -> None:
+    def broken(pcm: Pcm16) -> Recognised:
+        raise RuntimeError("secret")
+
+    recogniser._transcribe = broken  # type: ignore[method-assign]
+    with pytest.raises(EngineFailed) as failure:
+        await answered(engine, *audio(SPEECH), task=Task.TRANSCRIBE)
+    assert "secret" not in failure.value.message
+
+
+async def test_a_recogniser_that_cannot_start_fails_the_start() -> None:
+    recogniser = CountingRecogniser()
+    recogniser.works = False
+    engine = RecogniserEngine("counting", lambda: recogniser, model="none", languages=frozenset())
+    with pytest.raises(EngineFailed, match="no model"):
+        await engine.start()
+    assert engine.state is EngineState.STARTING

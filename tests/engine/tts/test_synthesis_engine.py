@@ -1,0 +1,233 @@
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from support.engine_answers import AUDIO, BOTH, TEXT, Answer, answered, audio, collect, open_input, request_of, text
+
+from omni_ws.config.model import VoiceChoice
+from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Word
+from omni_ws.engine.base import AudioOutput, EngineState, Finished, Message
+from omni_ws.engine.tts import voice as voice_module
+from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedModality, UnsupportedParameter
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def started(voice_choice: VoiceChoice) -> AsyncIterator[SynthesisEngine]:
+    engine = SynthesisEngine(voice_choice)
+    await engine.start()
+    yield engine
+    await engine.stop()
+    assert engine.state is EngineState.STARTING
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def engine(started: SynthesisEngine) -> AsyncIterator[SynthesisEngine]:
+    """The running engine, with each voice in turn; afterwards nothing of it may be held any more."""
+    yield started
+    assert started.active_requests == 0
+    assert started.voice.jobs == 0
+
+
+async def read(engine: SynthesisEngine, *chunks: InputChunk, **fields: Any) -> Answer:
+    return await answered(engine, *chunks, **{"task": Task.SPEECH, "modalities": AUDIO, **fields})
+
+
+async def test_text_is_read_while_more_arrives(engine: SynthesisEngine) -> None:
+    source = open_input(text("This is the first sentence. And this"))
+    async with aclosing(engine.generate(request_of(source, task=Task.SPEECH, modalities=BOTH))) as outputs:
+        words: list[Word] = []
+        async for output in outputs:
+            assert isinstance(output, AudioOutput)
+            words += output.words
+            if len(words) == 5:
+                break
+        assert [word.text for word in words] == ["This", "is", "the", "first", "sentence"]
+        source.put_nowait(text(" is the second."))
+        # Not closed: a sentence that seems complete is spoken when nothing follows.
+        async for output in outputs:
+            assert isinstance(output, AudioOutput)
+            words += output.words
+            if len(words) == 10:
+                break
+        assert [word.text for word in words[5:]] == ["And", "this", "is", "the", "second"]
+        source.close()
+        last = [output async for output in outputs][-1]
+    assert isinstance(last, Finished)
+    assert last.usage.input_tokens == 10
+    assert last.usage.output_tokens == 10
+
+
+async def test_there_is_no_text(engine: SynthesisEngine) -> None:
+    history = (Message("user", "not read now"),)
+    result = await read(engine, text("Go. Forward, ten meters"), modalities=BOTH, history=history)
+    assert {type(output) for output in result.outputs} == {AudioOutput, Finished}
+    assert [word.text for word in result.words] == ["Go", "Forward", "ten", "meters"]
+    assert (result.finished.usage.input_tokens, result.finished.usage.output_tokens) == (4 + 3, 4)
+    assert result.finished.usage.output_audio_ms == pytest.approx(result.audio_ms, abs=1)
+
+
+async def test_word_times_run_along_the_whole_text(engine: SynthesisEngine) -> None:
+    result = await read(engine, text(" ".join(f"Number {number}." for number in range(2, 8))))
+    starts = [word.start_ms for word in result.words]
+    assert len(starts) == 12
+    assert starts == sorted(starts)
+    assert result.words[-1].end_ms <= result.audio_ms + 1
+
+
+async def test_a_long_text_is_spoken_before_its_end_is_read(engine: SynthesisEngine) -> None:
+    source = open_input(text("This is one of many sentences. " * 2000))
+    source.close()
+    async with aclosing(engine.generate(request_of(source, task=Task.SPEECH, modalities=AUDIO))) as outputs:
+        assert isinstance(await anext(outputs), AudioOutput)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "words", "reason"),
+    [
+        ({"max_tokens": 2}, ["One,", "two,"], FinishReason.LENGTH),
+        ({"max_tokens": 4}, ["One,", "two,", "three,", "four."], FinishReason.STOP),
+        ({"stop": "three"}, ["One,", "two,"], FinishReason.STOP),
+        ({"stop": "One"}, [], FinishReason.STOP),
+    ],
+)
+async def test_what_is_cut_off_is_not_spoken(
+    engine: SynthesisEngine, sampling: dict[str, Any], words: list[str], reason: FinishReason
+) -> None:
+    result = await read(engine, text("One, two, "), text("three, four."), sampling=sampling)
+    assert [word.text for word in result.words] == [word.strip(",.") for word in words]
+    assert result.finished.reason is reason
+    assert result.finished.usage.output_tokens == len(words)
+
+
+async def test_every_voice_can_be_asked_for(engine: SynthesisEngine) -> None:
+    other = engine.capabilities.voices[1]
+    assert (await read(engine, text("hello"), voice=other)).audio_ms > 300
+    with pytest.raises(InvalidValue, match=other):
+        await read(engine, text("hello"), voice="nobody")
+
+
+async def test_what_is_refused(engine: SynthesisEngine) -> None:
+    for chunks in ((), (text(" \n"),)):
+        with pytest.raises(EmptyInput):
+            await read(engine, *chunks)
+    with pytest.raises(UnsupportedModality, match="task speech takes text, not audio"):
+        await read(engine, *audio(bytes(640)))
+    with pytest.raises(UnsupportedParameter) as refusal:
+        await read(engine, text("hello"), modalities=TEXT)
+    assert refusal.value.param == "modalities"
+
+
+@pytest.mark.parametrize("voice_choice", [VoiceChoice.FLITE], indirect=True, ids=str)
+async def test_flite_refuses_what_it_cannot_read(engine: SynthesisEngine) -> None:
+    with pytest.raises(InvalidValue, match="Latin letters only") as refusal:
+        await read(engine, text("你好"))
+    assert refusal.value.param == "text"
+    assert (await read(engine, text("... 12"))).audio_ms > 300
+
+
+async def test_what_it_says_about_itself(engine: SynthesisEngine) -> None:
+    capabilities = engine.capabilities
+    assert capabilities.tasks == {Task.SPEECH}
+    assert capabilities.input_modalities == {Modality.TEXT}
+    assert capabilities.output_modalities == {OutputModality.AUDIO}
+    assert capabilities.voices == engine.voice.voices
+    assert engine.state is EngineState.OK
+    assert engine.model.startswith(("flite", "espeak-ng"))
+    assert engine.describe()[0].startswith(f"voice: {engine.model}")
+
+
+@pytest.mark.parametrize("outputs_taken", range(1, 4))
+async def test_closing_after_any_output_frees_everything(engine: SynthesisEngine, outputs_taken: int) -> None:
+    """The checks are in the fixture."""
+    source = open_input(text("This is a sentence. This is another one."))
+    outputs = engine.generate(request_of(source, task=Task.SPEECH, modalities=AUDIO))
+    for _ in range(outputs_taken):
+        await anext(outputs)
+    await outputs.aclose()
+
+
+@pytest.mark.slow
+async def test_cancelling_at_every_step_frees_everything(engine: SynthesisEngine) -> None:
+    """Cancels the same short request later and later, until it gets through."""
+    steps = 1.0
+    while True:
+        source = open_input(text("Yes. No."))
+        source.close()
+        task = asyncio.create_task(collect(engine, source, task=Task.SPEECH, modalities=AUDIO))
+        for _ in range(int(steps)):
+            if task.done():
+                break
+            await asyncio.sleep(0)
+        if task.done():
+            assert (await task).audio_ms > 300
+            return
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert (engine.active_requests, engine.voice.jobs) == (0, 0)
+        steps *= 1.4
+
+
+async def test_what_breaks_inside_is_not_shown(engine: SynthesisEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(text: str, *, voice: str | None = None) -> AsyncIterator[object]:
+        if text:
+            raise RuntimeError("secret")
+        yield None
+
+    monkeypatch.setattr(engine.voice, "speak", broken)
+    with pytest.raises(EngineFailed) as failure:
+        await read(engine, text("hello"))
+    assert "secret" not in failure.value.message
+
+
+async def test_an_engine_without_a_voice() -> None:
+    engine = SynthesisEngine(VoiceChoice.NONE)
+    assert engine.state is EngineState.STARTING
+    with pytest.raises(EngineFailed, match="not running"):
+        await read(engine, text("hello"))
+    await engine.start()
+    try:
+        assert (engine.capabilities.tasks, engine.capabilities.output_modalities) == (frozenset(), frozenset())
+        with pytest.raises(UnsupportedParameter, match="no voice"):
+            await read(engine, text("hello"))
+    finally:
+        await engine.stop()
+        await engine.stop()
+
+
+async def test_an_engine_that_cannot_start_says_why(voice_choice: VoiceChoice) -> None:
+    engine = SynthesisEngine(voice_choice, default_voice="hal")
+    with pytest.raises(EngineFailed, match="no voice 'hal'"):
+        await engine.start()
+    assert engine.state is EngineState.STARTING
+
+
+async def _until_it_is(engine: SynthesisEngine, state: EngineState) -> None:
+    while engine.state is not state:
+        await asyncio.gather(read(engine, text("hello")), return_exceptions=True)
+
+
+async def test_a_voice_that_does_not_come_back_is_told_and_comes_back(
+    voice_choice: VoiceChoice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = SynthesisEngine(voice_choice)
+    await engine.start()
+    try:
+        assert engine.voice.worker_pid is not None
+        monkeypatch.setattr(voice_module, "WORKER_MODULE", "omni_ws.not_there")
+        monkeypatch.setattr(voice_module, "MAX_BACKOFF", 0.01)
+        os.kill(engine.voice.worker_pid, signal.SIGKILL)
+        await _until_it_is(engine, EngineState.UNHEALTHY)
+        monkeypatch.undo()
+        await _until_it_is(engine, EngineState.OK)
+        assert (await read(engine, text("hello"))).audio_ms > 300
+    finally:
+        await engine.stop()
