@@ -22,6 +22,7 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
 from omni_ws.engine_choice import create_engine
+from omni_ws.engine_choice.announcement import part_lines
 from omni_ws.errors import ShuttingDown
 from omni_ws.logs import configure_logging
 from omni_ws.service.observing.loop_watch import watching_loop
@@ -307,7 +308,7 @@ def _announce(server: RunningServer, engine: Engine, token_service: GrpcListener
     logger.info("omni_ws %s listens on %s://%s:%d (engine %s)", __version__, scheme, host, server.port, engine.name)
     if token_service is not None:
         logger.info("salience.v1 (gRPC) listens on %s:%d", host, token_service.port)
-    for line in engine.describe():
+    for line in (*part_lines(engine), *engine.describe()):
         logger.info("%s", line)
     # Last, where it is seen. A server on all addresses is reached on this machine by loopback.
     here = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)

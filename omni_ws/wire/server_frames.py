@@ -41,6 +41,21 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     transcripts: bool
 
 
+class Part(Struct, frozen=True, kw_only=True):
+    """One part of the engine: the name of what does its work, and of its model."""
+
+    name: str
+    model: str
+
+
+class Parts(Struct, frozen=True, kw_only=True):
+    """The parts of the engine; null where there is none, or the LLM does that work itself."""
+
+    asr: Part | None = None
+    llm: Part | None = None
+    tts: Part | None = None
+
+
 class SessionLimits(Struct, frozen=True, kw_only=True):
     """The limits of the session."""
 
@@ -62,6 +77,7 @@ class SessionCreatedFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_
     output_audio: OutputAudioConfig
     start_policy: StartPolicyName | StartPolicyConfig
     after_start: str
+    parts: Parts = Parts()
     capabilities: Capabilities
     limits: SessionLimits
 

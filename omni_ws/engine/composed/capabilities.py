@@ -51,7 +51,8 @@ def composed_capabilities(llm: Engine, *, asr: Engine | None, tts: Engine | None
 
 def _stages(llm: Engine, *, asr: Engine | None, tts: Engine | None) -> tuple[str, ...]:
     stages: list[str] = []
-    for role, engine in ((Role.ASR, asr), (Role.LLM, llm), (Role.TTS, tts)):
+    able = ((Role.ASR, asr if hears(asr) else None), (Role.LLM, llm), (Role.TTS, tts if speaks(tts) else None))
+    for role, engine in able:
         if engine is not None:
             stages += engine.capabilities.stages or (role.value,)
     return tuple(dict.fromkeys(stages))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +37,8 @@ class ComposedEngine:
     It works as long as its LLM does: a request that needs a part that has failed fails with an EngineFailed whose
     ``param`` is that part.
 
-    ``name`` and ``model`` are the LLM's unless given.
+    ``name`` and ``model`` are the LLM's unless given. ``where_missing``: the ASR is left out if the LLM turns out to
+    hear by itself, and the TTS if it speaks.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class ComposedEngine:
         tts: Engine | None = None,
         name: str | None = None,
         model: str | None = None,
+        where_missing: bool = False,
     ) -> None:
         self.name = name or llm.name
         self.model = model or llm.model
@@ -57,19 +59,25 @@ class ComposedEngine:
         self._tts = tts
         self._given_model = model
         self._started = False
-        roles = ((Role.ASR, asr), (Role.TTS, tts), (Role.LLM, llm))
-        self._roles: Final[Mapping[Role, Engine]] = {role: part for role, part in roles if part is not None}
+        self._where_missing = where_missing
+        others = ((Role.ASR, asr), (Role.TTS, tts))
+        roles = ((Role.LLM, llm), *others) if where_missing else (*others, (Role.LLM, llm))
         #: Each engine once, with the first of its roles, in the order in which they start.
         self._engines: Final[dict[Engine, Role]] = {}
-        for role, part in self._roles.items():
-            self._engines.setdefault(part, role)
+        for role, part in roles:
+            if part is not None:
+                self._engines.setdefault(part, role)
         self._capabilities: EngineCapabilities | None = None
 
     @property
     def parts(self) -> dict[str, PartDescription | None]:
-        """The parts by role; None where there is none."""
-        found = ((role, self._roles.get(role)) for role in Role)
-        return {role.value: None if part is None else PartDescription(part.name, part.model) for role, part in found}
+        """The parts by role; None where there is none, or it cannot do that work."""
+        asr = self._asr if hears(self._asr) else None
+        tts = self._tts if speaks(self._tts) else None
+        found = {Role.ASR: asr, Role.LLM: self._llm, Role.TTS: tts}
+        return {
+            role.value: None if part is None else PartDescription(part.name, part.model) for role, part in found.items()
+        }
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -90,15 +98,29 @@ class ComposedEngine:
         if self._started:
             return
         try:
-            for part, role in self._engines.items():
-                with failures_of(role, part):
-                    await part.start()
+            for part, role in list(self._engines.items()):
+                if part in self._engines:
+                    with failures_of(role, part):
+                        await part.start()
+                if part is self._llm and self._where_missing:
+                    self._leave_out()
         except BaseException:
             await self.stop()
             raise
         self.model = self._given_model or self._llm.model
         self._capabilities = composed_capabilities(self._llm, asr=self._asr, tts=self._tts)
         self._started = True
+
+    def _leave_out(self) -> None:
+        """Drop the parts whose work the LLM does by itself."""
+        able = self._llm.capabilities
+        if Modality.AUDIO in able.input_modalities:
+            self._asr = None
+        if OutputModality.AUDIO in able.output_modalities:
+            self._tts = None
+        kept = {self._asr, self._llm, self._tts}
+        for part in [part for part in self._engines if part not in kept]:
+            del self._engines[part]
 
     async def stop(self) -> None:
         self._started = False

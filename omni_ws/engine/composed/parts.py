@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Protocol, runtime_checkable
 
 from omni_ws.core.chunks import InputMode, OutputModality, Task
 from omni_ws.engine.base import (
@@ -34,6 +35,23 @@ class PartDescription:
 
     name: str
     model: str
+
+
+@runtime_checkable
+class HasParts(Protocol):
+    """An engine that is made of others."""
+
+    @property
+    def parts(self) -> dict[str, PartDescription | None]:
+        """The parts by the names of their roles; None where there is none."""
+        ...
+
+
+def parts_of(engine: Engine) -> dict[str, PartDescription | None]:
+    """Return the parts of any engine. One that is not made of others is the LLM."""
+    if isinstance(engine, HasParts):
+        return engine.parts
+    return {role.value: PartDescription(engine.name, engine.model) if role is Role.LLM else None for role in Role}
 
 
 @contextmanager

@@ -163,8 +163,6 @@ class VllmEngine:
         lines = [f"{self.model} accepts {takes}; its context has {self._checkpoint.context} tokens"]
         if self._chat_refusal:
             lines.append(f"{self._chat_refusal}; /v1/completions and token sessions work without it")
-        if self._speaker is None:
-            lines.append("no speech output: set a Talker with --vllm.talker")
         return tuple(lines)
 
     async def start(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from websockets.frames import CloseCode
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.config.model import StreamingInputConfig
 from omni_ws.core.chunks import Modality, Task
+from omni_ws.engine.composed.parts import parts_of
 from omni_ws.errors import (
     InvalidValue,
     NotFound,
@@ -42,6 +43,8 @@ from omni_ws.transport.recording.recorded_connection import recorded
 from omni_ws.wire.frames import max_frame_bytes
 from omni_ws.wire.server_frames import (
     Capabilities,
+    Part,
+    Parts,
     SessionCreatedFrame,
     SessionLimits,
     encode_frame,
@@ -236,7 +239,8 @@ class StreamingInput(FrontEnd):
     def _created(self, session: LiveSession) -> SessionCreatedFrame:
         config: Any = session.conversation.configuration.effective
         streaming = self._sessions.config.streaming_input
-        capabilities = self._sessions.engine.capabilities
+        engine = self._sessions.engine
+        capabilities = engine.capabilities
         return SessionCreatedFrame(
             session_id=session.session_id,
             resume_token=session.new_token(),
@@ -246,6 +250,9 @@ class StreamingInput(FrontEnd):
             output_audio=config.output_audio,
             start_policy=config.start_policy,
             after_start=config.after_start,
+            parts=Parts(
+                **{role: None if part is None else Part(**asdict(part)) for role, part in parts_of(engine).items()}
+            ),
             capabilities=Capabilities(
                 input_modalities=sorted(capabilities.input_modalities),
                 output_modalities=sorted(capabilities.output_modalities),

@@ -10,6 +10,7 @@ from typing import Any
 
 from omni_ws import __version__
 from omni_ws.engine.base import EngineState
+from omni_ws.engine.composed.parts import parts_of
 from omni_ws.errors import ModelNotFound
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.transport.http.authentication import Authenticator
@@ -42,6 +43,7 @@ class OperationsRoutes(FrontEnd):
             {
                 "status": status,
                 "engine": engine.name,
+                "parts": parts_of(engine),
                 "model": self._sessions.model.names[0],
                 "sessions": self._sessions.admission.sessions,
                 "stages": list(engine.capabilities.stages) or [engine.name],

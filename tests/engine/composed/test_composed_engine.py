@@ -20,6 +20,7 @@ from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, O
 from omni_ws.engine.base import (
     AudioOutput,
     Engine,
+    EngineCapabilities,
     EngineOutput,
     EngineState,
     Finished,
@@ -30,7 +31,7 @@ from omni_ws.engine.base import (
 )
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.composed.parts import PartDescription
+from omni_ws.engine.composed.parts import PartDescription, parts_of
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.errors import EmptyInput, EngineFailed, UnsupportedParameter
 
@@ -465,6 +466,18 @@ def test_a_part_that_cannot_do_its_task_adds_nothing(llm: RetortEngine) -> None:
     assert not able.voices
 
 
+def test_a_part_that_cannot_do_its_task_is_none(llm: RetortEngine) -> None:
+    engine = ComposedEngine(llm, asr=RetortEngine(), tts=RetortEngine())
+    assert engine.parts == {"asr": None, "llm": PartDescription("retort", "retort"), "tts": None}
+    assert engine.capabilities.stages == ("llm",)
+
+
+def test_the_parts_of_any_engine(asr: WordEngine, llm: RetortEngine) -> None:
+    engine = ComposedEngine(llm, asr=asr)
+    assert parts_of(engine) == engine.parts
+    assert parts_of(llm) == {"asr": None, "llm": PartDescription("retort", "retort"), "tts": None}
+
+
 async def test_speech_needs_a_part_that_can_speak(llm: RetortEngine) -> None:
     engine = ComposedEngine(llm, tts=RetortEngine())
     assert (await ask(engine, typed("hello"), modalities=BOTH)).spoken_words == 0
@@ -506,6 +519,18 @@ class Life(EchoEngine):
         await super().stop()
 
 
+class Able(Life):
+    """Has capabilities that a test gives."""
+
+    def __init__(self, name: str, log: list[str], capabilities: EngineCapabilities) -> None:
+        super().__init__(name, log)
+        self._capabilities = capabilities
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return self._capabilities
+
+
 async def test_parts_start_one_after_the_other_and_each_once() -> None:
     log: list[str] = []
     both, llm = Life("both", log), Life("llm", log)
@@ -518,6 +543,41 @@ async def test_parts_start_one_after_the_other_and_each_once() -> None:
     await engine.stop()
     assert log == ["start both", "start llm", "stop both", "stop llm"]
     assert engine.state is EngineState.STARTING
+
+
+@pytest.mark.parametrize(
+    ("hears", "speaks", "started"),
+    [(False, False, ["llm", "ears", "voice"]), (True, False, ["llm", "voice"]), (False, True, ["llm", "ears"]),
+     (True, True, ["llm"])],
+)  # fmt: skip
+async def test_parts_that_only_stand_in_are_left_out_where_the_llm_does_their_work(
+    hears: bool, speaks: bool, started: list[str]
+) -> None:
+    log: list[str] = []
+    able = replace(
+        RetortEngine().capabilities,
+        input_modalities=frozenset({Modality.TEXT} | ({Modality.AUDIO} if hears else set())),
+        output_modalities=frozenset({OutputModality.TEXT} | ({OutputModality.AUDIO} if speaks else set())),
+    )
+    llm = Able("llm", log, able)
+    engine = ComposedEngine(llm, asr=Life("ears", log), tts=Life("voice", log), where_missing=True)
+    await engine.start()
+    assert log == [f"start {name}" for name in started]
+    assert [role for role, part in engine.parts.items() if part is None] == (["asr"] * hears + ["tts"] * speaks)
+    assert Modality.AUDIO in engine.capabilities.input_modalities
+    assert OutputModality.AUDIO in engine.capabilities.output_modalities
+    await engine.stop()
+    assert log[len(started) :] == [f"stop {name}" for name in started]
+
+
+async def test_an_engine_that_is_two_of_the_parts_is_left_out_only_where_it_is_neither() -> None:
+    log: list[str] = []
+    hearing = replace(RetortEngine().capabilities, input_modalities=frozenset(Modality))
+    both = Life("both", log)
+    engine = ComposedEngine(Able("llm", log, hearing), asr=both, tts=both, where_missing=True)
+    await engine.start()
+    assert log == ["start llm", "start both"]
+    assert (engine.parts["asr"], engine.parts["tts"]) == (None, PartDescription("both", "model of both"))
 
 
 async def test_a_part_that_does_not_start_is_named_and_the_others_are_stopped() -> None:

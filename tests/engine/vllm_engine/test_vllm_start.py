@@ -139,7 +139,7 @@ class TestWithVllm:
                     await process.wait()
         for process, (_, errors) in zip(processes, ends, strict=True):
             assert process.returncode == 1
-            assert b"omni-ws serve: error: the Thinker failed to start" in errors
+            assert b"omni-ws serve: error: LLM (vllm): the Thinker failed to start" in errors
             assert b"listens on" not in errors
             # Python's resource tracker ends once all other processes have ended.
             await until(partial(is_gone, process.pid), seconds=60)

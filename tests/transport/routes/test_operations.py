@@ -13,12 +13,15 @@ from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 from support.event_stream import DONE, events_of
 from support.live_server import LiveServer, live_server
+from support.native_client import native_client
+from support.part_engines import WordEngine
 from support.raw_http import RawResponse, post, raw_client, request
 from support.tone_engine import ToneEngine
 
 from omni_ws import __version__
 from omni_ws.app import App
 from omni_ws.engine.base import EngineCapabilities, EngineState, TextOutput, TranscriptOutput
+from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.errors import EngineFailed
 from omni_ws.transport.native.endpoint import NATIVE_PATH
@@ -56,6 +59,7 @@ async def test_health() -> None:
     assert response.json() == {
         "status": "ok",
         "engine": "fake",
+        "parts": {"asr": None, "llm": {"name": "fake", "model": "fake"}, "tts": None},
         "model": "mine",
         "sessions": 0,
         "stages": ["fake"],
@@ -73,6 +77,19 @@ class StagedEngine(EchoEngine):
 async def test_health_lists_the_stages_of_an_answer() -> None:
     async with live_server(StagedEngine()) as server:
         assert (await get(server, "/health")).json()["stages"] == ["thinker", "talker", "code2wav"]
+
+
+async def test_health_names_the_parts_and_their_stages() -> None:
+    async with live_server(ComposedEngine(EchoEngine(), asr=WordEngine(), tts=ToneEngine())) as server:
+        health = (await get(server, "/health")).json()
+        assert health["stages"] == ["asr", "llm", "tts"]
+        assert health["parts"] == {
+            "asr": {"name": "words", "model": "words"},
+            "llm": {"name": "fake", "model": "fake"},
+            "tts": {"name": "tone", "model": "tone"},
+        }
+        async with native_client(server) as client:
+            assert client.created["parts"] == health["parts"]
 
 
 async def test_an_engine_that_dies_under_a_request_is_503() -> None:

@@ -29,12 +29,6 @@ def create_engine(config: ServerConfig) -> Engine:
 
         return RemoteEngine(config.remote)
     assert config.engine is EngineName.VLLM
-    from omni_ws.engine.vllm.engine import VllmEngine
+    from omni_ws.engine_choice.whole_vllm import whole_vllm
 
-    readouts = None
-    if config.grpc.readout_vectors is not None and config.grpc.readout_manifest is not None:
-        from omni_ws.engine.vllm.readout_vectors import load_vectors
-        from omni_ws.engine.vllm.readouts import Readouts
-
-        readouts = Readouts(load_vectors(config.grpc.readout_vectors, config.grpc.readout_manifest))
-    return VllmEngine(config.vllm, readouts=readouts, trace_root=config.profiler.root)
+    return whole_vllm(config)
