@@ -20,7 +20,8 @@ from omni_ws.engine.remote.call_order import with_results
 from omni_ws.engine.remote.server_sent_events import EventReader
 from omni_ws.engine.text_pieces import pieces_of
 from omni_ws.engine.tts.flite import speakable
-from omni_ws.engine.vllm.prompt import PromptContext, PromptDraft
+from omni_ws.engine.vllm.prompt import PromptDraft
+from omni_ws.engine.vllm.prompt_form import PromptContext
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation.request import MAX_KEPT_TEXT
 from omni_ws.transport.http.multipart_form import FormReader

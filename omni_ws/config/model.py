@@ -130,7 +130,8 @@ class LimitsConfig(Section):
     )
     max_history_tokens: Whole = Field(
         default=4096,
-        description="History that is context of the next request: a word counts 1, a second of audio 25.",
+        description="History that is context of the next request: a word counts 1 (in scripts without blanks, a "
+        "character), a second of audio 25.",
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from omni_ws.core.chunks import Modality
-from omni_ws.engine.vllm.prompt import PromptForm
+from omni_ws.engine.vllm.prompt_form import PromptForm
 
 CONTROL = ["<|end|>", "<|sound|>", "<|picture|>", "<|eos|>"]
 
@@ -28,14 +28,16 @@ class WordTokenizer:
 
     def __init__(self, *, divisible: bool = True) -> None:
         self.added_tokens_decoder = {number: Added(token) for number, token in enumerate(CONTROL)}
-        self._words: dict[str, int] = {}
+        self._words: dict[str, int] = {token: number for number, token in enumerate(CONTROL)}
         control = "|".join(map(re.escape, CONTROL))
         # One that marks the beginning of every text, as some do, gives other tokens for a text in two pieces.
         self._begin = "" if divisible else "▁"
-        self._pieces = re.compile(rf"{control}| ?[^\s<]+|\s+(?!\S)|\s+|<")
+        words = r" ?[^\s<]+|\s+(?!\S)|\s+|<"
+        self._pieces, self._words_alone = re.compile(f"{control}|{words}"), re.compile(words)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return [self._number(word) for word in self._pieces.findall(self._begin + text)]
+    def encode(self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False) -> list[int]:
+        pieces = self._words_alone if split_special_tokens else self._pieces
+        return [self._number(word) for word in pieces.findall(self._begin + text)]
 
     def _number(self, word: str) -> int:
         return self._words.setdefault(word, len(self._words))

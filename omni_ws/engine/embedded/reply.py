@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from omni_ws.core.chunks import FinishReason, Word
-from omni_ws.engine.answer_limit import AnswerLimit, count_words
+from omni_ws.engine.answer_limit import AnswerLimit, WordCounter
 from omni_ws.engine.base import AudioOutput, EngineOutput, GenerationRequest, TextOutput
 from omni_ws.engine.clauses import ClauseSplitter
 from omni_ws.engine.text_pieces import CooperativePieces
@@ -18,7 +18,6 @@ class Reply:
 
     def __init__(self, request: GenerationRequest, voice: Voice, *, writes: bool, speaks: bool) -> None:
         #: Words released so far.
-        self.words = 0
         self._writes = writes
         self._speaks = speaks
         self._voice = voice
@@ -26,7 +25,7 @@ class Reply:
         self._limit = AnswerLimit(request.sampling)
         #: Characters given to the limit and not yet released: speech waits for the end of a word.
         self._held = 0
-        self._inside_word = False
+        self._counter = WordCounter()
         self._unspoken = ClauseSplitter()
         self._spoken_ms = 0.0
 
@@ -57,9 +56,14 @@ class Reply:
             async for output in outputs:
                 yield output
 
+    @property
+    def words(self) -> int:
+        """The words of the answer so far."""
+        return self._counter.words
+
     async def _release(self, released: str) -> AsyncGenerator[EngineOutput, None]:
         self._held -= len(released)
-        self._count(released)
+        self._counter.feed(released)
         if released and self._writes:
             yield TextOutput(released)
         if not self._speaks:
@@ -71,11 +75,6 @@ class Reply:
             async with aclosing(self._speak(clause)) as outputs:
                 async for output in outputs:
                     yield output
-
-    def _count(self, released: str) -> None:
-        if released:
-            self.words += count_words(released) - (self._inside_word and not released[0].isspace())
-            self._inside_word = not released[-1].isspace()
 
     async def _speak(self, clause: str) -> AsyncGenerator[AudioOutput, None]:
         start_ms = self._spoken_ms

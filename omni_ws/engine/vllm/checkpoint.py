@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from omni_ws.core.chunks import Modality
 from omni_ws.engine.vllm.language_model import LanguageModel
-from omni_ws.engine.vllm.prompt import PromptContext, PromptForm
+from omni_ws.engine.vllm.prompt_form import PromptContext, PromptForm
 from omni_ws.errors import EngineFailed, InvalidValue
 
 #: The sample rate of audio encoders that do not specify one, in Hz.

@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from omni_ws.engine.vllm.excerpt import Excerpt, Given, StableExcerpt
 from omni_ws.engine.vllm.language_model import LanguageModel
+from omni_ws.engine.vllm.media_sizes import MediaSizes
 from omni_ws.engine.vllm.model_outputs import ModelOutputs
-from omni_ws.engine.vllm.prompt import Excerpt, Given, StableExcerpt
 from omni_ws.engine.vllm.sampling import prefill_parameters
 from omni_ws.errors import ContextLengthExceeded
 
@@ -40,18 +41,37 @@ class EarlyOrigin:
     request_id: str
     cache_salt: str | None = None
     priority: int = 0
+    media_sizes: MediaSizes = field(default_factory=MediaSizes)
 
     def generate(self, prompt: Any, parameters: SamplingParams, suffix: str = "") -> ModelOutputs:
         """Return vLLM's outputs for a prompt; ``suffix`` makes the request ID unique."""
         return self.model.generate(prompt, parameters, self.request_id + suffix, priority=self.priority)
 
     async def at_once(self, whole: Excerpt, parameters: SamplingParams, suffix: str = "") -> ModelOutputs:
-        """Return vLLM's outputs for a complete prompt."""
-        return self.generate(await self.render(whole), parameters, suffix)
+        """Return vLLM's outputs for a complete prompt. Raises ContextLengthExceeded."""
+        prompt = await self.render(whole)
+        try:
+            self.check_length(len(prompt["prompt_token_ids"]))
+        except ContextLengthExceeded:
+            if whole.media:
+                await self.model.forget_media()
+            raise
+        return self.generate(prompt, parameters, suffix)
 
     async def render(self, excerpt: Excerpt) -> Any:
         """Convert the excerpt to vLLM's form, with its media processed."""
-        return await self.model.render(excerpt.for_vllm(self.cache_salt))
+        prompt = await self.model.render(excerpt.for_vllm(self.cache_salt))
+        if excerpt.media:
+            self.media_sizes.learn(excerpt.media, prompt.get("mm_placeholders", {}))
+        return prompt
+
+    def check_length(self, tokens: int) -> None:
+        """Raise ContextLengthExceeded if a prompt of ``tokens``, so far, leaves no room for an answer."""
+        context = self.model.llm.model_config.max_model_len
+        if tokens >= context:
+            raise ContextLengthExceeded(
+                f"the input has {tokens} tokens, but input and answer must fit into {context} tokens"
+            )
 
 
 class EarlyWork(Protocol):
@@ -190,11 +210,7 @@ class StreamedPrompt:
         prompt = await self._origin.render(excerpt)
         self._media_in_flight = bool(excerpt.media)
         self._outputs.arrived = False
-        total = self._tokens + len(prompt["prompt_token_ids"])
-        if total >= self._context:
-            raise ContextLengthExceeded(
-                f"the input has {total} tokens so far, but input and answer must fit into {self._context} tokens"
-            )
+        self._origin.check_length(self._tokens + len(prompt["prompt_token_ids"]))
         return prompt
 
     async def _feed(self) -> AsyncIterator[Any]:

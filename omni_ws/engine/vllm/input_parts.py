@@ -13,7 +13,8 @@ from omni_ws.core.chunks import Modality
 from omni_ws.core.quota import Room
 from omni_ws.engine.decoded_parts import AudioPart, DecodedPart, ImagePart, TextPart, ToolResultPart, VideoPart
 from omni_ws.engine.vllm.audio_segments import AudioSegmenter
-from omni_ws.engine.vllm.prompt import Media, PromptDraft
+from omni_ws.engine.vllm.excerpt import Media
+from omni_ws.engine.vllm.prompt import PromptDraft
 from omni_ws.media.image import PILLOW_BYTES
 from omni_ws.media.video import VideoFrame
 

@@ -21,10 +21,14 @@ from omni_ws.engine.threads import run_in_thread
 from omni_ws.engine.vllm.answer_reader import AnswerReader
 from omni_ws.engine.vllm.audio_segments import AudioSegmenter
 from omni_ws.engine.vllm.early_input import EarlyBudget, EarlyOrigin, EarlyWork, StreamedPrompt, WarmedPrefix
+from omni_ws.engine.vllm.excerpt import Excerpt, Media, StableExcerpt
+from omni_ws.engine.vllm.history_trim import PromptLimit
 from omni_ws.engine.vllm.input_parts import InputParts
 from omni_ws.engine.vllm.language_model import LanguageModel
-from omni_ws.engine.vllm.prompt import Media, PromptContext, PromptDraft, PromptForm
+from omni_ws.engine.vllm.model_outputs import ModelOutputs
+from omni_ws.engine.vllm.prompt import PromptDraft
 from omni_ws.engine.vllm.prompt_echo import PromptEcho
+from omni_ws.engine.vllm.prompt_form import PromptContext, PromptForm
 from omni_ws.engine.vllm.sampling import AskedSampling, answer_parameters, check_parameters, survives_streaming
 from omni_ws.engine.vllm.token_logprobs import AlignedLogprobs, TokenBytes
 from omni_ws.engine.vllm.tool_calls import ToolUse, tool_use
@@ -76,8 +80,9 @@ class Thinker:
     name = "thinker"
 
     def __init__(self, parts: ThinkerParts, request: GenerationRequest, *, writes: bool, share: MediaShare) -> None:
+        #: Of the prompt, or of what was computed while the input was open.
         self.prompt_tokens = 0
-        #: The prompt tokens found in the cache; None for streamed prompts, for which vLLM does not report them.
+        #: The prompt tokens found in the cache; of a streamed prompt, those of its first part.
         self.cached_tokens: int | None = None
         #: The number of parts of the prompt that were computed before the end of the input.
         self.early_steps = 0
@@ -88,6 +93,13 @@ class Thinker:
         self._share = share
         self._asked = AskedSampling.of(request, self.name)
         self._parameters: SamplingParams = answer_parameters(self._asked, parts.sampling, request.options)
+        self._origin = EarlyOrigin(
+            model=parts.model,
+            request_id=request.request_id,
+            cache_salt=parts.cache_salt(request),
+            priority=request.options.priority,
+            media_sizes=parts.form.media_sizes,
+        )
         self._tools: ToolUse | None = None
         self._answers: list[AnswerReader] = []
         self._speech: dict[Speech, tuple[Media, ...]] = {}
@@ -149,9 +161,9 @@ class Thinker:
         if request.options.raw_prompt:
             return PromptDraft(form.bare(tokens=request.options.token_prompt), PromptContext())
         role = request.options.input_role
-        return PromptDraft(
-            form, PromptContext(request.instructions, request.history, request.tools, self._speech, role)
-        )
+        context = PromptContext(request.instructions, request.history, request.tools, self._speech, role)
+        longest = self._shared.model.llm.model_config.max_model_len
+        return PromptDraft(form, context, PromptLimit.of(longest, self._parameters.max_tokens))
 
     async def _earlier_speech(self) -> dict[Speech, tuple[Media, ...]]:
         """Return the audio segments of earlier user messages, newest first, up to the model's limit on audio."""
@@ -199,16 +211,6 @@ class Thinker:
             constraint = "response_format" if options.structure is not None else "tools"
             check_parameters(shared.model, self._parameters, self._asked, constraint=constraint)
 
-    @property
-    def _origin(self) -> EarlyOrigin:
-        shared, request = self._shared, self._request
-        return EarlyOrigin(
-            model=shared.model,
-            request_id=request.request_id,
-            cache_salt=shared.cache_salt(request),
-            priority=request.options.priority,
-        )
-
     async def _collect(self, source: AsyncIterator[DecodedPart], parts: InputParts) -> None:
         """Add the input to the prompt as it arrives."""
         try:
@@ -254,33 +256,35 @@ class Thinker:
             # If the input has ended meanwhile, the excerpt is computed with the rest.
             if excerpt is not None and not self._input_ended.is_set():
                 with events.span(self.name, "early_work_start", "early_work_end"):
-                    takes_more = await early.extend(excerpt)
+                    takes_more = await self._extend(early, excerpt, draft)
                 self.early_steps += 1
                 least = LEAST_EARLY_TOKENS
+
+    async def _extend(self, early: EarlyWork, excerpt: StableExcerpt, draft: PromptDraft) -> bool:
+        """Compute a part of the prompt; returns whether more can follow before the end of the input."""
+        try:
+            takes_more = await early.extend(excerpt)
+            self.prompt_tokens = len(early.given.tokens)
+            return takes_more
+        except ContextLengthExceeded:
+            if not draft.context.history:
+                raise
+            return False  # how much of the history has to go is known at the end of the input
 
     async def _answer(
         self, work: EarlyWork, draft: PromptDraft, sink: Channel[Any] | None, outputs: Channel[EngineOutput]
     ) -> None:
         """Submit the complete prompt and pass the answers on."""
-        whole = await self._in_thread(draft.whole)
-        config = self._shared.model.llm.model_config
-        context = config.max_model_len
-        if len(whole.tokens) >= context:
-            raise ContextLengthExceeded(
-                f"the input has {len(whole.tokens)} tokens, but input and answer must fit into {context} tokens"
-            )
-        if self._request.options.token_prompt and max(whole.tokens) >= (vocabulary := config.get_vocab_size()):
-            raise InvalidValue(f"token ids must be less than {vocabulary}", param="prompt")
-        echo = await self._in_thread(self._prompt_echo, draft, whole.tokens) if self._request.options.echo else None
         self._answers = [await self._reader(choice) for choice in range(self._parameters.n)]
-        self.prompt_tokens = len(whole.tokens)
+        whole, work, submitted = await self._submit(work, draft)
+        echo = await self._in_thread(self._prompt_echo, draft, whole.tokens) if self._request.options.echo else None
         take = partial(self._take, sink, outputs)
         first = True
-        async with aclosing(await work.answer(whole, self._parameters)) as answer:
+        async with aclosing(submitted) as answer:
             async for output in events.generated(self.name, answer):
                 if first:
                     first = False
-                    self._note_prompt(work, output)
+                    self._note_prompt(output)
                     if echo is not None:
                         await self._send_echo(echo, output.prompt_logprobs, outputs)
                 await self._room(sink, outputs)
@@ -288,6 +292,30 @@ class Thinker:
                 answer.take = take if events.recorder is None else None
         if len(self.finish_reasons) < len(self._answers):
             raise EngineFailed("the Thinker ended its answer without a finish reason")
+
+    async def _submit(self, work: EarlyWork, draft: PromptDraft) -> tuple[Excerpt, EarlyWork, ModelOutputs]:
+        """Submit the complete prompt, with less of the history when it turns out to be too long.
+
+        Returns the prompt, how it was submitted, and the outputs.
+        """
+        while True:
+            whole = await self._in_thread(draft.whole)
+            self.prompt_tokens = len(whole.tokens)
+            self._check_tokens(whole.tokens)
+            try:
+                self._origin.check_length(len(whole.tokens))
+                return whole, work, await work.answer(whole, self._parameters)
+            except ContextLengthExceeded:
+                # Media turned out to be longer than estimated.
+                if not await self._in_thread(draft.shorten):
+                    raise
+                await work.aclose()
+                work = WarmedPrefix(self._origin)
+
+    def _check_tokens(self, tokens: list[int]) -> None:
+        vocabulary = self._shared.model.llm.model_config.get_vocab_size()
+        if self._request.options.token_prompt and max(tokens) >= vocabulary:
+            raise InvalidValue(f"token ids must be less than {vocabulary}", param="prompt")
 
     def _prompt_echo(self, draft: PromptDraft, tokens: list[int]) -> PromptEcho:
         options, shared = self._request.options, self._shared
@@ -313,10 +341,9 @@ class Thinker:
             choice, logprobs=logprobs, tools=tools, names_end=options.echo, wanted=not options.only_echo
         )
 
-    def _note_prompt(self, work: EarlyWork, output: RequestOutput) -> None:
+    def _note_prompt(self, output: RequestOutput) -> None:
         self.prompt_tokens = max(self.prompt_tokens, len(output.prompt_token_ids or ()))
-        if isinstance(work, WarmedPrefix):
-            self.cached_tokens = output.num_cached_tokens
+        self.cached_tokens = output.num_cached_tokens
 
     async def _room(self, sink: Channel[Any] | None, outputs: Channel[EngineOutput]) -> None:
         """Wait until an output can be passed on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -18,6 +19,8 @@ from omni_ws.service.identifiers import new_id
 
 #: Items are kept up to this multiple of what a request sees, so that a truncation brings earlier turns back.
 KEPT_MULTIPLE: Final = 2
+#: What the engine sees is shortened by this share of its limit at a time.
+_STRIDE: Final = 0.25
 #: Requests that can be named, with or without items; and, beside them, ids of requests that were truncated.
 MAX_REQUESTS: Final = 1 << 14
 #: The place of messages that belong to no request: those of an HTTP body, before all requests.
@@ -64,8 +67,12 @@ class History:
     """The items of a conversation, in the order in which their requests opened.
 
     ``messages`` is a copy for the engine: the latest turns, up to ``max_tokens``. Words are counted, since a session
-    does not know the tokens of its engine. The history keeps ``KEPT_MULTIPLE`` times as much text, but speech only
-    within that copy: an item that is older has ``WORDS_UNKNOWN`` in the place of its speech.
+    does not know the tokens of its engine, which may leave out more. The copy begins at a multiple of a quarter of
+    ``max_tokens``, counted over the whole conversation: engines reuse what they computed for a prompt that began alike,
+    and a copy that moved on with every turn would never begin like the one before.
+
+    The history keeps ``KEPT_MULTIPLE`` times as much text, but speech only within that copy: an item that is older has
+    ``WORDS_UNKNOWN`` in the place of its speech.
 
     Speech is charged to ``budget`` before it is added, and given back when it is dropped.
     """
@@ -77,6 +84,8 @@ class History:
         self._budget = budget
         self._items: list[HistoryItem] = []
         self._tokens = 0
+        #: Of the items that are not kept any more because others came.
+        self._left_behind = 0
         #: Of all speech that was added, also where it is not held any more: an item keeps its size.
         self._speech_bytes = 0
         #: What a request sees. It moves on as items are added, and is sought anew only where items go or shrink.
@@ -199,7 +208,7 @@ class History:
     def _advance_seen(self) -> None:
         """Move what a request sees on, and drop the speech of the items that it leaves behind."""
         before = self._seen.first
-        self._advance(self._seen, self.max_tokens, max_speech_bytes=MAX_SPEECH_BYTES)
+        self._advance(self._seen, self._seen_tokens(), max_speech_bytes=MAX_SPEECH_BYTES)
         for index in range(before, self._seen.first):
             item = self._items[index]
             if item.message.speech is not None:
@@ -207,12 +216,20 @@ class History:
                 text = " ".join(filter(None, [item.message.text, WORDS_UNKNOWN]))
                 self._items[index] = replace(item, message=replace(item.message, text=text, speech=None))
 
+    def _seen_tokens(self) -> int:
+        """The tokens from the first stride that fits on."""
+        total = self._left_behind + self._tokens
+        stride = max(1, int(self.max_tokens * _STRIDE))
+        strides = max(0, math.ceil((total - self.max_tokens) / stride))
+        return total - strides * stride
+
     def _make_room(self) -> None:
         """Drop the oldest items beyond what is kept. A request sees none of them."""
         kept = _Window(self._tokens, self._speech_bytes)
         self._advance(kept, KEPT_MULTIPLE * self.max_tokens, max_speech_bytes=self._speech_bytes)
         if kept.first:
             place = self._items[kept.first - 1].place
+            self._left_behind += self._tokens - kept.tokens
             self._drop(0, kept.first)
             while self._places and (oldest := next(iter(self._places.items())))[1] <= place:
                 del self._places[oldest[0]]

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.word_prompts import WordTokenizer, form, placeholder, render
+from support.word_prompts import CONTROL, WordTokenizer, form, placeholder, render
 
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import Modality, ToolCall
 from omni_ws.engine.base import Message, Speech
-from omni_ws.engine.vllm.prompt import Given, Media, PromptContext, PromptDraft, PromptForm
+from omni_ws.engine.vllm.excerpt import Given, Media
+from omni_ws.engine.vllm.prompt import PromptDraft
+from omni_ws.engine.vllm.prompt_form import PromptContext, PromptForm
 from omni_ws.errors import InvalidValue, UnsupportedModality
 
 
@@ -63,9 +65,36 @@ def test_no_text_of_a_client_is_a_control_token() -> None:
     written.add_text("<|so", 0)
     written.add_text("und|> <|end|>", 0)
     assert written.whole().media == ()
-    text = tokenizer.decode(written.whole().tokens)
-    assert "<|sound|>" not in text
-    assert text.replace("\u200b", "").endswith("<|sound|> <|end|><|end|>assistant\n")
+    tokens = written.whole().tokens
+    assert CONTROL.index("<|sound|>") not in tokens
+    assert tokens.count(CONTROL.index("<|end|>")) == 3
+    assert tokenizer.decode(tokens).endswith("<|sound|> <|end|><|end|>assistant\n")
+
+
+def test_a_placeholder_that_is_not_special_is_no_token_of_a_client_either() -> None:
+    class Lenient(WordTokenizer):
+        """Splits no added token, as tokenizers do with those that they do not regard as special."""
+
+        def encode(
+            self, text: str, *, add_special_tokens: bool = True, split_special_tokens: bool = False
+        ) -> list[int]:
+            return super().encode(text)
+
+    tokenizer = Lenient()
+    written = draft(form(tokenizer))
+    written.add_text("a <|sound|> b <|picture|>", 0)
+    tokens = written.whole().tokens
+    assert {CONTROL.index("<|sound|>"), CONTROL.index("<|picture|>")}.isdisjoint(tokens)
+    assert tokenizer.decode(tokens).endswith("\na <|sound|> b <|picture|><|end|>assistant\n")
+
+
+def test_the_mark_of_a_control_token_cannot_be_written_by_a_client() -> None:
+    tokenizer = WordTokenizer()
+    written = draft(form(tokenizer))
+    written.add_text("<\ufdd0|end|> <|\ufdd0end|>", 0)
+    tokens = written.whole().tokens
+    assert tokens.count(CONTROL.index("<|end|>")) == 3
+    assert tokenizer.decode(tokens).endswith("\n<|end|> <|end|><|end|>assistant\n")
 
 
 def test_parts_stand_on_lines_of_their_own_and_media_are_numbered() -> None:
@@ -207,7 +236,7 @@ CALLS = (ToolCall("call_1", "f", '{"a": "<|end|>"}'), ToolCall("call_2", "g", '{
 def test_calls_and_results_stand_in_the_prompt() -> None:
     history = (Message("assistant", "Wait.", tool_calls=CALLS[:1]), Message("tool", "42", tool_call_id="call_1"))
     head, _ = form().frame(PromptContext(history=history))
-    assert head == '<|end|>assistant\nWait.[call_1 {"a": "<\u200b|end|>"}]<|end|>tool\n42call_1<|end|>user\n'
+    assert head == '<|end|>assistant\nWait.[call_1 {"a": "<\ufdd0|end|>"}]<|end|>tool\n42call_1<|end|>user\n'
 
 
 def test_a_call_that_was_cut_off_is_left_out_with_its_result() -> None:
@@ -251,7 +280,7 @@ def test_a_result_of_an_unknown_call_is_refused() -> None:
 def test_texts_of_tools_are_plain() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"<|end|>": ["<|eos|>", 3, None, True]}}}
     head, _ = form().frame(PromptContext(tools=(tool,)))
-    assert "{'<\\u200b|end|>': ['<\\u200b|eos|>', 3, None, True]}" in head
+    assert "{'<\\ufdd0|end|>': ['<\\ufdd0|eos|>', 3, None, True]}" in head
 
 
 def test_a_bare_prompt_is_what_was_written() -> None:

@@ -32,7 +32,7 @@ from omni_ws.engine.base import AnswerOptions, EngineOutput, Message, Structured
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.decoding import decode_input
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.engine.vllm.prompt import PromptContext
+from omni_ws.engine.vllm.prompt_form import PromptContext
 from omni_ws.engine.vllm.thinker import Thinker
 from omni_ws.engine.vllm.tool_calls import ToolUse, tool_use
 from omni_ws.errors import InvalidValue
