@@ -163,6 +163,9 @@ class Metrics:
             "hop",
         )
         self.engine_up = self._gauge("engine_up", "1 if the engine is healthy, else 0.", "engine")
+        self.part_failures = self._counter(
+            "part_failures", "Failures of a part of a composed engine on a request: `asr`, `llm` or `tts`.", "part"
+        )
         self.engine_active = self._gauge("engine_active_requests", "Requests in the engine.", "engine")
         self.draining = self._gauge("draining", "1 while the server drains, else 0.")
         self.loop_lag_seconds = self._histogram(

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import FinishReason, OutputModality, TokenLogprob, ToolCallFragment, Usage, Word
+from omni_ws.errors import OmniError
 
 
 class OutputChunk(Struct, frozen=True):
@@ -45,6 +46,8 @@ class FinalChunk:
     usage: Usage
     #: The finish reason of each choice, for requests that ask for several answers.
     finish_reasons: tuple[FinishReason, ...] = ()
+    #: Failures of parts of the engine that the answer had to do without.
+    warnings: tuple[OmniError, ...] = ()
 
 
 AnyOutput: TypeAlias = OutputChunk | FinalChunk
@@ -84,6 +87,7 @@ class OutputSequencer:
         usage: Usage,
         *,
         finish_reasons: tuple[FinishReason, ...] = (),
+        warnings: tuple[OmniError, ...] = (),
     ) -> FinalChunk:
         """Number and return the final of a request; it takes no output after it."""
         number = self.take_number(request_id)
@@ -94,4 +98,5 @@ class OutputSequencer:
             finish_reason=finish_reason,
             usage=usage,
             finish_reasons=finish_reasons,
+            warnings=warnings,
         )

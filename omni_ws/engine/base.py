@@ -40,6 +40,7 @@ from omni_ws.core.chunks import (
     Word,
 )
 from omni_ws.engine.media_room import MediaRoom
+from omni_ws.errors import OmniError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +297,15 @@ class AudioOutput(Struct, frozen=True):
     words: tuple[Word, ...] = ()
 
 
+class PartFailed(Struct, frozen=True):
+    """A part of a composed engine has failed on this request, which goes on without it.
+
+    ``param`` of the error is the part: ``asr``, ``llm`` or ``tts``.
+    """
+
+    error: OmniError
+
+
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The last output of an answer; the server closes the generator after it.
@@ -309,7 +319,7 @@ class Finished:
     reasons: tuple[FinishReason, ...] = ()
 
 
-EngineOutput: TypeAlias = TextOutput | ToolCallOutput | TranscriptOutput | AudioOutput | Finished
+EngineOutput: TypeAlias = TextOutput | ToolCallOutput | TranscriptOutput | AudioOutput | PartFailed | Finished
 
 
 class EngineState(StrEnum):

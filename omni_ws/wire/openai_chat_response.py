@@ -59,6 +59,11 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     return fields
 
 
+def warning_objects(final: FinalChunk) -> list[dict[str, Any]]:
+    """Return the failures that an answer had to do without; ``param`` is the part of the engine."""
+    return [{"code": one.code, "message": one.message, "param": one.param} for one in final.warnings]
+
+
 def transcript_object(chunk: OutputChunk) -> dict[str, Any]:
     """Return a transcript of the input as the ``input_transcript`` of a chunk."""
     return {"text": chunk.text, "interim": chunk.interim, "start_ms": chunk.start_ms}
@@ -137,7 +142,9 @@ class ChatStream:
         usage = usage_object(chunk.usage)
         for index, reason in enumerate(finish_reasons(chunk, self._options.choices)):
             last = index == self._options.choices - 1
-            extra = {"usage": usage} if last and self._options.usage_on_final_chunk else {}
+            extra: dict[str, Any] = {"usage": usage} if last and self._options.usage_on_final_chunk else {}
+            if last and chunk.warnings:
+                extra["warnings"] = warning_objects(chunk)
             yield self._delta({}, index=index, finish_reason=reason, **extra)
         if self._options.include_usage and not self._options.usage_on_final_chunk:
             yield self._chunk([], usage=usage)
@@ -269,7 +276,7 @@ class ChatCompletion:
                 "expires_at": options.created + AUDIO_EXPIRES_SEC,
                 "transcript": self._choices[0].text,
             }
-        completion = {
+        completion: dict[str, Any] = {
             "id": options.completion_id,
             "object": "chat.completion",
             "created": options.created,
@@ -279,6 +286,8 @@ class ChatCompletion:
         }
         if self._transcript and options.input_transcript:
             completion["input_transcript"] = {"text": " ".join(self._transcript)}
+        if chunk.warnings:
+            completion["warnings"] = warning_objects(chunk)
         return completion
 
     def _choice(self, index: int, reason: str) -> dict[str, Any]:

@@ -104,8 +104,9 @@ class RetortEngine(EchoEngine):
         self.withdrawn = 0
         #: Raised after the first word of the answer.
         self.failure: Exception | None = None
-        #: Held back before the first word of each answer.
+        #: Held back before the first word of each answer, and before the second.
         self.gate: asyncio.Event | None = None
+        self.pause: asyncio.Event | None = None
         self._capabilities = replace(
             CAPABILITIES,
             **{
@@ -141,6 +142,8 @@ class RetortEngine(EchoEngine):
             for index, word in enumerate(words):
                 if index and self.failure is not None:
                     raise self.failure
+                if index == 1 and self.pause is not None:
+                    await self.pause.wait()
                 output = TextOutput(word if index == 0 else f" {word}")
                 if not request.sink.offer(output):
                     yield output

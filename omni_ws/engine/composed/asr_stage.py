@@ -13,9 +13,10 @@ import msgspec
 from omni_ws.core.chunks import InputChunk, Modality, OutputModality, Task, Word
 from omni_ws.engine.base import Engine, Finished, GenerationRequest, TranscriptOutput
 from omni_ws.engine.channel import Channel, ChannelClosed
-from omni_ws.engine.composed.parts import Role, asked_of, failures_of
+from omni_ws.engine.composed.parts import Role, asked_of, part_failed
+from omni_ws.engine.composed.patience import run_part
 from omni_ws.engine.pipeline import Outputs, StageLink
-from omni_ws.errors import EmptyInput
+from omni_ws.errors import EmptyInput, OmniError
 
 _CHUNK_OVERHEAD_BYTES: Final = 128
 #: Input on its way to a part, in bytes.
@@ -88,17 +89,21 @@ class AsrStage:
         )
         from_ms, separator = self.audio_ms, self._separator
         try:
-            with failures_of(Role.ASR, self._engine, request_id=self._request.request_id):
-                async with aclosing(self._engine.generate(asked)) as events:  # type: ignore[type-var]
-                    async for event in events:
-                        if isinstance(event, TranscriptOutput):
-                            await outputs.put(_placed(event, from_ms=from_ms, separator=separator))
-                            await self._settle(event, sink)
-                        elif isinstance(event, Finished):
-                            self._anything = True
-                            self.audio_ms += event.usage.input_audio_ms
+            async with aclosing(run_part(Role.ASR, self._engine, asked)) as events:
+                async for event in events:
+                    if isinstance(event, TranscriptOutput):
+                        await outputs.put(_placed(event, from_ms=from_ms, separator=separator))
+                        await self._settle(event, sink)
+                    elif isinstance(event, Finished):
+                        self._anything = True
+                        self.audio_ms += event.usage.input_audio_ms
         except EmptyInput:
             pass  # not a whole sample; whether that was all, the end of the input tells
+        except OmniError as error:
+            if not self._beside:
+                raise
+            # The LLM has heard the speaker itself.
+            await outputs.put(part_failed(Role.ASR, error))
 
     async def _settle(self, transcript: TranscriptOutput, sink: Channel[Any]) -> None:
         if transcript.interim or not transcript.text.strip():

@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 
 from omni_ws.core.chunks import Modality, OutputModality, Task, Usage
 from omni_ws.engine.base import (
+    NO_SINK,
     Engine,
     EngineCapabilities,
     EngineOutput,
@@ -21,10 +22,14 @@ from omni_ws.engine.composed.asr_stage import INPUT_LINK, AsrStage
 from omni_ws.engine.composed.capabilities import composed_capabilities, hears, speaks
 from omni_ws.engine.composed.llm_stage import SPEECH_LINK, LlmStage
 from omni_ws.engine.composed.parts import PartDescription, Role, failures_of
+from omni_ws.engine.composed.patience import FirstOutputSink, Patience
 from omni_ws.engine.composed.tts_stage import TtsStage
 from omni_ws.engine.pipeline import Stage, StageLink, pipeline
 from omni_ws.engine.tokens import HasTokens, TokenEngine
 from omni_ws.errors import UnsupportedParameter
+
+#: A model that is busy, or loads when it is first asked, may need a minute.
+FIRST_BYTE_TIMEOUT_SEC: Final = 120.0
 
 
 class ComposedEngine:
@@ -34,11 +39,12 @@ class ComposedEngine:
     the LLM, the task ``speech`` of the TTS. The parts may be the same engine. An LLM that hears gets the audio itself;
     the ASR beside it gives the transcript. An LLM that speaks needs no TTS; one that is given takes its place.
 
-    It works as long as its LLM does: a request that needs a part that has failed fails with an EngineFailed whose
-    ``param`` is that part.
+    It works as long as its LLM does. A request that cannot do without a part that has failed fails with an EngineFailed
+    whose ``param`` is that part; one that can gets a PartFailed, and goes on.
 
     ``name`` and ``model`` are the LLM's unless given. ``where_missing``: the ASR is left out if the LLM turns out to
-    hear by itself, and the TTS if it speaks.
+    hear by itself, and the TTS if it speaks. ``first_byte_timeout_sec`` is how long the LLM may take from the end of
+    its input to its first output; None where it sees to that itself.
     """
 
     def __init__(
@@ -50,6 +56,7 @@ class ComposedEngine:
         name: str | None = None,
         model: str | None = None,
         where_missing: bool = False,
+        first_byte_timeout_sec: float | None = FIRST_BYTE_TIMEOUT_SEC,
     ) -> None:
         self.name = name or llm.name
         self.model = model or llm.model
@@ -58,6 +65,7 @@ class ComposedEngine:
         self._asr = asr
         self._tts = tts
         self._given_model = model
+        self._first_byte_timeout_sec = first_byte_timeout_sec
         self._started = False
         self._where_missing = where_missing
         others = ((Role.ASR, asr), (Role.TTS, tts))
@@ -136,11 +144,11 @@ class ComposedEngine:
         if request.task is Task.SPEECH and self._tts is not None and speaks(self._tts):
             return self._alone(Role.TTS, self._tts, request)
         if request.task is not Task.CHAT:
-            return self._alone(Role.LLM, self._llm, request)
+            return self._alone(Role.LLM, self._llm, request)  # which refuses a task that it cannot do
         asr = self._asr if hears(self._asr) else None
         spoken = OutputModality.AUDIO in request.modalities and speaks(self._tts)
         if asr is None and not spoken:
-            return self._alone(Role.LLM, self._llm, request)
+            return self._plain_chat(request)
         return self._chat(request, asr=asr, tts=self._tts if spoken else None)
 
     async def _alone(self, role: Role, part: Engine, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
@@ -153,6 +161,19 @@ class ComposedEngine:
                         yield output
         finally:
             self.active_requests -= 1
+
+    async def _plain_chat(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+        """The LLM has the whole request, and its sink."""
+        patience = Patience(self._first_byte_timeout_sec)
+        sink = request.sink if request.sink is NO_SINK else FirstOutputSink(request.sink, patience)
+        asked = replace(request, input=patience.watched(aiter(request.input)), sink=sink)
+        async with (
+            patience.limiting(Role.LLM, self._llm),
+            aclosing(self._alone(Role.LLM, self._llm, asked)) as outputs,
+        ):
+            async for output in outputs:
+                patience.stop()
+                yield output
 
     async def _chat(
         self, request: GenerationRequest, *, asr: Engine | None, tts: Engine | None
@@ -168,6 +189,7 @@ class ComposedEngine:
             words_only=hearing is not None and not llm_hears,
             transcribed=hearing is not None,
             spoken=tts is not None,
+            first_byte_timeout_sec=self._first_byte_timeout_sec,
         )
         speaking = None if tts is None else TtsStage(tts, request)
         stages: list[Stage[Any]] = [stage for stage in (hearing, answering, speaking) if stage is not None]

@@ -21,6 +21,7 @@ from omni_ws.engine.base import (
 )
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.composed.parts import Role, failures_of, mode_of
+from omni_ws.engine.composed.patience import Patience
 from omni_ws.engine.pipeline import Outputs, StageLink
 from omni_ws.errors import EngineFailed
 
@@ -35,13 +36,21 @@ class LlmStage:
     where the input then ends without anything, because speech had no words, the LLM's request is withdrawn, and the
     answer is ``EngineCapabilities.nothing_heard``.
 
-    ``transcribed`` and ``spoken`` say that other parts make the transcript and the audio.
+    ``transcribed`` and ``spoken`` say that other parts make the transcript and the audio. Raises EngineFailed where
+    nothing comes for ``first_byte_timeout_sec`` after the end of the input.
     """
 
     name = Role.LLM.value
 
     def __init__(
-        self, engine: Engine, request: GenerationRequest, *, words_only: bool, transcribed: bool, spoken: bool
+        self,
+        engine: Engine,
+        request: GenerationRequest,
+        *,
+        words_only: bool,
+        transcribed: bool,
+        spoken: bool,
+        first_byte_timeout_sec: float | None,
     ) -> None:
         #: How the answer ended; None until then.
         self.finished: Finished | None = None
@@ -52,18 +61,22 @@ class LlmStage:
         self._writes = OutputModality.TEXT in request.modalities
         dropped = {TranscriptOutput: transcribed, AudioOutput: spoken, TextOutput: not self._writes}
         self._dropped = tuple(kind for kind, drop in dropped.items() if drop)
+        self._first_byte_timeout_sec = first_byte_timeout_sec
+        #: Until the first output.
+        self._patience: Patience | None = None
         self._outputs: Outputs | None = None
         self._sink: Channel[Any] | None = None
 
     async def run(self, source: AsyncIterator[InputChunk], sink: Channel[Any] | None, outputs: Outputs) -> None:
         """Answer the input."""
         self._outputs, self._sink = outputs, sink
-        given = _GivenInput(source, must_have_content=self._words_only)
+        self._patience = patience = Patience(self._first_byte_timeout_sec)
+        given = _GivenInput(patience.watched(source), must_have_content=self._words_only)
         request = replace(self._request, input=given, input_mode=mode_of(self._engine), sink=self)
         if self._spoken:
             request = replace(request, modalities=frozenset({OutputModality.TEXT}), voice=None)
         try:
-            async with asyncio.timeout(None) as given.withdrawal:
+            async with asyncio.timeout(None) as given.withdrawal, patience.limiting(Role.LLM, self._engine):
                 await self._answer(request)
         except TimeoutError:
             await self._answer_silence()
@@ -74,10 +87,16 @@ class LlmStage:
         with failures_of(Role.LLM, self._engine, request_id=request.request_id):
             async with aclosing(self._engine.generate(request)) as outputs:  # type: ignore[type-var]
                 async for output in outputs:
+                    self._hear_from_llm()
                     if isinstance(output, Finished):
                         self.finished = output
                         return
                     await self._put(output)
+
+    def _hear_from_llm(self) -> None:
+        if self._patience is not None:
+            self._patience.stop()
+            self._patience = None
 
     async def _answer_silence(self) -> None:
         text = self._engine.capabilities.nothing_heard
@@ -87,6 +106,7 @@ class LlmStage:
 
     def offer(self, output: EngineOutput) -> bool:
         """See OutputSink; for the LLM."""
+        self._hear_from_llm()
         outputs, sink = self._outputs, self._sink
         if outputs is None or type(output) is Finished or (sink is not None and sink.full):
             return False

@@ -15,6 +15,7 @@ from omni_ws.engine.base import (
     Engine,
     GenerationRequest,
     InputSource,
+    PartFailed,
     UsageMeter,
 )
 from omni_ws.engine.incident import incident
@@ -72,6 +73,12 @@ def failures_of(role: Role, engine: Engine, *, request_id: str | None = None) ->
         failure = incident(f"{role.upper()} ({engine.name}): the engine failed", error, request_id=request_id)
         failure.param = role.value
         raise failure from error
+
+
+def part_failed(role: Role, error: OmniError) -> PartFailed:
+    """The output for a failure that a request goes on without."""
+    error.param = role.value
+    return PartFailed(error)
 
 
 def asked_of(

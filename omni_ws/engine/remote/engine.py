@@ -29,7 +29,7 @@ class RemoteEngine(ComposedEngine):
         self.llm = RemoteLlmEngine(_llm_settings(config))
         self._speaks_itself = OutputModality.AUDIO.value in config.modalities
         tts = None if config.speech_upstream is None else RemoteTtsEngine(_tts_settings(config, config.speech_upstream))
-        super().__init__(self.llm, tts=tts, name="remote")
+        super().__init__(self.llm, tts=tts, name="remote", first_byte_timeout_sec=None)
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
         if request.task is Task.CHAT and self._speaks_itself:

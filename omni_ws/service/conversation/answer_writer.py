@@ -16,16 +16,18 @@ from omni_ws.engine.base import (
     Finished,
     GenerationRequest,
     Message,
+    PartFailed,
     TextOutput,
     ToolCallOutput,
     TranscriptOutput,
 )
 from omni_ws.errors import OmniError
 from omni_ws.profiler import events
+from omni_ws.service.conversation.messages import RequestWarning
 from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.service.conversation.request import Request
 from omni_ws.service.conversation.speech_output import SpeechOutput
-from omni_ws.service.failure import being_cancelled, unexpected
+from omni_ws.service.failure import being_cancelled, identified, unexpected
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
 from omni_ws.wire.server_frames import ResponseStartedFrame
 
@@ -162,6 +164,10 @@ class AnswerWriter:
             case TranscriptOutput(interim=interim):
                 request.interim = output if interim else None
                 self._put(transcript_chunk(request, output, sequencer=self._sequencer))
+            case PartFailed(error=error):
+                error.request_id = request.request_id
+                request.warnings.append(identified(error, where=f"a part of request {request.request_id}"))
+                self._outbox.put_nowait(RequestWarning(error))
             case _:
                 pass
 
@@ -232,7 +238,13 @@ def final_chunk(
     """The final, with the next number. The engine's own ``finished`` counts unless the answer was cut short."""
     if finished is None or reason in (FinishReason.CANCELLED, FinishReason.ERROR):
         return sequencer.finish(request.request_id, reason, request.usage(None))
-    return sequencer.finish(request.request_id, reason, request.usage(finished.usage), finish_reasons=finished.reasons)
+    return sequencer.finish(
+        request.request_id,
+        reason,
+        request.usage(finished.usage),
+        finish_reasons=finished.reasons,
+        warnings=tuple(request.warnings),
+    )
 
 
 async def over(answer: asyncio.Task[None]) -> None:

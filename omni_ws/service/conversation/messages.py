@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final, TypeAlias
 
+from msgspec import Struct
+
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.errors import OmniError
 from omni_ws.wire.server_frames import (
@@ -19,10 +21,18 @@ from omni_ws.wire.server_frames import (
     encode_frame,
 )
 
+
+class RequestWarning(Struct, frozen=True):
+    """An error that does not end its request: a part of the engine failed, and the answer goes on without it."""
+
+    error: OmniError
+
+
 ServerMessage: TypeAlias = (
     OutputChunk
     | FinalChunk
     | OmniError
+    | RequestWarning
     | ResponseStartedFrame
     | SessionCreatedFrame
     | SessionUpdatedFrame
@@ -54,6 +64,8 @@ def message_cost(message: ServerMessage) -> int:
         if message.logprobs:
             size += LOGPROB_BYTES * sum(1 + len(one.top) for one in message.logprobs)
         return size
+    if isinstance(message, RequestWarning):
+        message = message.error
     if isinstance(message, OmniError):
         return ERROR_OVERHEAD_BYTES + len(message.message)
     if isinstance(message, PongFrame | SessionUpdatedFrame):

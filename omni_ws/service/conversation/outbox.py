@@ -15,7 +15,7 @@ from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import OmniError, SlowConsumer
 from omni_ws.service.conversation.journal import Journal
-from omni_ws.service.conversation.messages import OF_THE_MOMENT, OUTPUTS, ServerMessage, message_cost
+from omni_ws.service.conversation.messages import OF_THE_MOMENT, OUTPUTS, RequestWarning, ServerMessage, message_cost
 from omni_ws.service.conversation.owner import NOBODY, OutboxReader, OutboxWriter
 
 #: Bytes that each session may queue even while the server as a whole holds too much.
@@ -78,9 +78,10 @@ class Outbox:
             if self._journal is not None:
                 self._keep(self._journal, message)
             return
-        if isinstance(message, OmniError):
+        if isinstance(message, OmniError | RequestWarning):
+            error = message if isinstance(message, OmniError) else message.error
             # A traceback keeps the local variables of all its frames alive: the refused payload, for one.
-            message.__traceback__ = message.__context__ = message.__cause__ = None
+            error.__traceback__ = error.__context__ = error.__cause__ = None
         cost = message_cost(message)
         messages.append((message, cost))
         self.queued += cost

@@ -151,6 +151,8 @@ class Request:
     started: GenerationStarted | None = None
     #: Why there is no whole answer. Set with FAILED, and still known when the request has FINISHED.
     error: OmniError | None = None
+    #: Failures of parts of the engine that the answer goes on without.
+    warnings: list[OmniError] = field(default_factory=list)
     #: Input that the engine has not taken.
     input: InputChannel = field(init=False)
     input_ended: asyncio.Event = field(default_factory=asyncio.Event)

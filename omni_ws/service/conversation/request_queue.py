@@ -12,7 +12,7 @@ from omni_ws.core.chunks import FinishReason
 from omni_ws.core.output import OutputSequencer
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.engine.base import Engine, Finished
-from omni_ws.errors import websocket_close_code
+from omni_ws.errors import EngineFailed, websocket_close_code
 from omni_ws.service.conversation.answer_writer import AnswerWriter, final_chunk, over, started_frame, transcript_chunk
 from omni_ws.service.conversation.greeting import begin_greeting, say_greeting
 from omni_ws.service.conversation.history import History
@@ -143,7 +143,8 @@ class RequestQueue:
         if request.state is RequestState.CANCELLED:
             reason = FinishReason.CANCELLED
         if request.error is not None:
-            request.error.param = request.field_names(request.error.param)
+            if not isinstance(request.error, EngineFailed):  # whose param is no field, but a part of the engine
+                request.error.param = request.field_names(request.error.param)
             self._outbox.put_nowait(of_request(request.error, request.request_id, engine=self._engine))
             reason = FinishReason.ERROR
         if reason is FinishReason.CANCELLED:
@@ -180,7 +181,8 @@ class RequestQueue:
 
     def _remember(self, request: Request, finished: Finished | None) -> None:
         """Add the request to the history. Only an engine that came to its own end has reported every transcript."""
-        all_heard = finished is not None and self._engine.capabilities.transcripts
+        unheard = any(warning.param == "asr" for warning in request.warnings)
+        all_heard = finished is not None and self._engine.capabilities.transcripts and not unheard
         audio_ms = 0 if finished is None else finished.usage.input_audio_ms
         messages = request.take_messages(all_heard=all_heard, audio_ms=audio_ms)
         self._history.add(messages, request_id=request.request_id)

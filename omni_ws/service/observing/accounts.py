@@ -10,6 +10,7 @@ from typing import Final
 
 from omni_ws.core.chunks import OutputModality
 from omni_ws.core.reorder import ReorderStatistics
+from omni_ws.errors import EngineFailed
 from omni_ws.metrics import Metrics
 from omni_ws.service.observing.observer import (
     InputAcknowledged,
@@ -117,6 +118,9 @@ class Accounts:
             self._count_stage(timeline.passed[-1])
         final, error, player = outcome.final, outcome.error, outcome.player
         metrics.requests.labels(session.origin, final.finish_reason, "" if error is None else error.code).inc()
+        for failure in (error, *final.warnings):
+            if isinstance(failure, EngineFailed) and failure.param is not None:
+                metrics.part_failures.labels(failure.param).inc()
         metrics.request_seconds.labels(session.origin).observe(outcome.at - timeline.opened)
         metrics.input_audio_seconds.inc(final.usage.input_audio_ms / 1000)
         metrics.output_audio_seconds.inc(final.usage.output_audio_ms / 1000)

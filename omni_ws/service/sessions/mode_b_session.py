@@ -26,6 +26,7 @@ from omni_ws.errors import (
     SessionTimeout,
 )
 from omni_ws.service.conversation.conversation import Conversation
+from omni_ws.service.conversation.messages import RequestWarning
 from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.service.sessions.mode_b_intake import ChunkIntake
 from omni_ws.service.sessions.mode_b_progress import InputProgress
@@ -340,13 +341,13 @@ class ModeBSession:
                     self._complete(conversation, message)
                 case FinalChunk():
                     self.output.append_end(message)
-                case ResponseStartedFrame() | OutputChunk() | OmniError() if self.live:
+                case ResponseStartedFrame() | OutputChunk() | RequestWarning() | OmniError() if self.live:
                     try:
                         self._log(message)
                     except OmniError as error:
                         self.fail(error)
 
-    def _log(self, message: ResponseStartedFrame | OutputChunk | OmniError) -> None:
+    def _log(self, message: ResponseStartedFrame | OutputChunk | RequestWarning | OmniError) -> None:
         self.output.append(message)
         if isinstance(message, ResponseStartedFrame):
             self._start()

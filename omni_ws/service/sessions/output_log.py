@@ -9,10 +9,10 @@ from typing import TypeAlias
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import EngineOverloaded, OmniError, PayloadTooLarge
-from omni_ws.service.conversation.messages import message_cost
+from omni_ws.service.conversation.messages import RequestWarning, message_cost
 from omni_ws.wire.server_frames import ResponseStartedFrame
 
-LoggedMessage: TypeAlias = ResponseStartedFrame | OutputChunk | FinalChunk | OmniError
+LoggedMessage: TypeAlias = ResponseStartedFrame | OutputChunk | FinalChunk | RequestWarning | OmniError
 
 
 class OutputLogBudget:

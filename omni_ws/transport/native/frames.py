@@ -5,7 +5,7 @@ from __future__ import annotations
 from omni_ws.core.chunks import OutputModality, Usage
 from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.errors import OmniError
-from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.service.conversation.messages import RequestWarning, ServerMessage
 from omni_ws.wire.binary import encode_output_audio
 from omni_ws.wire.server_frames import (
     OutputChunkFrame,
@@ -25,6 +25,8 @@ def encode_message(message: ServerMessage, *, binary_audio: bool) -> tuple[bytes
         return encode_output(message), False
     if isinstance(message, FinalChunk):
         return encode_frame(_final(message)), False
+    if isinstance(message, RequestWarning):
+        message = message.error
     if isinstance(message, OmniError):
         return encode_frame(error_frame(message)), False
     return encode_frame(message), False

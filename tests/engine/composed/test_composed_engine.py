@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.engine_results import (
+    AUDIO,
+    BOTH,
+    IMAGE,
+    TEXT,
+    Result,
+    Sink,
+    ask,
+    collect,
+    open_input,
+    request_of,
+    typed,
+    whole_input,
+)
 from support.part_engines import SILENCE, WORD_MS, RetortEngine, WordEngine, speech
 from support.token_engine import TokenEngine
 from support.tone_engine import ToneEngine
 from support.until import until
 
-from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import FinishReason, InputChunk, InputMode, Modality, OutputModality, Task, Usage
 from omni_ws.engine.base import (
-    AudioOutput,
-    Engine,
     EngineCapabilities,
     EngineOutput,
     EngineState,
@@ -29,101 +38,12 @@ from omni_ws.engine.base import (
     TraceableEngine,
     TranscriptOutput,
 )
-from omni_ws.engine.channel import Channel
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.parts import PartDescription, parts_of
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.errors import EmptyInput, EngineFailed, UnsupportedParameter
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
-
-TEXT = frozenset({OutputModality.TEXT})
-AUDIO = frozenset({OutputModality.AUDIO})
-BOTH = TEXT | AUDIO
-
-Input = Channel[InputChunk]
-
-
-def typed(words: str) -> InputChunk:
-    return InputChunk(Modality.TEXT, words.encode())
-
-
-IMAGE = InputChunk(Modality.IMAGE, b"a picture")
-
-
-def open_input(*chunks: InputChunk) -> Input:
-    channel: Input = Channel(1 << 20, cost=lambda chunk: len(chunk.payload))
-    for chunk in chunks:
-        channel.put_nowait(chunk)
-    return channel
-
-
-def whole_input(*chunks: InputChunk) -> Input:
-    channel = open_input(*chunks)
-    channel.close()
-    return channel
-
-
-class Sink:
-    """Takes every output at once."""
-
-    def __init__(self) -> None:
-        self.taken: list[EngineOutput] = []
-
-    def offer(self, output: EngineOutput) -> bool:
-        self.taken.append(output)
-        return True
-
-
-def request_of(source: Input, **fields: Any) -> GenerationRequest:
-    defaults: dict[str, Any] = {
-        "request_id": "req_1",
-        "task": Task.CHAT,
-        "input_mode": InputMode.EXTEND,
-        "input_audio": AudioFormat(),
-        "modalities": TEXT,
-    }
-    return GenerationRequest(input=source, **{**defaults, **fields})
-
-
-@dataclass
-class Result:
-    outputs: list[EngineOutput] = field(default_factory=list)
-
-    @property
-    def text(self) -> str:
-        return "".join(output.text for output in self.outputs if isinstance(output, TextOutput))
-
-    @property
-    def transcripts(self) -> list[TranscriptOutput]:
-        return [output for output in self.outputs if isinstance(output, TranscriptOutput)]
-
-    @property
-    def transcript(self) -> str:
-        return "".join(output.text for output in self.transcripts if not output.interim)
-
-    @property
-    def spoken_words(self) -> int:
-        """The number of words that a ToneEngine has said."""
-        return sum(isinstance(output, AudioOutput) for output in self.outputs)
-
-    @property
-    def finished(self) -> Finished:
-        last = self.outputs[-1]
-        assert isinstance(last, Finished)
-        return last
-
-
-async def ask(engine: Engine, *chunks: InputChunk, **fields: Any) -> Result:
-    return await collect(engine, request_of(whole_input(*chunks), **fields))
-
-
-async def collect(engine: Engine, request: GenerationRequest, into: Result | None = None) -> Result:
-    result = into or Result()
-    async with aclosing(engine.generate(request)) as outputs:  # type: ignore[type-var]
-        async for output in outputs:
-            result.outputs.append(output)
-    return result
 
 
 @pytest.fixture
@@ -333,9 +253,9 @@ async def test_a_slow_transcript_is_not_lost_where_the_answer_is_spoken(asr: Wor
 async def test_without_other_parts_the_llm_has_the_request_to_itself() -> None:
     llm = RetortEngine()
     engine = ComposedEngine(llm)
-    request = request_of(whole_input(typed("hello")), sink=Sink())
+    request = request_of(whole_input(typed("hello")), modalities=BOTH, voice="bell")
     await collect(engine, request)
-    assert llm.requests == [request]
+    assert [replace(one, input=request.input) for one in llm.requests] == [request]
 
 
 async def test_an_llm_that_speaks_needs_no_tts() -> None:
