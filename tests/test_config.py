@@ -39,7 +39,7 @@ def problems(
 def test_defaults_are_the_documented_ones() -> None:
     config = load().config
     assert config == ServerConfig()
-    assert (config.host, config.port, config.engine) == ("127.0.0.1", 8080, EngineName.EMBEDDED)
+    assert (config.host, config.port, config.engine_name) == ("127.0.0.1", 8080, EngineName.EMBEDDED)
     streaming = config.streaming_input
     assert streaming.enabled
     assert streaming.session_timeout_sec == 300
@@ -95,7 +95,12 @@ SAMPLE_TEXT = {
     SettingKind.FREE_FORM: '{"dtype": "half"}',
 }
 #: Of settings that take no text of their kind but some.
-SAMPLE_OF_SETTING = {"trusted_proxies": "10.0.0.0/8,::1"}
+SAMPLE_OF_SETTING = {
+    "trusted_proxies": "10.0.0.0/8,::1",
+    "asr.use": "pocketsphinx",
+    "llm.use": "ollama:a:1b",
+    "tts.use": "http://127.0.0.1:8880/v1",
+}
 
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
@@ -366,10 +371,10 @@ def test_what_the_vllm_engine_lacks_is_said_before_it_starts(
     vllm: VllmConfig, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = ServerConfig(engine=EngineName.VLLM, vllm=vllm)
-    monkeypatch.setattr("omni_ws.config.startup.find_spec", lambda name: None)
+    monkeypatch.setattr("omni_ws.config.engine_checks.find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match="needs vLLM"):
         check_available(config)
-    monkeypatch.setattr("omni_ws.config.startup.find_spec", lambda name: object())
+    monkeypatch.setattr("omni_ws.config.engine_checks.find_spec", lambda name: object())
     with pytest.raises(ConfigurationError, match=problem):
         check_available(config)
     check_available(ServerConfig(engine=EngineName.VLLM, vllm=VllmConfig(model="m")))

@@ -12,17 +12,15 @@ from omni_ws.config.model import (
     EngineName,
     FakeConfig,
     GrpcConfig,
-    HttpConfig,
-    LimitsConfig,
     LogFormat,
     LogLevel,
     RemoteConfig,
     ServerConfig,
-    StreamingInputConfig,
     VllmConfig,
     VoiceChoice,
 )
 from omni_ws.config.startup import check_available, check_exposure
+from omni_ws.config.traffic_settings import HttpConfig, LimitsConfig, StreamingInputConfig
 
 __all__ = [
     "ApiKey",

@@ -17,6 +17,7 @@ MOST_USED: Final = frozenset(
     (
         *("host", "port", "engine", "api_key", "auth.keys_file", "auth.insecure_no_auth", "allow_origin"),
         *("ssl_certfile", "ssl_keyfile", "served_model_name", "log_format", "log_level", "record", "drain_timeout_sec"),
+        *("asr.use", "llm.use", "llm.api_key", "tts.use", "tts.voice"),
         *("limits.max_sessions", "embedded.voice", "vllm.model", "vllm.args", "vllm.talker", "vllm.tool_parser"),
         *("remote.upstreams", "remote.api_key", "remote.input_modalities", "remote.speech_upstream", "grpc.port"),
     )

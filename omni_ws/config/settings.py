@@ -21,6 +21,9 @@ VARIABLE_PREFIX: Final = "OMNI_WS_"
 #: Short aliases of frequent flags.
 FLAG_ALIASES: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "asr.use": "--asr",
+        "llm.use": "--llm",
+        "tts.use": "--tts",
         "grpc.port": "--grpc-port",
         "auth.insecure_no_auth": "--insecure-no-auth",
         "auth.keys_file": "--keys-file",

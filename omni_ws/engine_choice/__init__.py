@@ -8,27 +8,45 @@ from omni_ws.engine.base import Engine
 
 def create_engine(config: ServerConfig) -> Engine:
     """Creates the configured engine. Imports only that one, since engines have heavy dependencies."""
-    if config.engine is EngineName.FAKE:
-        from omni_ws.engine.fake import EchoEngine, EchoSettings
+    if config.composed:
+        return _composed(config)
+    match config.engine:
+        case EngineName.FAKE:
+            from omni_ws.engine.fake import EchoEngine, EchoSettings
 
-        return EchoEngine(EchoSettings(**config.fake.model_dump()))
-    if config.engine is EngineName.EMBEDDED:
-        from omni_ws.engine.embedded.config import EmbeddedConfig
-        from omni_ws.engine.embedded.engine import EmbeddedEngine
+            return EchoEngine(EchoSettings(**config.fake.model_dump()))
+        case EngineName.REMOTE:
+            from omni_ws.engine.remote.engine import RemoteEngine
 
-        embedded = config.embedded
-        return EmbeddedEngine(
-            EmbeddedConfig(
-                max_recognisers=embedded.max_recognisers,
-                voice=embedded.voice,
-                default_voice=embedded.default_voice,
-            )
+            patience = config.llm.model_dump(include={"first_byte_timeout_sec"}, exclude_unset=True)
+            return RemoteEngine(config.remote.model_copy(update=patience))
+        case EngineName.VLLM:
+            return _whole_vllm(config)
+    from omni_ws.engine.embedded.config import EmbeddedConfig
+    from omni_ws.engine.embedded.engine import EmbeddedEngine
+
+    embedded = config.embedded
+    return EmbeddedEngine(
+        EmbeddedConfig(
+            max_recognisers=embedded.max_recognisers,
+            voice=embedded.voice,
+            default_voice=embedded.default_voice,
         )
-    if config.engine is EngineName.REMOTE:
-        from omni_ws.engine.remote.engine import RemoteEngine
+    )
 
-        return RemoteEngine(config.remote)
-    assert config.engine is EngineName.VLLM
-    from omni_ws.engine_choice.whole_vllm import whole_vllm
 
-    return whole_vllm(config)
+def _composed(config: ServerConfig) -> Engine:
+    """The engine that the parts in the settings make."""
+    from omni_ws.engine.composed.engine import ComposedEngine
+    from omni_ws.engine_choice.parts import asr_of, llm_of, tts_of
+
+    return ComposedEngine(llm_of(config), asr=asr_of(config), tts=tts_of(config), name=config.engine_name)
+
+
+def _whole_vllm(config: ServerConfig) -> Engine:
+    """The model, with the embedded ASR if it does not hear, and the embedded TTS if it has no Talker."""
+    from omni_ws.engine.composed.engine import ComposedEngine
+    from omni_ws.engine_choice.parts import asr_of, tts_of
+    from omni_ws.engine_choice.vllm import vllm_engine
+
+    return ComposedEngine(vllm_engine(config, config.vllm), asr=asr_of(config), tts=tts_of(config), where_missing=True)

@@ -1,32 +1,89 @@
-"""What the start says about parts."""
+"""What the start says about parts, and about servers of models beside it."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import sys
+from typing import Any
+
+import pytest
 from support.part_engines import RetortEngine, WordEngine
 from support.tone_engine import ToneEngine
 
+from omni_ws import server as server_module
+from omni_ws.config import ServerConfig, load
+from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.engine_choice.announcement import part_lines
+from omni_ws.installing import install_command
+
+
+def lines(engine: Engine, *argv: str) -> list[str]:
+    return [*part_lines(engine, load(argv).config)]
 
 
 def test_each_part_has_a_line_with_its_model() -> None:
     asr = WordEngine()
     asr.model = "en-us"
     engine = ComposedEngine(RetortEngine(), asr=asr, tts=ToneEngine())
-    assert [*part_lines(engine)] == ["ASR: words (en-us)", "LLM: retort", "TTS: tone"]
+    assert lines(engine, "--llm", "rules") == ["ASR: words (en-us)", "LLM: retort", "TTS: tone"]
 
 
-def test_what_is_missing_is_said() -> None:
-    assert [*part_lines(ComposedEngine(RetortEngine()))] == ["ASR: none", "LLM: retort", "TTS: none"]
+def test_parts_that_nobody_wanted_are_said_to_be_missing() -> None:
+    argv = ("--llm", "rules", "--asr", "none", "--tts", "none")
+    assert lines(ComposedEngine(RetortEngine()), *argv) == [
+        "ASR: none, as --asr says",
+        "LLM: retort",
+        "TTS: none, as --tts says",
+    ]
+
+
+@pytest.mark.parametrize("argv", [("--llm", "rules"), ("--engine", "vllm")])
+def test_an_asr_that_is_not_installed_is_said_with_how_to_get_it(argv: tuple[str, ...]) -> None:
+    asr = f"ASR: none; it needs pocketsphinx: {install_command('embedded')}"
+    assert lines(ComposedEngine(RetortEngine()), *argv) == [asr, "LLM: retort", "TTS: none"]
+
+
+def test_a_remote_engine_has_the_ears_of_its_upstream() -> None:
+    assert lines(ComposedEngine(RetortEngine()), "--engine", "remote") == ["ASR: none", "LLM: retort", "TTS: none"]
 
 
 def test_what_the_llm_does_by_itself_is_said() -> None:
-    lines = [*part_lines(ComposedEngine(EchoEngine(), asr=WordEngine(), tts=ToneEngine(), where_missing=True))]
-    assert lines == ["ASR: words", "LLM: fake", "TTS: tone"]  # it turns out at the start
-    lines = [*part_lines(ComposedEngine(EchoEngine()))]
-    assert lines == ["ASR: the LLM hears by itself", "LLM: fake", "TTS: the LLM speaks by itself"]
+    said = ["ASR: the LLM hears by itself", "LLM: fake", "TTS: the LLM speaks by itself"]
+    assert lines(ComposedEngine(EchoEngine()), "--engine", "vllm") == said
 
 
 def test_an_engine_that_is_a_whole_has_no_parts_to_tell() -> None:
-    assert [*part_lines(EchoEngine())] == []
+    assert lines(EchoEngine()) == []
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+async def test_servers_of_models_are_suggested_to_people_only(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def suggestions(config: ServerConfig) -> tuple[str, ...]:
+        assert config.port == 0
+        return ("Ollama is here",)
+
+    stop = asyncio.Event()
+    said: list[str] = []
+
+    def announce(*arguments: Any) -> None:
+        announced(*arguments)
+        said.extend(record.getMessage() for record in caplog.records)
+        stop.set()
+
+    announced = server_module._announce
+    monkeypatch.setattr(server_module, "_announce", announce)
+    monkeypatch.setattr(server_module, "suggestions", suggestions)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    engine = ComposedEngine(RetortEngine(), asr=WordEngine())
+    app = server_module.create_app(engine, load(("--llm", "rules", "--tts", "none", "--port", "0")).config)
+    with caplog.at_level(logging.INFO, "omni_ws.server"):
+        await server_module._serve_until(stop, asyncio.Event(), engine, app)
+    assert ("Ollama is here" in said) is terminal
+    parts = said.index("ASR: words")
+    assert said[parts : parts + 3] == ["ASR: words", "LLM: retort", "TTS: none, as --tts says"]
+    assert said[-1].startswith("to try it, open http://")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from typing import Any
-
-from pydantic import SecretStr
 
 from omni_ws.config.model import RemoteConfig
 from omni_ws.core.chunks import OutputModality, Task
@@ -13,7 +10,7 @@ from omni_ws.engine.base import EngineOutput, GenerationRequest
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.parts import Role
 from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
-from omni_ws.engine.remote.settings import RemoteLlmSettings, RemoteTtsSettings
+from omni_ws.engine.remote.settings import RemoteLlmSettings, RemoteTtsSettings, key_of, patience
 from omni_ws.engine.remote.tts_engine import RemoteTtsEngine
 from omni_ws.engine.remote.upstream import normalised
 
@@ -41,7 +38,7 @@ def _llm_settings(config: RemoteConfig) -> RemoteLlmSettings:
     return RemoteLlmSettings(
         urls=config.upstreams,
         model=config.model,
-        api_key=_secret(config.api_key),
+        api_key=key_of(config.api_key),
         input_modalities=config.input_modalities,
         modalities=config.modalities,
         options=config.options,
@@ -51,38 +48,20 @@ def _llm_settings(config: RemoteConfig) -> RemoteLlmSettings:
         voices=config.voices,
         audio_format=config.audio_format,
         audio_sample_rate=config.audio_sample_rate,
-        **_patience(config),
+        **patience(config),
     )
 
 
 def _tts_settings(config: RemoteConfig, url: str) -> RemoteTtsSettings:
-    key = _secret(config.speech_api_key)
+    key = key_of(config.speech_api_key)
     if key is None and normalised(url) in map(normalised, config.upstreams):
         # The same server knows the same key; no other server may hear it.
-        key = _secret(config.api_key)
+        key = key_of(config.api_key)
     return RemoteTtsSettings(
         urls=(url,),
         model=config.speech_model,
         api_key=key,
         voices=config.voices,
         audio_sample_rate=config.audio_sample_rate,
-        **_patience(config),
+        **patience(config),
     )
-
-
-def _patience(config: RemoteConfig) -> dict[str, Any]:
-    """What holds for all upstreams."""
-    return {
-        "retries": config.retries,
-        "connect_timeout": config.connect_timeout_sec,
-        "first_byte_timeout": config.first_byte_timeout_sec,
-        "idle_timeout": config.idle_timeout_sec,
-        "health_interval": config.health_interval_sec,
-        "start_timeout": config.start_timeout_sec,
-        "max_request_bytes": config.max_request_bytes,
-        "ca_file": config.ca_file,
-    }
-
-
-def _secret(value: SecretStr | None) -> str | None:
-    return None if value is None else value.get_secret_value()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from omni_ws.config.model import MIB
+from pydantic import SecretStr
+
+from omni_ws.config.model import RemoteConfig
+from omni_ws.config.values import MIB
 
 #: The sampling parameters that most servers honour.
 DEFAULT_SAMPLING: Final = (
@@ -75,3 +78,22 @@ class RemoteAsrSettings(UpstreamSettings):
 
     #: The languages that it can be told to expect (primary subtags of RFC 5646); empty where that is not known.
     languages: tuple[str, ...] = ()
+
+
+def patience(config: RemoteConfig) -> dict[str, Any]:
+    """The fields of UpstreamSettings that hold for all upstreams."""
+    return {
+        "retries": config.retries,
+        "connect_timeout": config.connect_timeout_sec,
+        "first_byte_timeout": config.first_byte_timeout_sec,
+        "idle_timeout": config.idle_timeout_sec,
+        "health_interval": config.health_interval_sec,
+        "start_timeout": config.start_timeout_sec,
+        "max_request_bytes": config.max_request_bytes,
+        "ca_file": config.ca_file,
+    }
+
+
+def key_of(value: SecretStr | None) -> str | None:
+    """The key itself."""
+    return None if value is None else value.get_secret_value()

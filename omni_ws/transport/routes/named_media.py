@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from omni_ws.config.media_domains import MediaDomains
-from omni_ws.config.model import HttpConfig
+from omni_ws.config.traffic_settings import HttpConfig
 from omni_ws.core.chunks import InputChunk
 from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, UnsupportedParameter
 from omni_ws.transport.routes.media_fetch import Charge, MediaFetcher

@@ -19,7 +19,8 @@ from support.token_engine import CONCEPTS, END, EOS, LAYERS, PAD, START, TokenEn
 from support.until import until
 
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.config.model import GrpcConfig, LimitsConfig, ServerConfig
+from omni_ws.config.model import GrpcConfig, ServerConfig
+from omni_ws.config.traffic_settings import LimitsConfig
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import EngineFailed

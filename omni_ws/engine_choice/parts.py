@@ -1,0 +1,89 @@
+"""The engine of each part, by what ``--asr``, ``--llm`` and ``--tts`` name.
+
+Each is imported only when it is named, since engines have heavy dependencies.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any, Final
+
+from omni_ws.config.model import ServerConfig, VoiceChoice
+from omni_ws.config.part_settings import PartConfig
+from omni_ws.config.parts import LOCAL_PORTS
+from omni_ws.engine.base import Engine
+
+#: What is not known of an LLM on a server unless ``remote`` says it.
+_FORWARDING: Final = (
+    *("input_modalities", "options", "sampling", "stage_params", "stage_sampling"),
+    *("voices", "audio_format", "audio_sample_rate"),
+)
+
+
+def asr_of(config: ServerConfig) -> Engine | None:
+    """The part that hears. None if there is none, or if none is installed and nobody named one."""
+    choice = config.asr.choice
+    if choice.name == "none" or (choice.implied and find_spec("pocketsphinx") is None):
+        return None
+    from omni_ws.engine.asr.pocketsphinx_engine import PocketSphinxEngine
+
+    return PocketSphinxEngine(max_recognisers=config.embedded.max_recognisers)
+
+
+def llm_of(config: ServerConfig) -> Engine:
+    """The part that answers."""
+    choice = config.llm.choice
+    match choice.name:
+        case "embedded" | "rules":
+            from omni_ws.engine.llm.rules_engine import RulesEngine
+
+            return RulesEngine()
+        case "vllm":
+            from omni_ws.engine_choice.vllm import vllm_engine
+
+            return vllm_engine(config, config.vllm.model_copy(update={"model": choice.model}))
+    from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
+    from omni_ws.engine.remote.settings import RemoteLlmSettings
+    from omni_ws.engine_choice.local_llm import LocalServerLlm
+
+    fields = {name: getattr(config.remote, name) for name in _FORWARDING if name in config.remote.model_fields_set}
+    settings = RemoteLlmSettings(**_upstream(config, config.llm), **fields)
+    return LocalServerLlm(choice.name, settings) if choice.name in LOCAL_PORTS else RemoteLlmEngine(settings)
+
+
+def tts_of(config: ServerConfig) -> Engine | None:
+    """The part that speaks; None if there is none."""
+    choice = config.tts.choice
+    match choice.name:
+        case "none":
+            return None
+        case "embedded" | "flite" | "espeak":
+            from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+
+            synthesiser = config.embedded.voice if choice.name == "embedded" else VoiceChoice(choice.name)
+            return SynthesisEngine(synthesiser, default_voice=config.tts.voice or config.embedded.default_voice)
+    from omni_ws.engine.remote.settings import RemoteTtsSettings
+    from omni_ws.engine.remote.tts_engine import RemoteTtsEngine
+
+    remote, voice = config.remote, config.tts.voice
+    voices = remote.voices if voice is None else (voice, *(one for one in remote.voices if one != voice))
+    return RemoteTtsEngine(
+        RemoteTtsSettings(**_upstream(config, config.tts), voices=voices, audio_sample_rate=remote.audio_sample_rate)
+    )
+
+
+def _upstream(config: ServerConfig, part: PartConfig) -> dict[str, Any]:
+    """The fields of UpstreamSettings for a part on a server."""
+    from omni_ws.engine.remote.settings import key_of, patience
+
+    choice, fields = part.choice, patience(config.remote)
+    model, url = choice.model, choice.url
+    if url is None:
+        url = f"http://127.0.0.1:{LOCAL_PORTS[choice.name]}/v1"
+        if "start_timeout_sec" not in config.remote.model_fields_set:
+            fields["start_timeout"] = 0  # a person who starts this finds it there, or has to start it
+        if choice.name == "ollama" and model is not None and ":" not in model.rpartition("/")[2]:
+            model += ":latest"  # as Ollama itself completes and lists names
+    if part is config.llm and "first_byte_timeout_sec" in part.model_fields_set:
+        fields["first_byte_timeout"] = config.llm.first_byte_timeout_sec
+    return {"urls": (url,), "model": model, "api_key": key_of(part.api_key), "section": part.part, **fields}

@@ -1,0 +1,139 @@
+"""What the settings compose: the engines of the parts, what they are told, and what the server then says of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.live_server import live_server
+from support.native_client import native_client
+from support.scripted_upstream import free_port, says, upstream
+from support.speech_clips import WORDS, clip_bytes
+
+from omni_ws.config import ServerConfig, load
+from omni_ws.config.parts import LOCAL_PORTS
+from omni_ws.engine.asr.pocketsphinx_engine import PocketSphinxEngine
+from omni_ws.engine.base import Engine
+from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.engine.llm.rules_engine import RulesEngine
+from omni_ws.engine.remote.engine import RemoteEngine
+from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
+from omni_ws.engine.remote.settings import RemoteLlmSettings, RemoteTtsSettings
+from omni_ws.engine.remote.tts_engine import RemoteTtsEngine
+from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+from omni_ws.engine_choice import create_engine
+from omni_ws.engine_choice.local_llm import LocalServerLlm
+from omni_ws.engine_choice.parts import asr_of, llm_of, tts_of
+from omni_ws.errors import EngineFailed
+
+
+def configured(*argv: str) -> ServerConfig:
+    return load(argv).config
+
+
+def settings_of(engine: Engine | None) -> Any:
+    assert isinstance(engine, RemoteLlmEngine | RemoteTtsEngine)
+    return engine._upstream_settings
+
+
+@pytest.mark.parametrize(
+    ("argv", "kinds"),
+    [
+        (("--llm", "rules"), (PocketSphinxEngine, RulesEngine, SynthesisEngine)),
+        (("--llm", "embedded", "--asr", "none"), (type(None), RulesEngine, SynthesisEngine)),
+        (("--asr", "pocketsphinx", "--tts", "none"), (PocketSphinxEngine, RulesEngine, type(None))),
+        (("--llm", "ollama"), (PocketSphinxEngine, LocalServerLlm, SynthesisEngine)),
+        (("--llm", "http://h/v1", "--tts", "http://h/v1"), (PocketSphinxEngine, RemoteLlmEngine, RemoteTtsEngine)),
+    ],
+)
+def test_each_part_is_what_its_flag_names(argv: tuple[str, ...], kinds: tuple[type, ...]) -> None:
+    config = configured(*argv)
+    assert tuple(type(part) for part in (asr_of(config), llm_of(config), tts_of(config))) == kinds
+    engine = create_engine(config)
+    assert isinstance(engine, ComposedEngine)
+    assert engine.name == "composed"
+
+
+def test_nothing_named_is_the_embedded_engine() -> None:
+    assert create_engine(ServerConfig()).name == "embedded"
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "url"),
+    [
+        ("ollama", None, "http://127.0.0.1:11434/v1"),
+        ("lmstudio", None, "http://127.0.0.1:1234/v1"),
+        ("llamacpp", None, "http://127.0.0.1:8080/v1"),
+        ("ollama:llama3.2", "llama3.2:latest", "http://127.0.0.1:11434/v1"),
+        ("ollama:llama3.2:1b", "llama3.2:1b", "http://127.0.0.1:11434/v1"),
+        ("ollama:registry:5000/library/llama3.2", "registry:5000/library/llama3.2:latest", "http://127.0.0.1:11434/v1"),
+        ("lmstudio:qwen/qwen3-8b", "qwen/qwen3-8b", "http://127.0.0.1:1234/v1"),
+    ],
+)
+def test_servers_of_this_machine_by_name(name: str, model: str | None, url: str) -> None:
+    settings = settings_of(llm_of(configured("--llm", name)))
+    assert (settings.urls, settings.model, settings.start_timeout) == ((url,), model, 0)
+
+
+def test_what_servers_of_parts_are_told() -> None:
+    config = configured(
+        *("--llm", "https://api.example.org/v1", "--llm.model", "big", "--llm.api-key", "one"),
+        *("--llm.first-byte-timeout-sec", "7", "--remote.options", "tools,n", "--remote.connect-timeout-sec", "3"),
+        *("--tts", "http://127.0.0.1:8880/v1", "--tts.voice", "af_sky", "--tts.api-key", "two"),
+        *("--remote.voices", "af_heart,af_sky", "--remote.audio-sample-rate", "22050"),
+    )
+    llm, tts = settings_of(llm_of(config)), settings_of(tts_of(config))
+    assert isinstance(llm, RemoteLlmSettings)
+    assert (llm.urls, llm.model, llm.api_key, llm.section) == (("https://api.example.org/v1",), "big", "one", "llm")
+    assert (llm.options, llm.first_byte_timeout, llm.connect_timeout, llm.start_timeout) == (("tools", "n"), 7, 3, 60)
+    assert isinstance(tts, RemoteTtsSettings)
+    assert (tts.urls, tts.model, tts.api_key, tts.section) == (("http://127.0.0.1:8880/v1",), None, "two", "tts")
+    assert (tts.voices, tts.audio_sample_rate) == (("af_sky", "af_heart"), 22_050)
+    assert (tts.first_byte_timeout, tts.connect_timeout) == (120, 3)
+
+
+def test_what_remote_does_not_say_is_known_of_most_servers() -> None:
+    settings = settings_of(llm_of(configured("--llm", "http://h/v1")))
+    assert settings == RemoteLlmSettings(urls=("http://h/v1",), section="llm")
+
+
+@pytest.mark.parametrize("section", ["llm", "remote"])
+def test_the_time_out_of_a_remote_engine_has_two_names(section: str) -> None:
+    argv = ("--engine", "remote", "--remote.upstreams", "http://h/v1", f"--{section}.first-byte-timeout-sec", "7")
+    engine = create_engine(configured(*argv))
+    assert isinstance(engine, RemoteEngine)
+    assert settings_of(engine.llm).first_byte_timeout == 7
+
+
+def test_an_asr_that_nobody_named_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_ws.engine_choice.parts.find_spec", lambda name: None)
+    assert asr_of(configured("--llm", "rules")) is None
+    assert asr_of(configured("--asr", "pocketsphinx")) is not None
+
+
+async def test_a_model_on_this_machine_that_is_not_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LOCAL_PORTS, "ollama", free_port())
+    engine = create_engine(configured("--llm", "ollama", "--asr", "none", "--tts", "none"))
+    with pytest.raises(EngineFailed) as failed:
+        await engine.start()
+    assert failed.value.message.startswith("LLM (remote): no upstream can be used: 127.0.0.1:")
+    assert "start it (ollama serve) and give it a model (ollama pull llama3.2)" in failed.value.message
+    assert "--llm http://HOST:" in failed.value.message
+    await engine.stop()
+
+
+@pytest.mark.slow
+async def test_a_text_model_on_this_machine_gets_ears_and_a_voice(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with upstream(says("Forward", " we go.")) as behind:
+        monkeypatch.setitem(LOCAL_PORTS, "ollama", behind.port)
+        config = configured("--llm", "ollama", "--port", "0")
+        async with live_server(create_engine(config)) as server, native_client(server) as client:
+            assert client.created["parts"]["asr"] == {"name": "pocketsphinx", "model": "en-us"}
+            assert client.created["parts"]["llm"] == {"name": "remote", "model": behind.models[0]}
+            assert client.created["model"] == behind.models[0]
+            await client.chunk(clip_bytes("goforward"), end=True)
+            answer = await client.answer()
+        assert not answer.errors
+        assert answer.audio
+        assert answer.text == "Forward we go."
+    assert behind.requests[-1]["messages"][-1] == {"role": "user", "content": WORDS["goforward"]}

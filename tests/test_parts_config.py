@@ -1,0 +1,163 @@
+"""``--asr``, ``--llm`` and ``--tts``: what they take, and what is wrong with what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from omni_ws.config import ConfigurationError, ServerConfig, check_available, load
+from omni_ws.config.parts import FORMS, PartChoice, parse_part
+
+
+def chosen(*argv: str, environ: dict[str, str] | None = None, toml: str | None = None) -> dict[str, PartChoice]:
+    config = load(argv, environ, toml).config
+    return {part.part: part.choice for part in (config.asr, config.llm, config.tts)}
+
+
+IMPLIED = PartChoice("embedded", implied=True)
+
+
+def test_the_three_flags() -> None:
+    argv = ("--asr", "pocketsphinx", "--llm=ollama:llama3.2:1b", "--tts", "http://host:8880/v1")
+    assert chosen(*argv) == {
+        "asr": PartChoice("pocketsphinx"),
+        "llm": PartChoice("ollama", "llama3.2:1b"),
+        "tts": PartChoice("server", url="http://host:8880/v1"),
+    }
+
+
+def test_parts_by_variable_and_by_file() -> None:
+    environ = {"OMNI_WS_LLM__USE": "ollama", "OMNI_WS_LLM__MODEL": "qwen3"}
+    assert chosen(environ=environ, toml='[tts]\nuse = "flite"\nvoice = "slt"') == {
+        "asr": IMPLIED,
+        "llm": PartChoice("ollama", "qwen3"),
+        "tts": PartChoice("flite"),
+    }
+
+
+def test_parts_that_nobody_names_are_embedded() -> None:
+    assert chosen("--llm", "rules") == {"asr": IMPLIED, "llm": PartChoice("rules"), "tts": IMPLIED}
+    assert load(("--asr", "none")).config.composed
+    assert not load(()).config.composed
+    assert not load(("--llm.first-byte-timeout-sec", "5")).config.composed
+
+
+@pytest.mark.parametrize(
+    ("part", "text", "choice"),
+    [
+        ("llm", "vllm:C:/models/qwen", PartChoice("vllm", "C:/models/qwen")),
+        ("llm", "https://api.example.org/v1", PartChoice("server", url="https://api.example.org/v1")),
+        ("llm", "lmstudio", PartChoice("lmstudio")),
+        ("asr", "none", PartChoice("none")),
+        ("llm", "vllm", PartChoice("vllm")),
+    ],
+)
+def test_the_first_colon_separates_except_in_a_url(part: str, text: str, choice: PartChoice) -> None:
+    assert parse_part(part, text) == choice
+
+
+@pytest.mark.parametrize("part", FORMS)
+def test_what_is_unknown_is_refused_with_what_is_known(part: str) -> None:
+    # The last are names that other programs have, and typing errors.
+    for text in ("gguf:model.gguf", "whisper", "hibari", "smollm2", "http:/host/v1", "Ollama", ":x"):
+        with pytest.raises(ConfigurationError) as caught:
+            load((f"--{part}", text))
+        message = str(caught.value)
+        assert message.startswith(f"{part}.use = {text!r} (command line --{part}.use): unknown; known are embedded, ")
+        assert all(form in message for form in FORMS[part].values())
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (("--llm", "none"), "no engine works without an LLM; rules is one that needs nothing"),
+        (("--llm", "rules:x"), "rules has no models to choose from"),
+        (("--tts", "none:x"), "none has no models to choose from"),
+        (("--llm", "ollama:"), "nothing follows the colon; the form is ollama[:MODEL]"),
+        (("--engine", "embedded", "--llm", "rules"), "--engine names the whole engine, and --llm a part of one"),
+        (
+            ("--engine", "vllm", "--asr", "none", "--tts", "none"),
+            "--engine names the whole engine, and --asr and --tts",
+        ),
+    ],
+)
+def test_what_cannot_be_meant(argv: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        load(argv)
+    assert message in str(caught.value)
+
+
+def refused(**fields: Any) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        check_available(ServerConfig(**fields))
+    assert "hush" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"llm": {"use": "vllm"}}, "--llm vllm needs a model: --llm vllm:NAME-OR-FOLDER"),
+        ({"tts": {"use": "http://me:hush@"}}, "--tts holds an invalid base URL"),
+        ({"llm": {"use": "ftp://me:hush@host/v1"}}, "--llm holds an invalid base URL"),
+        ({"llm": {"use": "ollama:a", "model": "b"}}, "--llm names the model a, and llm.model b"),
+        ({"llm": {"use": "rules", "model": "b"}}, "llm.model means nothing beside --llm rules"),
+        ({"llm": {"use": "vllm:a", "api_key": "hush"}}, "llm.api_key means nothing beside --llm vllm"),
+        ({"asr": {"use": "none", "model": "m"}}, "asr.model means nothing beside --asr none"),
+        ({"tts": {"use": "none", "voice": "slt"}}, "tts.voice means nothing beside --tts none"),
+        ({"tts": {"voice": "slt"}}, "tts.voice means nothing without --tts"),
+        ({"llm": {"use": "rules"}, "tts": {"voice": "slt"}}, "tts.voice means nothing without --tts"),
+        ({"llm": {"use": "rules"}, "vllm": {"model": "m"}}, "--model is for --engine vllm: say --llm vllm:m"),
+        ({"llm": {"use": "rules"}, "vllm": {"talker": "m"}}, "--vllm.talker is for --engine vllm: say --tts talker:m"),
+        ({"llm": {"use": "rules"}, "remote": {"upstreams": ("http://h/v1",)}}, "remote.upstreams is for --engine rem"),
+        ({"llm": {"use": "rules"}, "remote": {"api_key": "hush"}}, "remote.api_key is for --engine remote"),
+        ({"llm": {"use": "http://h/v1"}, "remote": {"options": ("tool",)}}, "remote.options holds 'tool'; known are"),
+        ({"llm": {"use": "rules"}, "grpc": {"port": 1}}, "the LLM rules has no token sessions; remove grpc.port"),
+    ],
+)
+def test_settings_of_parts_that_cannot_work(
+    fields: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omni_ws.config.engine_checks.find_spec", lambda name: object())
+    assert message in refused(**fields)
+
+
+def test_llamacpp_has_the_port_of_this_server() -> None:
+    assert "give this one --port 8081, or that one --port 8090 and this one --llm http://127.0.0.1:8090/v1" in refused(
+        llm={"use": "llamacpp"}
+    )
+    check_available(ServerConfig(llm={"use": "llamacpp"}, port=8081))  # type: ignore[arg-type]  # pydantic makes it
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"llm": {"use": "vllm:m"}}, "--llm vllm needs vLLM: 'make serve ENGINE=vllm MODEL=…'"),
+        ({"llm": {"use": "ollama"}}, r"--llm ollama needs httpx: "),
+        ({"tts": {"use": "http://h/v1"}}, r"--tts server needs httpx: "),
+        ({"asr": {"use": "embedded"}}, "--asr embedded needs pocketsphinx: "),
+    ],
+)
+def test_packages_that_a_named_part_lacks(
+    fields: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("omni_ws.config.engine_checks.find_spec", lambda name: None)
+    assert message in refused(**fields)
+
+
+def test_packages_that_only_implied_parts_lack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_ws.config.engine_checks.find_spec", lambda name: None)
+    check_available(ServerConfig(llm={"use": "rules"}))  # type: ignore[arg-type]  # pydantic makes it
+
+
+def test_everything_that_parts_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_ws.config.engine_checks.find_spec", lambda name: object())
+    argv = (
+        *("--asr", "pocketsphinx"),
+        *("--llm", "https://api.example.org/v1", "--llm.model", "some/model", "--llm.api-key", "key"),
+        *("--tts", "http://127.0.0.1:8880/v1", "--tts.model", "kokoro", "--tts.voice", "af_heart"),
+    )
+    config = load(argv).config
+    check_available(config)
+    assert config.llm.choice == PartChoice("server", "some/model", "https://api.example.org/v1")
