@@ -165,6 +165,8 @@ class AnswerOptions:
     input_role: str = "user"
     #: Whether the answer may contain more than one tool call.
     parallel_tool_calls: bool = True
+    #: Whether text that the voice cannot read is passed over, as in an answer that is written too, and not refused.
+    skip_unreadable: bool = False
     #: Limits on images and video, by the field names of ``omni_ws.media.limits.MediaLimits``.
     media_limits: Mapping[str, float] = field(default_factory=dict)
 

@@ -28,10 +28,9 @@ from omni_ws.engine.base import (
 )
 from omni_ws.engine.decoded_parts import AudioPart
 from omni_ws.engine.decoding import DECODING_THREADS, decode_request
-from omni_ws.engine.incident import incident
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.threads import run_in_thread
-from omni_ws.errors import EmptyInput, EngineFailed, OmniError
+from omni_ws.errors import EmptyInput, EngineFailed
 
 #: Continuous talkers that one core carries.
 TALKERS_PER_CORE = 4
@@ -122,10 +121,6 @@ class RecogniserEngine:
                 async with aclosing(transcription.outputs(share)) as outputs:
                     async for output in outputs:
                         yield output
-        except OmniError:
-            raise
-        except Exception as error:
-            raise incident("speech recognition failed", error, request_id=request.request_id) from error
         finally:
             try:
                 await transcription.close()

@@ -97,7 +97,7 @@ def asked_of(
         sampling={},
         tools=(),
         tool_choice=None,
-        options=AnswerOptions(priority=request.options.priority),
+        options=AnswerOptions(priority=request.options.priority, skip_unreadable=True),
         meter=UsageMeter(),
         sink=NO_SINK,
     )

@@ -23,13 +23,12 @@ from omni_ws.engine.base import (
 )
 from omni_ws.engine.decoded_parts import MODALITIES, ImagePart, TextPart, VideoPart
 from omni_ws.engine.decoding import DECODING_THREADS, decode_request
-from omni_ws.engine.incident import incident
-from omni_ws.engine.llm.rules import answer
+from omni_ws.engine.llm.rules import NOTHING_HEARD, answer
 from omni_ws.engine.llm.sights import Sights
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.text_pieces import PIECE_CHARACTERS
 from omni_ws.engine.threads import run_in_thread
-from omni_ws.errors import EmptyInput, EngineFailed, OmniError
+from omni_ws.errors import EmptyInput, EngineFailed
 from omni_ws.media.limits import MediaLimits
 from omni_ws.profiler import events
 
@@ -64,6 +63,7 @@ class RulesEngine:
             sampling_no_ops=frozenset({"temperature", "top_p", "seed"}),
             raw_prompts=True,  # there is no template that could stand around them
             media_limits=frozenset(field.name for field in fields(MediaLimits)),
+            nothing_heard=NOTHING_HEARD,
         )
 
     def describe(self) -> tuple[str, ...]:
@@ -89,10 +89,6 @@ class RulesEngine:
                 async with aclosing(self._answer(request, question)) as outputs:
                     async for output in outputs:
                         yield output
-        except OmniError:
-            raise
-        except Exception as error:
-            raise incident("the rules failed", error, request_id=request.request_id) from error
         finally:
             self.active_requests -= 1
 

@@ -15,11 +15,10 @@ from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineOutput, E
 from omni_ws.engine.clauses import ClauseSplitter, clauses_as_they_come
 from omni_ws.engine.decoded_parts import TextPart
 from omni_ws.engine.decoding import decode_request
-from omni_ws.engine.incident import incident
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.tts.flite import speakable
 from omni_ws.engine.tts.voice import Voice
-from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, OmniError, UnsupportedParameter
+from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedParameter
 
 
 class SynthesisEngine:
@@ -84,10 +83,6 @@ class SynthesisEngine:
                 async with aclosing(reading.outputs()) as outputs:
                     async for output in outputs:
                         yield output
-        except OmniError:
-            raise
-        except Exception as error:
-            raise incident("speech synthesis failed", error, request_id=request.request_id) from error
         finally:
             self.active_requests -= 1
 
@@ -148,6 +143,8 @@ class _Reading:
     async def _speak(self, clause: str) -> AsyncGenerator[AudioOutput, None]:
         latin_only = self._voice.facts is not None and self._voice.facts.latin_only
         if latin_only and any(map(str.isalpha, clause)) and not speakable(clause):
+            if self._request.options.skip_unreadable:
+                return
             raise InvalidValue("the voice reads Latin letters only: it cannot speak this text", param="text")
         start_ms = self._spoken_ms
         sample_rate = 0
