@@ -1,4 +1,4 @@
-"""The vLLM engine, with small random models: what early work saves, and what omni_ws costs on top of vLLM.
+"""The vLLM engine, with small models: what early work saves, and what omni_ws costs on top of vLLM.
 
 Everything is measured in one run, alternating, and compared in pairs, so that other load affects both sides. The
 baseline drives the same AsyncLLM as the engine. Needs the environment of ``make bench-vllm``.
@@ -17,7 +17,7 @@ from typing import Final
 
 from benchmarks.vllm_parts.report import Report, Size
 
-PARTS: Final = ("early_input", "overhead", "waiting", "speech", "readouts")
+PARTS: Final = ("early_input", "overhead", "waiting", "speech", "readouts", "composition")
 QUICK: Final = Size(rounds=2, pairs=20, seconds=3.0)
 WHOLE: Final = Size(rounds=9, pairs=200, seconds=10.0)
 

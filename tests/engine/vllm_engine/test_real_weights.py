@@ -23,10 +23,11 @@ from support.vllm_engine import Input, request
 
 from omni_ws.config.model import VllmConfig
 from omni_ws.core.token_ranges import TokenRanges
+from omni_ws.engine.asr.pocketsphinx_engine import PocketSphinxEngine
 from omni_ws.engine.base import AnswerOptions, TextOutput
 from omni_ws.engine.composed.engine import ComposedEngine
-from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.tokens import ReadoutManifest, TokenGeneration, TokenOutput
+from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.engine.vllm.readout_vectors import ReadoutVectors
@@ -140,8 +141,7 @@ async def test_readouts_are_of_the_hidden_states_of_transformers(
 @pytest_asyncio.fixture(loop_scope="module")
 async def server(engine: VllmEngine) -> AsyncIterator[LiveServer]:
     """The embedded parts hear and speak; the model, which is text alone, answers."""
-    embedded = EmbeddedEngine()
-    async with live_server(ComposedEngine(engine, asr=embedded, tts=embedded)) as server:
+    async with live_server(ComposedEngine(engine, asr=PocketSphinxEngine(), tts=SynthesisEngine())) as server:
         yield server
 
 
