@@ -63,5 +63,7 @@ def configure_logging(log_format: LogFormat, level: LogLevel) -> None:
     logging.basicConfig(level=level.value.upper(), handlers=[handler], force=True)
     # Lines about single connections are noise for an operator; debug lines contain all headers and frames, even keys.
     logging.getLogger("websockets").setLevel(logging.ERROR)
+    # A line for each request to an upstream, health checks included.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     # A malformed form is reported to its client.
     logging.getLogger("python_multipart").setLevel(logging.ERROR)

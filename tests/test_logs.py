@@ -58,10 +58,11 @@ def test_a_message_cannot_look_like_two(forged: str) -> None:
 
 @pytest.fixture
 def _logging_as_it_was() -> Iterator[None]:
-    root, library = logging.getLogger(), logging.getLogger("websockets")
-    level, handlers, library_level = root.level, root.handlers[:], library.level
+    root, libraries = logging.getLogger(), [logging.getLogger(name) for name in ("websockets", "httpx")]
+    level, handlers, library_levels = root.level, root.handlers[:], [library.level for library in libraries]
     yield
-    library.setLevel(library_level)
+    for library, library_level in zip(libraries, library_levels, strict=True):
+        library.setLevel(library_level)
     root.handlers[:] = handlers
     root.setLevel(level)
 
@@ -70,6 +71,7 @@ def _logging_as_it_was() -> Iterator[None]:
 def test_lines_go_to_standard_error_from_the_level_on(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(LogFormat.JSON, LogLevel.INFO)
     write_line(logger, logging.DEBUG, "too small")
+    logging.getLogger("httpx").info("HTTP Request: GET http://127.0.0.1:8000/health")
     write_line(logger, logging.INFO, "request", status=200, code=None)
     out, err = capsys.readouterr()
     assert out == ""

@@ -10,11 +10,11 @@ from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings
 from omni_ws.errors import EngineFailed
 
-#: How people get such a server to answer, with a model.
-_HOW_TO_START: Final[Mapping[str, str]] = {
-    "ollama": "start it (ollama serve) and give it a model (ollama pull llama3.2)",
-    "lmstudio": "start its server (lms server start, or Developer: Start server) and load a model",
-    "llamacpp": "start it with a model (llama-server -m FILE.gguf --jinja)",
+#: The names of such servers, and how people get them to answer, with a model.
+_HOW_TO_START: Final[Mapping[str, tuple[str, str]]] = {
+    "ollama": ("Ollama", "ollama serve; a model: ollama pull llama3.2"),
+    "lmstudio": ("LM Studio", "lms server start; a model: lms load"),
+    "llamacpp": ("llama.cpp", "llama-server -m FILE.gguf --jinja"),
 }
 
 
@@ -30,8 +30,9 @@ class LocalServerLlm(RemoteLlmEngine):
         try:
             await super().start()
         except EngineFailed as error:
-            port = LOCAL_PORTS[self._server]
-            advice = (
-                f"{_HOW_TO_START[self._server]}, or name the address of another server: --llm http://HOST:{port}/v1"
-            )
-            raise EngineFailed(f"{error.message}; {advice}", fatal=True) from error
+            name, start = _HOW_TO_START[self._server]
+            raise EngineFailed(
+                f"{name} on this machine: {error.message} (to start it: {start}; "
+                f"another server: --llm http://HOST:{LOCAL_PORTS[self._server]}/v1)",
+                fatal=True,
+            ) from error

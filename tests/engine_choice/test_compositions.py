@@ -116,10 +116,22 @@ async def test_a_model_on_this_machine_that_is_not_running(monkeypatch: pytest.M
     engine = create_engine(configured("--llm", "ollama", "--asr", "none", "--tts", "none"))
     with pytest.raises(EngineFailed) as failed:
         await engine.start()
-    assert failed.value.message.startswith("LLM (remote): no upstream can be used: 127.0.0.1:")
-    assert "start it (ollama serve) and give it a model (ollama pull llama3.2)" in failed.value.message
-    assert "--llm http://HOST:" in failed.value.message
+    message = failed.value.message
+    assert message.startswith("LLM (remote): Ollama on this machine: no upstream can be used: 127.0.0.1:")
+    assert "(to start it: ollama serve; a model: ollama pull llama3.2; another server: --llm http://HOST:" in message
     await engine.stop()
+
+
+async def test_a_model_that_the_server_of_this_machine_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with upstream(models=("llama3.2:latest",)) as behind:
+        monkeypatch.setitem(LOCAL_PORTS, "ollama", behind.port)
+        engine = create_engine(configured("--llm", "ollama:qwen3", "--asr", "none", "--tts", "none"))
+        with pytest.raises(EngineFailed, match=r"not serve qwen3:latest; it serves llama3\.2:latest \(to start it"):
+            await engine.start()
+        behind.models = ()
+        engine = create_engine(configured("--llm", "ollama", "--asr", "none", "--tts", "none"))
+        with pytest.raises(EngineFailed, match=r"Ollama on this machine: the upstreams list no model"):
+            await engine.start()
 
 
 @pytest.mark.slow

@@ -1,0 +1,131 @@
+"""Compositions as people start them: real programs, real ports, the lines that they print."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+from support.raw_http import post
+from support.speech_clips import WORDS, clip_bytes
+
+from omni_ws.client import connect
+
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
+
+#: On a machine that does other things too.
+STARTS_WITHIN_SEC = 60.0
+
+
+@dataclass
+class Started:
+    port: int
+    said: list[str]
+
+    @property
+    def parts(self) -> list[str]:
+        return [line for line in self.said if line.startswith(("ASR: ", "LLM: ", "TTS: "))]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+
+@asynccontextmanager
+async def serve(*argv: str) -> AsyncIterator[Started]:
+    """``omni-ws serve`` with what it said up to the line with its address."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "omni_ws", "serve", "--port", "0", *argv), stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr is not None
+    said: list[str] = []
+    reading: asyncio.Task[bytes] | None = None
+    try:
+        async with asyncio.timeout(STARTS_WITHIN_SEC):
+            while not said or "in a browser" not in said[-1]:
+                line = (await process.stderr.readline()).decode()
+                assert line, said
+                said.append(line.partition(": ")[2].rstrip())
+        reading = asyncio.create_task(process.stderr.read())  # else its log would fill the pipe
+        (port,) = re.findall(r":(\d+) in a browser", said[-1])
+        yield Started(int(port), said)
+        process.terminate()
+        async with asyncio.timeout(STARTS_WITHIN_SEC):
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        if reading is not None:
+            await reading
+
+
+async def test_three_servers_are_the_parts_of_a_fourth() -> None:
+    """ASR in the fourth, a server that answers, and one that speaks."""
+    async with (
+        serve("--engine", "fake", "--fake.reply", "Forward it is.") as answering,
+        serve("--llm", "rules", "--asr", "none", "--tts", "espeak") as speaking,
+        serve("--llm", answering.url, "--tts", speaking.url) as server,
+    ):
+        asr, llm, tts = speaking.parts
+        assert (asr, llm, tts[:24]) == ("ASR: none, as --asr says", "LLM: rules", "TTS: synthesis (espeak-n")
+        assert server.parts == ["ASR: pocketsphinx (en-us)", "LLM: remote (fake)", "TTS: remote (rules)"]
+        async with connect(f"ws://127.0.0.1:{server.port}/v1/streaming_input") as session:
+            parts = session.created.parts
+            assert parts.asr is not None
+            assert parts.asr.name == "pocketsphinx"
+            await session.send_audio(clip_bytes("goforward"), end=True)
+            answer = await session.answer()
+        assert (answer.transcript.strip(), answer.text) == (WORDS["goforward"], "Forward it is.")
+        assert len(answer.audio) > 16_000
+
+
+async def test_a_server_that_only_speaks() -> None:
+    async with serve("--llm", "rules", "--asr", "none", "--tts", "espeak") as server:
+        said = await post(server.port, "/v1/audio/speech", {"input": "Good morning.", "response_format": "pcm"})
+        assert said.status == 200
+        assert len(said.body) > 16_000
+        refused = await post(server.port, "/v1/streaming_input/sessions", {"task": "transcribe"})
+        assert refused.error["code"] == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "message"),
+    [
+        (("--llm", "llamacpp", "--port", "8080"), 2, "llama.cpp's server listens on port 8080"),
+        (("--llm", "smollm2"), 2, "llm.use = 'smollm2' (command line --llm.use): unknown; known are embedded, rules,"),
+        (("--engine", "fake"), 2, "--engine names the whole engine, and --asr a part of one"),
+        (
+            ("--llm", "http://127.0.0.1:9/v1", "--remote.start-timeout-sec", "0"),
+            1,
+            "LLM (remote): no upstream can be used: 127.0.0.1:9: ",
+        ),
+        (
+            ("--llm", "rules", "--tts", "http://127.0.0.1:9/v1", "--remote.start-timeout-sec", "0"),
+            1,
+            "TTS (remote): no upstream can be used: 127.0.0.1:9: ",
+        ),
+        (("--llm", "rules", "--tts", "espeak", "--tts.voice", "nobody"), 1, "TTS (synthesis): espeak-ng"),
+    ],
+)
+async def test_a_composition_that_cannot_start(argv: tuple[str, ...], status: int, message: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "omni_ws", "serve", "--port", "0", "--asr", "none", *argv),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(STARTS_WITHIN_SEC):
+            _, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    last = errors.decode().splitlines()[-1]
+    assert (process.returncode, last[: len("omni-ws serve: error: ") + len(message)]) == (
+        status,
+        f"omni-ws serve: error: {message}",
+    )
