@@ -106,9 +106,25 @@ class EmptyInput(InvalidRequest):
 
 
 class ContextLengthExceeded(InvalidRequest):
-    """Input, history and the requested output exceed the context of the model. Send less, or shorten the history."""
+    """Input, history and the requested output exceed the context of the model. Send less, or shorten the history.
+
+    ``limit`` is the context and ``tokens`` the length of the prompt, where they are known.
+    """
 
     wire = WireMapping("context_length_exceeded", None, 400, "RESOURCE_EXHAUSTED")
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        request_id: str | None = None,
+        limit: int | None = None,
+        tokens: int | None = None,
+    ) -> None:
+        super().__init__(message, param=param, request_id=request_id)
+        self.limit = limit
+        self.tokens = tokens
 
 
 class ModelNotFound(InvalidRequest):

@@ -168,7 +168,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """The resources that a request used. Engines without tokens count words.
+    """The resources that a request used. Engines without tokens count whitespace-separated words.
 
     ``input_after_start_bytes`` is the size of the input that arrived after the start. ``cached_tokens`` are the input
     tokens whose computation was reused, or None when unknown.

@@ -70,6 +70,6 @@ async def test_the_text_of_an_upstream_stays_here(stream: bool, caplog: pytest.L
             body = {"messages": [{"role": "user", "content": "hello"}], "stream": stream}
             answer = await post(server.port, "/v1/chat/completions", body, "Accept: application/json")
     assert answer.status == 500
-    assert answer.error["message"].startswith("the upstream failed (status 500); error id err_")
+    assert answer.error["message"].startswith("LLM (remote): the upstream failed (status 500); error id err_")
     assert b"swordfish" not in answer.body
     assert "swordfish" in caplog.text

@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from omni_ws.errors import ContextLengthExceeded
-
 #: Codes and types that say it.
 _KINDS: Final = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 #: What messages say where there is no such code: vLLM, OpenAI; llama.cpp; LM Studio; Ollama.
@@ -31,15 +29,6 @@ _PROMPT: Final = (
     re.compile(r"request \((\d{1,9}) tokens\)"),
     re.compile(r"prompt \((\d{1,9}) tokens?\)"),
 )
-
-
-class PromptTooLong(ContextLengthExceeded):
-    """A ContextLengthExceeded of an upstream; ``limit`` is its context and ``tokens`` the prompt, where it says so."""
-
-    def __init__(self, message: str, *, param: str | None, limit: int | None, tokens: int | None) -> None:
-        super().__init__(message, param=param)
-        self.limit = limit
-        self.tokens = tokens
 
 
 def says_too_long(message: str, *, code: str, kind: str) -> bool:

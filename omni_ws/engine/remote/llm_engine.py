@@ -13,7 +13,6 @@ from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, GenerationRequest, Message
 from omni_ws.engine.history_turns import whole_turns
 from omni_ws.engine.remote.answer_stream import ChatAnswer
-from omni_ws.engine.remote.context_refusal import PromptTooLong
 from omni_ws.engine.remote.context_window import ContextWindow
 from omni_ws.engine.remote.dialect import IGNORED_SAMPLING, Dialect
 from omni_ws.engine.remote.pool import Pool
@@ -22,7 +21,7 @@ from omni_ws.engine.remote.server_sent_events import EventReader, ServerSentEven
 from omni_ws.engine.remote.settings import DEFAULT_SAMPLING, RemoteLlmSettings
 from omni_ws.engine.remote.upstream import Upstream, UpstreamAnswer
 from omni_ws.engine.remote.upstream_engine import UpstreamEngine
-from omni_ws.errors import EngineFailed, UnsupportedParameter
+from omni_ws.errors import ContextLengthExceeded, EngineFailed, UnsupportedParameter
 from omni_ws.wire.openai_media_limits import MediaLimitFields
 
 #: What a message takes besides its text, in bytes: roughly what a chat template puts around it.
@@ -102,7 +101,7 @@ class RemoteLlmEngine(UpstreamEngine):
                 async with aclosing(self._answer(replace(request, history=kept), prompt, answer)) as outputs:
                     async for output in outputs:
                         yield output
-            except PromptTooLong as refused:
+            except ContextLengthExceeded as refused:
                 if answer.begun or left_out == len(turns):
                     raise
                 window.refuse(refused.limit, refused.tokens if prompt.is_text else None, size)

@@ -15,8 +15,9 @@ from typing import Any, Final
 
 import orjson
 
-from omni_ws.engine.remote.context_refusal import PromptTooLong, context_limit, prompt_tokens, says_too_long
+from omni_ws.engine.remote.context_refusal import context_limit, prompt_tokens, says_too_long
 from omni_ws.errors import (
+    ContextLengthExceeded,
     EmptyInput,
     EngineFailed,
     EngineOverloaded,
@@ -167,7 +168,9 @@ def _mapped(status: int, error: UpstreamError, retry_after: str | None) -> OmniE
     match status:
         case 400 | 413 | 422 | 500 if error.too_long:
             message = _line(error.message) or "the input is too long for the model"
-            return PromptTooLong(message, param=_client_field(error.param), limit=error.limit, tokens=error.tokens)
+            return ContextLengthExceeded(
+                message, param=_client_field(error.param), limit=error.limit, tokens=error.tokens
+            )
         case 400 | 415 | 422:
             return _clients_fault(status, error)
         case 401 | 403:

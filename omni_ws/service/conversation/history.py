@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -11,7 +12,6 @@ from typing import Final
 
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.quota import ByteBudget
-from omni_ws.engine.answer_limit import count_words
 from omni_ws.engine.base import WORDS_UNKNOWN, Message
 from omni_ws.errors import InvalidValue
 from omni_ws.service.conversation.kept_speech import MAX_SPEECH_BYTES, KeptSpeech, held_bytes, tokens_of
@@ -25,6 +25,13 @@ _STRIDE: Final = 0.25
 MAX_REQUESTS: Final = 1 << 14
 #: The place of messages that belong to no request: those of an HTTP body, before all requests.
 _BEFORE_ALL: Final = -1
+
+#: Characters of scripts that are written without blanks: Thai to Tibetan, Burmese, Khmer, kana, Bopomofo and Han.
+_UNSPACED: Final = (
+    "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\u19e0-\u19ff\u3005-\u3007\u3021-\u3029\u3040-\u312f\u31a0-\u31bf\u31f0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9f\U0001b000-\U0001b16f\U00020000-\U0003ffff"
+)
+_TOKENS: Final = re.compile(rf"[{_UNSPACED}]|[^\s{_UNSPACED}]+")
 
 #: Thousands of items are read for each request.
 _MESSAGE_OF: Final = attrgetter("message")
@@ -66,7 +73,7 @@ class _Window:
 class History:
     """The items of a conversation, in the order in which their requests opened.
 
-    ``messages`` is a copy for the engine: the latest turns, up to ``max_tokens``. Words are counted, since a session
+    ``messages`` is a copy for the engine: the latest turns, up to ``max_tokens`` by ``estimate_tokens``: a session
     does not know the tokens of its engine, which may leave out more. The copy begins at a multiple of a quarter of
     ``max_tokens``, counted over the whole conversation: engines reuse what they computed for a prompt that began alike,
     and a copy that moved on with every turn would never begin like the one before.
@@ -249,10 +256,15 @@ class History:
             self._budget.give(item.speech_bytes)
 
 
+def estimate_tokens(text: str) -> int:
+    """Return about what a tokenizer makes of ``text``: each word, and of scripts without blanks each character."""
+    return len(text.split()) if text.isascii() else sum(1 for _ in _TOKENS.finditer(text))
+
+
 def _count(message: Message) -> int:
-    calls = sum(1 + count_words(call.arguments) for call in message.tool_calls)
+    calls = sum(1 + estimate_tokens(call.arguments) for call in message.tool_calls)
     speech = 0 if message.speech is None else tokens_of(message.speech)
-    return max(1, count_words(message.text) + calls + speech)
+    return max(1, estimate_tokens(message.text) + calls + speech)
 
 
 def _speech_bytes(message: Message) -> int:

@@ -12,7 +12,7 @@ from omni_ws.core.chunks import InputChunk, Modality, ToolCall
 from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.base import WORDS_UNKNOWN, Message
 from omni_ws.errors import InvalidValue
-from omni_ws.service.conversation.history import History, HistoryItem
+from omni_ws.service.conversation.history import History, HistoryItem, estimate_tokens
 from omni_ws.service.conversation.kept_speech import KeptSpeech, held_bytes
 from omni_ws.service.conversation.request import MAX_KEPT_TEXT, KeptText
 
@@ -27,6 +27,24 @@ def test_oldest_turns_make_room() -> None:
     assert history.messages == ()
     history.add([Message("user", "a b c d")])
     assert len(history.messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("", 0),
+        (" one two\n", 2),
+        ("wie schön", 2),
+        ("안녕 하세요", 2),
+        ("你好世界", 4),
+        ("私はTokyoへ", 4),
+        ("カタカナ ｶﾅ", 6),
+        ("สวัสดี", 6),
+        ("\U00020000\U00020001", 2),
+    ],
+)
+def test_characters_of_scripts_without_blanks_count_as_words(text: str, tokens: int) -> None:
+    assert estimate_tokens(text) == tokens
 
 
 def test_what_a_request_sees_begins_where_that_before_began_for_many_turns() -> None:
