@@ -96,8 +96,15 @@ class VllmConfig(Section):
         default=None,
         description="vLLM's parser for tool calls of this model (hermes, llama3_json …); unset: no tools.",
     )
+    reasoning_parser: Text | None = Field(
+        default=None,
+        description="vLLM's parser for what the model thinks (qwen3, deepseek_r1 …); unset: it is part of the text.",
+    )
     chat_template: Path | None = Field(
         default=None, description="Chat template (Jinja file); unset: that of the checkpoint."
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        default={}, description="Arguments of the chat template, such as enable_thinking; requests may set others."
     )
     audio_segment_ms: Count = Field(
         default=3000,

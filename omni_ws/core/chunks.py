@@ -20,12 +20,16 @@ class Modality(StrEnum):
 
 
 class OutputModality(StrEnum):
-    """The kind of content of an output chunk; ``transcript`` is the recognised text of the input audio."""
+    """The kind of content of an output chunk.
+
+    ``transcript`` is the recognised text of the input audio, ``thought`` what the model wrote for itself.
+    """
 
     TEXT = "text"
     AUDIO = "audio"
     TRANSCRIPT = "transcript"
     TOOL_CALL = "tool_call"
+    THOUGHT = "thought"
 
 
 class FinishReason(StrEnum):

@@ -88,6 +88,8 @@ class EngineCapabilities:
     chat_refusal: str = ""
     #: Whether the engine implements ``tokens.HasTokens``.
     token_sessions: bool = False
+    #: Whether ``AnswerOptions.template_arguments`` reach a chat template.
+    template_arguments: bool = False
     #: The names of ``AnswerOptions.media_limits`` that have an effect.
     media_limits: frozenset[str] = frozenset()
     #: The languages that speech recognition can be set to (primary subtags of RFC 5646).
@@ -167,6 +169,10 @@ class AnswerOptions:
     parallel_tool_calls: bool = True
     #: Whether text that the voice cannot read is passed over, as in an answer that is written too, and not refused.
     skip_unreadable: bool = False
+    #: Arguments of the model's chat template, such as ``enable_thinking``.
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    #: Whether to report what the model thinks, see ThoughtOutput.
+    thought: bool = False
     #: Limits on images and video, by the field names of ``omni_ws.media.limits.MediaLimits``.
     media_limits: Mapping[str, float] = field(default_factory=dict)
 
@@ -275,6 +281,13 @@ class ToolCallOutput(Struct, frozen=True):
     choice: int = 0
 
 
+class ThoughtOutput(Struct, frozen=True):
+    """A piece of what the model thinks before it answers: neither text of the answer nor spoken."""
+
+    text: str
+    choice: int = 0
+
+
 class TranscriptOutput(Struct, frozen=True):
     """Recognised speech of the input; ``start_ms`` is its position in the input audio, in milliseconds.
 
@@ -321,7 +334,9 @@ class Finished:
     reasons: tuple[FinishReason, ...] = ()
 
 
-EngineOutput: TypeAlias = TextOutput | ToolCallOutput | TranscriptOutput | AudioOutput | PartFailed | Finished
+EngineOutput: TypeAlias = (
+    TextOutput | ThoughtOutput | ToolCallOutput | TranscriptOutput | AudioOutput | PartFailed | Finished
+)
 
 
 class EngineState(StrEnum):

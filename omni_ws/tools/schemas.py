@@ -24,15 +24,17 @@ Schema: TypeAlias = dict[str, Any]
 
 _REFERENCE: Final = "#/$defs/{name}"
 _BASE64: Final = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+#: Only chats over HTTP have thought.
+_MODALITIES: Final = [modality for modality in OutputModality if modality is not OutputModality.THOUGHT]
 #: Types whose values are named in a list, though the frames carry plain strings.
 _NAMES: Final[Mapping[tuple[str, str], Iterable[str]]] = {
     ("SessionCreatedFrame", "after_start"): InputMode,
     ("Capabilities", "input_modalities"): Modality,
-    ("Capabilities", "output_modalities"): OutputModality,
+    ("Capabilities", "output_modalities"): _MODALITIES,
     ("Capabilities", "tasks"): Task,
     ("ResponseStartedFrame", "trigger"): StartTrigger,
     ("ResponseStartedFrame", "input_mode"): InputMode,
-    ("OutputChunkFrame", "modality"): OutputModality,
+    ("OutputChunkFrame", "modality"): _MODALITIES,
     ("OutputChunkFrame", "format"): AudioEncoding,
     ("OutputChunkFrame", "finish_reason"): FinishReason,
     ("ErrorFields", "code"): [error.wire.code for error in leaves()],

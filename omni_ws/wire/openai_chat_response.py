@@ -123,6 +123,8 @@ class ChatStream:
                     self._unspoken += chunk.text
                 if self._options.wants_text:
                     yield self._content(chunk)
+            case OutputModality.THOUGHT:
+                yield self._delta({"reasoning_content": chunk.text}, index=chunk.choice)
             case OutputModality.TRANSCRIPT:
                 yield self._chunk([], input_transcript=transcript_object(chunk))
             case OutputModality.TOOL_CALL if chunk.tool_call is not None:
@@ -206,6 +208,7 @@ class _Choice:
 
     def __init__(self) -> None:
         self._text: list[str] = []
+        self._thought: list[str] = []
         self._logprobs: list[TokenLogprob] = []
         self._calls: dict[int, ToolCall] = {}
         self._arguments: dict[int, list[str]] = {}
@@ -218,6 +221,9 @@ class _Choice:
         self._text.append(chunk.text)
         self._logprobs += chunk.logprobs
 
+    def add_thought(self, text: str) -> None:
+        self._thought.append(text)
+
     def add_call(self, fragment: ToolCallFragment) -> None:
         known = self._calls.get(fragment.index) or ToolCall("", "", "")
         self._calls[fragment.index] = ToolCall(fragment.id or known.id, fragment.name or known.name, "")
@@ -227,6 +233,8 @@ class _Choice:
         text = self.text
         has_text = wants_text and not (self._calls and not text)
         message: dict[str, Any] = {"role": "assistant", "content": text if has_text else None, "refusal": None}
+        if self._thought:
+            message["reasoning_content"] = "".join(self._thought)
         if self._calls:
             message["tool_calls"] = [
                 {
@@ -256,6 +264,8 @@ class ChatCompletion:
         match chunk.modality:
             case OutputModality.TEXT:
                 self._choices[chunk.choice].add_text(chunk)
+            case OutputModality.THOUGHT:
+                self._choices[chunk.choice].add_thought(chunk.text)
             case OutputModality.TOOL_CALL if chunk.tool_call is not None:
                 self._choices[chunk.choice].add_call(chunk.tool_call)
             case OutputModality.AUDIO:

@@ -21,6 +21,25 @@ _FORMS: Final = (
     '{"name": "…", "schema": {…}}}'
 )
 
+#: What the server itself passes to chat templates, and what would replace them.
+_NO_TEMPLATE_ARGUMENTS: Final = frozenset(
+    {
+        "messages",
+        "conversation",
+        "tools",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "return_dict",
+        "return_tensors",
+        "padding",
+        "truncation",
+        "max_length",
+        "tokenizer_kwargs",
+    }
+)
+
 Choices = Annotated[int, Meta(ge=1, le=MAX_CHOICES)]
 Priority = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 
@@ -60,6 +79,7 @@ class AnswerFields:
     form: AnswerForm | None = None
     priority: int = 0
     parallel_tool_calls: bool = True
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
     #: Keyed by the field names of ``MediaLimitFields``.
     media_limits: Mapping[str, float] = field(default_factory=dict)
 
@@ -87,6 +107,15 @@ def with_format_hint(error: InvalidValue) -> InvalidValue:
     if error.param is not None and error.param.partition(".")[0] == "response_format":
         error.message = f"{error.message}; {_FORMS}"
     return error
+
+
+def template_arguments(given: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return ``chat_template_kwargs`` of a chat body. Raises InvalidValue for what is not the client's to set."""
+    given = given or {}
+    for name in _NO_TEMPLATE_ARGUMENTS & given.keys():
+        raise InvalidValue(f"{name} cannot be set here", param=f"chat_template_kwargs.{name}")
+    check_depth(given, "chat_template_kwargs")
+    return given
 
 
 def answer_form(wanted: ResponseFormatBody | None) -> AnswerForm | None:

@@ -36,6 +36,7 @@ from omni_ws.wire.openai_options import (
     ResponseFormatBody,
     answer_form,
     chat_logprobs,
+    template_arguments,
     with_format_hint,
 )
 
@@ -72,6 +73,7 @@ class ChatBody(CommonBody, frozen=True, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     response_format: ResponseFormatBody | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     priority: Priority | None = None
 
 
@@ -207,6 +209,7 @@ def _answer_fields(fields: ChatBody, limits: MediaLimitFields, *, wants_audio: b
         form=answer_form(fields.response_format),
         priority=fields.priority or 0,
         parallel_tool_calls=fields.parallel_tool_calls is not False,
+        template_arguments=template_arguments(fields.chat_template_kwargs),
         media_limits=limits.given,
     )
 

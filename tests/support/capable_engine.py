@@ -37,6 +37,7 @@ class CapableEngine(ScriptedEngine):
             choices=True,
             priority=True,
             raw_prompts=True,
+            template_arguments=True,
             languages=frozenset({"en", "de"}),
             word_times=True,
             media_limits=frozenset(field.name for field in fields(MediaLimits)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,7 @@ class WordTokenizer:
         return "".join(words[token] for token in tokens)
 
 
-def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+def render(messages: list[dict[str, Any]], tools: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
     said = "".join(f"<|end|>{message['role']}\n{written(message)}" for message in messages)
     goes_on = messages[-1]["role"] == "assistant"
     return f"{tools or ''}{said}" + ("" if goes_on else "<|end|>assistant\n")

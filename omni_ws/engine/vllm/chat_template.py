@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,6 +10,8 @@ from omni_ws.config.error import ConfigurationError
 
 #: The size limit; models' own templates have about 10 KiB.
 MAX_BYTES: Final = 1 << 20
+#: Where checkpoints keep templates besides ``tokenizer_config.json``.
+_TEMPLATE_FILES: Final = ("chat_template.jinja", "chat_template.json", "processor_config.json")
 _WORD: Final = "Hello"
 #: Some templates expect content as text, others as a list of parts. A template has to render one of them.
 _CONTENTS: Final[tuple[Any, ...]] = (_WORD, [{"type": "text", "text": _WORD}])
@@ -31,6 +34,33 @@ def read_chat_template(path: Path) -> str:
     if not any(_WORD in _rendered(template, content, path) for content in _CONTENTS):
         raise _problem(path, "is not a chat template: it does not render the user's message")
     return template
+
+
+def lacks_chat_template(model: str) -> bool:
+    """Whether a checkpoint on this machine has no chat template; False if that is only known when it has loaded.
+
+    ``model`` is a folder, or the name of a checkpoint that was downloaded before. Blocks.
+    """
+    settings = _file(model, "tokenizer_config.json")
+    if settings is None or any(_file(model, name) is not None for name in _TEMPLATE_FILES):
+        return False
+    try:
+        return not json.loads(settings.read_bytes()).get("chat_template")
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _file(model: str, name: str) -> Path | None:
+    if Path(model).is_dir():
+        path = Path(model, name)
+    else:
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(model, name)
+        if not isinstance(cached, str):
+            return None
+        path = Path(cached)
+    return path if path.is_file() else None
 
 
 def _rendered(template: str, content: Any, path: Path) -> str:

@@ -14,6 +14,10 @@ from omni_ws.errors import EngineFailed, InvalidValue
 
 #: The sample rate of audio encoders that do not specify one, in Hz.
 _SAMPLE_RATE: Final = 16_000
+_SAMPLE_TOOL: Final[Mapping[str, Any]] = {
+    "type": "function",
+    "function": {"name": "sample", "description": "A sample.", "parameters": {"type": "object", "properties": {}}},
+}
 _MEDIA: Final = (Modality.AUDIO, Modality.IMAGE, Modality.VIDEO)
 
 
@@ -34,12 +38,17 @@ class Checkpoint:
     sampling: Mapping[str, Any]
     #: Whether there is a chat template. Without one the model only accepts raw prompts.
     chats: bool
+    #: Whether the template describes tools to the model.
+    describes_tools: bool
 
 
-def read_checkpoint(model: LanguageModel, *, chat_template: str | None = None) -> Checkpoint:
+def read_checkpoint(
+    model: LanguageModel, *, chat_template: str | None = None, arguments: Mapping[str, Any] | None = None
+) -> Checkpoint:
     """Return the properties of the model's checkpoint. Blocks.
 
-    ``chat_template`` replaces the checkpoint's own. Raises EngineFailed for a template that cannot be used.
+    ``chat_template`` replaces the checkpoint's own; ``arguments`` are those of the template. Raises EngineFailed for a
+    template that cannot be used.
     """
     config = model.llm.model_config
     renderer = _Renderer(model, chat_template)
@@ -49,6 +58,7 @@ def read_checkpoint(model: LanguageModel, *, chat_template: str | None = None) -
     if (longest := sampling.pop("max_new_tokens", None)) is not None:
         sampling.setdefault("max_tokens", longest)
     form = PromptForm(copy.deepcopy(model.llm.get_tokenizer()), renderer.text, renderer.placeholder, media)
+    chats = _chats(form, arguments or {})
     return Checkpoint(
         form=form,
         media=media,
@@ -56,15 +66,24 @@ def read_checkpoint(model: LanguageModel, *, chat_template: str | None = None) -
         most_audio=most_audio,
         context=config.max_model_len,
         sampling=sampling,
-        chats=_chats(form),
+        chats=chats,
+        describes_tools=chats and _describes_tools(form, arguments or {}),
     )
 
 
-def _chats(form: PromptForm) -> bool:
+def _describes_tools(form: PromptForm, arguments: Mapping[str, Any]) -> bool:
+    try:
+        with_tool = form.frame(PromptContext(tools=(_SAMPLE_TOOL,), arguments=arguments))
+    except InvalidValue:
+        return True  # it reads them, and expects more of them
+    return with_tool != form.frame(PromptContext(arguments=arguments))
+
+
+def _chats(form: PromptForm, arguments: Mapping[str, Any]) -> bool:
     from vllm.renderers.chat_utils import ChatTemplateResolutionError
 
     try:
-        form.frame(PromptContext())
+        form.frame(PromptContext(arguments=arguments))
     except InvalidValue as error:
         if isinstance(error.__cause__, ChatTemplateResolutionError):
             return False
@@ -96,7 +115,7 @@ class _Renderer:
         self._model = model
         self._template = template
 
-    def text(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+    def text(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
         """Return the prompt for ``messages``; a last message of the assistant is left open to be continued.
 
         Raises InvalidValue for messages that the template rejects.
@@ -105,6 +124,7 @@ class _Renderer:
 
         goes_on = bool(messages) and messages[-1]["role"] == "assistant"
         wanted: dict[str, Any] = {
+            **arguments,
             "add_generation_prompt": not goes_on,
             "continue_final_message": goes_on,
             "tokenize": False,

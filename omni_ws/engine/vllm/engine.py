@@ -22,7 +22,7 @@ from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.pipeline import Stage, StageLink, pipeline
 from omni_ws.engine.tokens import ReadoutManifest
 from omni_ws.engine.vllm.audio_segments import LONGEST_MS
-from omni_ws.engine.vllm.chat_template import read_chat_template
+from omni_ws.engine.vllm.chat_template import lacks_chat_template, read_chat_template
 from omni_ws.engine.vllm.checkpoint import Checkpoint, read_checkpoint
 from omni_ws.engine.vllm.code2wav import Code2Wav
 from omni_ws.engine.vllm.early_input import EarlyBudget
@@ -36,7 +36,7 @@ from omni_ws.engine.vllm.talker import Talker
 from omni_ws.engine.vllm.thinker import Thinker, ThinkerParts
 from omni_ws.engine.vllm.token_generation import TokenGenerator
 from omni_ws.engine.vllm.token_logprobs import TokenBytes
-from omni_ws.engine.vllm.tool_calls import check_tool_parser, load_tool_parser
+from omni_ws.engine.vllm.tool_calls import ParserNames
 from omni_ws.engine.vllm.torch_trace import TorchTrace, traced_arguments
 from omni_ws.errors import EngineFailed, OmniError, UnsupportedParameter
 from omni_ws.media.limits import MediaLimits
@@ -79,6 +79,9 @@ class VllmEngine:
         if readouts is not None:
             readouts.check_args(config.args)
             args |= readouts.engine_args
+        if config.reasoning_parser is not None:
+            args = {"reasoning_parser": config.reasoning_parser, **args}  # so that grammars apply behind the thought
+        self._parsers = ParserNames(config.tool_parser, config.reasoning_parser)
         self._readouts = readouts
         self._thinker = LanguageModel(
             "Thinker",
@@ -146,6 +149,7 @@ class VllmEngine:
             input_roles=frozenset({"user", "system", "assistant"}),
             chat_refusal=self._chat_refusal,
             priority=self._thinker.by_priority,
+            template_arguments=True,
             media_limits=frozenset(field.name for field in fields(MediaLimits)),
             speech_in_history=Modality.AUDIO in media,
         )
@@ -163,6 +167,11 @@ class VllmEngine:
         lines = [f"{self.model} accepts {takes}; its context has {self._checkpoint.context} tokens"]
         if self._chat_refusal:
             lines.append(f"{self._chat_refusal}; /v1/completions and token sessions work without it")
+        if self.config.tool_parser is not None and self._checkpoint.chats and not self._checkpoint.describes_tools:
+            lines.append(
+                f"the chat template of {self.model} ignores tools, so the model will not know of them; set another "
+                "with --vllm.chat-template FILE"
+            )
         return tuple(lines)
 
     async def start(self) -> None:
@@ -171,13 +180,15 @@ class VllmEngine:
             return
         self._decoding = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="decoder")
         self._tokenizing = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
-        parser, template = self.config.tool_parser, self.config.chat_template
+        parsers, template = self._parsers, self.config.chat_template
         chat_template = None
         try:
             if template is not None:
                 chat_template = await asyncio.to_thread(read_chat_template, template)
-            if parser is not None:
-                await asyncio.to_thread(check_tool_parser, parser)
+            if parsers:
+                await asyncio.to_thread(parsers.check)
+            if template is None and await asyncio.to_thread(lacks_chat_template, self.config.model or ""):
+                log.warning("%s has no chat template; it will serve raw prompts and token sessions only", self.model)
             if self._readouts is not None:
                 self._readouts.prepare_environment()
                 await self._readouts.channel.start()
@@ -186,10 +197,13 @@ class VllmEngine:
             await self._thinker.start()
             if self._speaker is not None:
                 await self._speaker.start()
-            self._checkpoint = await asyncio.to_thread(read_checkpoint, self._thinker, chat_template=chat_template)
-            tool_parser = None
-            if parser is not None:
-                tool_parser = await asyncio.to_thread(load_tool_parser, parser, self._thinker)
+            self._checkpoint = await asyncio.to_thread(
+                read_checkpoint,
+                self._thinker,
+                chat_template=chat_template,
+                arguments=self.config.chat_template_kwargs,
+            )
+            parser = await asyncio.to_thread(parsers.load, self._thinker) if parsers else None
             self._capabilities = self._found_capabilities()
         except BaseException:
             await self.stop()
@@ -211,7 +225,8 @@ class VllmEngine:
             longest_segment_ms=LONGEST_MS,
             most_audio=self._checkpoint.most_audio,
             decoding=self._decoding,
-            tool_parser=tool_parser,
+            parser=parser,
+            template_arguments=self.config.chat_template_kwargs,
             token_bytes=cache(partial(_token_bytes, self._thinker)),
             cache_salt=self._cache_salt,
         )

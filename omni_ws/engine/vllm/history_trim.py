@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Self
 
 from omni_ws.engine.base import Message
+from omni_ws.engine.history_turns import whole_turns
 
 #: What history may not take of the context, in tokens: room for the input, and for an answer without ``max_tokens``.
 INPUT_RESERVE: Final = 1024
@@ -35,8 +36,7 @@ class PromptLimit:
 class HistoryTrim:
     """Which turns of ``history`` a prompt leaves out: the oldest, and whole ones only.
 
-    ``size`` returns the tokens of a message. A turn begins with the first message of the user after others. Messages of
-    the role ``system`` are instructions, and stay.
+    ``size`` returns the tokens of a message. Messages of the role ``system`` are instructions, and stay.
 
     The history is cut at multiples of ``stride``, counted from its beginning. vLLM's prefix cache only helps prompts
     that begin alike: if each turn pushed out another one, a long conversation would be computed anew with every turn.
@@ -56,7 +56,7 @@ class HistoryTrim:
     _first: int = 0
 
     def __post_init__(self) -> None:
-        self._turns = list(_numbers(self.history))
+        self._turns = [number for number, turn in enumerate(whole_turns(self.history)) for _ in turn]
 
     def leave_out(self, tokens: int) -> bool:
         """Leave out at least ``tokens`` more, at least one turn; returns False if nothing is left to leave out."""
@@ -98,12 +98,3 @@ class HistoryTrim:
                 position += size
             self._begins.append(position)
         return self._begins
-
-
-def _numbers(history: Sequence[Message]) -> Iterator[int]:
-    turn, before = 0, "user"
-    for message in history:
-        if message.role == "user" and before != "user":
-            turn += 1
-        before = message.role
-        yield turn

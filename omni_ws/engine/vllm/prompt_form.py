@@ -34,6 +34,8 @@ class PromptContext:
     instructions: str = ""
     history: tuple[Message, ...] = ()
     tools: tuple[Mapping[str, Any], ...] = ()
+    #: Arguments of the template.
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     #: The audio for the speech in ``history``; speech without an entry is represented by ``WORDS_UNKNOWN``.
     speech: Mapping[Speech, tuple[Media, ...]] = field(default_factory=dict)
     role: str = "user"
@@ -47,14 +49,14 @@ class PromptContext:
 class PromptForm:
     """The format of one model's prompts. Its methods run in the tokenizer's thread.
 
-    ``render`` applies the chat template to messages and tools, and ends with the header of the answer. ``placeholder``
-    returns the text that stands for the n-th item of a modality (from 1).
+    ``render`` applies the chat template to messages, tools and further arguments, and ends with the header of the
+    answer. ``placeholder`` returns the text that stands for the n-th item of a modality (from 1).
     """
 
     def __init__(
         self,
         tokenizer: Any,
-        render: Callable[[list[dict[str, Any]], list[dict[str, Any]]], str],
+        render: Callable[[list[dict[str, Any]], list[dict[str, Any]], Mapping[str, Any]], str],
         placeholder: Callable[[Modality, int], str],
         media: frozenset[Modality] = frozenset(),
     ) -> None:
@@ -150,26 +152,30 @@ class PromptForm:
         numbers = Counter[Modality]()
         messages += [self._message(message, context, numbers) for message in _without_broken_calls(context.history)]
         tools = [self._plain_within(tool) for tool in context.tools]
+        arguments = self._plain_within(context.arguments)
         if not user:
-            return self._rendered(messages, tools), ""
-        text = self._rendered([*messages, {"role": context.role, "content": _MARKER}], tools)
+            return self._rendered(messages, tools, arguments), ""
+        text = self._rendered([*messages, {"role": context.role, "content": _MARKER}], tools, arguments)
         head, found, tail = text.rpartition(_MARKER)
         if not found:
             raise InvalidValue(f"the model's chat template does not render a last message of role {context.role}")
         return head, tail
 
-    def _rendered(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+    def _rendered(
+        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]], arguments: Mapping[str, Any]
+    ) -> str:
         """Render ``messages``; an answer that opens them follows an empty message of the user where it has to.
 
         Some templates demand that the user begins, but a greeting is an answer without a question.
         """
         try:
-            return self._render(messages, tools)
+            return self._render(messages, tools, arguments)
         except InvalidValue:
             opening = next((index for index, message in enumerate(messages) if message["role"] != "system"), None)
             if opening is None or messages[opening]["role"] != "assistant":
                 raise
-            return self._render([*messages[:opening], {"role": "user", "content": ""}, *messages[opening:]], tools)
+            opened = [*messages[:opening], {"role": "user", "content": ""}, *messages[opening:]]
+            return self._render(opened, tools, arguments)
 
     def _message(self, message: Message, context: PromptContext, numbers: Counter[Modality]) -> dict[str, Any]:
         """Return a message of the history in the form of chat templates."""
@@ -195,7 +201,7 @@ class PromptForm:
         return fields
 
     def _plain_within(self, value: Any) -> Any:
-        """Return a tool description with control tokens marked as text in all its strings."""
+        """Return a value with control tokens marked as text in all its strings."""
         if isinstance(value, str):
             return self.plain(value)
         if isinstance(value, Mapping):

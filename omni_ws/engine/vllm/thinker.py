@@ -31,7 +31,7 @@ from omni_ws.engine.vllm.prompt_echo import PromptEcho
 from omni_ws.engine.vllm.prompt_form import PromptContext, PromptForm
 from omni_ws.engine.vllm.sampling import AskedSampling, answer_parameters, check_parameters, survives_streaming
 from omni_ws.engine.vllm.token_logprobs import AlignedLogprobs, TokenBytes
-from omni_ws.engine.vllm.tool_calls import ToolUse, tool_use
+from omni_ws.engine.vllm.tool_calls import ParserUse, parser_use
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, InvalidValue
 from omni_ws.profiler import events
 
@@ -64,8 +64,10 @@ class ThinkerParts:
     #: The threads that decode input.
     decoding: Executor
     token_bytes: Callable[[], TokenBytes]
-    #: vLLM's parser class; None if tools are disabled.
-    tool_parser: Any
+    #: vLLM's parser class for tool calls and thought; None without both.
+    parser: Any
+    #: The arguments of the chat template that requests do not set.
+    template_arguments: Mapping[str, Any]
     #: The cache salt of a request: requests with the same value share cached prefixes.
     cache_salt: Callable[[GenerationRequest], str | None]
 
@@ -100,7 +102,8 @@ class Thinker:
             priority=request.options.priority,
             media_sizes=parts.form.media_sizes,
         )
-        self._tools: ToolUse | None = None
+        self._arguments = {**parts.template_arguments, **request.options.template_arguments}
+        self._parser: ParserUse | None = None
         self._answers: list[AnswerReader] = []
         self._speech: dict[Speech, tuple[Media, ...]] = {}
         self._input: InputParts | None = None
@@ -161,7 +164,9 @@ class Thinker:
         if request.options.raw_prompt:
             return PromptDraft(form.bare(tokens=request.options.token_prompt), PromptContext())
         role = request.options.input_role
-        context = PromptContext(request.instructions, request.history, request.tools, self._speech, role)
+        context = PromptContext(
+            request.instructions, request.history, request.tools, self._arguments, self._speech, role
+        )
         longest = self._shared.model.llm.model_config.max_model_len
         return PromptDraft(form, context, PromptLimit.of(longest, self._parameters.max_tokens))
 
@@ -196,12 +201,17 @@ class Thinker:
 
     def _check_options(self) -> None:
         shared, options = self._shared, self._request.options
-        if shared.tool_parser is not None:
-            tokenizer = shared.form.tokenizer
-            self._tools = tool_use(shared.tool_parser, shared.model, self._request, tokenizer=tokenizer)
-        if self._tools is not None:
-            self._parameters.structured_outputs = self._tools.constraint
-            self._parameters.skip_special_tokens = self._tools.skip_special_tokens
+        if shared.parser is not None:
+            self._parser = parser_use(
+                shared.parser,
+                shared.model,
+                self._request,
+                arguments=self._arguments,
+                tokenizer=shared.form.tokenizer,
+            )
+        if self._parser is not None:
+            self._parameters.structured_outputs = self._parser.constraint
+            self._parameters.skip_special_tokens = self._parser.skip_special_tokens
         if options.only_echo:
             self._parameters.max_tokens = 1  # vLLM generates at least one
         vocabulary = shared.model.llm.model_config.get_vocab_size()
@@ -335,10 +345,10 @@ class Thinker:
         if self._parameters.logprobs is not None:
             data = await self._in_thread(self._shared.token_bytes)
             logprobs = AlignedLogprobs(self._shared.model.llm.get_tokenizer(), data, self._parameters)
-        tools = self._tools.reader() if self._tools is not None else None
+        splitter = self._parser.reader() if self._parser is not None else None
         options = self._request.options
         return AnswerReader(
-            choice, logprobs=logprobs, tools=tools, names_end=options.echo, wanted=not options.only_echo
+            choice, logprobs=logprobs, splitter=splitter, names_end=options.echo, wanted=not options.only_echo
         )
 
     def _note_prompt(self, output: RequestOutput) -> None:

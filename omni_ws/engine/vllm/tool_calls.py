@@ -1,7 +1,7 @@
-"""Tool calls with vLLM's parsers: the constraint on sampling, and the calls in the generated text.
+"""Tool calls and thought with vLLM's parsers: the constraint on sampling, and what the generated text consists of.
 
-Each family of models writes tool calls in its own format. vLLM has a parser for each, which also provides the grammar
-that forces a call.
+Each family of models writes tool calls, and what it thinks before it answers, in its own format. vLLM has a parser for
+each, which also provides the grammar that forces a call.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import copy
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from omni_ws.config.error import ConfigurationError
 from omni_ws.core.chunks import ToolCallFragment
@@ -20,41 +20,60 @@ from omni_ws.errors import InvalidValue
 from omni_ws.wire.tools import check_tools
 
 
-def check_tool_parser(name: str) -> None:
-    """Raise ConfigurationError if vLLM has no parser of this name. Blocks while vLLM is imported."""
-    prepare_environment()
-    from vllm.tool_parsers import ToolParserManager
+@dataclass(frozen=True, slots=True)
+class ParserNames:
+    """vLLM's parsers for a model's tool calls and for its thought; None for neither."""
 
-    known = ToolParserManager.list_registered()
-    if name not in known:
-        raise ConfigurationError([f"vllm.tool_parser: unknown parser {name!r}; available: {', '.join(known)}"])
+    tools: str | None = None
+    reasoning: str | None = None
 
+    def __bool__(self) -> bool:
+        return self.tools is not None or self.reasoning is not None
 
-def load_tool_parser(name: str, model: LanguageModel) -> Any:
-    """Return vLLM's parser class. Raises ConfigurationError if it does not work with the model's tokenizer."""
-    from vllm.parser import ParserManager
+    def check(self) -> None:
+        """Raise ConfigurationError if vLLM has no parser of a name. Blocks while vLLM is imported."""
+        prepare_environment()
+        from vllm.reasoning import ReasoningParserManager
+        from vllm.tool_parsers import ToolParserManager
 
-    llm = model.llm
-    try:
-        return ParserManager.get_parser(
-            tool_parser_name=name,
-            enable_auto_tools=True,
-            model_name=llm.model_config.model,
-            tokenizer=llm.get_tokenizer(),
-        )
-    except Exception as error:
-        raise ConfigurationError([f"vllm.tool_parser: {name} does not work with the model: {error}"]) from error
+        for setting, name, manager in (
+            ("tool_parser", self.tools, ToolParserManager),
+            ("reasoning_parser", self.reasoning, ReasoningParserManager),
+        ):
+            known = manager.list_registered()
+            if name is not None and name not in known:
+                raise ConfigurationError([f"vllm.{setting}: unknown parser {name!r}; available: {', '.join(known)}"])
+
+    def load(self, model: LanguageModel) -> Any:
+        """Return vLLM's parser class. Raises ConfigurationError if it does not work with the model's tokenizer."""
+        from vllm.parser import ParserManager
+
+        llm = model.llm
+        try:
+            return ParserManager.get_parser(
+                tool_parser_name=self.tools,
+                reasoning_parser_name=self.reasoning,
+                enable_auto_tools=True,
+                model_name=llm.model_config.model,
+                tokenizer=llm.get_tokenizer(),
+            )
+        except Exception as error:
+            named = " and ".join(filter(None, (self.tools, self.reasoning)))
+            setting = "tool_parser" if self.tools is not None else "reasoning_parser"
+            raise ConfigurationError([f"vllm.{setting}: {named} does not work with the model: {error}"]) from error
 
 
 @dataclass(frozen=True, slots=True)
-class ToolUse:
-    """The tools of one request, in the form that vLLM's parser expects."""
+class ParserUse:
+    """The parser of one request, with its tools, in the form that vLLM expects."""
 
     parser: Any
     model: LanguageModel
     #: vLLM's own request object, possibly modified by the parser.
     request: Any
     parallel: bool
+    #: The arguments of the template, by which some parsers know whether the model thinks.
+    arguments: Mapping[str, Any]
 
     @property
     def constraint(self) -> Any:
@@ -67,44 +86,51 @@ class ToolUse:
         skip: bool = self.request.skip_special_tokens
         return skip
 
-    def reader(self) -> ToolCallReader:
+    def reader(self) -> AnswerSplitter:
         """Return a reader for one answer, for use on the event loop, with vLLM's own tokenizer."""
-        return ToolCallReader(self, self.new_parser(self.model.llm.get_tokenizer()))
+        return AnswerSplitter(self, self.new_parser(self.model.llm.get_tokenizer()))
 
     def new_parser(self, tokenizer: Any) -> Any:
         """Return an instance of the parser."""
         return self.parser(
-            tokenizer, self.request.tools, model_config=self.model.llm.model_config, chat_template_kwargs={}
+            tokenizer,
+            self.request.tools,
+            model_config=self.model.llm.model_config,
+            chat_template_kwargs=dict(self.arguments),
         )
 
 
-def tool_use(parser: Any, model: LanguageModel, request: GenerationRequest, *, tokenizer: Any) -> ToolUse | None:
-    """Return the tools of a request, or None if it has none. Blocks for milliseconds.
+def parser_use(
+    parser: Any, model: LanguageModel, request: GenerationRequest, *, arguments: Mapping[str, Any], tokenizer: Any
+) -> ParserUse | None:
+    """Return the use of a parser for a request, or None if it has nothing to find. Blocks for milliseconds.
 
     ``tokenizer`` must not be in use by another thread. Raises InvalidValue for invalid tools or an unknown choice.
     """
     check_tools(request.tools, request.tool_choice)
-    if not request.tools:
+    if request.options.raw_prompt or not (request.tools or parser.reasoning_parser_cls):
         return None
     choice = request.tool_choice or "auto"
     from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
     fields: dict[str, Any] = {
         "messages": [{"role": "user", "content": ""}],
-        "tools": [_own(tool, strict=choice not in ("none", "auto")) for tool in request.tools],
-        "tool_choice": choice,
+        "chat_template_kwargs": dict(arguments),
         "parallel_tool_calls": request.options.parallel_tool_calls,
         "response_format": _response_format(request.options),
     }
+    if request.tools:
+        fields["tools"] = [_own(tool, strict=choice not in ("none", "auto")) for tool in request.tools]
+        fields["tool_choice"] = choice
     try:
         asked = ChatCompletionRequest.model_validate(fields)
-        use = ToolUse(parser, model, asked, request.options.parallel_tool_calls)
+        use = ParserUse(parser, model, asked, request.options.parallel_tool_calls, arguments)
         if choice != "none":
             asked = use.new_parser(tokenizer).adjust_request(request=asked)
     except (ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())
         raise InvalidValue(f"tools not supported by the model: {reason[:500]}", param="tools") from error
-    return ToolUse(parser, model, asked, request.options.parallel_tool_calls)
+    return replace(use, request=asked)
 
 
 def _own(tool: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
@@ -123,27 +149,35 @@ def _response_format(options: AnswerOptions) -> dict[str, Any] | None:
     return {"type": "json_schema", "json_schema": {"name": "answer", "schema": dict(options.structure.schema)}}
 
 
-class ToolCallReader:
-    """Separates the text of one answer from its tool calls, while it is being generated."""
+class AnswerParts(NamedTuple):
+    """What a piece of an answer consists of."""
 
-    def __init__(self, use: ToolUse, parser: Any) -> None:
+    text: str = ""
+    thought: str = ""
+    calls: tuple[ToolCallFragment, ...] = ()
+
+
+class AnswerSplitter:
+    """Separates the text of one answer from its tool calls and from thought, while it is being generated."""
+
+    def __init__(self, use: ParserUse, parser: Any) -> None:
         self._use = use
         self._parser = parser
         self._begun: set[int] = set()
+        #: Whether text may be preceded by thought.
+        self.thinks: bool = parser.reasoning_parser is not None
 
     @property
     def called(self) -> bool:
         """Whether a call has begun."""
         return bool(self._begun)
 
-    def read(
-        self, text: str, tokens: Sequence[int], prompt: Sequence[int], *, finished: bool
-    ) -> tuple[str, tuple[ToolCallFragment, ...]]:
-        """Return the text in the next piece of the answer, and the fragments of calls."""
+    def read(self, text: str, tokens: Sequence[int], prompt: Sequence[int], *, finished: bool) -> AnswerParts:
+        """Return what the next piece of the answer consists of."""
         delta = self._parser.parse_delta(text, list(tokens), self._use.request, list(prompt), finished=finished)
         if delta is None:
-            return "", ()
-        return delta.content or "", tuple(self._fragments(delta.tool_calls or ()))
+            return AnswerParts()
+        return AnswerParts(delta.content or "", delta.reasoning or "", tuple(self._fragments(delta.tool_calls or ())))
 
     def _fragments(self, deltas: Sequence[Any]) -> Iterator[ToolCallFragment]:
         for delta in deltas:

@@ -18,6 +18,7 @@ from omni_ws.engine.base import (
     Message,
     PartFailed,
     TextOutput,
+    ThoughtOutput,
     ToolCallOutput,
     TranscriptOutput,
 )
@@ -161,6 +162,11 @@ class AnswerWriter:
                 modality = OutputModality.TOOL_CALL
                 self._put(OutputChunk(request.request_id, number, modality, tool_call=call, choice=choice))
                 request.called(call)
+            case ThoughtOutput(text=text, choice=choice):
+                if request.options.thought:
+                    number = self._sequencer.take_number(request.request_id)
+                    modality = OutputModality.THOUGHT
+                    self._put(OutputChunk(request.request_id, number, modality, text, choice=choice))
             case TranscriptOutput(interim=interim):
                 request.interim = output if interim else None
                 self._put(transcript_chunk(request, output, sequencer=self._sequencer))

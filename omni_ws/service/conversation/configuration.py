@@ -151,6 +151,7 @@ class Configuration:
             "priority": (options.priority != 0, capabilities.priority),
             "prompt": (options.raw_prompt, capabilities.raw_prompts),
             "echo": (options.echo, capabilities.echo),
+            "chat_template_kwargs": (bool(options.template_arguments), capabilities.template_arguments),
         }
         for name, (wanted, able) in asked.items():
             if wanted and not able:

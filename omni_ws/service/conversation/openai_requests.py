@@ -67,7 +67,7 @@ def prepare_answer(conversation: Conversation, request: ChatRequest) -> None:
         raise UnsupportedParameter("tools are not supported by this engine", param=request.tools_at)
     if request.role not in capabilities.input_roles:
         raise InvalidValue("the last message must have role user or tool", param=request.role_at)
-    conversation.options = replace(checked_options(conversation, request.answer), input_role=request.role)
+    conversation.options = replace(checked_options(conversation, request.answer), input_role=request.role, thought=True)
     conversation.history.add(
         Message(one.role, one.text, tool_calls=one.tool_calls, tool_call_id=one.tool_call_id) for one in request.history
     )
@@ -84,6 +84,7 @@ def checked_options(
         choices=answer.choices,
         priority=answer.priority,
         parallel_tool_calls=answer.parallel_tool_calls,
+        template_arguments=answer.template_arguments,
         media_limits=answer.media_limits,
     )
     with _client_names(conversation):

@@ -252,6 +252,8 @@ class RequestTimeline:
         return self._wall_ns + round((when - self.opened) * 1e9)
 
     def _answers(self, modality: OutputModality) -> bool:
+        if modality is OutputModality.THOUGHT:
+            return False
         return modality is not OutputModality.TRANSCRIPT or self.task is Task.TRANSCRIBE
 
     # recording

@@ -68,7 +68,8 @@ class Run:
             longest_segment_ms=30_000,
             most_audio=0,
             token_bytes=lambda: None,  # type: ignore[arg-type, return-value]
-            tool_parser=None,
+            parser=None,
+            template_arguments={},
             cache_salt=lambda _: None,
         )
         sampling = {"max_tokens": 5, "temperature": 0.0, **({} if case.stop is None else {"stop": case.stop})}

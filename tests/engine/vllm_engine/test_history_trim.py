@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from support.word_prompts import WordTokenizer, form, render
@@ -59,15 +61,6 @@ def test_a_turn_longer_than_a_stride_goes_at_once() -> None:
     trim = HistoryTrim(history, 50, size)
     assert trim.leave_out(1)
     assert first_words(trim.kept()) == ["ask1", "tell1"]
-
-
-def test_several_messages_of_the_user_are_one_turn() -> None:
-    history = (Message("assistant", "hello"), Message("user", "a"), Message("user", "b"), Message("assistant", "c"))
-    trim = HistoryTrim(history, 1, size)
-    assert trim.leave_out(1)
-    assert [message.text for message in trim.kept()] == ["a", "b", "c"]
-    assert trim.leave_out(1)
-    assert trim.kept() == ()
 
 
 def test_instructions_and_open_calls_stay() -> None:
@@ -188,10 +181,10 @@ def test_a_template_without_history_is_no_obstacle(strict: bool) -> None:
     from omni_ws.engine.vllm.prompt_form import PromptForm
     from omni_ws.errors import InvalidValue
 
-    def refusing(messages: list[dict[str, object]], tools: list[dict[str, object]]) -> str:
+    def refusing(messages: list[dict[str, Any]], tools: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
         if strict and len(messages) == 3:
             raise InvalidValue("no history")
-        return render(messages, tools)
+        return render(messages, tools, arguments)
 
     def placeholder(modality: Modality, number: int) -> str:
         return "<|sound|>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -28,6 +29,18 @@ def test_the_frame_is_the_template_around_the_input() -> None:
     assert tail == "<|end|>assistant\n"
 
 
+def test_arguments_reach_the_template_as_text() -> None:
+    given: list[Mapping[str, Any]] = []
+
+    def rendering(messages: list[dict[str, Any]], tools: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
+        given.append(arguments)
+        return render(messages, tools, arguments)
+
+    asked = PromptContext(arguments={"enable_thinking": False, "persona": "<|end|>"})
+    PromptForm(WordTokenizer(), rendering, placeholder).frame(asked)
+    assert given == [{"enable_thinking": False, "persona": "<\ufdd0|end|>"}]
+
+
 def test_without_instructions_there_is_no_system_message() -> None:
     assert form().frame(PromptContext())[0] == "<|end|>user\n"
 
@@ -47,7 +60,9 @@ def test_a_system_message_may_stand_alone() -> None:
 
 
 def test_a_template_that_leaves_a_message_out_cannot_take_it() -> None:
-    def render_users_only(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+    def render_users_only(
+        messages: list[dict[str, Any]], tools: list[dict[str, Any]], arguments: Mapping[str, Any]
+    ) -> str:
         return "".join(message["content"] for message in messages if message["role"] == "user")
 
     deaf = PromptForm(WordTokenizer(), render_users_only, placeholder, frozenset())
@@ -207,7 +222,7 @@ def test_little_text_is_not_worth_a_step() -> None:
 
 
 def test_a_template_that_refuses_is_the_clients_fault() -> None:
-    def refuse(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+    def refuse(messages: list[dict[str, Any]], tools: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
         raise InvalidValue("roles must alternate")
 
     with pytest.raises(InvalidValue):
@@ -215,11 +230,11 @@ def test_a_template_that_refuses_is_the_clients_fault() -> None:
 
 
 def test_a_greeting_follows_an_empty_question_where_the_user_has_to_begin() -> None:
-    def alternating(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str:
+    def alternating(messages: list[dict[str, Any]], tools: list[dict[str, Any]], arguments: Mapping[str, Any]) -> str:
         spoken = [message["role"] for message in messages if message["role"] != "system"]
         if spoken != (["user", "assistant"] * len(spoken))[: len(spoken)]:
             raise InvalidValue("roles must alternate")
-        return render(messages, tools)
+        return render(messages, tools, arguments)
 
     strict = PromptForm(WordTokenizer(), alternating, placeholder)
     greeted = PromptContext("Be brief.", (Message("assistant", "Good morning!"),))
@@ -298,7 +313,9 @@ def test_a_template_that_leaves_earlier_speech_out_is_refused() -> None:
     sound = Media(Modality.AUDIO, "sound")
     context = PromptContext(history=(Message("user", "", speech=speech),), speech={speech: (sound,)})
     assert PromptDraft(form(), context).media == [sound]
-    forgetful = PromptForm(WordTokenizer(), lambda messages, tools: render(messages[-1:], tools), placeholder)
+    forgetful = PromptForm(
+        WordTokenizer(), lambda messages, tools, arguments: render(messages[-1:], tools, arguments), placeholder
+    )
     with pytest.raises(InvalidValue, match="speech of earlier requests"):
         PromptDraft(forgetful, context)
 

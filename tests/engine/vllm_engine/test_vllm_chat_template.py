@@ -12,9 +12,11 @@ from support.live_server import LiveServer, live_server
 from support.native_client import native_client
 from support.vllm_engine import Input, answer, plain_answer, running_engine
 
+from omni_ws.config.model import VllmConfig
 from omni_ws.engine.base import AnswerOptions
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.errors import InvalidValue
+from omni_ws.engine.vllm.language_model import LanguageModel
+from omni_ws.errors import EngineFailed, InvalidValue
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -81,6 +83,51 @@ async def test_a_native_request_is_refused_by_name_and_the_session_goes_on(serve
 
 def test_the_operator_is_told(engine: VllmEngine) -> None:
     assert any("no chat template" in line for line in engine.describe())
+
+
+async def test_the_operator_is_told_before_the_model_is_loaded(
+    untemplated: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def unloaded(self: LanguageModel) -> None:
+        raise EngineFailed("not loaded")
+
+    monkeypatch.setattr(LanguageModel, "start", unloaded)
+    with pytest.raises(EngineFailed, match="not loaded"):
+        await VllmEngine(VllmConfig(model=str(untemplated))).start()
+    assert "base has no chat template" in caplog.text
+
+
+def test_where_a_template_is_looked_for(tmp_path: Path) -> None:
+    from omni_ws.engine.vllm.chat_template import lacks_chat_template
+
+    model = str(tmp_path)
+    settings = tmp_path / "tokenizer_config.json"
+    assert not lacks_chat_template(model)  # known when it has loaded
+    settings.write_text("[]")
+    assert not lacks_chat_template(model)
+    settings.write_text("{}")
+    assert lacks_chat_template(model)
+    settings.write_text('{"chat_template": "{{ messages }}"}')
+    assert not lacks_chat_template(model)
+    settings.write_text("{}")
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    assert not lacks_chat_template(model)
+    assert not lacks_chat_template("some-owner/never-downloaded")
+
+
+async def test_a_template_that_ignores_tools_is_told(untemplated: Path, tmp_path: Path) -> None:
+    from support.tiny_models import CHAT_TEMPLATE, ENGINE_ARGS
+
+    lines = []
+    for name, written in (
+        ("deaf", "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<answer>"),
+        ("describing", CHAT_TEMPLATE),
+    ):
+        template = tmp_path / name
+        template.write_text(written)
+        async with running_engine(untemplated, ENGINE_ARGS, chat_template=template, tool_parser="hermes") as engine:
+            lines.append([line for line in engine.describe() if "ignores tools" in line])
+    assert [len(told) for told in lines] == [1, 0]
 
 
 async def test_a_template_of_the_operators_makes_it_chat(untemplated: Path, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from omni_ws.engine.decoding import decode_input
 from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.prompt_form import PromptContext
 from omni_ws.engine.vllm.thinker import Thinker
-from omni_ws.engine.vllm.tool_calls import ToolUse, tool_use
+from omni_ws.engine.vllm.tool_calls import ParserUse, parser_use
 from omni_ws.errors import InvalidValue
 from omni_ws.server import create_app, listen
 
@@ -109,7 +109,7 @@ def writes_two_calls() -> Iterator[None]:
     from vllm.sampling_params import StructuredOutputsParams
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ToolUse, "constraint", property(lambda _: StructuredOutputsParams(regex=TWO_CALLS)))
+        patch.setattr(ParserUse, "constraint", property(lambda _: StructuredOutputsParams(regex=TWO_CALLS)))
         yield
 
 
@@ -227,10 +227,11 @@ async def test_calls_that_the_model_makes_by_itself(engine: VllmEngine) -> None:
 
 async def test_arguments_come_while_they_are_written(engine: VllmEngine) -> None:
     assert engine._shared is not None
-    use = tool_use(
-        engine._shared.tool_parser,
+    use = parser_use(
+        engine._shared.parser,
         engine._thinker,
         request(Input("Hello"), tools=TOOLS),
+        arguments={},
         tokenizer=engine._shared.form.tokenizer,
     )
     assert use is not None
@@ -238,8 +239,8 @@ async def test_arguments_come_while_they_are_written(engine: VllmEngine) -> None
     written = 'Wait. <tool_call>\n{"name": "weather", "arguments": {"city": "Oslo", "days": 2}}\n</tool_call>'
     read = [reader.read(letter, [0], [0], finished=False) for letter in written]
     read.append(reader.read("", [], [0], finished=True))
-    assert "".join(text for text, _ in read).strip() == "Wait."
-    pieces = [call for _, calls in read for call in calls]
+    assert "".join(text for text, _, _ in read).strip() == "Wait."
+    pieces = [call for _, _, calls in read for call in calls]
     assert len(pieces) > 10
     assert calls_of([ToolCallOutput(piece) for piece in pieces]) == [("weather", {"city": "Oslo", "days": 2})]
 

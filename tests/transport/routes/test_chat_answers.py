@@ -14,7 +14,7 @@ from support.raw_http import RawResponse, post
 
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, TokenLogprob, ToolCall
-from omni_ws.engine.base import AnswerOptions, EngineCapabilities, Message, StructuredOutput, TextOutput
+from omni_ws.engine.base import AnswerOptions, EngineCapabilities, Message, StructuredOutput, TextOutput, ThoughtOutput
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, UnsupportedParameter
 
 PATH = "/v1/chat/completions"
@@ -28,6 +28,13 @@ WEATHER = {
     },
 }
 CALL = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city":"Tokyo"}'}}
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(depth):
+        schema = {"anyOf": [schema]}
+    return schema
 
 
 async def ask(server: LiveServer, **body: Any) -> RawResponse:
@@ -116,6 +123,32 @@ async def test_tools_reach_the_engine() -> None:
     assert (second.tool_choice, second.options.parallel_tool_calls) == ("required", True)
 
 
+async def test_arguments_of_the_template_reach_the_engine() -> None:
+    engine = CapableEngine([said("sunny")])
+    async with live_server(engine) as server:
+        await ask(server, chat_template_kwargs={"enable_thinking": False})
+        await ask(server, chat_template_kwargs=None)
+    first, second = engine.requests
+    assert first.options.template_arguments == {"enable_thinking": False}
+    assert second.options.template_arguments == {}
+
+
+async def test_thought_is_beside_the_content() -> None:
+    script = [ThoughtOutput("Hm, "), ThoughtOutput("rain?"), said("sunny")]
+    (choice,) = (await whole(script))["choices"]
+    assert choice["message"]["reasoning_content"] == "Hm, rain?"
+    assert choice["message"]["content"] == "sunny"
+    assert [choice["delta"] for choice in choices(await streamed(script))] == [
+        {"role": "assistant"},
+        {"reasoning_content": "Hm, "},
+        {"reasoning_content": "rain?"},
+        {"content": "sunny"},
+        {},
+    ]
+    (choice,) = (await whole([said("sunny")]))["choices"]
+    assert "reasoning_content" not in choice["message"]
+
+
 async def test_results_of_tools_at_the_end_are_the_input() -> None:
     engine = CapableEngine([said("sunny")])
     other = {**CALL, "id": "call_2"}
@@ -172,6 +205,9 @@ async def test_results_of_tools_before_the_users_message_are_history() -> None:
         ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools"}}, "unsupported_parameter", "tool_choice.type"),
         ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
         ({"parallel_tool_calls": 1}, "invalid_value", "parallel_tool_calls"),
+        ({"chat_template_kwargs": 1}, "invalid_value", "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"messages": []}}, "invalid_value", "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": {"a": nested(32)}}, "invalid_value", "chat_template_kwargs"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "invalid_value", "messages[0].tool_call_id"),
         (
             {"messages": [USER, {"role": "tool", "tool_call_id": "call_9", "content": "x"}]},
@@ -231,7 +267,7 @@ async def test_whole_choices() -> None:
     engine = CapableEngine([*CHOICES[:-1], *tool_call("f", choice=1), CHOICES[-1]])
     async with live_server(engine) as server:
         first, second = (await ask(server, n=2)).json()["choices"]
-    assert engine.requests[0].options == AnswerOptions(choices=2)
+    assert engine.requests[0].options == AnswerOptions(choices=2, thought=True)
     assert (first["index"], first["message"]["content"], first["finish_reason"]) == (0, "Hello", "stop")
     assert (second["index"], second["message"]["content"], second["finish_reason"]) == (1, "Hi you", "length")
     assert [call["function"]["name"] for call in second["message"]["tool_calls"]] == ["f"]
@@ -272,7 +308,7 @@ async def test_logprobs_stand_beside_the_text() -> None:
     async with live_server(engine) as server:
         events = events_of(await ask(server, stream=True, logprobs=True, top_logprobs=2))
         completion = (await ask(server, logprobs=True, top_logprobs=2)).json()
-    assert engine.requests[0].options == AnswerOptions(logprobs=2)
+    assert engine.requests[0].options == AnswerOptions(logprobs=2, thought=True)
     role, first, second, terminal = choices([event.json() for event in events[:-1]])
     assert "logprobs" not in role
     assert "logprobs" not in terminal
@@ -348,13 +384,6 @@ async def test_forms(wanted: dict[str, Any], structure: StructuredOutput | None)
     async with live_server(engine) as server:
         assert (await ask(server, response_format=wanted)).status == 200
     assert engine.requests[0].options.structure == structure
-
-
-def nested(depth: int) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "object"}
-    for _ in range(depth):
-        schema = {"anyOf": [schema]}
-    return schema
 
 
 @pytest.mark.parametrize(

@@ -450,6 +450,7 @@ async def test_names_of_the_model(name: str | None) -> None:
         ("functions", [{"name": "f"}]),
         ("response_format", {"type": "json_object"}),
         ("priority", 1),
+        ("chat_template_kwargs", {"enable_thinking": False}),
         ("video_fps", 2),
         ("image_max_pixels", 1000),
         ("talker_temperature", 0.5),
