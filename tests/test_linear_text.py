@@ -18,6 +18,7 @@ from omni_ws.engine.llm.arithmetic import NotArithmetic, evaluate, parse_number
 from omni_ws.engine.llm.rules import answer
 from omni_ws.engine.remote.call_order import with_results
 from omni_ws.engine.remote.server_sent_events import EventReader
+from omni_ws.engine.spoken.speakable_text import SpeakableText
 from omni_ws.engine.text_pieces import pieces_of
 from omni_ws.engine.tts.flite import speakable
 from omni_ws.engine.vllm.prompt import PromptDraft
@@ -88,6 +89,21 @@ def fed_to_splitter_by_character(text: str) -> None:
         splitter.feed(character)
         assert splitter.looks_complete in (True, False)
     splitter.rest()
+
+
+def made_speakable(text: str) -> None:
+    speakable = SpeakableText()
+    for piece in pieces_of(text):
+        speakable.feed(piece)
+    speakable.rest()
+
+
+def made_speakable_by_character(text: str) -> None:
+    speakable = SpeakableText()
+    for character in text:
+        speakable.feed(character)
+        assert speakable.looks_complete in (True, False)
+    speakable.rest()
 
 
 def answered(text: str) -> None:
@@ -204,6 +220,8 @@ def cut(text: str, size: int) -> Iterator[str]:
 READERS: tuple[Callable[[str], object], ...] = (
     fed_to_splitter,
     fed_to_splitter_by_character,
+    made_speakable,
+    made_speakable_by_character,
     answered,
     calculated,
     limited,

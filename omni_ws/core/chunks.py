@@ -118,11 +118,15 @@ class InputChunk(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A spoken word and its time in milliseconds, in the answer's audio or, for a transcript, in the input's."""
+    """A spoken word and its time in milliseconds, in the answer's audio or, for a transcript, in the input's.
+
+    ``text_end`` is where it ends in the answer's text, in characters, if the engine knows it.
+    """
 
     text: str
     start_ms: int
     end_ms: int
+    text_end: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

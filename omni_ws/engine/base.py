@@ -94,6 +94,8 @@ class EngineCapabilities:
     media_limits: frozenset[str] = frozenset()
     #: The languages that speech recognition can be set to (primary subtags of RFC 5646).
     languages: frozenset[str] = frozenset()
+    #: The languages (RFC 5646) of voices that read one alone and want its numbers, dates and signs in words.
+    voice_languages: Mapping[str, str] = field(default_factory=dict)
     #: Whether transcripts contain the times of words.
     word_times: bool = False
     #: Whether messages of the history may contain ``speech``.

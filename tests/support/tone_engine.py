@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 
 import numpy as np
 
 from omni_ws.audio.samples import Samples
-from omni_ws.core.chunks import FinishReason, Modality, Usage
+from omni_ws.core.chunks import FinishReason, Modality, Usage, Word
 from omni_ws.engine.base import AudioOutput, EngineCapabilities, EngineOutput, Finished, GenerationRequest, TextOutput
 from omni_ws.engine.fake import CAPABILITIES, EchoEngine, ScriptedEngine
 
@@ -52,6 +53,27 @@ class ToneEngine(EchoEngine):
         finally:
             self.aborted += not finished
             self.active_requests -= 1
+
+
+class ReadingEngine(ToneEngine):
+    """A ToneEngine whose voice reads English alone, and that tells the times of its words."""
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return replace(super().capabilities, voice_languages={"tone": "en", "bell": "de"})
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        word, start_ms = "", 0
+        async with aclosing(super().generate(request)) as outputs:  # type: ignore[type-var]
+            async for output in outputs:
+                if isinstance(output, TextOutput):
+                    word = output.text.strip()
+                elif isinstance(output, AudioOutput):
+                    timed = Word(word, start_ms, start_ms + WORD_MS)
+                    start_ms += WORD_MS
+                    yield AudioOutput(output.samples, output.sample_rate, (timed,))
+                else:
+                    yield output
 
 
 class SnapshotEngine(EchoEngine):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -9,17 +10,22 @@ from typing import Any
 from omni_ws.core.chunks import InputChunk, Modality, OutputModality, Task
 from omni_ws.engine.base import AudioOutput, Engine, Finished, GenerationRequest
 from omni_ws.engine.channel import Channel
+from omni_ws.engine.clauses import SENTENCE_GRACE, is_speakable
 from omni_ws.engine.composed.parts import Role, asked_of, part_failed
 from omni_ws.engine.composed.patience import run_part
 from omni_ws.engine.pipeline import Outputs
+from omni_ws.engine.spoken.speakable_text import SpeakableText, Spoken
+from omni_ws.engine.spoken.written_words import WrittenWords
+from omni_ws.engine.text_pieces import CooperativePieces
 from omni_ws.errors import InvalidRequest, OmniError
 
 
 class TtsStage:
     """A Stage of one request: text in, audio to the client.
 
-    An answer without text, such as a tool call, is not spoken. Where the TTS fails and the client reads the text too,
-    the text goes on without it.
+    The TTS reads the spoken form of the text (``SpeakableText``); the words that it times are told as they are written.
+    An answer with nothing to be read, such as a tool call, is not spoken. Where the TTS fails and the client reads the
+    text too, the text goes on without it.
     """
 
     name = Role.TTS.value
@@ -29,20 +35,20 @@ class TtsStage:
         self.audio_ms = 0
         self._engine = engine
         self._request = request
+        self._words = WrittenWords()
 
     async def run(self, source: AsyncIterator[str], sink: Channel[Any] | None, outputs: Outputs) -> None:
         """Speak the text as it arrives."""
-        async for text in source:
-            if not text.isspace():
-                break
-        else:
-            return
-        try:
-            await self._speak(text, source, outputs)
-        except OmniError as error:
-            if OutputModality.TEXT not in self._request.modalities or _is_refusal(error):
-                raise
-            await outputs.put(part_failed(Role.TTS, error))
+        async with aclosing(self._spoken_text(source)) as texts:
+            first = await anext(texts, None)
+            if first is None:
+                return
+            try:
+                await self._speak(first, texts, outputs)
+            except OmniError as error:
+                if OutputModality.TEXT not in self._request.modalities or _is_refusal(error):
+                    raise
+                await outputs.put(part_failed(Role.TTS, error))
         async for _ in source:
             pass  # the text goes on where the TTS has ended before it
 
@@ -54,15 +60,55 @@ class TtsStage:
             async with aclosing(run_part(Role.TTS, self._engine, asked)) as events:
                 async for event in events:
                     if isinstance(event, AudioOutput):
+                        if event.words:
+                            event = AudioOutput(event.samples, event.sample_rate, self._words.place(event.words))
                         await outputs.put(event)
                     elif isinstance(event, Finished):
                         self.audio_ms = event.usage.output_audio_ms
+
+    async def _spoken_text(self, source: AsyncIterator[str]) -> AsyncGenerator[str, None]:
+        """Yield what the TTS reads, from the first piece on that has something to pronounce."""
+        held, begun = "", False
+        async with aclosing(_spoken_pieces(source, SpeakableText(self._language))) as spoken:
+            async for pieces in spoken:
+                self._words.add(pieces)
+                held += "".join(piece.text for piece in pieces)
+                begun = begun or is_speakable(held)
+                if begun and held:
+                    yield held
+                    held = ""
+
+    @property
+    def _language(self) -> str:
+        """The language that the voice reads alone; empty where that is not known."""
+        able = self._engine.capabilities
+        voice = self._request.voice or next(iter(able.voices), "")
+        return able.voice_languages.get(voice, "")
 
 
 def _is_refusal(error: OmniError) -> bool:
     """Whether the client asked for something that the TTS does not know, which the client has to mend."""
     asked = ("voice", "stage_params", "stage_sampling")
     return isinstance(error, InvalidRequest) and (error.param or "").partition(".")[0] in asked
+
+
+async def _spoken_pieces(source: AsyncIterator[str], speakable: SpeakableText) -> AsyncGenerator[list[Spoken], None]:
+    """Yield the spoken form of a text that arrives.
+
+    Words that wait for what follows them are passed on when nothing follows for a while at the end of a sentence.
+    """
+    while True:
+        try:
+            async with asyncio.timeout(SENTENCE_GRACE if speakable.looks_complete else None):
+                text = await anext(source, None)
+        except TimeoutError:
+            yield speakable.rest()
+            continue
+        if text is None:
+            break
+        async for piece in CooperativePieces(text):
+            yield speakable.feed(piece)
+    yield speakable.rest()
 
 
 async def _chunks(first: str, rest: AsyncIterator[str]) -> AsyncGenerator[InputChunk, None]:

@@ -51,6 +51,7 @@ class SynthesisEngine:
             tasks=frozenset({Task.SPEECH} if voices else ()),
             extend=True,
             voices=voices,
+            voice_languages={voice: self.voice.language_of(voice) for voice in voices},
             sampling=frozenset({"max_tokens", "stop"}),
             sampling_no_ops=frozenset({"temperature", "top_p", "seed"}),
         )

@@ -99,6 +99,10 @@ class Voice:
         default = self._default_voice or self.facts.voices[0]
         return (default, *(voice for voice in self.facts.voices if voice != default))
 
+    def language_of(self, voice: str) -> str:
+        """The language of a voice. Those of flite are English, those of espeak-ng are named by theirs."""
+        return "en" if self.facts is not None and self.facts.synthesiser == "flite" else voice
+
     @property
     def healthy(self) -> bool:
         return self._deaths < UNHEALTHY_AFTER

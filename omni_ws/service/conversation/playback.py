@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from omni_ws.core.chunks import Word
+from omni_ws.engine.spoken.speakable_text import spoken_form
 from omni_ws.service.observing.timeline import PlayerStatistics
 
 #: Characters that may lie between two words that a voice pronounced: it skips what it cannot pronounce.
 MAX_SKIPPED_CHARACTERS = 200
+#: A longer text is cut by its own length: to measure what is read of it would take too long.
+MAX_MEASURED_CHARACTERS = 1 << 15
 
 
 class Playback:
@@ -87,8 +90,8 @@ def heard_part(text: str, words: Sequence[Word], playback: Playback) -> str:
     """The part of an answer's ``text`` that was heard.
 
     ``words`` are those of the audio that was sent, where the engine reports them: the text is cut behind the last one
-    that began to play. Without them it is cut in proportion to the audio. Without reports of the client, or without
-    audio, all of it counts as heard.
+    that began to play. Without them it is cut in proportion to the audio: where the same share of what a voice reads of
+    the text ends. Without reports of the client, or without audio, all of it counts as heard.
     """
     heard_ms = playback.heard_ms
     if words:
@@ -97,19 +100,35 @@ def heard_part(text: str, words: Sequence[Word], playback: Playback) -> str:
         return text
     if heard_ms >= playback.sent_ms:
         return text
-    kept = text[: int(len(text) * heard_ms / playback.sent_ms)]
+    kept = text[: _end_of_share(text, heard_ms / playback.sent_ms)]
     # A word that was cut was not heard.
     return kept.rstrip() if text[len(kept) :][:1].isspace() else kept.rpartition(" ")[0].rstrip()
 
 
+def _end_of_share(text: str, share: float) -> int:
+    """The index in ``text`` up to which ``share`` of what is read of it stands. Code and addresses take no time."""
+    if len(text) > MAX_MEASURED_CHARACTERS:
+        return int(len(text) * share)
+    pieces = spoken_form(text, language="")
+    left = int(sum(len(piece.text) for piece in pieces) * share)
+    for piece in pieces:
+        left -= len(piece.text)
+        if left < 0:
+            return max(piece.start, piece.end + left)
+    return len(text)
+
+
 def _end_of_words(text: str, words: Sequence[Word]) -> int:
     """The index in ``text`` where the last of ``words`` ends. Words that are not found are skipped."""
-    lowered, end = text.lower(), 0
+    lowered, end, exact = text.lower(), 0, False
     for word in words:
+        if word.text_end is not None:
+            end, exact = min(word.text_end, len(text)), True
+            continue
         spoken = word.text.strip().lower()
         found = lowered.find(spoken, end, end + MAX_SKIPPED_CHARACTERS + len(spoken)) if spoken else -1
         if found >= 0:
-            end = found + len(spoken)
-    while end < len(text) and not text[end].isspace() and not text[end].isalnum():
+            end, exact = found + len(spoken), False
+    while not exact and end < len(text) and not text[end].isspace() and not text[end].isalnum():
         end += 1  # closing punctuation
     return end

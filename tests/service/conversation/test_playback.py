@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omni_ws.core.chunks import Word
-from omni_ws.service.conversation.playback import Playback, heard_part
+from omni_ws.service.conversation.playback import MAX_MEASURED_CHARACTERS, Playback, heard_part
 
 
 class Clock:
@@ -100,6 +100,33 @@ def test_without_words_text_is_cut_in_proportion(played_ms: float, heard: str) -
     playback, _ = playing(sent_ms=1000)
     playback.report(played_ms)
     assert heard_part("one two three", [], playback) == heard
+
+
+WITH_CODE = "Pay **$20** now:\n```\ntwenty now\n```\nNow."
+
+
+@pytest.mark.parametrize(
+    ("played_ms", "heard"), [(50, ""), (150, "Pay **$20**"), (350, "Pay **$20** now:"), (450, WITH_CODE.rstrip())]
+)
+def test_words_that_know_their_place_cut_there(played_ms: float, heard: str) -> None:
+    playback, _ = playing(sent_ms=500)
+    playback.report(played_ms)
+    words = [
+        Word("Pay", 60, 100, 3),
+        Word("$20", 100, 200, 11),
+        Word("now", 200, 300, 16),
+        Word("code", 300, 350, 17),
+        Word("Now", 400, 500, len(WITH_CODE)),
+    ]
+    assert heard_part(WITH_CODE, words, playback) == heard
+
+
+def test_without_words_what_is_not_read_takes_no_time() -> None:
+    playback, _ = playing(sent_ms=1000)
+    playback.report(600)
+    assert heard_part(f"one\n```\n{'code ' * 200}\n```\ntwo three", [], playback).endswith("\ntwo")
+    long = "word " * MAX_MEASURED_CHARACTERS
+    assert len(heard_part(long, [], playback)) == pytest.approx(len(long) * 0.6, abs=5)
 
 
 def test_without_audio_or_a_report_what_was_sent_counts() -> None:

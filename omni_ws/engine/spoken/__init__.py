@@ -1,0 +1,1 @@
+"""Spoken text: what a voice reads of what a model writes."""

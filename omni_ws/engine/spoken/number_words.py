@@ -1,0 +1,118 @@
+"""Numbers in English words."""
+
+from __future__ import annotations
+
+from typing import Final
+
+#: Longer numbers are read digit by digit: nobody follows their names.
+MAX_NAMED_DIGITS: Final = 15
+
+_SMALL: Final = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen"),
+)
+_TENS: Final = ("", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_SCALES: Final = ("", " thousand", " million", " billion", " trillion")
+_ORDINALS: Final = {
+    "one": "first",
+    "two": "second",
+    "three": "third",
+    "five": "fifth",
+    "eight": "eighth",
+    "nine": "ninth",
+    "twelve": "twelfth",
+}
+_ROMAN: Final = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
+
+
+def cardinal(digits: str) -> str:
+    """Return the name of a whole number: "21" is "twenty-one". Leading zeros and long numbers are read by digit."""
+    if len(digits) > MAX_NAMED_DIGITS or (len(digits) > 1 and digits[0] == "0"):
+        return by_digit(digits)
+    number = int(digits)
+    if number == 0:
+        return "zero"
+    groups: list[str] = []
+    for scale in _SCALES:
+        number, below = divmod(number, 1000)
+        if below:
+            groups.append(_below_thousand(below) + scale)
+    return " ".join(reversed(groups))
+
+
+def by_digit(digits: str) -> str:
+    """Return the digits one by one: "007" is "zero zero seven"."""
+    return " ".join(_SMALL[int(digit)] for digit in digits)
+
+
+def decimal(text: str) -> str:
+    """Return the name of a number such as "1,234.50", "0.5" or ".5"."""
+    whole, point, fraction = text.replace(",", "").partition(".")
+    name = cardinal(whole or "0")
+    return f"{name} point {by_digit(fraction)}" if point and fraction else name
+
+
+def ordinal(digits: str) -> str:
+    """Return the name of a place: "21" is "twenty-first"."""
+    return ordinal_of(cardinal(digits))
+
+
+def ordinal_of(name: str) -> str:
+    """Return the ordinal of a cardinal's name."""
+    cut = max(name.rfind(" "), name.rfind("-")) + 1
+    last = name[cut:]
+    regular = last[:-1] + "ieth" if last.endswith("y") else last + "th"
+    return name[:cut] + _ORDINALS.get(last, regular)
+
+
+def year(digits: str) -> str:
+    """Return a year of four digits as it is said: "1998" is "nineteen ninety-eight", "2005" "two thousand five"."""
+    century, rest = int(digits[:2]), int(digits[2:])
+    if century % 10 == 0 and rest < 10:
+        return cardinal(digits)
+    if rest == 0:
+        return f"{cardinal(str(century))} hundred"
+    return f"{cardinal(str(century))} {_two_digits(rest)}"
+
+
+def clock(hours: str, minutes: str) -> str:
+    """Return a time of day: "3", "05" is "three oh five"; the full hour is the hour alone."""
+    name = cardinal(str(int(hours)))
+    return name if int(minutes) == 0 else f"{name} {_two_digits(int(minutes))}"
+
+
+def plural(name: str) -> str:
+    """Return several of a number's name: "fifty" is "fifties", "third" "thirds"."""
+    if name.endswith("y"):
+        return name[:-1] + "ies"
+    return name + "es" if name.endswith("x") else name + "s"
+
+
+def roman(numeral: str) -> int:
+    """Return the value of a Roman numeral up to a few hundred; 0 for what is none."""
+    total = previous = 0
+    for letter in reversed(numeral):
+        value = _ROMAN.get(letter, 0)
+        if not value:
+            return 0
+        total += value if value >= previous else -value
+        previous = max(previous, value)
+    return total
+
+
+def _two_digits(number: int) -> str:
+    return f"oh {_SMALL[number]}" if number < 10 else _below_hundred(number)
+
+
+def _below_hundred(number: int) -> str:
+    if number < len(_SMALL):
+        return _SMALL[number]
+    tens, ones = divmod(number, 10)
+    return _TENS[tens] + (f"-{_SMALL[ones]}" if ones else "")
+
+
+def _below_thousand(number: int) -> str:
+    hundreds, rest = divmod(number, 100)
+    if not hundreds:
+        return _below_hundred(rest)
+    return f"{_SMALL[hundreds]} hundred" + (f" {_below_hundred(rest)}" if rest else "")

@@ -1,0 +1,137 @@
+"""What a composition says of what its LLM writes, and what of it was heard."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.live_server import live_server
+from support.native_client import native_client
+from support.part_engines import RetortEngine
+from support.tone_engine import ReadingEngine
+from support.until import until
+
+from omni_ws.core.audio_format import AudioFormat
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task, Word
+from omni_ws.engine.base import AudioOutput, EngineOutput, GenerationRequest, InputSource, Message, TextOutput
+from omni_ws.engine.channel import Channel
+from omni_ws.engine.composed.engine import ComposedEngine
+
+pytestmark = pytest.mark.usefixtures("no_task_left")
+
+REPLY = "# Prices\n\nIt is **$20** today.\n\n```\npay(20)\n```\n\nSee [here](https://example.com/x?y). 🎉"
+#: What a ReadingEngine says of it, a word each 20 ms.
+SAID = "Prices. It is twenty dollars today. Code left out. See here. "
+
+
+class Telling(ReadingEngine):
+    """A ReadingEngine that keeps what it was given to read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = ""
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        async def kept(source: InputSource) -> AsyncIterator[InputChunk]:
+            async for chunk in source:
+                self.read += chunk.payload.decode()
+                yield InputChunk(Modality.TEXT, chunk.payload.replace(b"\n", b" "))
+
+        given = kept(request.input)
+        async with aclosing(given), aclosing(super().generate(replace(request, input=given))) as outputs:  # type: ignore[type-var]
+            async for output in outputs:
+                yield output
+
+
+async def answered(llm: RetortEngine, tts: ReadingEngine, **fields: Any) -> list[EngineOutput]:
+    source: Channel[InputChunk] = Channel(1 << 20, cost=lambda chunk: len(chunk.payload))
+    source.put_nowait(InputChunk(Modality.TEXT, b"What does it cost?"))
+    source.close()
+    request = GenerationRequest(
+        request_id="req_1",
+        task=Task.CHAT,
+        input=source,
+        input_mode=InputMode.EXTEND,
+        input_audio=AudioFormat(),
+        modalities=frozenset({OutputModality.TEXT, OutputModality.AUDIO}),
+        **fields,
+    )
+    engine = ComposedEngine(llm, tts=tts)
+    await engine.start()
+    async with aclosing(engine.generate(request)) as outputs:
+        return [output async for output in outputs]
+
+
+async def test_the_text_stays_and_the_voice_gets_its_spoken_form() -> None:
+    tts = Telling()
+    outputs = await answered(RetortEngine(REPLY), tts)
+    assert "".join(output.text for output in outputs if isinstance(output, TextOutput)) == REPLY
+    assert tts.read.replace("\n", " ") == SAID
+
+
+async def test_words_are_those_that_are_written() -> None:
+    outputs = await answered(RetortEngine(REPLY), Telling())
+    words = [word for output in outputs if isinstance(output, AudioOutput) for word in output.words]
+    assert [word.text for word in words if word.text_end != REPLY.index("```")] == [
+        *("Prices", "It", "is", "$20", "today", "See", "here"),
+    ]
+    assert Word("$20", 60, 100, REPLY.index(" today")) in words
+    assert [word.text for word in words if word.text_end == REPLY.index("```")] == ["Code", "left", "out."]
+
+
+async def test_numbers_are_left_to_a_voice_of_another_language() -> None:
+    tts = Telling()
+    await answered(RetortEngine(REPLY), tts, voice="bell")
+    assert tts.read.replace("\n", " ") == "Prices. It is $20 today. See here. "
+
+
+@pytest.mark.parametrize("reply", ["🎉", "***", "```\n```", "\n\n"])
+async def test_an_answer_without_anything_to_read_is_not_spoken(reply: str) -> None:
+    tts = Telling()
+    outputs = await answered(RetortEngine(reply), tts)
+    assert tts.requests == [] if "`" not in reply else len(tts.requests) == 1
+    assert any(isinstance(output, TextOutput) for output in outputs)
+
+
+async def test_a_sentence_is_read_while_the_llm_pauses_behind_it() -> None:
+    class Pausing(RetortEngine):
+        async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+            async with aclosing(super().generate(request)) as outputs:  # type: ignore[type-var]
+                async for output in outputs:
+                    if isinstance(output, TextOutput) and output.text == " Then":
+                        await go_on.wait()
+                    yield output
+
+    go_on = asyncio.Event()
+    tts = Telling()
+    answer = asyncio.create_task(answered(Pausing("It is $5. Then it ends."), tts))
+    await until(lambda: "five dollars." in tts.read)
+    assert not answer.done()
+    go_on.set()
+    await answer
+    assert tts.read == "It is five dollars. Then it ends."
+
+
+@pytest.mark.parametrize(
+    ("played_ms", "heard"),
+    [
+        (70, "# Prices\n\nIt is **$20**"),  # "twenty" of "twenty dollars"
+        (150, "# Prices\n\nIt is **$20** today."),  # and the announcement of the code
+        (185, "# Prices\n\nIt is **$20** today.\n\n```\npay(20)\n```\n\nSee"),
+    ],
+)
+async def test_an_interrupted_answer_is_cut_where_it_was_heard(played_ms: int, heard: str) -> None:
+    llm = RetortEngine(REPLY)
+    async with live_server(ComposedEngine(llm, tts=Telling())) as server, native_client(server) as client:
+        await client.configure(modalities=["text", "audio"])
+        await client.say("What does it cost?")
+        answer = await client.answer()
+        await client.send("output_ack", sequence_id=answer.final["sequence_id"], played_ms=played_ms)
+        await client.send("cancel")
+        await client.say("And then?")
+        await client.answer()
+        assert llm.requests[-1].history == (Message("user", "What does it cost?"), Message("assistant", heard))
