@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar
 from omni_ws.config.error import ConfigurationError
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.incident import incident
-from omni_ws.engine.vllm.model_outputs import ModelOutputs
+from omni_ws.engine.vllm.model_outputs import ModelOutputs, OutputGroups
 from omni_ws.engine.vllm.process_reaper import ProcessReaper
 from omni_ws.errors import (
     ContextLengthExceeded,
@@ -89,6 +89,7 @@ class LanguageModel:
         self._args = {**_DEFAULT_ARGS, **args}
         self._setting = setting
         self._prepare = prepare
+        self._groups = OutputGroups()
         self._running: _Running | None = None
         self._died = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
@@ -140,6 +141,7 @@ class LanguageModel:
             partial(llm.add_request, request_id, prompt, params, priority=priority),
             translate=lambda error: self._mapped(error, llm, request_id),
             on_end=forget_unsent_media,
+            groups=self._groups,
         )
 
     async def render(self, prompt: Mapping[str, Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.until import until
 
-from omni_ws.engine.vllm.model_outputs import ModelOutputs
+from omni_ws.engine.vllm.model_outputs import GROUP_SEC, ModelOutputs, OutputGroups
 
 if TYPE_CHECKING:
     from vllm import RequestOutput
@@ -41,6 +42,7 @@ class Loop:
             self._submit,
             translate=lambda error: Translated(str(error)),
             on_end=self._note_end,
+            groups=OutputGroups(),
         )
 
     async def abort(self, request_id: str, *, internal: bool) -> None:
@@ -82,6 +84,7 @@ def refusing(refusals: Sequence[bool], seen: list[int]) -> Callable[[RequestOutp
     return take
 
 
+@pytest.mark.virtual_clock
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=30),
     st.lists(st.integers(0, 4), max_size=30),
@@ -97,21 +100,107 @@ async def test_every_token_comes_once_and_in_order(pauses: list[int], passes: li
         durations = iter(passes)
         async with aclosing(loop.outputs) as outputs:
             async for output in outputs:
-                for _ in range(next(durations, 0)):  # still busy with it, so nothing may be taken
+                for turn in range(next(durations, 0)):  # still busy with it, so nothing may be taken
                     count = len(seen)
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(GROUP_SEC / 2 if turn == 3 else 0)
                     assert len(seen) == count
                 seen.extend(ids_of(output))
 
     consumer = asyncio.create_task(consume())
     for number, pause in enumerate(pauses):
         for _ in range(pause):
-            await asyncio.sleep(0)
+            await asyncio.sleep(GROUP_SEC / 2 if number % 2 else 0)
         loop.put(tokens(number))
     loop.put(tokens(len(pauses), finish_reason="stop"))
     await consumer
     assert seen == list(range(len(pauses) + 1))
     assert (loop.aborted, loop.ends) == ([], [True])
+
+
+@pytest.mark.virtual_clock
+@pytest.mark.parametrize("pause", [0.3 * GROUP_SEC, 0.9 * GROUP_SEC, 1.1 * GROUP_SEC, 10 * GROUP_SEC])
+async def test_outputs_in_quick_succession_are_taken_together(pause: float) -> None:
+    """The first at once, and none later than the time that an output may wait."""
+    loop, now = Loop(), asyncio.get_running_loop().time
+    made: list[float] = []
+    taken: list[tuple[float, list[int]]] = []
+
+    def take(output: RequestOutput) -> bool:
+        taken.append((now(), ids_of(output)))
+        return True
+
+    loop.outputs.take = take
+    task = await waiting(loop)
+    for number in range(12):
+        made.append(now())
+        loop.put(tokens(number))
+        await asyncio.sleep(pause)
+    made.append(now())
+    loop.put(tokens(12, finish_reason="stop"))
+    assert ids_of(await task) == [12]
+    assert [one for _, ids in taken for one in ids] == list(range(12))
+    assert taken[0] == (made[0], [0])
+    for at, ids in taken:
+        assert 0 <= at - made[ids[0]] < GROUP_SEC * 1.01
+    assert all(later - earlier > 0.99 * GROUP_SEC for (earlier, _), (later, _) in pairwise(taken[:-1]))
+    assert (len(taken) == 12) == (pause > GROUP_SEC)
+
+
+@pytest.mark.virtual_clock
+@pytest.mark.parametrize("end", ["stop", "error", "cancel"])
+async def test_what_waits_for_others_is_taken_before_the_end(end: str) -> None:
+    loop = Loop()
+    seen: list[int] = []
+    loop.outputs.take = refusing((), seen)
+    task = await waiting(loop)
+    for number in range(3):
+        loop.put(tokens(number))
+    assert seen == [0]
+    if end == "cancel":
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert ids_of(await anext(loop.outputs)) == [1, 2]
+        await loop.outputs.aclose()
+    elif end == "error":
+        loop.put(RuntimeError("vLLM broke"))
+        with pytest.raises(Translated):
+            await task
+        assert seen == [0, 1, 2]
+    else:
+        loop.put(tokens(3, finish_reason="stop"))
+        assert ids_of(await task) == [3]
+        assert seen == [0, 1, 2]
+    count = len(seen)
+    await asyncio.sleep(1)
+    assert len(seen) == count
+
+
+@pytest.mark.virtual_clock
+async def test_what_waited_and_is_refused_goes_to_the_iteration() -> None:
+    loop = Loop()
+    seen: list[int] = []
+    loop.outputs.take = refusing((False, True), seen)
+    task = await waiting(loop)
+    for number in range(3):
+        loop.put(tokens(number))
+    assert ids_of(await task) == [1, 2]
+    assert seen == [0]
+    await loop.outputs.aclose()
+
+
+@pytest.mark.virtual_clock
+async def test_nothing_that_waited_is_taken_of_a_request_that_was_closed() -> None:
+    loop = Loop()
+    seen: list[int] = []
+    loop.outputs.take = refusing((), seen)
+    task = await waiting(loop)
+    loop.put(tokens(0))
+    loop.put(tokens(1))
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await loop.outputs.aclose()
+    await asyncio.sleep(1)
+    assert seen == [0]
 
 
 async def waiting(loop: Loop) -> asyncio.Task[Any]:
