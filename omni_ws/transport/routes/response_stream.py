@@ -195,8 +195,8 @@ class _EventBatch:
         """See PromptWriter."""
         if self.waiting or self.head_due or not self._sink.writable:
             return False
-        for event in self._encoder.output(output):
-            self._sink.write_now(sse.event(event))
+        if data := b"".join(map(sse.event, self._encoder.output(output))):
+            self._sink.write_now(data)
         return True
 
     def write_available(self) -> bool:
