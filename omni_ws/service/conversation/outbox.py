@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -20,13 +21,19 @@ from omni_ws.service.conversation.owner import NOBODY, OutboxReader, OutboxWrite
 
 #: Bytes that each session may queue even while the server as a whole holds too much.
 FAIR_SHARE_BYTES: Final = 64 * 1024
+#: Outputs that follow another this soon are written together. A server that is paced by a model or a microphone writes
+#: each at once; one that has much to say at once makes fewer system calls.
+COALESCE_SEC: Final = 0.001
 
 
 class Outbox:
     """Messages in order, bounded in bytes, from several writers to one reader on the same event loop.
 
-    Output waits for ``room``, then uses ``put_nowait``. Control messages use ``put_nowait`` alone, which never fails:
-    they may make the outbox full, and the transport then stops reading the client that provokes them.
+    Output waits for ``room``, then uses ``put_nowait``. Where it finds the outbox empty it goes to the reader at once,
+    unless it follows another within COALESCE_SEC: then it is queued, with those that come behind it.
+
+    Control messages use ``put_nowait`` alone, which never fails: they may make the outbox full, and the transport then
+    stops reading the client that provokes them.
 
     The outbox is full with ``capacity`` bytes, or with FAIR_SHARE_BYTES while all sessions of the server together hold
     more than half of ``budget``; the other half is for input. A client that leaves it full for ``write_timeout``
@@ -51,6 +58,8 @@ class Outbox:
         #: Set by ``Conversation.attach``.
         self.reader: OutboxReader = NOBODY
         self.writer: OutboxWriter = NOBODY
+        #: When an output last went to the reader at once.
+        self.written_at = -math.inf
         self._write_timeout = write_timeout
         self._now = now
         self._budget = budget
@@ -74,10 +83,13 @@ class Outbox:
     def put_nowait(self, message: ServerMessage) -> None:
         """Queue a message, whether the outbox is full or not. The reader may take it before this returns."""
         messages = self._messages
-        if type(message) is OutputChunk and not messages and self.reader.write_now(message):
-            if self._journal is not None:
-                self._keep(self._journal, message)
-            return
+        if type(message) is OutputChunk and not messages:
+            now = self._now()
+            if now - self.written_at >= COALESCE_SEC and self.reader.write_now(message):
+                self.written_at = now
+                if self._journal is not None:
+                    self._keep(self._journal, message)
+                return
         if isinstance(message, OmniError | RequestWarning):
             error = message if isinstance(message, OmniError) else message.error
             # A traceback keeps the local variables of all its frames alive: the refused payload, for one.

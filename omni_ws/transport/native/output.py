@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from typing import Final
 
 from websockets.frames import CloseCode
@@ -29,9 +28,6 @@ from omni_ws.wire.server_frames import (
 #: socket may report that its buffer is full.
 WRITE_BATCH_BYTES: Final = 64 * 1024
 WRITE_BATCH_MESSAGES: Final = 128
-#: Outputs that follow another this soon are written together. A server that is paced by a model or a microphone writes
-#: each at once; one that has much to say at once makes fewer system calls.
-COALESCE_SEC: Final = 0.001
 #: How long a client may take to read the last frames.
 GOODBYE_TIMEOUT_SEC: Final = 5.0
 REPLACED_CLOSE_CODE: Final = 4409
@@ -40,9 +36,8 @@ REPLACED_CLOSE_CODE: Final = 4409
 class WebSocketOutput:
     """Writes the messages of the outbox to the socket.
 
-    An output that finds the outbox empty is written at once. What follows it within COALESCE_SEC is written together,
-    in the next pass of the event loop, and one batch in each pass after that. Writing stops while the write buffer is
-    over its high-water mark.
+    What the outbox queues is written in the next pass of the event loop, and one batch in each pass after that. Writing
+    stops while the write buffer is over its high-water mark.
     """
 
     def __init__(self, connection: StreamConnection, session: LiveSession, *, binary_audio: bool) -> None:
@@ -54,8 +49,6 @@ class WebSocketOutput:
         self._binary_audio = binary_audio
         self._loop = asyncio.get_running_loop()
         self._flush_scheduled = False
-        #: When an output was last written at once, on the loop's clock.
-        self._written_at = -math.inf
         #: Whether the messages in the outbox are for this connection: from ``start`` to ``stop``.
         self._speaking = False
         #: Set when there is nothing left to write, or it cannot be written here.
@@ -70,10 +63,6 @@ class WebSocketOutput:
         """See OutboxReader."""
         if self._flush_scheduled or not self._speaking or self._connection.paused or not self._connection.is_open:
             return False
-        now = self._loop.time()
-        if now - self._written_at < COALESCE_SEC:
-            return False
-        self._written_at = now
         try:
             self._write(output)
         except Exception as error:

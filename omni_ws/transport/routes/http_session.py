@@ -7,7 +7,6 @@ import copy
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import Final
 
 from omni_ws.core.chunks import InputChunk
 from omni_ws.core.output import AnyOutput, OutputChunk
@@ -20,9 +19,6 @@ from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.transport.http.deadline import Deadline
 from omni_ws.transport.http.hang_up import PeerGone
 from omni_ws.transport.routes.response_stream import PromptWriter
-
-#: Outputs that follow another this soon are written together, in the next pass of the event loop.
-COALESCE_SEC: Final = 0.001
 
 
 class HttpSession:
@@ -42,8 +38,8 @@ class HttpSession:
         self._waiting: asyncio.Future[bool] | None = None
         self._meanwhile: PromptWriter | None = None
         self._idle_sec: float | None = None
-        #: When ``meanwhile`` last wrote, on the loop's clock.
-        self._written_at = -math.inf
+        #: When ``meanwhile`` last wrote what was queued, on the loop's clock.
+        self._delivered_at = -math.inf
         self._idle = Deadline(self._loop, self._idle_expired)
         #: Outputs taken and not yet marked as written; collected only while observers listen to outputs.
         self._unwritten: list[AnyOutput] = []
@@ -150,16 +146,12 @@ class HttpSession:
         waiting, writer = self._waiting, self._meanwhile
         if waiting is None or writer is None or waiting.done():
             return False
-        now = self._loop.time()
-        if now - self._written_at < COALESCE_SEC:
-            return False
         try:
             if not writer.write_now(output):
                 return False
         except Exception as error:
             waiting.set_exception(error)
             return True
-        self._written_at = now
         if self._observers.listening_to_outputs:
             self.conversation.observed.notify(OutputWritten(output))
         return True
@@ -175,7 +167,7 @@ class HttpSession:
             return
         try:
             if self._meanwhile is not None and self._meanwhile.write_available():
-                self._written_at = self._loop.time()
+                self._delivered_at = self._loop.time()
             else:
                 waiting.set_result(True)
         except Exception as error:
@@ -185,7 +177,7 @@ class HttpSession:
         if self._waiting is None or self._waiting.done() or self._idle_sec is None:
             return
         # Nothing is done for each output but to note its time.
-        silent = self._loop.time() - self._written_at
+        silent = self._loop.time() - max(self._delivered_at, self._outbox.written_at)
         if silent >= self._idle_sec:
             self._waiting.set_result(False)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from omni_ws.service.conversation.answer_writer import AnswerWriter
 from omni_ws.service.conversation.history import History
 from omni_ws.service.conversation.loudspeaker import Loudspeaker
 from omni_ws.service.conversation.messages import ServerMessage
-from omni_ws.service.conversation.outbox import Outbox
+from omni_ws.service.conversation.outbox import COALESCE_SEC, Outbox
 from omni_ws.service.conversation.owner import Nobody
 from omni_ws.service.conversation.request import Request
 from omni_ws.service.conversation.request_queue import RequestQueue
@@ -139,11 +139,23 @@ class Owner:
         pass
 
 
+def ticking(chance: random.Random) -> Callable[[], float]:
+    """A clock that stands still between some of its readings; many outputs follow others within COALESCE_SEC."""
+    time = 0.0
+
+    def now() -> float:
+        nonlocal time
+        time += chance.choice((0, 0.4 * COALESCE_SEC, 2 * COALESCE_SEC))
+        return time
+
+    return now
+
+
 @pytest.mark.parametrize("seed", range(150))
 async def test_a_client_gets_every_output_once_and_in_order(seed: int) -> None:
     """Whichever way each output takes, and however the client reads, loses its connection, and interrupts."""
     chance = random.Random(seed)
-    now = asyncio.get_running_loop().time
+    now = ticking(chance)
     budget = ByteBudget(1 << 20)
     outbox = Outbox(
         chance.choice((300, 1500, 1 << 20)), write_timeout=30, now=now, budget=budget, journal_capacity=1 << 20

@@ -13,7 +13,7 @@ from omni_ws.core.output import FinalChunk, OutputChunk
 from omni_ws.core.quota import ByteBudget
 from omni_ws.errors import InvalidValue, SlowConsumer
 from omni_ws.service.conversation.messages import MESSAGE_OVERHEAD_BYTES
-from omni_ws.service.conversation.outbox import FAIR_SHARE_BYTES, Outbox
+from omni_ws.service.conversation.outbox import COALESCE_SEC, FAIR_SHARE_BYTES, Outbox
 from omni_ws.service.conversation.owner import Nobody
 from omni_ws.wire.server_frames import PongFrame, SessionUpdatedFrame
 
@@ -55,6 +55,46 @@ def output(size: int, number: int = 0) -> OutputChunk:
 def make(capacity: int = 1000, *, budget: ByteBudget | None = None) -> tuple[Outbox, Clock]:
     clock = Clock()
     return Outbox(capacity, write_timeout=30, now=clock, budget=budget), clock
+
+
+class Writing(Noting):
+    """Takes outputs at once while ``takes``."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        super().__init__(outbox)
+        self.takes = True
+        self.written: list[int] = []
+
+    def write_now(self, output: OutputChunk) -> bool:
+        if self.takes:
+            self.written.append(output.sequence_id)
+        return self.takes
+
+
+def test_an_output_is_written_at_once_and_those_right_behind_it_together() -> None:
+    outbox, clock = make(10_000)
+    reader = Writing(outbox)
+    for number, pause in enumerate((0, 0.9, 0.2, 0, 1.1)):
+        clock.now += pause * COALESCE_SEC
+        outbox.put_nowait(output(200, number))
+    assert (reader.written, reader.ready, len(outbox)) == ([0], [1], 4)  # nothing overtakes what is queued
+    while outbox.take() is not None:
+        pass
+    outbox.put_nowait(output(200, 5))
+    clock.now += 0.9 * COALESCE_SEC
+    outbox.put_nowait(output(200, 6))
+    assert (reader.written, len(outbox)) == ([0, 5], 1)
+
+
+def test_what_the_reader_cannot_write_is_queued_and_the_next_is_offered_again() -> None:
+    outbox, _ = make(10_000)
+    reader = Writing(outbox)
+    reader.takes = False
+    outbox.put_nowait(output(200, 0))
+    assert (len(outbox), outbox.take() is None) == (1, False)
+    reader.takes = True
+    outbox.put_nowait(output(200, 1))
+    assert reader.written == [1]
 
 
 def test_messages_are_taken_in_order() -> None:
