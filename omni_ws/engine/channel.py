@@ -50,6 +50,11 @@ class Channel(Generic[T]):
         return self.queued >= self.capacity
 
     @property
+    def items(self) -> int:
+        """The number of queued items."""
+        return len(self._items)
+
+    @property
     def closed(self) -> bool:
         """Whether further items are refused."""
         return self._closed

@@ -25,9 +25,9 @@ from omni_ws.engine.base import (
     TranscriptOutput,
     UsageMeter,
 )
+from omni_ws.engine.channel import Channel
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import OmniError
-from omni_ws.service.conversation.input_channel import InputChannel
 from omni_ws.service.conversation.kept_speech import KeptSpeech
 from omni_ws.service.conversation.playback import Playback, heard_part
 from omni_ws.service.observing.timeline import RequestTimeline
@@ -154,7 +154,7 @@ class Request:
     #: Failures of parts of the engine that the answer goes on without.
     warnings: list[OmniError] = field(default_factory=list)
     #: Input that the engine has not taken.
-    input: InputChannel = field(init=False)
+    input: Channel[InputChunk] = field(init=False)
     input_ended: asyncio.Event = field(default_factory=asyncio.Event)
     #: Text of the input, as much of it as a history can use.
     typed: bytearray = field(default_factory=bytearray)
@@ -175,7 +175,7 @@ class Request:
     _arguments: dict[int, KeptText] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.input = InputChannel(INPUT_QUEUE_BYTES, on_take=partial(self.on_input_taken, self))
+        self.input = Channel(INPUT_QUEUE_BYTES, cost=_payload_bytes, on_take=partial(self.on_input_taken, self))
 
     # state
 
@@ -256,7 +256,7 @@ class Request:
     @property
     def waiting_chunks(self) -> int:
         """Chunks that the engine has not taken."""
-        return self.session.received.chunks if self.started is None else len(self.input)
+        return self.session.received.chunks if self.started is None else self.input.items
 
     # what was said
 
@@ -383,3 +383,7 @@ class Request:
             output_audio_ms=round(self.playback.sent_ms),
             input_after_start_bytes=self.session.bytes_after_start,
         )
+
+
+def _payload_bytes(chunk: InputChunk) -> float:
+    return len(chunk.payload)
