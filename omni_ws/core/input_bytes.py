@@ -59,5 +59,5 @@ class InputBytes:
 
     def _release(self, size: int) -> None:
         if not self._closed:
-            self._budget.used -= size
+            self._budget.give(size)
             self.held_bytes -= size

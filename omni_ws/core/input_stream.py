@@ -117,10 +117,7 @@ class InputStream(InputBytes):
             raise self._too_large(chunk)
         if sequence_id == reorder.next_sequence_id and self.gap_since is None:
             # The path of nearly every frame of nearly every stream.
-            if chunk.modality is _TEXT or self._text.pending:
-                events = self._text.deliver(chunk, self._take_in)
-            else:
-                events = self._take_in(chunk)
+            events = self._deliver(chunk)
             reorder.next_sequence_id = sequence_id + 1
             return events
         return self._place(sequence_id, chunk, size, now)
@@ -374,8 +371,7 @@ class InputStream(InputBytes):
             if chunk.is_bare_end:
                 return []
             raise _ended(chunk.sequence_id)
-        if self.limits.max_total_bytes is not None:
-            self._check_total(size)
+        self._check_total(size)
         if size and (session is None or session.keeps_input or self.diverting):
             self._hold(size)
         self.received_bytes += size

@@ -28,7 +28,7 @@ class InputFlow:
 
     def is_full(self, receiving: Request | None) -> bool:
         """Whether the engine is behind with the request that receives input, or the listener with its audio."""
-        behind = receiving is not None and receiving.answering and receiving.input.queued >= INPUT_QUEUE_BYTES
+        behind = receiving is not None and receiving.answering and receiving.input.full
         if not behind and (self.listener is None or not self.listener.full):
             return False
         self._wanted = True

@@ -29,7 +29,8 @@ class Journal:
         self.capacity = capacity
         self.held = 0
         self._budget = budget
-        self._fair_share = fair_share
+        #: What is kept whatever the load of the server.
+        self._least_limit = min(capacity, fair_share)
         self._entries: deque[JournalEntry] = deque()
         #: The number of the next output.
         self._next_output = 0
@@ -42,9 +43,8 @@ class Journal:
         if type(message) in OUTPUTS:
             self._next_output += 1
         self.held += cost
-        if self.held > self._fair_share or self.held > self.capacity:
-            while self._entries and self.held > self._limit:
-                self._forget_oldest()
+        while self.held > self._least_limit and self.held > self._limit:
+            self._forget_oldest()
 
     def acknowledge(self, last_output: int) -> None:
         """Drop everything up to this output, which the client has received; at most up to the last that was sent."""
@@ -74,7 +74,7 @@ class Journal:
     def _limit(self) -> int:
         budget = self._budget
         if budget is not None and budget.held > budget.capacity // 2:
-            return min(self.capacity, self._fair_share)
+            return self._least_limit
         return self.capacity
 
     def _forget_oldest(self) -> None:

@@ -99,8 +99,9 @@ class Outbox:
         self.queued += cost
         if self._budget is not None:
             self._budget.used += cost
-        if self.full_since is None and (self.queued > FAIR_SHARE_BYTES or self.queued >= self.capacity):
-            self._fill()
+        if self.full_since is None and self._over_limit:
+            self.full_since = self._now()
+            self.writer.output_full()
         if len(messages) == 1:
             self.reader.output_ready()
 
@@ -110,12 +111,6 @@ class Outbox:
         if self._budget is not None:
             self._budget.used += cost
         journal.record(output, cost)
-
-    def _fill(self) -> None:
-        """Become full if the limit, which depends on the load of the server, is reached."""
-        if self._over_limit:
-            self.full_since = self._now()
-            self.writer.output_full()
 
     async def room(self) -> None:
         """Wait until the outbox is not full."""
@@ -241,10 +236,11 @@ class Outbox:
 
     @property
     def _over_limit(self) -> bool:
+        """Whether the limit, which depends on the load of the server, is reached."""
         if self.queued >= self.capacity:
             return True
         budget = self._budget
-        return budget is not None and self.queued > FAIR_SHARE_BYTES and budget.held > budget.capacity // 2
+        return self.queued > FAIR_SHARE_BYTES and budget is not None and budget.held > budget.capacity // 2
 
 
 def _renumbered(message: ServerMessage, by: int) -> ServerMessage:

@@ -30,8 +30,6 @@ class HttpOutput:
         self._transport: asyncio.Transport
         self._writable = asyncio.Event()
         self._writable.set()
-        #: Whether ``_writable`` is set, found in one step: asked for each event of a stream.
-        self._is_writable = True
         self._deadline = Deadline(asyncio.get_running_loop(), on_timeout)
         #: From ``close`` on the deadline covers the flush, and resumed writing no longer stops it.
         self._closing = False
@@ -100,7 +98,7 @@ class HttpOutput:
     @property
     def has_room(self) -> bool:
         """Whether ``drain`` would not wait. On a closed connection it raises PeerGone, as sending does."""
-        return self._is_writable and self._unshared_bytes <= _FAIR_SHARE_BYTES
+        return self._writable.is_set() and self._unshared_bytes <= _FAIR_SHARE_BYTES
 
     async def drain(self) -> None:
         """Wait until the transport takes more, and yield to the event loop after a fair share. Raises PeerGone."""
@@ -115,13 +113,11 @@ class HttpOutput:
 
     def pause(self) -> None:
         """Make ``drain`` wait: the transport's buffer is above its high-water mark."""
-        self._is_writable = False
         self._writable.clear()
         self._deadline.arm(self._timeout_sec)
 
     def resume(self) -> None:
         """Wake writers: the transport's buffer is below its low-water mark."""
-        self._is_writable = True
         self._writable.set()
         if not self._closing:
             self._deadline.disarm()
@@ -139,5 +135,4 @@ class HttpOutput:
     def detach(self) -> None:
         """Stop the timer and wake all writers: the transport is closed, or belongs to another protocol."""
         self._deadline.disarm()
-        self._is_writable = True
         self._writable.set()

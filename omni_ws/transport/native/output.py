@@ -45,7 +45,6 @@ class WebSocketOutput:
         self._session = session
         self._outbox = session.outbox
         self._observed = session.conversation.observed
-        self._observers = self._observed.observers
         self._binary_audio = binary_audio
         self._loop = asyncio.get_running_loop()
         self._flush_scheduled = False
@@ -146,7 +145,7 @@ class WebSocketOutput:
         """Write a message. Returns its size."""
         data, is_binary = encode_message(message, binary_audio=self._binary_audio)
         self._connection.write_message(data, is_text=not is_binary)
-        if self._observers.listening_to_outputs and isinstance(message, AnyOutput):
+        if self._observed.listening_to_outputs and isinstance(message, AnyOutput):
             self._observed.notify(OutputWritten(message))
         return len(data)
 

@@ -32,7 +32,7 @@ class HttpSession:
     def __init__(self, conversation: Conversation, outbox: Outbox) -> None:
         self.conversation = conversation
         self._outbox = outbox
-        self._observers = conversation.observed.observers
+        self._observed = conversation.observed
         self._loop = asyncio.get_running_loop()
         #: The wait in progress, with its ``meanwhile`` and its ``idle_sec``.
         self._waiting: asyncio.Future[bool] | None = None
@@ -115,7 +115,7 @@ class HttpSession:
             return None
         if isinstance(message, OmniError):
             raise message
-        if self._observers.listening_to_outputs and isinstance(message, AnyOutput):
+        if self._observed.listening_to_outputs and isinstance(message, AnyOutput):
             self._unwritten.append(message)
         return message
 
@@ -152,8 +152,8 @@ class HttpSession:
         except Exception as error:
             waiting.set_exception(error)
             return True
-        if self._observers.listening_to_outputs:
-            self.conversation.observed.notify(OutputWritten(output))
+        if self._observed.listening_to_outputs:
+            self._observed.notify(OutputWritten(output))
         return True
 
     def output_ready(self) -> None:
@@ -188,7 +188,7 @@ class HttpSession:
         if not self._unwritten:
             return
         for message in self._unwritten:
-            self.conversation.observed.notify(OutputWritten(message))
+            self._observed.notify(OutputWritten(message))
         self._unwritten.clear()
 
     async def _guard(self, work: Callable[[], Awaitable[None]]) -> None:
