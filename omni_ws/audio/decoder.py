@@ -12,6 +12,7 @@ from omni_ws.audio.pcm import SampleLayout, mixed_down, samples_from_bytes
 from omni_ws.audio.resample import NO_SAMPLES, StreamResampler
 from omni_ws.audio.samples import Samples, SourceBlock
 from omni_ws.audio.wav import WavHeaderReader
+from omni_ws.audio.whole_frames import WholeFrames
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat, checked_channels, checked_sample_rate
 from omni_ws.errors import UnsupportedFormat
 
@@ -176,8 +177,7 @@ class _RawDecoder:
         self._layout = layout
         self._sample_rate = sample_rate
         self._channels = channels
-        self._frame_bytes = layout.sample_bytes * channels
-        self._carry = b""
+        self._frames = WholeFrames(layout.sample_bytes * channels)
 
     def decode(self, data: bytes) -> Iterator[SourceBlock]:
         if len(samples := self.samples(data)):
@@ -185,21 +185,14 @@ class _RawDecoder:
 
     def samples(self, data: bytes) -> Samples:
         """Return the mono samples that ``data`` completes."""
-        if self._carry:
-            data = self._carry + data
-            self._carry = b""
-        if rest := len(data) % self._frame_bytes:
-            whole = len(data) - rest
-            self._carry = bytes(data[whole:])
-            data = data[:whole]
-        return mixed_down(samples_from_bytes(data, self._layout), self._channels)
+        return mixed_down(samples_from_bytes(self._frames.take(data), self._layout), self._channels)
 
     def flush(self) -> Iterator[SourceBlock]:
-        self._carry = b""
+        self._frames.drop()
         return iter(())
 
     def close(self) -> None:
-        self._carry = b""
+        self._frames.drop()
 
 
 class _WavDecoder:

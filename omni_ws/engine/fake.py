@@ -16,6 +16,7 @@ from omni_ws.audio.decoder import AudioDecoder
 from omni_ws.audio.mime import parse_audio_format
 from omni_ws.audio.pcm import PCM16
 from omni_ws.audio.samples import Pcm16, Samples
+from omni_ws.audio.whole_frames import WholeFrames
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Usage
 from omni_ws.engine.answer_limit import AnswerLimit, WordCounter
@@ -294,8 +295,7 @@ class _Echo:
         assert decoder is not None
         assert source is not None
         samples: Samples | Pcm16
-        is_fast = isinstance(decoder, _Unchanged) or _is_fast(source)
-        samples = decoder.decode(data) if is_fast else await run_in_any_thread(decoder.decode, data)
+        samples = decoder.decode(data) if _is_fast(source) else await run_in_any_thread(decoder.decode, data)
         return self._outputs(samples, decoder.sample_rate)
 
     async def _flush_audio(self) -> Iterable[AudioOutput]:
@@ -333,14 +333,11 @@ class _Unchanged:
 
     def __init__(self, sample_rate: int) -> None:
         self.sample_rate = sample_rate
-        self._carry = b""
+        self._frames = WholeFrames(PCM16.itemsize)
 
     def decode(self, data: bytes) -> Pcm16:
         """Return the samples that ``data`` completes."""
-        data = self._carry + data
-        whole = len(data) - len(data) % PCM16.itemsize
-        self._carry = data[whole:]
-        return np.frombuffer(data[:whole], PCM16)
+        return np.frombuffer(self._frames.take(data), PCM16)
 
     def flush(self) -> Pcm16:
         """Return none: an incomplete sample is dropped."""
