@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from omni_ws.audio import g711
-from omni_ws.audio.pcm import PCM16, bounded, pcm16_from_samples, samples_from_pcm16
+from omni_ws.audio.pcm import as_pcm16, as_samples, bounded, pcm16_from_samples
 from omni_ws.audio.resample import StreamResampler
 from omni_ws.audio.samples import Pcm16, Samples
 from omni_ws.audio.wav import wav_header
@@ -44,14 +44,9 @@ class AudioEncoder:
         """Encode ``samples``; returns the bytes that are complete, which may be none."""
         if self._ended:
             raise ValueError("the encoder is already flushed")
-        if samples.dtype == PCM16:
-            if self._converts_only:
-                return samples.tobytes()
-            samples = samples_from_pcm16(cast("Pcm16", samples))
-        samples = cast("Samples", samples)
         if self._converts_only:
-            return pcm16_from_samples(samples).tobytes()
-        return self._encoded(self._resampler.process(samples))
+            return as_pcm16(samples).tobytes()
+        return self._encoded(self._resampler.process(as_samples(samples)))
 
     def flush(self) -> bytes:
         """End the stream; returns its last bytes. A second call returns none."""

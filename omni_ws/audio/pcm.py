@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,3 +115,13 @@ def pcm16_from_samples(samples: Samples) -> Pcm16:
     np.rint(scaled, out=scaled)
     scaled.clip(_LEAST_PCM16, _MOST_PCM16, out=scaled)
     return scaled.astype(PCM16)
+
+
+def as_pcm16(audio: Samples | Pcm16) -> Pcm16:
+    """Return audio as 16-bit values: as they are, or by ``pcm16_from_samples``."""
+    return cast("Pcm16", audio) if audio.dtype == PCM16 else pcm16_from_samples(cast("Samples", audio))
+
+
+def as_samples(audio: Samples | Pcm16) -> Samples:
+    """Return audio as samples: as they are, or by ``samples_from_pcm16``."""
+    return samples_from_pcm16(cast("Pcm16", audio)) if audio.dtype == PCM16 else cast("Samples", audio)
