@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -26,7 +26,7 @@ from omni_ws.engine.tokens import (
 )
 from omni_ws.errors import InvalidValue, ReadoutsOff, SessionBusy, SessionNotFound
 from omni_ws.service.identifiers import new_id
-from omni_ws.service.sessions.admission import Admission
+from omni_ws.service.sessions.admission import Admission, Slot
 from omni_ws.service.sessions.factory import SessionFactory
 
 
@@ -59,7 +59,7 @@ class TokensDone:
 class _Entry:
     session: TokenSession
     owner: str | None
-    slot: ExitStack
+    slot: Slot
     #: The task of the call in progress.
     running: asyncio.Task[object] | None = None
     #: Whether that task waits for the engine, rather than for its client to read.
@@ -240,13 +240,12 @@ class TokenSessions:
     # bookkeeping
 
     def _add(self, session: TokenSession, key: ApiKey | None, client: str) -> str:
-        slot = ExitStack()
-        slot.enter_context(self._admission.session(key, client=client, many_requests=True))
+        slot = self._admission.take(key, client=client, many_requests=True)
         entry = _Entry(session, key_name(key), slot)
         try:
             self._charge(entry)
         except BaseException:
-            slot.close()
+            slot.release()
             raise
         session_id = new_id("toks_")
         self._entries[session_id] = entry
@@ -289,7 +288,7 @@ class TokenSessions:
         self._budget.give(entry.held)
         entry.held = 0
         self._hold_images(entry, ())
-        entry.slot.close()
+        entry.slot.release()
 
     def _charge(self, entry: _Entry, *, anyway: bool = False) -> None:
         """Charge what the session holds now. Raises EngineOverloaded beyond the budget, unless ``anyway`` is set."""

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
 
-from omni_ws.config.keys import ApiKey
+from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.quota import Share
 from omni_ws.core.request_input import SessionState
 from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, ShuttingDown
@@ -105,7 +105,7 @@ class ModeBRoutes(FrontEnd):
             single_request=True,
             any_model=True,
             streamed_body=True,
-            owner=None if key is None else key.name,
+            owner=key_name(key),
             origin=Origin.SESSIONS,
         )
         with ended_on_error(conversation):
