@@ -154,7 +154,7 @@ def wav_header(*, sample_rate: int, channels: int, data_bytes: int | None) -> by
     """Return the 44-byte header of a file with 16-bit samples.
 
     ``data_bytes`` is the size of the samples, or None when it is not known yet, as in a stream. An unknown
-    size, and one that exceeds the 32-bit field, are written as the largest that the field holds.
+    size is written as the largest that the 32-bit field holds, and so is a size beyond that.
     """
     if data_bytes is None or data_bytes > _MAX_SIZE - _HEADER_AFTER_RIFF:
         data_size = riff_size = _MAX_SIZE

@@ -1,4 +1,4 @@
-"""ByteBudget: the bytes that a server holds, over all its sessions, and the shares of those that hold them."""
+"""ByteBudget: the bytes that all sessions of a server hold together, and how parts of it are reserved."""
 
 from __future__ import annotations
 

@@ -54,10 +54,10 @@ async def pipeline(
 ) -> AsyncIterator[AsyncIterator[EngineOutput]]:
     """Run ``stages`` over ``source`` and yield the iterator over their outputs.
 
-    ``links`` has a channel for each pair of adjacent stages. An output that ``sink`` takes at once does not pass
-    through the iterator; one that it refuses does, and so do all after it until the iterator has caught up. Iterating
-    raises the first error of a stage, after the outputs that preceded it. Leaving the block cancels all stages, and
-    waits until they have released their resources.
+    ``links`` has a channel for each pair of adjacent stages. Outputs that ``sink`` takes at once do not pass through
+    the iterator; after one that it refuses they do, until the iterator has caught up. Iterating raises the first error
+    of a stage, after the outputs that preceded it. Leaving the block cancels all stages, and waits until they have
+    released their resources.
     """
     if len(links) != len(stages) - 1:
         raise ValueError("there must be exactly one link between consecutive stages")

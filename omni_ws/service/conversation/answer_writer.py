@@ -36,6 +36,7 @@ from omni_ws.wire.server_frames import ResponseStartedFrame
 MAX_KEPT_WORDS: Final = 1 << 14
 
 _TEXT: Final = OutputModality.TEXT  # found faster than a member of an enum
+
 #: Makes the outputs of an answer: ``Engine.generate``, but for greetings.
 Generate: TypeAlias = Callable[[GenerationRequest], AsyncIterator[EngineOutput]]
 
