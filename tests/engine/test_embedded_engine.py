@@ -184,7 +184,7 @@ async def test_what_it_says_about_itself(engine: EmbeddedEngine) -> None:
     assert capabilities.tasks == frozenset(Task)
     assert (engine.name, engine.model) == ("embedded", "omni-embedded")
     parts = {role: part.name for role, part in engine.parts.items() if part is not None}
-    assert parts == {"asr": "pocketsphinx", "llm": "rules", "tts": "synthesis"}
+    assert parts == {"asr": "pocketsphinx", "llm": "rules", "tts": engine.tts.name}
     (line,) = engine.describe()
     assert line.startswith("voice: ")
 

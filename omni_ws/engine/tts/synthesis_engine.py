@@ -25,12 +25,12 @@ class SynthesisEngine:
     """Speaks with flite or espeak-ng, in a process of its own that is started again when it dies.
 
     Where ``choice`` is AUTO and there is no synthesiser, the engine starts all the same, and can do nothing.
-    ``default_voice`` is one of the voices of the synthesiser, None for its usual one.
+    ``default_voice`` is one of the voices of the synthesiser, None for its usual one. Once started, the engine is named
+    like the synthesiser, and its model like the voice.
     """
 
-    name = "synthesis"
-
     def __init__(self, choice: VoiceChoice = VoiceChoice.AUTO, *, default_voice: str | None = None) -> None:
+        self.name = "synthesis"
         self.model = choice.value
         self.active_requests = 0
         self.voice = Voice(choice, default_voice=default_voice)
@@ -64,7 +64,8 @@ class SynthesisEngine:
         if self._threads is None:
             await self.voice.start()
             if self.voice.facts is not None:
-                self.model = self.voice.facts.synthesiser
+                self.name = self.voice.facts.synthesiser.partition(" ")[0]
+                self.model = self.voice.voices[0]
             self._threads = ThreadPoolExecutor(1, thread_name_prefix="text decoder")
 
     async def stop(self) -> None:
