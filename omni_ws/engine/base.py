@@ -59,6 +59,8 @@ class EngineCapabilities:
     stages: tuple[str, ...] = ()
     #: The names of the voices, the default first; empty if the engine does not speak.
     voices: tuple[str, ...] = ()
+    #: Whether the speed of speech can be set.
+    speed: bool = False
     #: The sampling parameters that affect the answer.
     sampling: frozenset[str] = frozenset()
     #: The sampling parameters that are accepted without effect, because the engine is deterministic.
@@ -245,6 +247,8 @@ class GenerationRequest:
     #: The modalities of the answer: TEXT, AUDIO or both.
     modalities: frozenset[OutputModality]
     voice: str | None = None
+    #: How fast the voice speaks, as a factor of its own speed.
+    speed: float = 1.0
     instructions: str = ""
     history: tuple[Message, ...] = ()
     #: The sampling parameters that the client set, by their names in ``session_config``; defaults are the engine's.

@@ -232,8 +232,6 @@ def read_speech(body: Mapping[str, Any], *, input_follows: bool) -> SpeechReques
     """Parse a speech body. Raises as ``read_chat`` does, and EmptyInput for blank text."""
     refuse_unavailable(body, _NOT_AVAILABLE_IN_SPEECH)
     fields = convert_body(body, SpeechBody)
-    if fields.speed not in (None, 1):
-        raise UnsupportedParameter("speed must be 1: other speeds are not supported", param="speed")
     if input_follows and fields.input:
         raise InvalidValue("input is not allowed in a streamed body; send the text as chunks", param="input")
     if not input_follows and fields.input is None:

@@ -30,6 +30,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     output_modalities: list[str]
     tasks: list[str]
     voices: list[str]
+    speed: bool
     sampling: list[str]
     sampling_no_ops: list[str]
     extend: bool

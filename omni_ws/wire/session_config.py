@@ -24,6 +24,8 @@ from omni_ws.errors import InvalidValue
 
 SampleRate: TypeAlias = Annotated[int, Meta(ge=MIN_SAMPLE_RATE, le=MAX_SAMPLE_RATE)]
 Positive: TypeAlias = Annotated[int, Meta(ge=1)]
+#: How fast a voice speaks, as a factor of its own speed.
+Speed: TypeAlias = Annotated[float, Meta(ge=0.5, le=2)]
 NonNegative: TypeAlias = Annotated[float, Meta(ge=0)]
 #: Maps token IDs, in decimal, to values that are added to the logits of these tokens.
 LogitBias: TypeAlias = Annotated[
@@ -103,6 +105,7 @@ class SessionConfig(Struct, frozen=True, kw_only=True):
 
     model: str | None = None
     voice: str | None = None
+    speed: Speed = 1.0
     instructions: str = ""
     greeting: Annotated[str, Meta(max_length=MAX_GREETING_CHARACTERS)] = ""
     modalities: list[Literal["text", "audio"]] = msgspec.field(default_factory=lambda: ["text", "audio"])

@@ -30,6 +30,7 @@ CAPABILITIES = server_frames.Capabilities(
     output_modalities=["text", "audio"],
     tasks=["chat"],
     voices=["echo"],
+    speed=False,
     sampling=[],
     sampling_no_ops=[],
     extend=True,

@@ -74,7 +74,7 @@ class LlmStage:
         given = _GivenInput(patience.watched(source), must_have_content=self._words_only)
         request = replace(self._request, input=given, input_mode=mode_of(self._engine), sink=self)
         if self._spoken:
-            request = replace(request, modalities=frozenset({OutputModality.TEXT}), voice=None)
+            request = replace(request, modalities=frozenset({OutputModality.TEXT}), voice=None, speed=1.0)
         try:
             async with asyncio.timeout(None) as given.withdrawal, patience.limiting(Role.LLM, self._engine):
                 await self._answer(request)

@@ -88,7 +88,7 @@ class TtsStage:
 
 def _is_refusal(error: OmniError) -> bool:
     """Whether the client asked for something that the TTS does not know, which the client has to mend."""
-    asked = ("voice", "stage_params", "stage_sampling")
+    asked = ("voice", "speed", "stage_params", "stage_sampling")
     return isinstance(error, InvalidRequest) and (error.param or "").partition(".")[0] in asked
 
 

@@ -81,6 +81,7 @@ _FIELDS: Final[Mapping[str, str]] = {
     **{name: f"sampling.{name}" for name in SamplingConfig.__struct_fields__},
     "max_completion_tokens": "sampling.max_tokens",
     "voice": "voice",
+    "speed": "speed",
     "audio.voice": "voice",
     **{name: name for name in ("tools", "tool_choice", "parallel_tool_calls", "stage_sampling", "stage_params")},
     **{name: name for name in ("response_format", "n", "logprobs", "top_logprobs", "priority")},

@@ -24,11 +24,12 @@ _EVENTS: Final = "text/event-stream"
 class RemoteVoice:
     """One request's voice: its pieces of text become one stream of audio at one rate."""
 
-    def __init__(self, pool: Pool, *, sample_rate: int, voice: str | None, request_id: str) -> None:
+    def __init__(self, pool: Pool, *, sample_rate: int, voice: str | None, speed: float, request_id: str) -> None:
         self.output_ms = 0.0
         self._pool = pool
         self._sample_rate = sample_rate
         self._voice = voice
+        self._speed = speed
         self._headers = {"X-Request-Id": request_id, "Accept": "audio/*, application/json, text/event-stream"}
         self._audio = UpstreamAudio(sample_rate=sample_rate)
 
@@ -57,6 +58,8 @@ class RemoteVoice:
         }
         if self._voice is not None:
             body["voice"] = self._voice
+        if self._speed != 1:
+            body["speed"] = self._speed
         return orjson.dumps(body)
 
     async def _samples(self, answer: UpstreamAnswer) -> AsyncGenerator[AudioOutput, None]:

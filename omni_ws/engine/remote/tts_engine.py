@@ -33,6 +33,7 @@ class RemoteTtsEngine(UpstreamEngine):
             tasks=frozenset({Task.SPEECH}),
             extend=True,
             voices=self.settings.voices,
+            speed=True,
         )
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
@@ -45,6 +46,7 @@ class RemoteTtsEngine(UpstreamEngine):
                 pool,
                 sample_rate=self.settings.audio_sample_rate,
                 voice=request.voice,
+                speed=request.speed,
                 request_id=request.request_id,
             )
             words = WordCounter()

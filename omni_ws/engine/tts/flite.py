@@ -65,6 +65,7 @@ _FUNCTIONS: tuple[tuple[str, Any, tuple[Any, ...]], ...] = (
     ("new_audio_streaming_info", ctypes.POINTER(_StreamingInfo), ()),
     ("audio_streaming_info_val", _VOID, (ctypes.POINTER(_StreamingInfo),)),
     ("feat_set", None, (_VOID, ctypes.c_char_p, _VOID)),
+    ("feat_set_float", None, (_VOID, ctypes.c_char_p, ctypes.c_float)),
     ("flite_init", ctypes.c_int, ()),
     ("flite_synth_text", _VOID, (ctypes.c_char_p, ctypes.POINTER(_VoiceStruct))),
     ("delete_utterance", None, (_VOID,)),
@@ -92,20 +93,21 @@ class Flite:
             function.restype, function.argtypes = result, list(arguments)
         self._flite.flite_init()
         self._listener: SynthesisListener | None = None
-        self._text: list[str] = []
         self._callback = _Callback(self._on_chunk)
         self._voices = {name: voice for name in VOICES if (voice := self._register(name)) is not None}
         if not self._voices:
             raise NoVoice("libflite is there, but none of its English voices")
         self.facts = VoiceFacts("flite", f"system libflite{_version()}", tuple(self._voices), latin_only=True)
 
-    def speak(self, text: str, voice: str, listener: SynthesisListener) -> None:
+    def speak(self, text: str, voice: str, listener: SynthesisListener, *, speed: float) -> None:
         plain = speakable(text)
         if not plain:
             return
-        self._listener, self._text = listener, plain.split()
+        chosen = self._voices[voice]
+        self._flite.feat_set_float(chosen.contents.features, b"duration_stretch", 1 / speed)
+        self._listener = listener
         try:
-            utterance = self._flite.flite_synth_text(plain.encode("ascii"), self._voices[voice])
+            utterance = self._flite.flite_synth_text(plain.encode("ascii"), chosen)
             if utterance:
                 self._flite.delete_utterance(utterance)
         finally:

@@ -52,6 +52,7 @@ class SynthesisEngine:
             extend=True,
             voices=voices,
             voice_languages={voice: self.voice.language_of(voice) for voice in voices},
+            speed=bool(voices),
             sampling=frozenset({"max_tokens", "stop"}),
             sampling_no_ops=frozenset({"temperature", "top_p", "seed"}),
         )
@@ -150,7 +151,7 @@ class _Reading:
             raise InvalidValue("the voice reads Latin letters only: it cannot speak this text", param="text")
         start_ms = self._spoken_ms
         sample_rate = 0
-        async with aclosing(self._voice.speak(clause, voice=self._request.voice)) as pieces:
+        async with aclosing(self._voice.speak(clause, voice=self._request.voice, speed=self._request.speed)) as pieces:
             async for piece in pieces:
                 # Words that are told after the last sample come without a rate of their own.
                 sample_rate = piece.sample_rate or sample_rate

@@ -64,6 +64,7 @@ class SpokenAudio:
 class _Job:
     number: int
     voice: str
+    speed: float
     text: str
     #: Filled without waiting, so that a slow listener holds up nobody else; the length of the text bounds it.
     output: Channel[SpokenAudio] = field(default_factory=lambda: Channel(0, cost=lambda spoken: len(spoken.samples)))
@@ -155,9 +156,12 @@ class Voice:
         if voice not in self.voices:
             raise InvalidValue(f"unknown voice {voice!r}; there are {', '.join(self.voices)}", param="voice")
 
-    async def speak(self, text: str, *, voice: str | None = None) -> AsyncGenerator[SpokenAudio, None]:
-        """Speaks one clause. Closing the iterator takes the job back, at once and wherever it stands.
+    async def speak(
+        self, text: str, *, voice: str | None = None, speed: float = 1.0
+    ) -> AsyncGenerator[SpokenAudio, None]:
+        """Speaks one clause, ``speed`` times as fast as the voice does by itself.
 
+        Closing the iterator takes the job back, at once and wherever it stands.
         Raises EngineFailed where there is no voice or the worker dies with this text.
         """
         if self._keeper is None:
@@ -166,7 +170,7 @@ class Voice:
             raise EngineFailed("the voice worker does not start")
         chosen = voice or self.voices[0]
         self.check(chosen)
-        job = _Job(self._next_number, chosen, text)
+        job = _Job(self._next_number, chosen, speed, text)
         self._next_number = self._next_number % 0xFFFF_FFFF + 1
         self._waiting.append(job)
         self._give_next()
@@ -181,7 +185,8 @@ class Voice:
         if self._current is not None or not self._waiting or self._process is None or self._process.stdin is None:
             return
         self._current = job = self._waiting.popleft()
-        self._process.stdin.write(encode_object(FrameKind.SPEAK, job.number, {"voice": job.voice, "text": job.text}))
+        spoken = {"voice": job.voice, "speed": job.speed, "text": job.text}
+        self._process.stdin.write(encode_object(FrameKind.SPEAK, job.number, spoken))
         self._watch()
 
     def _withdraw(self, job: _Job) -> None:

@@ -20,7 +20,7 @@ MAX_PAYLOAD = 1024 * 1024
 class FrameKind(IntEnum):
     """What a frame says; the comment is its payload."""
 
-    SPEAK = 1  # {"voice": …, "text": …}
+    SPEAK = 1  # {"voice": …, "speed": …, "text": …}
     CANCEL = 2  # nothing
     READY = 16  # the fields of VoiceFacts, or {"reason": …} where there is no voice
     AUDIO = 17  # u32 sample rate, then pcm16, little-endian

@@ -114,7 +114,7 @@ def _serve(synthesiser: Synthesiser, inbox: _Inbox, target: BinaryIO) -> None:
         request = decode_object(frame.payload)
         try:
             if not inbox.is_cancelled(frame.job):
-                synthesiser.speak(request["text"], request["voice"], outbox)
+                synthesiser.speak(request["text"], request["voice"], outbox, speed=request["speed"])
         except Exception:  # whose text is for the log of the server, where this goes
             traceback.print_exc()
             outbox.failed("the synthesiser broke on this text")

@@ -229,6 +229,8 @@ def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
             raise UnsupportedParameter(f"{modality} output is not supported by this engine", param="modalities")
     if config.greeting and "text" not in config.modalities and Task.SPEECH not in capabilities.tasks:
         raise UnsupportedParameter("greeting without text output is not supported by this engine", param="greeting")
+    if config.speed != 1 and not capabilities.speed:
+        raise UnsupportedParameter("speech at another speed is not supported by this engine", param="speed")
     if config.task not in capabilities.tasks:
         raise UnsupportedParameter(f"task {config.task} is not supported by this engine", param="task")
     if config.after_start is InputMode.EXTEND and not capabilities.extend:

@@ -343,6 +343,7 @@ class Request:
             input_audio=settings.audio,
             modalities=frozenset(OutputModality(name) for name in config.modalities),
             voice=config.voice,
+            speed=config.speed,
             instructions=config.instructions,
             history=history,
             sampling={

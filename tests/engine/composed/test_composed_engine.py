@@ -156,13 +156,13 @@ async def test_settled_words_reach_the_llm_while_the_rest_is_spoken(engine: Comp
 async def test_the_parts_get_only_what_is_theirs(
     engine: ComposedEngine, asr: WordEngine, llm: RetortEngine, tts: ToneEngine
 ) -> None:
-    fields = {"instructions": "be brief", "sampling": {"max_tokens": 5}, "voice": "bell", "owner": "key"}
+    fields = {"instructions": "be brief", "sampling": {"max_tokens": 5}, "voice": "bell", "speed": 1.5, "owner": "key"}
     request = request_of(whole_input(speech("go")), modalities=BOTH, **fields)
     await collect(engine, request)
     heard, answered, spoken = asr.requests[0], llm.requests[0], tts.requests[0]
     assert (heard.task, answered.task, spoken.task) == (Task.TRANSCRIBE, Task.CHAT, Task.SPEECH)
     assert (answered.instructions, answered.sampling) == ("be brief", {"max_tokens": 5})
-    assert answered.voice is None
+    assert (answered.voice, answered.speed) == (None, 1)
     assert answered.modalities == TEXT
     assert answered.meter is request.meter
     assert len({heard.request_id, answered.request_id, spoken.request_id}) == 3
@@ -170,7 +170,7 @@ async def test_the_parts_get_only_what_is_theirs(
         assert (part.instructions, part.sampling, part.history) == ("", {}, ())
         assert part.meter is not request.meter
         assert part.owner == "key"
-    assert spoken.voice == "bell"
+    assert (spoken.voice, spoken.speed) == ("bell", 1.5)
 
 
 async def test_a_part_that_takes_no_late_input_is_not_told_of_any(asr: WordEngine) -> None:

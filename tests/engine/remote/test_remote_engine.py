@@ -308,6 +308,19 @@ async def test_a_voice_for_a_model_that_only_writes() -> None:
         assert len(other.spoken) == 3
 
 
+async def test_speed_is_that_of_the_voice() -> None:
+    async with (
+        upstream(says("Hi."), speech=[pcm(b"\1\0")]) as there,
+        remote(there, speech_upstream=there.url) as engine,
+    ):
+        assert engine.capabilities.speed
+        await answer(engine, audio=True, speed=0.5)
+        assert there.spoken[0]["speed"] == 0.5
+        assert "speed" not in there.requests[0]
+    async with upstream(says("Hi.")) as there, remote(there) as engine:
+        assert not engine.capabilities.speed
+
+
 async def test_it_speaks_while_the_rest_is_written() -> None:
     goes_on = asyncio.Event()
 

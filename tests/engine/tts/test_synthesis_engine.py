@@ -107,6 +107,13 @@ async def test_what_is_cut_off_is_not_spoken(
     assert result.finished.usage.output_tokens == len(words)
 
 
+async def test_speed_can_be_asked_for(engine: SynthesisEngine) -> None:
+    assert engine.capabilities.speed
+    slow, fast = [await read(engine, text("One. Two."), speed=speed) for speed in (0.5, 2.0)]
+    assert slow.audio_ms > 3 * fast.audio_ms
+    assert [word.text for word in slow.words] == [word.text for word in fast.words] == ["One", "Two"]
+
+
 async def test_every_voice_can_be_asked_for(engine: SynthesisEngine) -> None:
     other = engine.capabilities.voices[1]
     assert (await read(engine, text("hello"), voice=other)).audio_ms > 300
@@ -187,6 +194,7 @@ async def test_an_engine_without_a_voice() -> None:
     await engine.start()
     try:
         assert (engine.capabilities.tasks, engine.capabilities.output_modalities) == (frozenset(), frozenset())
+        assert not engine.capabilities.speed
         with pytest.raises(UnsupportedParameter, match="no voice"):
             await read(engine, text("hello"))
     finally:

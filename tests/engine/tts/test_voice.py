@@ -87,6 +87,19 @@ async def test_every_voice_speaks(voice: Voice) -> None:
         assert len(samples_of(await spoken(voice, "Yes.", name))) > 1000, name
 
 
+@pytest.mark.parametrize("speed", [0.5, 0.8, 1.25, 2.0])
+async def test_speech_is_slower_and_faster_with_its_words(voice: Voice, speed: float) -> None:
+    usual = await spoken(voice, SENTENCE)
+    pieces = [piece async for piece in voice.speak(SENTENCE, speed=speed)]
+    # espeak-ng shortens pauses more than words.
+    assert len(samples_of(usual)) / len(samples_of(pieces)) == pytest.approx(speed, rel=0.25)
+    for before, after in zip(words_of(usual), words_of(pieces), strict=True):
+        assert before.text == after.text
+        assert after.end_ms * speed == pytest.approx(before.end_ms, rel=0.15, abs=50)
+    # What was set for one text is not kept for the next.
+    assert len(samples_of(await spoken(voice, SENTENCE))) == pytest.approx(len(samples_of(usual)), rel=0.02)
+
+
 @pytest.mark.parametrize(
     "text", ["", " ", "...", "?!", "\0", "你好", "\x07\x1b[0m", "a" * 300, "1" * 300, "'\"`${}%s%n"]
 )
@@ -236,7 +249,11 @@ def test_the_worker_ends_with_its_server(voice_choice: VoiceChoice) -> None:
     assert kind is FrameKind.READY
     worker.send_signal(signal.SIGINT)
     worker.send_signal(signal.SIGTERM)
-    text = {"voice": ready["voices"][0], "text": "This is a long sentence for somebody who has left. " * 50}
+    text = {
+        "voice": ready["voices"][0],
+        "speed": 1.0,
+        "text": "This is a long sentence for somebody who has left. " * 50,
+    }
     worker.stdin.write(encode_object(FrameKind.SPEAK, 1, text))
     worker.stdin.close()
     worker.stdout.close()

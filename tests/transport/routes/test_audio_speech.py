@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import wave
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from support.live_server import LiveServer, live_server
 from support.raw_http import RawResponse, chunked, post, raw_client, request
 from support.tone_engine import SAMPLE_RATE, ToneEngine, tone
 
-from omni_ws.engine.base import AudioOutput, TextOutput
+from omni_ws.engine.base import AudioOutput, EngineCapabilities, TextOutput
 from omni_ws.engine.fake import EchoEngine, ScriptedEngine
 from omni_ws.errors import EngineFailed
 
@@ -120,11 +121,27 @@ async def test_voices() -> None:
     assert [one.voice for one in engine.requests] == ["bell", "tone", "bell", "tone"]
 
 
+class _AnySpeed(ToneEngine):
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return replace(super().capabilities, speed=True)
+
+
+async def test_speed() -> None:
+    engine = _AnySpeed()
+    async with live_server(engine) as server:
+        for speed in (0.5, 2, None, 1):
+            assert (await speak(server, speed=speed)).status == 200
+    assert [one.speed for one in engine.requests] == [0.5, 2, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("body", "code", "param"),
     [
         ({"speed": 1.5}, "unsupported_parameter", "speed"),
         ({"speed": "fast"}, "invalid_value", "speed"),
+        ({"speed": 0.49}, "invalid_value", "speed"),
+        ({"speed": 2.01}, "invalid_value", "speed"),
         ({"input": ""}, "empty_input", "input"),
         ({"input": " \n"}, "empty_input", "input"),
         ({"input": None}, "invalid_value", "input"),
