@@ -1,0 +1,169 @@
+"""Whisper on CTranslate2: speech in, words with their times and probabilities out."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from omni_ws.audio.log_mel import FRAMES_PER_SEC, SAMPLE_RATE, log_mel
+from omni_ws.audio.samples import Samples
+from omni_ws.errors import EngineFailed
+
+if TYPE_CHECKING:
+    import ctranslate2
+
+#: The least that is encoded, filled up with silence: with less, Whisper repeats itself. 30 s, which it was trained on,
+#: cost four times as much and read no better.
+LEAST_CONTEXT_SEC: Final = 12
+MOST_CONTEXT_SEC: Final = 30
+#: Silence behind the audio, without which the last word is easily lost.
+_SILENCE_SEC: Final = 1.0
+#: The longest audio.
+LONGEST_SEC: Final = MOST_CONTEXT_SEC - _SILENCE_SEC
+#: More than anybody says in a second: an answer that repeats itself ends there.
+_TOKENS_PER_SEC: Final = 8
+_TOKENS_AT_LEAST: Final = 12
+_LONGEST_ANSWER: Final = 448
+_MS_PER_ALIGNED_FRAME: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredWord:
+    """A word with its time in milliseconds and the probability that the model gave it."""
+
+    text: str
+    start_ms: int
+    end_ms: int
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class WhisperTranscript:
+    """What the model read. ``words`` is empty unless asked for.
+
+    ``no_speech`` is the probability that nothing was said, ``score`` the mean log-probability of the tokens. The model
+    writes something for noise, too: then the first is high and the second is low.
+    """
+
+    text: str
+    words: tuple[ScoredWord, ...]
+    no_speech: float
+    score: float
+
+
+class WhisperModel:
+    """Reads audio of up to LONGEST_SEC. Thread-safe: as many calls as there are ``workers`` run at the same time.
+
+    ``folder`` is a Whisper of any size in the files of CTranslate2. Raises EngineFailed if it is not.
+    """
+
+    def __init__(self, folder: Path, *, workers: int = 1, compute_type: str = "int8") -> None:
+        import ctranslate2
+
+        try:
+            self._vocabulary = _vocabulary(folder)
+            self._model: Any = ctranslate2.models.Whisper(
+                str(folder), device="cpu", compute_type=compute_type, intra_threads=1, inter_threads=workers
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise EngineFailed(f"{folder} is not a Whisper model for CTranslate2: {error}") from error
+        self._ids = {token: number for number, token in enumerate(self._vocabulary)}
+
+    @property
+    def multilingual(self) -> bool:
+        """Whether it reads other languages than English."""
+        return bool(self._model.is_multilingual)
+
+    def transcribe(
+        self, audio: Samples, *, beam: int = 5, words: bool = True, language: str = "en"
+    ) -> WhisperTranscript:
+        """Read audio at 16 kHz. Blocks: 50 ms to 300 ms of one core for the smallest model.
+
+        ``beam`` 1 is greedy: half the work of the decoder, and some more errors. ``words`` adds their times.
+        ``language`` (``de``) is for models of many languages. Raises ValueError for one that the model does not know,
+        and for audio that is too long.
+        """
+        seconds = len(audio) / SAMPLE_RATE
+        if seconds > LONGEST_SEC:
+            raise ValueError(f"{seconds:.1f} s of audio; the model reads {LONGEST_SEC:g} s at once")
+        context = min(max(math.ceil(seconds + _SILENCE_SEC), LEAST_CONTEXT_SEC), MOST_CONTEXT_SEC)
+        import ctranslate2
+
+        spectrogram = log_mel(audio, context * FRAMES_PER_SEC, bands=self._model.n_mels)
+        encoded = self._model.encode(ctranslate2.StorageView.from_array(spectrogram[None]))
+        prompt = [self._id(token) for token in prompt_tokens(language if self.multilingual else None)]
+        (result,) = self._model.generate(
+            encoded,
+            [[*prompt, self._id("<|notimestamps|>")]],
+            beam_size=beam,
+            max_length=min(_LONGEST_ANSWER, int(seconds * _TOKENS_PER_SEC) + _TOKENS_AT_LEAST),
+            return_scores=True,
+            return_no_speech_prob=True,
+        )
+        tokens = [token for token in result.sequences_ids[0] if not self._vocabulary[token].startswith("<|")]
+        return WhisperTranscript(
+            self._text(tokens),
+            self._words(encoded, prompt, tokens, seconds) if words and tokens else (),
+            float(result.no_speech_prob),
+            float(result.scores[0]),
+        )
+
+    def _id(self, token: str) -> int:
+        if token not in self._ids:
+            raise ValueError(f"the model has no token {token}")
+        return self._ids[token]
+
+    def _words(
+        self, encoded: ctranslate2.StorageView, prompt: list[int], tokens: list[int], seconds: float
+    ) -> tuple[ScoredWord, ...]:
+        (aligned,) = self._model.align(encoded, prompt, [tokens], math.ceil(seconds * FRAMES_PER_SEC))
+        if not aligned.alignments:
+            return ()  # too short to be aligned
+        places, frames = np.asarray(aligned.alignments).T
+        # Where each token begins, and at last where the text ends.
+        begins = frames[np.diff(places, prepend=-1) > 0] * _MS_PER_ALIGNED_FRAME
+        probabilities = aligned.text_token_probs
+        found = []
+        for start, end in self._spans(tokens):
+            if text := self._text(tokens[start:end]):
+                probability = float(np.mean(probabilities[start:end]))
+                found.append(ScoredWord(text, int(begins[start]), int(begins[min(end, len(begins) - 1)]), probability))
+        return tuple(found)
+
+    def _spans(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
+        """Where words are: each begins with a token that begins with a blank."""
+        starts = [place for place, token in enumerate(tokens) if not place or self._vocabulary[token][0] == _BLANK]
+        return list(zip(starts, [*starts[1:], len(tokens)], strict=True))
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        data = bytes(_BYTES[letter] for token in tokens for letter in self._vocabulary[token])
+        return data.decode("utf-8", "replace").strip()
+
+
+def prompt_tokens(language: str | None) -> list[str]:
+    """Return what the model's answer begins with; a model of English alone knows no ``language``."""
+    return ["<|startoftranscript|>"] + ([] if language is None else [f"<|{language}|>", "<|transcribe|>"])
+
+
+def _vocabulary(folder: Path) -> list[str]:
+    listed = folder / "vocabulary.json"
+    if listed.exists():
+        return [str(token) for token in json.loads(listed.read_bytes())]
+    return (folder / "vocabulary.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
+
+
+def _byte_letters() -> dict[str, int]:
+    """GPT-2's alphabet, in which every byte is a printable letter."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTES: Final = _byte_letters()
+_BLANK: Final = next(letter for letter, byte in _BYTES.items() if byte == ord(" "))
