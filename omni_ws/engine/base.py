@@ -246,6 +246,8 @@ class GenerationRequest:
     input_audio: AudioFormat
     #: The modalities of the answer: TEXT, AUDIO or both.
     modalities: frozenset[OutputModality]
+    #: The language that is spoken (primary subtag of RFC 5646), one of the capabilities; None if the client named none.
+    language: str | None = None
     voice: str | None = None
     #: How fast the voice speaks, as a factor of its own speed.
     speed: float = 1.0

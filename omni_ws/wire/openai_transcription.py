@@ -106,8 +106,13 @@ def read_transcription(body: Mapping[str, Any], *, input_field: str | None = Non
         patch["sampling"] = {"temperature": fields.temperature}
     if "input_audio" in body:
         patch["input_audio"] = body["input_audio"]
+    names = {"sampling.temperature": "temperature"}
+    audio = patch.get("input_audio", {})
+    if fields.language is not None and isinstance(audio, Mapping):
+        patch["input_audio"] = {**audio, "language": fields.language}
+        names["input_audio.language"] = "language"
     return TranscriptionRequest(
-        patch=ConfigurationPatch(patch, {"sampling.temperature": "temperature"}, frozenset(body), input_field),
+        patch=ConfigurationPatch(patch, names, frozenset(body), input_field),
         language=None if fields.language is None else fields.language.lower().partition("-")[0],
         response_format=fields.response_format,
         granularities=granularities or frozenset({"segment"}),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from omni_ws.core.accumulator import Alignment
 from omni_ws.core.audio_format import MAX_CHANNELS, MAX_SAMPLE_RATE, MIN_SAMPLE_RATE, AudioEncoding
@@ -27,6 +27,8 @@ Positive: TypeAlias = Annotated[int, Meta(ge=1)]
 #: How fast a voice speaks, as a factor of its own speed.
 Speed: TypeAlias = Annotated[float, Meta(ge=0.5, le=2)]
 NonNegative: TypeAlias = Annotated[float, Meta(ge=0)]
+#: A tag of RFC 5646, by its form; the engine knows which languages there are.
+Language: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*$", max_length=64)]
 #: Maps token IDs, in decimal, to values that are added to the logits of these tokens.
 LogitBias: TypeAlias = Annotated[
     dict[Annotated[str, Meta(pattern=r"^[0-9]{1,10}$")], Annotated[float, Meta(ge=-100, le=100)]],
@@ -45,11 +47,12 @@ MAX_DEPTH = 32
 
 
 class InputAudioConfig(Struct, frozen=True, kw_only=True):
-    """The default format of input audio."""
+    """The default format of input audio, and the language spoken in it (RFC 5646)."""
 
     format: AudioEncoding = AudioEncoding.PCM16
     sample_rate: SampleRate = 16_000
     channels: Annotated[int, Meta(ge=1, le=MAX_CHANNELS)] = 1
+    language: Language | UnsetType = UNSET
 
 
 class OutputAudioConfig(Struct, frozen=True, kw_only=True):
@@ -57,6 +60,11 @@ class OutputAudioConfig(Struct, frozen=True, kw_only=True):
 
     format: AudioEncoding = AudioEncoding.PCM16
     sample_rate: SampleRate = 24_000
+
+
+def spoken_language(audio: InputAudioConfig) -> str | None:
+    """The primary subtag of the language; None where the client named none."""
+    return None if audio.language is UNSET else audio.language.lower().partition("-")[0]
 
 
 StartPolicyName: TypeAlias = Literal["on_first_chunk", "on_end_only", "on_min_length", "on_modality"]

@@ -16,10 +16,12 @@ from omni_ws.config.model import RemoteConfig
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task
 from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, Finished, GenerationRequest, TextOutput
+from omni_ws.engine.remote.asr_engine import RemoteAsrEngine
 from omni_ws.engine.remote.engine import RemoteEngine
 from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
-from omni_ws.engine.remote.settings import RemoteLlmSettings
+from omni_ws.engine.remote.settings import RemoteAsrSettings, RemoteLlmSettings
 from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.multipart_form import read_form
 from omni_ws.transport.http.router import Handler
 
 Answer = Callable[[HttpExchange], Awaitable[None]]
@@ -82,10 +84,11 @@ def refuses(status: int, content: Any = None, **headers: str) -> Answer:
 
 @dataclass
 class ScriptedUpstream:
-    """``chat`` and ``speech`` hold one answer for each request to come; the last is for all that follow."""
+    """``chat``, ``speech`` and ``written`` hold one answer for each request to come; the last is for all later."""
 
     chat: list[Answer] = field(default_factory=list)
     speech: list[Answer] = field(default_factory=list)
+    written: list[Answer] = field(default_factory=list)
     models: tuple[str, ...] = ("tiny",)
     owner: str = "scripted"
     transcripts: bool = False
@@ -93,6 +96,8 @@ class ScriptedUpstream:
     models_answer: Answer | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
     spoken: list[dict[str, Any]] = field(default_factory=list)
+    #: The fields of forms with audio.
+    heard: list[dict[str, bytes]] = field(default_factory=list)
     headers: list[dict[str, str | None]] = field(default_factory=list)
     checks: int = 0
     active: int = 0
@@ -123,8 +128,7 @@ class ScriptedUpstream:
         names = ("authorization", "x-request-id", "user-agent")
         self.headers.append({name: exchange.request.headers.get(name) for name in names})
 
-    async def _answer(self, exchange: HttpExchange, bodies: list[dict[str, Any]], script: list[Answer]) -> None:
-        bodies.append(orjson.loads(await exchange.read_body(1 << 28)))
+    async def _answer(self, exchange: HttpExchange, script: list[Answer]) -> None:
         self._note_headers(exchange)
         self.active += 1
         self.asked.set()
@@ -137,10 +141,16 @@ class ScriptedUpstream:
             self.active -= 1
 
     async def _chat(self, exchange: HttpExchange) -> None:
-        await self._answer(exchange, self.requests, self.chat)
+        self.requests.append(orjson.loads(await exchange.read_body(1 << 28)))
+        await self._answer(exchange, self.chat)
 
     async def _speech(self, exchange: HttpExchange) -> None:
-        await self._answer(exchange, self.spoken, self.speech)
+        self.spoken.append(orjson.loads(await exchange.read_body(1 << 28)))
+        await self._answer(exchange, self.speech)
+
+    async def _transcriptions(self, exchange: HttpExchange) -> None:
+        self.heard.append({part.name: bytes(part.data) for part in await read_form(exchange, 1 << 28)})
+        await self._answer(exchange, self.written)
 
     def routes(self) -> dict[str, Handler]:
         return {
@@ -148,6 +158,7 @@ class ScriptedUpstream:
             "GET /v1/models": self._models,
             "POST /v1/chat/completions": self._chat,
             "POST /v1/audio/speech": self._speech,
+            "POST /v1/audio/transcriptions": self._transcriptions,
         }
 
     @asynccontextmanager
@@ -181,6 +192,20 @@ async def remote_llm(*upstreams: ScriptedUpstream | str, **settings: Any) -> Asy
     """A started engine for the task chat alone."""
     urls = tuple(one if isinstance(one, str) else one.url for one in upstreams)
     engine = RemoteLlmEngine(RemoteLlmSettings(**{"urls": urls, "start_timeout": 0, **settings}))
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+        assert engine.active_requests == 0
+
+
+@asynccontextmanager
+async def remote_asr(*upstreams: ScriptedUpstream | str, **settings: Any) -> AsyncIterator[RemoteAsrEngine]:
+    """A started engine for the task transcribe alone; its clock stands still, so all audio comes as from a file."""
+    urls = tuple(one if isinstance(one, str) else one.url for one in upstreams)
+    clock = settings.pop("clock", lambda: 0.0)
+    engine = RemoteAsrEngine(RemoteAsrSettings(**{"urls": urls, "start_timeout": 0, **settings}), clock=clock)
     await engine.start()
     try:
         yield engine

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Final
 
 from omni_ws.audio.samples import Pcm16, Samples
 from omni_ws.core.chunks import Word
+from omni_ws.engine.asr.pace import AudioPace
 from omni_ws.engine.asr.recogniser import Recognised, Recogniser
 from omni_ws.engine.asr.seats import Seats
 from omni_ws.engine.asr.utterance import SAMPLE_RATE
@@ -26,14 +26,6 @@ from omni_ws.engine.base import TranscriptOutput
 from omni_ws.engine.threads import release_in_thread, run_in_thread
 from omni_ws.errors import EngineFailed
 from omni_ws.profiler import events
-
-#: Audio that is so many milliseconds ahead of the clock comes from a file. More than the jitter of a network, less than
-#: it takes to have a first interim text.
-AHEAD_MS: Final = 700
-
-#: So much audio at once, in milliseconds, has waited somewhere, if only for an overloaded machine: no time for interim
-#: texts.
-BACKLOG_MS: Final = 1500
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +60,17 @@ class Listener:
         listening.take_seat()
         self._listening = listening
         self._recogniser = listening.recogniser
-        self._clock = clock
+        self._pace = AudioPace(clock)
         self._splitter = UtteranceSplitter(self._recogniser.live_text(), self._recogniser.limits)
         self._guess: _Guess | None = None
         self._stale: Future[Recognised] | None = None
-        self._lead_ms = 0.0
-        self._fed_at = clock()
         self._separator = ""
         self._showing = False
         self._closed = False
 
     async def hear(self, samples: Samples) -> AsyncGenerator[TranscriptOutput, None]:
         """Take the next samples at 16 kHz; yield what changed."""
-        self._splitter.live = self._is_live(len(samples) * 1000 / SAMPLE_RATE)
+        self._splitter.live = self._pace.is_live(len(samples) * 1000 / SAMPLE_RATE)
         self._splitter.feed(samples)
         while self._splitter.ready and (event := await self._advance()) is not None:
             match event:
@@ -117,13 +107,6 @@ class Listener:
     async def _advance(self) -> UtteranceEvent | None:
         with _recognising():
             return await run_in_thread(self._listening.executor, self._splitter.advance)
-
-    def _is_live(self, audio_ms: float) -> bool:
-        """Whether the audio, ``audio_ms`` more of it included, comes as it is spoken and is dealt with in time."""
-        now = self._clock()
-        self._lead_ms = max(0.0, self._lead_ms - (now - self._fed_at) * 1000 + audio_ms)
-        self._fed_at = now
-        return self._lead_ms < AHEAD_MS and audio_ms < BACKLOG_MS
 
     def _guess_at(self, pcm: Pcm16) -> None:
         # One outdated guess may still run, for it cannot be stopped; a second one would take a core from others.

@@ -10,6 +10,7 @@ from pydantic import SecretStr
 
 from omni_ws.config.model import RemoteConfig
 from omni_ws.config.values import MIB
+from omni_ws.engine.asr.whisper_languages import WHISPER_LANGUAGES
 
 #: The sampling parameters that most servers honour.
 DEFAULT_SAMPLING: Final = (
@@ -76,8 +77,13 @@ class RemoteTtsSettings(UpstreamSettings):
 class RemoteAsrSettings(UpstreamSettings):
     """Speech recognition behind ``/v1/audio/transcriptions``."""
 
-    #: The languages that it can be told to expect (primary subtags of RFC 5646); empty where that is not known.
-    languages: tuple[str, ...] = ()
+    #: The languages that it can be told to expect (primary subtags of RFC 5646); most servers run Whisper.
+    languages: tuple[str, ...] = WHISPER_LANGUAGES
+    #: Ask for the times of words, which most servers give only in answers that they do not stream.
+    word_times: bool = False
+    #: Begin a transcript at each pause that may be the end of an utterance: it is there sooner, or made in vain. None:
+    #: where the servers are on this machine.
+    speculate: bool | None = None
 
 
 def patience(config: RemoteConfig) -> dict[str, Any]:

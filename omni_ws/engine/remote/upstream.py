@@ -18,6 +18,7 @@ import httpx
 import orjson
 
 from omni_ws import __version__
+from omni_ws.config.startup import is_loopback
 from omni_ws.engine.remote.dialect import (
     BY_OWNER,
     OLLAMA_CONTEXT,
@@ -131,6 +132,11 @@ class Upstream:
             ),
             trust_env=False,
         )
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it runs on this machine."""
+        return is_loopback(urlsplit(self.url).hostname or "")
 
     async def close(self) -> None:
         await self._client.aclose()

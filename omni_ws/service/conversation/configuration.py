@@ -17,11 +17,13 @@ from omni_ws.service.listening.queue import ListeningSettings
 from omni_ws.wire.session_config import (
     DEFAULT_MAX_LEAD_MS,
     FIELDS,
+    InputAudioConfig,
     SamplingConfig,
     SessionConfig,
     check_sampling,
     effective,
     merge,
+    spoken_language,
     start_policy,
 )
 from omni_ws.wire.tools import check_tools
@@ -246,11 +248,21 @@ def _check(config: SessionConfig, capabilities: EngineCapabilities) -> None:
         known = name in capabilities.sampling or name in capabilities.sampling_no_ops
         if getattr(config.sampling, name) is not None and not known:
             raise UnsupportedParameter(f"{name} is not supported by this engine", param=f"sampling.{name}")
+    _check_language(config.input_audio, capabilities.languages)
     _check_stops(config.sampling.stop)
     _check_stages("stage_params", config.stage_params, capabilities.stage_params)
     _check_stages("stage_sampling", config.stage_sampling, capabilities.stage_sampling)
     for stage, values in config.stage_sampling.items():
         check_sampling(values, f"stage_sampling.{stage}")
+
+
+def _check_language(audio: InputAudioConfig, known: frozenset[str]) -> None:
+    language = spoken_language(audio)
+    if language is not None and language not in known:
+        raise UnsupportedParameter(
+            f"language {language!r} is not supported by this engine; supported: {', '.join(sorted(known)) or 'none'}",
+            param="input_audio.language",
+        )
 
 
 def _check_stops(stop: str | list[str] | None) -> None:

@@ -31,7 +31,7 @@ from omni_ws.errors import OmniError
 from omni_ws.service.conversation.kept_speech import KeptSpeech
 from omni_ws.service.conversation.playback import Playback, heard_part
 from omni_ws.service.observing.timeline import RequestTimeline
-from omni_ws.wire.session_config import SessionConfig
+from omni_ws.wire.session_config import SessionConfig, spoken_language
 
 log = logging.getLogger(__name__)
 
@@ -342,6 +342,7 @@ class Request:
             input_mode=settings.mode,
             input_audio=settings.audio,
             modalities=frozenset(OutputModality(name) for name in config.modalities),
+            language=spoken_language(config.input_audio),
             voice=config.voice,
             speed=config.speed,
             instructions=config.instructions,

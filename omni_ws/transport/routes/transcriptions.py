@@ -85,20 +85,12 @@ class TranscriptionRoutes(GenerationRoutes):
             await exchange.respond(200, [("Content-Type", kind)], text.encode())
 
     def _language(self, request: TranscriptionRequest) -> str | None:
-        """The language that is recognised, None where the engine does not say. Raises UnsupportedParameter."""
+        """The language that is recognised, None where nobody says. Raises UnsupportedParameter for missing times."""
         capabilities = self.sessions.engine.capabilities
         if request.response_format in TIMED_FORMATS and not capabilities.word_times:
             raise UnsupportedParameter("timestamps are not supported by this engine", param="response_format")
         languages = capabilities.languages
-        if request.language is None:
-            return next(iter(languages)) if len(languages) == 1 else None
-        if request.language not in languages:
-            known = ", ".join(sorted(languages)) or "none"
-            raise UnsupportedParameter(
-                f"language {request.language[:32]!r} is not supported by this engine; supported: {known}",
-                param="language",
-            )
-        return request.language
+        return next(iter(languages)) if request.language is None and len(languages) == 1 else request.language
 
 
 def _texts(parts: list[FormPart]) -> Iterator[tuple[str, str]]:

@@ -13,9 +13,10 @@ from support.live_server import LiveServer, live_server
 from support.raw_http import RawResponse, post, raw_client
 
 from omni_ws.audio.wav import wav_header
+from omni_ws.client import connect
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, Usage, Word
 from omni_ws.engine.base import Finished, TextOutput, TranscriptOutput
-from omni_ws.errors import EngineFailed
+from omni_ws.errors import EngineFailed, InvalidValue, OmniError, UnsupportedParameter
 from omni_ws.transport.http.multipart_form import MAX_FIELD_BYTES, MAX_PARTS, FormReader
 
 PATH = "/v1/audio/transcriptions"
@@ -195,6 +196,28 @@ async def test_kinds_of_files(filename: str, kind: str | None, data: bytes, form
     assert engine.inputs == [[InputChunk(Modality.AUDIO, data, format=format)]]
 
 
+async def test_the_language_reaches_the_engine_from_every_front_end() -> None:
+    engine = CapableEngine(SCRIPT)
+    async with live_server(engine) as server:
+        await transcribe(server, language="de-CH")
+        await transcribe(server)
+        async with connect(server.websocket_url, config={"input_audio": {"language": "EN"}}) as session:
+            assert session.input_audio.language == "EN"
+            await session.ask_text("x")
+            refusals: list[tuple[Any, type[OmniError]]] = [
+                ("tlh", UnsupportedParameter),
+                ("d!", InvalidValue),
+                (3, InvalidValue),
+            ]
+            for language, error in refusals:
+                with pytest.raises(error) as caught:
+                    await session.configure(input_audio={"language": language})
+                assert caught.value.param == "input_audio.language"
+            await session.configure(input_audio={"language": None})
+            await session.ask_text("x")
+    assert [request.language for request in engine.requests] == ["de", None, "en", None]
+
+
 # --- bad input
 
 
@@ -202,6 +225,7 @@ async def test_kinds_of_files(filename: str, kind: str | None, data: bytes, form
     ("fields", "status", "code", "param"),
     [
         ({"language": "tlh"}, 400, "unsupported_parameter", "language"),
+        ({"language": "d!"}, 400, "invalid_value", "language"),
         ({"prompt": "Names: Ng"}, 400, "unsupported_parameter", "prompt"),
         ({"include__": "logprobs"}, 400, "unsupported_parameter", "include"),
         ({"chunking_strategy": "server_vad"}, 400, "unsupported_parameter", "chunking_strategy"),

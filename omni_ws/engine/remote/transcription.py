@@ -1,0 +1,212 @@
+"""Utterances written down by an upstream's ``/v1/audio/transcriptions``."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+
+from omni_ws.audio.samples import Pcm16
+from omni_ws.audio.wav import wav_header
+from omni_ws.core.chunks import Word
+from omni_ws.engine.asr.recogniser import Recognised
+from omni_ws.engine.asr.utterance import SAMPLE_RATE
+from omni_ws.engine.remote.answer_stream import DONE, event_content
+from omni_ws.engine.remote.pool import Pool
+from omni_ws.engine.remote.server_sent_events import EventReader, ServerSentEvent
+from omni_ws.engine.remote.upstream import UpstreamAnswer
+from omni_ws.errors import EngineFailed, InvalidRequest
+
+#: The most that is read of one transcript, in bytes: a thousand times what anybody says in half a minute.
+_MOST_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class TranscriptText:
+    """What an utterance says: so far, or with ``settled`` as a whole."""
+
+    recognised: Recognised
+    settled: bool
+
+
+class RemoteTranscriber:
+    """Has utterances written down; ``fields`` are further fields of every form.
+
+    Texts are streamed where the upstream streams them. With ``word_times`` they are asked for instead: no server gives
+    both.
+    """
+
+    def __init__(self, pool: Pool, *, word_times: bool) -> None:
+        self._pool = pool
+        self._word_times = word_times
+        #: Whether the upstreams may stream: none has refused to.
+        self._streams = not word_times
+
+    async def transcribe(
+        self, pcm: Pcm16, *, fields: Mapping[str, str], request_id: str
+    ) -> AsyncGenerator[TranscriptText, None]:
+        """Yield texts that replace one another, and last the settled one.
+
+        Raises what the upstream's refusal means, and EngineFailed.
+        """
+        streams = self._streams
+        try:
+            async with aclosing(self._ask(pcm, fields, request_id, streams=streams)) as texts:
+                async for text in texts:
+                    yield text
+            return
+        except InvalidRequest as refused:
+            if not streams or "stream" not in refused.message.lower():
+                raise
+        self._streams = False
+        async with aclosing(self._ask(pcm, fields, request_id, streams=False)) as texts:
+            async for text in texts:
+                yield text
+
+    async def _ask(
+        self, pcm: Pcm16, fields: Mapping[str, str], request_id: str, *, streams: bool
+    ) -> AsyncGenerator[TranscriptText, None]:
+        form = {"model": self._pool.model or "", "response_format": "json", **fields}
+        if self._word_times:
+            form |= {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
+        elif streams:
+            form["stream"] = "true"
+        body, content_type = _form(form, pcm)
+        headers = {
+            "Content-Type": content_type,
+            "X-Request-Id": request_id,
+            "Accept": "application/json, text/event-stream",
+        }
+        async with self._pool.post("audio/transcriptions", body, headers=headers) as answer:
+            if answer.content_type.startswith("text/event-stream"):
+                async with aclosing(_events(answer)) as texts:
+                    async for text in texts:
+                        yield text
+            else:
+                yield TranscriptText(await _whole(answer), settled=True)
+
+
+def _form(fields: Mapping[str, str], pcm: Pcm16) -> tuple[bytes, str]:
+    """The body with its type (RFC 7578); fields without a value are left out."""
+    boundary = secrets.token_hex(16)
+    parts = [
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
+        for name, value in fields.items()
+        if value
+    ]
+    data = pcm.astype("<i2").tobytes()
+    head = (
+        f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="speech.wav"\r\n'
+        "Content-Type: audio/wav\r\n\r\n"
+    ).encode()
+    wav = wav_header(sample_rate=SAMPLE_RATE, channels=1, data_bytes=len(data)) + data
+    return b"".join(
+        (*parts, head, wav, f"\r\n--{boundary}--\r\n".encode())
+    ), f"multipart/form-data; boundary={boundary}"
+
+
+async def _whole(answer: UpstreamAnswer) -> Recognised:
+    """The transcript of one JSON object."""
+    body = bytearray()
+    async with aclosing(answer.chunks()) as chunks:
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > _MOST_BYTES:
+                raise EngineFailed("the upstream's transcript has no end")
+    try:
+        content = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        content = None
+    if not isinstance(content, dict) or not isinstance(text := content.get("text"), str):
+        raise EngineFailed("the upstream sent a transcript that cannot be read")
+    return Recognised(text.strip(), _words(content.get("words")))
+
+
+def _words(told: object) -> tuple[Word, ...]:
+    """The words with their times; none where they are not told in order, with sound times."""
+    words: list[Word] = []
+    for entry in told if isinstance(told, list) else ():
+        if not isinstance(entry, dict) or not isinstance(text := entry.get("word"), str):
+            return ()
+        start, end = entry.get("start"), entry.get("end")
+        if not isinstance(start, int | float) or not isinstance(end, int | float) or not 0 <= start <= end < 1e6:
+            return ()
+        words.append(Word(text.strip(), round(start * 1000), round(end * 1000)))
+    return tuple(words)
+
+
+async def _events(answer: UpstreamAnswer) -> AsyncGenerator[TranscriptText, None]:
+    reader, transcript = EventReader(), _StreamedTranscript(answer.upstream)
+    shown = ""
+    async with aclosing(answer.chunks()) as chunks:
+        async for chunk in chunks:
+            for event in reader.feed(chunk):
+                transcript.read(event)
+            if transcript.done:
+                await answer.finish(chunks)
+                break
+            if (text := transcript.text) and text != shown:
+                shown = text
+                yield TranscriptText(Recognised(text), settled=False)
+        else:
+            for event in reader.finish():
+                transcript.read(event)
+    if not transcript.complete:
+        raise EngineFailed("the upstream's transcript ended before its end")
+    yield TranscriptText(Recognised(transcript.text), settled=True)
+
+
+class _StreamedTranscript:
+    """Reads the events of one transcript, in OpenAI's form, in vLLM's, or as objects that each are a piece of text."""
+
+    def __init__(self, upstream: str) -> None:
+        #: Whether an event has said that this is all.
+        self.done = False
+        self._upstream = upstream
+        self._pieces: list[str] = []
+        self._bytes = 0
+        self._bare = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether the stream may end here: bare pieces of text have no end of their own."""
+        return self.done or self._bare
+
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces).strip()
+
+    def read(self, event: ServerSentEvent) -> None:
+        """Raises what an error event means, and EngineFailed for garbage."""
+        if self.done:
+            return
+        if event.data.strip() == DONE:
+            self.done = True
+            return
+        content = event_content(event, upstream=self._upstream)
+        match content.get("type"):
+            case "transcript.text.delta":
+                self._add(content.get("delta"))
+            case "transcript.text.done":
+                if isinstance(text := content.get("text"), str):
+                    self._pieces, self._bytes = [], 0
+                    self._add(text)
+                self.done = True
+            case None if isinstance(choices := content.get("choices"), list):
+                for choice in choices[:1]:
+                    delta = choice.get("delta") if isinstance(choice, dict) else None
+                    self._add(delta.get("content") if isinstance(delta, dict) else None)
+            case None if isinstance(text := content.get("text"), str):
+                self._bare = True
+                self._add(text)
+
+    def _add(self, text: Any) -> None:
+        if isinstance(text, str):
+            self._bytes += len(text)
+            if self._bytes > _MOST_BYTES:
+                raise EngineFailed("the upstream's transcript has no end")
+            self._pieces.append(text)
