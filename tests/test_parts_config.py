@@ -50,6 +50,7 @@ def test_parts_that_nobody_names_are_embedded() -> None:
         ("llm", "https://api.example.org/v1", PartChoice("server", url="https://api.example.org/v1")),
         ("llm", "lmstudio", PartChoice("lmstudio")),
         ("asr", "none", PartChoice("none")),
+        ("asr", "http://host:8000/v1", PartChoice("server", url="http://host:8000/v1")),
         ("llm", "vllm", PartChoice("vllm")),
     ],
 )

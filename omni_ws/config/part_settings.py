@@ -53,7 +53,11 @@ class AsrConfig(PartConfig):
 
     use: Text | None = Field(
         default=None,
-        description=_forms("asr") + "; unset: embedded, beside another part.",
+        description=_forms("asr", "a server with /v1/audio/transcriptions") + "; unset: embedded, beside another part.",
+    )
+    languages: tuple[Text, ...] | None = Field(
+        default=None,
+        description="Languages that clients of a server's recognition may name (RFC 5646); unset: those of Whisper.",
     )
 
 

@@ -9,8 +9,6 @@ from typing import Final
 #: The form in which any of them names a server.
 _URL_FORM: Final = "http://HOST:PORT/v1"
 
-#: The parts that can be another server.
-_SERVED: Final = frozenset({"llm", "tts"})
 #: The names of each part with the form that its users write. Those with a colon need a model behind it, those with
 #: brackets may have one.
 FORMS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -56,14 +54,14 @@ def parse_part(part: str, text: str) -> PartChoice:
 
     The first colon separates, since names of models contain colons, too. A URL is not checked, only recognised.
     """
-    if "://" in text and part in _SERVED:
+    if "://" in text:
         return PartChoice(SERVER, url=text)
     name, colon, model = text.partition(":")
     form = FORMS[part].get(name)
     if form is None:
         if name == "none":
             raise ValueError("no engine works without an LLM; rules is one that needs nothing")
-        raise ValueError(f"unknown; known are {', '.join((*FORMS[part].values(), *[_URL_FORM] * (part in _SERVED)))}")
+        raise ValueError(f"unknown; known are {', '.join((*FORMS[part].values(), _URL_FORM))}")
     if colon and ":" not in form:
         raise ValueError(f"{name} has no models to choose from: leave out what follows the colon")
     if colon and not model:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from omni_ws.config.model import ServerConfig, VoiceChoice
 from omni_ws.config.part_settings import PartConfig
-from omni_ws.config.parts import LOCAL_PORTS
+from omni_ws.config.parts import LOCAL_PORTS, SERVER
 from omni_ws.engine.base import Engine
 
 #: What is not known of an LLM on a server unless ``remote`` says it.
@@ -25,6 +25,14 @@ def asr_of(config: ServerConfig) -> Engine | None:
     choice = config.asr.choice
     if choice.name == "none" or (choice.implied and find_spec("pocketsphinx") is None):
         return None
+    if choice.name == SERVER:
+        from omni_ws.engine.remote.asr_engine import RemoteAsrEngine
+        from omni_ws.engine.remote.settings import RemoteAsrSettings
+
+        fields = _upstream(config, config.asr)
+        if config.asr.languages is not None:
+            fields["languages"] = config.asr.languages
+        return RemoteAsrEngine(RemoteAsrSettings(**fields))
     from omni_ws.engine.asr.pocketsphinx_engine import PocketSphinxEngine
 
     return PocketSphinxEngine(max_recognisers=config.embedded.max_recognisers)

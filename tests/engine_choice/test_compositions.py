@@ -16,6 +16,7 @@ from omni_ws.engine.asr.pocketsphinx_engine import PocketSphinxEngine
 from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.llm.rules_engine import RulesEngine
+from omni_ws.engine.remote.asr_engine import RemoteAsrEngine
 from omni_ws.engine.remote.engine import RemoteEngine
 from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings, RemoteTtsSettings
@@ -44,6 +45,7 @@ def settings_of(engine: Engine | None) -> Any:
         (("--asr", "pocketsphinx", "--tts", "none"), (PocketSphinxEngine, RulesEngine, type(None))),
         (("--llm", "ollama"), (PocketSphinxEngine, LocalServerLlm, SynthesisEngine)),
         (("--llm", "http://h/v1", "--tts", "http://h/v1"), (PocketSphinxEngine, RemoteLlmEngine, RemoteTtsEngine)),
+        (("--asr", "http://h/v1"), (RemoteAsrEngine, RulesEngine, SynthesisEngine)),
     ],
 )
 def test_each_part_is_what_its_flag_names(argv: tuple[str, ...], kinds: tuple[type, ...]) -> None:
@@ -52,6 +54,22 @@ def test_each_part_is_what_its_flag_names(argv: tuple[str, ...], kinds: tuple[ty
     engine = create_engine(config)
     assert isinstance(engine, ComposedEngine)
     assert engine.name == "composed"
+
+
+def test_an_asr_on_a_server_has_its_settings() -> None:
+    engine = asr_of(
+        configured("--asr", "http://h/v1", "--asr.model", "whisper", "--asr.api-key", "k", "--asr.languages", "de,en")
+    )
+    assert isinstance(engine, RemoteAsrEngine)
+    settings = engine.settings
+    assert (settings.urls, settings.model, settings.api_key, settings.section) == (
+        ("http://h/v1",),
+        "whisper",
+        "k",
+        "asr",
+    )
+    assert engine.capabilities.languages == {"de", "en"}
+    assert "yue" in asr_of(configured("--asr", "http://h/v1")).capabilities.languages  # type: ignore[union-attr]
 
 
 def test_nothing_named_is_the_embedded_engine() -> None:

@@ -9,7 +9,7 @@ import orjson
 
 from omni_ws.core.chunks import FinishReason, TokenLogprob, Usage
 from omni_ws.engine.answer_limit import count_words
-from omni_ws.engine.base import EngineOutput, Finished, TextOutput, ToolCallOutput, TranscriptOutput
+from omni_ws.engine.base import EngineOutput, Finished, TextOutput, ThoughtOutput, ToolCallOutput, TranscriptOutput
 from omni_ws.engine.remote.answer_fields import UpstreamToolCallReader, logprobs_of
 from omni_ws.engine.remote.refusal import stream_error
 from omni_ws.engine.remote.server_sent_events import ServerSentEvent
@@ -49,7 +49,7 @@ class ChatAnswer:
     """Reads the events of one answer. ``done`` is set by ``[DONE]``; a stream that ends before it was cut short.
 
     The spoken text is there twice where a server sends both ``content`` and the transcript of its audio: the first of
-    them that comes is the one that is used. What a model thinks before it answers is left out.
+    them that comes is the one that is used. What a model thinks before it answers is a ThoughtOutput.
     """
 
     def __init__(self, *, sample_rate: int, upstream: str, choices: int = 1) -> None:
@@ -126,7 +126,10 @@ class ChatAnswer:
     def _rest(self) -> Iterator[EngineOutput]:
         """What the filters of thoughts held back."""
         for index, thoughts in enumerate(self._thoughts):
-            yield from self._said_text(thoughts.finish()[1], index, ())
+            thought, answered = thoughts.finish()
+            if thought:
+                yield ThoughtOutput(thought, index)
+            yield from self._said_text(answered, index, ())
 
     def _finish(self, reason: object, index: int) -> None:
         if reason is None:
@@ -142,8 +145,9 @@ class ChatAnswer:
         self, delta: Mapping[str, Any], modality: object, index: int, logprobs: tuple[TokenLogprob, ...]
     ) -> Iterator[EngineOutput]:
         said = delta.get("content")
-        if any(isinstance(delta.get(name), str) and delta[name] for name in _THOUGHTS):
-            self.begun = True
+        thought = next((text for name in _THOUGHTS if isinstance(text := delta.get(name), str) and text), "")
+        if thought:
+            yield ThoughtOutput(thought, index)
         # vLLM-Omni says beside the choices what kind of content it is, and puts audio where text is otherwise.
         if modality == "audio":
             if isinstance(said, str):
@@ -162,10 +166,12 @@ class ChatAnswer:
     ) -> Iterator[EngineOutput]:
         if not text and not logprobs:
             return
-        self.begun = True
+        self.begun = True  # also by a thought that is held back
         self._text_field = self._text_field or field
         if self._text_field == field:
-            _, answered = self._thoughts[index].feed(text)
+            thought, answered = self._thoughts[index].feed(text)
+            if thought:
+                yield ThoughtOutput(thought, index)
             # The tokens of a piece that is cut are not those of its text.
             yield from self._said_text(answered, index, logprobs if answered == text else ())
 

@@ -12,7 +12,7 @@ import orjson
 import pytest
 
 from omni_ws.core.chunks import FinishReason
-from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput, TranscriptOutput
+from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput, ThoughtOutput, TranscriptOutput
 from omni_ws.engine.remote.answer_stream import ChatAnswer
 from omni_ws.engine.remote.server_sent_events import ServerSentEvent
 from omni_ws.engine.remote.upstream_audio import UpstreamAudio
@@ -113,7 +113,7 @@ def test_what_was_heard() -> None:
     ]
 
 
-def test_other_choices_and_reasoning_are_left_out() -> None:
+def test_other_choices_are_left_out() -> None:
     events = [
         {"choices": [{"index": 1, "delta": {"content": "no"}}]},
         delta({"reasoning_content": "hm", "reasoning": "hm"}),
@@ -123,7 +123,7 @@ def test_other_choices_and_reasoning_are_left_out() -> None:
         {"choices": None},
         {},
     ]
-    assert read(reader(), *events) == [TextOutput("yes")]
+    assert read(reader(), *events) == [ThoughtOutput("hm"), TextOutput("yes")]
 
 
 # audio

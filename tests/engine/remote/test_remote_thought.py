@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from omni_ws.engine.base import TextOutput
+from omni_ws.engine.base import TextOutput, ThoughtOutput
 from omni_ws.engine.remote.answer_stream import ChatAnswer
 from omni_ws.engine.remote.server_sent_events import ServerSentEvent
 from omni_ws.engine.remote.thought import ThoughtFilter
@@ -71,18 +71,20 @@ def read(answer: ChatAnswer, *deltas: dict[str, Any]) -> list[object]:
 @pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
 def test_thoughts_in_fields_of_their_own(field: str) -> None:
     answer = ChatAnswer(sample_rate=24_000, upstream="there")
-    assert read(answer, {"content": "", field: "hm"}, {"content": "Yes."}) == [TextOutput("Yes.")]
+    assert read(answer, {"content": "", field: "hm"}, {"content": "Yes."}) == [ThoughtOutput("hm"), TextOutput("Yes.")]
 
 
 def test_thoughts_in_the_text() -> None:
     answer = ChatAnswer(sample_rate=24_000, upstream="there")
     deltas = [{"content": piece} for piece in ("<th", "ink>h", "m</thi", "nk>", "\n\n", "Yes", ".")]
-    assert read(answer, *deltas) == [TextOutput("Yes"), TextOutput(".")]
+    assert read(answer, *deltas) == [ThoughtOutput("h"), ThoughtOutput("m"), TextOutput("Yes"), TextOutput(".")]
 
 
 def test_what_was_held_back_comes_at_the_end() -> None:
     answer = ChatAnswer(sample_rate=24_000, upstream="there")
     assert read(answer, {"content": "<thi"}) == [TextOutput("<thi")]
+    answer = ChatAnswer(sample_rate=24_000, upstream="there")
+    assert read(answer, {"content": "<think>hm</"}) == [ThoughtOutput("hm"), ThoughtOutput("</")]
 
 
 def test_a_thought_shows_that_the_model_works() -> None:
