@@ -163,6 +163,12 @@ class Metrics:
             "hop",
         )
         self.engine_up = self._gauge("engine_up", "1 if the engine is healthy, else 0.", "engine")
+        self.part_up = self._gauge(
+            "part_up",
+            "1 if a part of a composed engine is healthy, else 0: `asr`, `llm` or `tts`. Where the LLM hears or speaks "
+            "by itself, it counts as that part.",
+            "part",
+        )
         self.part_failures = self._counter(
             "part_failures", "Failures of a part of a composed engine on a request: `asr`, `llm` or `tts`.", "part"
         )

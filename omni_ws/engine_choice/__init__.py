@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from omni_ws.config.model import EngineName, ServerConfig
+from omni_ws.config.parts import REMOTE_PARTS
 from omni_ws.engine.base import Engine
 
 
@@ -40,7 +41,14 @@ def _composed(config: ServerConfig) -> Engine:
     from omni_ws.engine.composed.engine import ComposedEngine
     from omni_ws.engine_choice.parts import asr_of, llm_of, tts_of
 
-    return ComposedEngine(llm_of(config), asr=asr_of(config), tts=tts_of(config), name=config.engine_name)
+    return ComposedEngine(
+        llm_of(config),
+        asr=asr_of(config),
+        tts=tts_of(config),
+        name=config.engine_name,
+        # One on a server watches for the beginning of its answers itself, which it retries.
+        first_byte_timeout_sec=None if config.llm.choice.name in REMOTE_PARTS else config.llm.first_byte_timeout_sec,
+    )
 
 
 def _whole_vllm(config: ServerConfig) -> Engine:
@@ -49,4 +57,10 @@ def _whole_vllm(config: ServerConfig) -> Engine:
     from omni_ws.engine_choice.parts import asr_of, tts_of
     from omni_ws.engine_choice.vllm import vllm_engine
 
-    return ComposedEngine(vllm_engine(config, config.vllm), asr=asr_of(config), tts=tts_of(config), where_missing=True)
+    return ComposedEngine(
+        vllm_engine(config, config.vllm),
+        asr=asr_of(config),
+        tts=tts_of(config),
+        where_missing=True,
+        first_byte_timeout_sec=config.llm.first_byte_timeout_sec,
+    )

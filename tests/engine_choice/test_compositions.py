@@ -123,6 +123,13 @@ def test_the_time_out_of_a_remote_engine_has_two_names(section: str) -> None:
     assert settings_of(engine.llm).first_byte_timeout == 7
 
 
+@pytest.mark.parametrize(("llm", "patience"), [("rules", 7), ("http://h/v1", None)])
+def test_the_composition_waits_for_an_llm_that_does_not_watch_itself(llm: str, patience: float | None) -> None:
+    engine = create_engine(configured("--llm", llm, "--llm.first-byte-timeout-sec", "7"))
+    assert isinstance(engine, ComposedEngine)
+    assert engine._first_byte_timeout_sec == patience
+
+
 def test_an_asr_that_nobody_named_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omni_ws.engine_choice.parts.find_spec", lambda name: None)
     assert asr_of(configured("--llm", "rules")) is None

@@ -88,6 +88,12 @@ class ComposedEngine:
         }
 
     @property
+    def part_states(self) -> dict[str, EngineState]:
+        """The states of the parts."""
+        found = {Role.ASR: self._asr, Role.LLM: self._llm, Role.TTS: self._tts}
+        return {role.value: part.state for role, part in found.items() if part is not None}
+
+    @property
     def capabilities(self) -> EngineCapabilities:
         return self._capabilities or composed_capabilities(self._llm, asr=self._asr, tts=self._tts)
 

@@ -13,6 +13,7 @@ from omni_ws.engine.base import (
     NO_SINK,
     AnswerOptions,
     Engine,
+    EngineState,
     GenerationRequest,
     InputSource,
     PartFailed,
@@ -45,6 +46,11 @@ class HasParts(Protocol):
     @property
     def parts(self) -> dict[str, PartDescription | None]:
         """The parts by the names of their roles; None where there is none."""
+        ...
+
+    @property
+    def part_states(self) -> dict[str, EngineState]:
+        """The states of the parts that there are. Before the start, also of those that may be left out."""
         ...
 
 

@@ -21,6 +21,7 @@ from omni_ws.core.audio_format import AudioEncoding
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.engine.base import Engine, EngineState
+from omni_ws.engine.composed.parts import HasParts
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import EngineFailed, EngineOverloaded
 from omni_ws.metrics import Metrics
@@ -206,6 +207,9 @@ class SessionFactory:
         metrics.held_bytes.set_function(lambda: budget.held)
         metrics.held_bytes_limit.set(budget.capacity)
         metrics.engine_up.labels(engine.name).set_function(lambda: engine.state is EngineState.OK)
+        if isinstance(engine, HasParts):
+            for role in engine.part_states:
+                metrics.part_up.labels(role).set_function(partial(_is_up, engine, role))
         metrics.engine_active.labels(engine.name).set_function(lambda: engine.active_requests)
         metrics.info.labels(__version__, engine.name).set(1)
 
@@ -253,3 +257,9 @@ class SessionFactory:
             "max_lead_ms": streaming.max_lead_ms if paced else None,
         }
         return {name: value for name, value in wanted.items() if value is not None}
+
+
+def _is_up(engine: HasParts, role: str) -> bool:
+    """Whether what does the work of a part is healthy: the LLM, where it turned out to do that itself."""
+    states = engine.part_states
+    return states.get(role, states["llm"]) is EngineState.OK

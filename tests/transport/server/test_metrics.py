@@ -15,20 +15,25 @@ from support.inline_workers import InlineWorkers
 from support.live_server import live_server
 from support.mode_b_client import mode_b, text
 from support.native_client import native_client
+from support.part_engines import WordEngine
 from support.raw_http import post, raw_client, request
 from support.scrape import Scrape, metrics_answer, read, scrape
 from support.speech_clips import silence
+from support.tone_engine import ToneEngine
 
 from omni_ws import __version__
 from omni_ws.audio.speech_watch import SpeechWatch, StreamPiece
 from omni_ws.audio.turn_rule import ORDINARY_BAR
 from omni_ws.audio.vad import SpeechDetector
+from omni_ws.config import ServerConfig
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.core.audio_format import AudioFormat
-from omni_ws.engine.base import AudioOutput
+from omni_ws.engine.base import AudioOutput, EngineState
+from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 from omni_ws.errors import ShuttingDown
 from omni_ws.metrics import Metrics
+from omni_ws.server import create_app
 from omni_ws.service.listening.workers import SpeechWorkers
 
 REPOSITORY = Path(__file__).parents[3]
@@ -217,6 +222,27 @@ async def test_where_requests_are_while_they_are_there() -> None:
     assert [after.value("requests_active", stage=stage) for stage in stages] == [0, 0, 0]
     assert after.value("requests_total", origin="websocket", finish_reason="cancelled", code="") == 3
     assert after.value("queue_bytes", hop="input") == after.value("held_bytes") == 0
+
+
+async def test_each_part_of_a_composition_is_up_or_not() -> None:
+    asr, tts = WordEngine(), ToneEngine()
+    async with live_server(ComposedEngine(EchoEngine(), asr=asr, tts=tts)) as server:
+        asr.state = EngineState.UNHEALTHY
+        found = read(server)
+        assert [found.value("part_up", part=part) for part in ("asr", "llm", "tts")] == [0, 1, 1]
+        assert found.value("engine_up", engine="fake") == 1
+
+
+async def test_a_part_whose_work_the_llm_does_is_up_with_it() -> None:
+    llm = EchoEngine()
+    engine = ComposedEngine(llm, asr=WordEngine(), where_missing=True)  # an EchoEngine hears by itself
+    app = create_app(engine, ServerConfig())
+    ups = []
+    for step in (engine.start, llm.stop, llm.start):
+        await step()
+        found = Scrape(app.sessions.metrics.render("")()[0].decode())
+        ups.append([found.value("part_up", part=part) for part in ("asr", "llm")])
+    assert ups == [[1, 1], [0, 0], [1, 1]]
 
 
 @pytest.mark.parametrize("by", ["cancel", "request"])
