@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from pydantic import Field, field_validator
 
 from omni_ws.config.parts import FORMS, PartChoice, parse_part
 from omni_ws.config.section import Section
 from omni_ws.config.values import Key, Seconds, Text
+
+#: What an LLM is told where its answers are spoken, unless the operator or the client says something else.
+SPOKEN_INSTRUCTIONS: Final = (
+    "You are talking with the user: they speak, and a voice reads your answers aloud. Answer in one to three short, "
+    "plain sentences, as in a conversation, the most important thing first, in the user's language. Write no lists, "
+    "headings, tables, Markdown, emoji, links or code: nobody sees them. If there is much to say, say the essence and "
+    "offer to go on. The user's words come from speech recognition: if a word makes no sense, think of one that sounds "
+    "like it, and ask if you are unsure."
+)
 
 
 def _forms(part: str, server: str = "") -> str:
@@ -74,6 +83,23 @@ class LlmConfig(PartConfig):
         default=120,
         description="Time-out of the first output of an answer; `remote.first_byte_timeout_sec` is an older name.",
     )
+    instructions: str | None = Field(
+        default=None,
+        description="Instructions for spoken answers, unless the client gives its own; unset: to write for the ear "
+        "(docs/speech.md); empty: none.",
+    )
+    tool_filler: Text | None = Field(
+        default=None,
+        description="Sentence, such as `One moment.`, that a spoken answer says where the LLM calls a tool without "
+        "a word; unset: none.",
+    )
+
+    @property
+    def spoken_instructions(self) -> str:
+        """What an LLM is told where its answers are spoken; empty for nothing. Only one that was named is told."""
+        if self.use is None:
+            return ""
+        return SPOKEN_INSTRUCTIONS if self.instructions is None else self.instructions
 
 
 class TtsConfig(PartConfig):

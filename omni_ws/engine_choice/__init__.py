@@ -48,6 +48,7 @@ def _composed(config: ServerConfig) -> Engine:
         name=config.engine_name,
         # One on a server watches for the beginning of its answers itself, which it retries.
         first_byte_timeout_sec=None if config.llm.choice.name in REMOTE_PARTS else config.llm.first_byte_timeout_sec,
+        tool_filler=config.llm.tool_filler or "",
     )
 
 

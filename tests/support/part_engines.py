@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
-from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Usage, Word
+from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, ToolCallFragment, Usage, Word
 from omni_ws.engine.base import (
     EngineCapabilities,
     EngineOutput,
     Finished,
     GenerationRequest,
     TextOutput,
+    ToolCallOutput,
     TranscriptOutput,
 )
 from omni_ws.engine.fake import CAPABILITIES, EchoEngine
@@ -151,4 +152,34 @@ class RetortEngine(EchoEngine):
             yield Finished(FinishReason.STOP, Usage(input_tokens=len(self.read.split()), output_tokens=len(words)))
         finally:
             self.withdrawn += not finished
+            self.active_requests -= 1
+
+
+class ToolCallingEngine(RetortEngine):
+    """An LLM that answers a question by calling a tool, and tells the result. ``words`` are said before a call."""
+
+    def __init__(self, words: str = "") -> None:
+        super().__init__(tools=True)
+        self.words = words
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        self.active_requests += 1
+        self.requests.append(request)
+        try:
+            taken = [chunk async for chunk in request.input]
+            results = b"".join(chunk.payload for chunk in taken if chunk.tool_call_id is not None).decode()
+            if results:
+                yield TextOutput(f"It is {results}.")
+                yield Finished(FinishReason.STOP, Usage())
+                return
+            if self.words:
+                yield TextOutput(self.words)
+            call_id = f"call_{len(self.requests)}"
+            yield ToolCallOutput(ToolCallFragment(0, id=call_id, name="local_time"))
+            yield ToolCallOutput(ToolCallFragment(0, arguments='{"city":'))
+            if self.gate is not None:
+                await self.gate.wait()
+            yield ToolCallOutput(ToolCallFragment(0, arguments='"Paris"}'))
+            yield Finished(FinishReason.TOOL_CALLS, Usage())
+        finally:
             self.active_requests -= 1

@@ -44,7 +44,8 @@ class ComposedEngine:
 
     ``name`` and ``model`` are the LLM's unless given. ``where_missing``: the ASR is left out if the LLM turns out to
     hear by itself, and the TTS if it speaks. ``first_byte_timeout_sec`` is how long the LLM may take from the end of
-    its input to its first output; None where it sees to that itself.
+    its input to its first output; None where it sees to that itself. ``tool_filler`` is said by a spoken answer that
+    calls a tool without a word; empty for nothing.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class ComposedEngine:
         model: str | None = None,
         where_missing: bool = False,
         first_byte_timeout_sec: float | None = FIRST_BYTE_TIMEOUT_SEC,
+        tool_filler: str = "",
     ) -> None:
         self.name = name or llm.name
         self.model = model or llm.model
@@ -66,6 +68,7 @@ class ComposedEngine:
         self._tts = tts
         self._given_model = model
         self._first_byte_timeout_sec = first_byte_timeout_sec
+        self._tool_filler = tool_filler
         self._started = False
         self._where_missing = where_missing
         others = ((Role.ASR, asr), (Role.TTS, tts))
@@ -196,6 +199,7 @@ class ComposedEngine:
             transcribed=hearing is not None,
             spoken=tts is not None,
             first_byte_timeout_sec=self._first_byte_timeout_sec,
+            tool_filler=self._tool_filler,
         )
         speaking = None if tts is None else TtsStage(tts, request)
         stages: list[Stage[Any]] = [stage for stage in (hearing, answering, speaking) if stage is not None]

@@ -36,8 +36,10 @@ class LlmStage:
     where the input then ends without anything, because speech had no words, the LLM's request is withdrawn, and the
     answer is ``EngineCapabilities.nothing_heard``.
 
-    ``transcribed`` and ``spoken`` say that other parts make the transcript and the audio. Raises EngineFailed where
-    nothing comes for ``first_byte_timeout_sec`` after the end of the input.
+    ``transcribed`` and ``spoken`` say that other parts make the transcript and the audio. An answer that is spoken and
+    calls a tool without a word says ``tool_filler`` behind the call, unless it answers the result of one: what is said
+    is part of its text. Raises EngineFailed where nothing comes for ``first_byte_timeout_sec`` after the end of the
+    input.
     """
 
     name = Role.LLM.value
@@ -51,6 +53,7 @@ class LlmStage:
         transcribed: bool,
         spoken: bool,
         first_byte_timeout_sec: float | None,
+        tool_filler: str = "",
     ) -> None:
         #: How the answer ended; None until then.
         self.finished: Finished | None = None
@@ -64,6 +67,9 @@ class LlmStage:
         self._first_byte_timeout_sec = first_byte_timeout_sec
         #: Until the first output.
         self._patience: Patience | None = None
+        #: What is said with the first tool call, unless something was written before; empty for nothing.
+        self._filler = tool_filler if spoken else ""
+        self._given: _GivenInput | None = None
         self._outputs: Outputs | None = None
         self._sink: Channel[Any] | None = None
 
@@ -71,7 +77,7 @@ class LlmStage:
         """Answer the input."""
         self._outputs, self._sink = outputs, sink
         self._patience = patience = Patience(self._first_byte_timeout_sec)
-        given = _GivenInput(patience.watched(source), must_have_content=self._words_only)
+        given = self._given = _GivenInput(patience.watched(source), must_have_content=self._words_only)
         request = replace(self._request, input=given, input_mode=mode_of(self._engine), sink=self)
         if self._spoken:
             request = replace(request, modalities=frozenset({OutputModality.TEXT}), voice=None, speed=1.0)
@@ -89,9 +95,19 @@ class LlmStage:
                 async for output in outputs:
                     self._hear_from_llm()
                     if isinstance(output, Finished):
+                        await self._fill(output)
                         self.finished = output
                         return
                     await self._put(output)
+
+    @property
+    def _answers_tool(self) -> bool:
+        return self._given is not None and self._given.has_tool_result
+
+    async def _fill(self, finished: Finished) -> None:
+        """Say something while the client runs the tools that this answer calls."""
+        if self._filler and finished.reason is FinishReason.TOOL_CALLS and not self._answers_tool:
+            await self._put(TextOutput(self._filler))
 
     def _hear_from_llm(self) -> None:
         if self._patience is not None:
@@ -113,6 +129,7 @@ class LlmStage:
         if not isinstance(output, self._dropped) and not outputs.offer(output):
             return False
         if sink is not None and type(output) is TextOutput and output.text and not sink.closed:
+            self._filler = ""
             sink.put_nowait(output.text)
         return True
 
@@ -123,6 +140,7 @@ class LlmStage:
         if not isinstance(output, self._dropped):
             await outputs.put(output)
         if sink is not None and type(output) is TextOutput and output.text and not sink.closed:
+            self._filler = ""
             await sink.put(output.text)
 
 
@@ -132,6 +150,7 @@ class _GivenInput:
     def __init__(self, source: AsyncIterator[InputChunk], *, must_have_content: bool) -> None:
         #: Ends the LLM's request when it expires.
         self.withdrawal: asyncio.Timeout | None = None
+        self.has_tool_result = False
         self._source = source
         self._empty = must_have_content
 
@@ -148,4 +167,5 @@ class _GivenInput:
                 await loop.create_future()  # for ever: the end would be answered
             raise
         self._empty = False
+        self.has_tool_result = self.has_tool_result or chunk.tool_call_id is not None
         return chunk

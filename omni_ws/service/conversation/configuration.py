@@ -81,6 +81,8 @@ class ConfigurationRules:
     turn_detection: bool = False
     #: Whether this kind of session can begin with a greeting.
     greeting: bool = False
+    #: The default of ``instructions`` where answers are spoken.
+    spoken_instructions: str = ""
 
 
 class Configuration:
@@ -177,6 +179,9 @@ class Configuration:
             changes["start_policy"] = "on_end_only"
         if "modalities" not in wanted:
             changes["modalities"] = [name for name in ("text", "audio") if name in capabilities.output_modalities]
+        spoken = config.task is Task.CHAT and "audio" in changes.get("modalities", config.modalities)
+        if spoken and "instructions" not in wanted:
+            changes["instructions"] = config.instructions or rules.spoken_instructions
         if config.greeting and not rules.greeting:
             raise UnsupportedParameter("greeting is not supported in a session of one request", param="greeting")
         if config.turn_detection is not None:

@@ -239,6 +239,7 @@ class SessionFactory:
             forced_start_policy=self.config.streaming_input.force_start_policy,
             turn_detection=not single_request and self.speech_workers.available,
             greeting=not single_request,
+            spoken_instructions=self.config.llm.spoken_instructions,
         )
 
     def _limits_of(self, *, single_request: bool, streamed_body: bool) -> ConversationLimits:
