@@ -45,7 +45,8 @@ def digest(content: bytes) -> str:
 
 
 @pytest.fixture
-def server() -> Iterator[FileServer]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    monkeypatch.setenv("no_proxy", "*")
     with file_server({f"/tiny/{name}": content for name, content in FILES.items()}) as served:
         yield served
 

@@ -24,6 +24,7 @@ def lock(name: str, url: str) -> Mapping[str, PinnedWeights]:
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
     """Two models are pinned, and the server has one of them."""
+    monkeypatch.setenv("no_proxy", "*")
     with file_server({"/one/model.bin": b"bytes"}) as served:
         pinned = {**lock("one", served.url), **lock("two", served.url)}
         monkeypatch.setattr(command, "pinned_weights", lambda: pinned)
