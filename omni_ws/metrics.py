@@ -172,6 +172,12 @@ class Metrics:
         self.part_failures = self._counter(
             "part_failures", "Failures of a part of a composed engine on a request: `asr`, `llm` or `tts`.", "part"
         )
+        self.speculation = self._counter(
+            "speculation",
+            "Answers begun at a pause: `used` when the turn ended; not used, as the speaker `went_on`, the words "
+            "`differed` or they `failed`; or `skipped`, as the LLM had enough to do.",
+            "outcome",
+        )
         self.engine_active = self._gauge("engine_active_requests", "Requests in the engine.", "engine")
         self.draining = self._gauge("draining", "1 while the server drains, else 0.")
         self.loop_lag_seconds = self._histogram(

@@ -19,8 +19,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, Protocol, TypeAlias
 
 from msgspec import Struct
 
@@ -177,6 +176,8 @@ class AnswerOptions:
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     #: Whether to report what the model thinks, see ThoughtOutput.
     thought: bool = False
+    #: Whether an ASR tells at a pause what it would settle on, see TranscriptGuess.
+    transcript_guesses: bool = False
     #: Limits on images and video, by the field names of ``omni_ws.media.limits.MediaLimits``.
     media_limits: Mapping[str, float] = field(default_factory=dict)
 
@@ -309,6 +310,16 @@ class TranscriptOutput(Struct, frozen=True):
     words: tuple[Word, ...] = ()
 
 
+class TranscriptGuess(Struct, frozen=True):
+    """What the next settled transcript will be if the speaker, who pauses, says nothing more.
+
+    An empty ``text`` takes the guess back: the speaker goes on. Guesses are for engines that wrap an ASR, and sent only
+    if ``AnswerOptions.transcript_guesses`` asks for them; an ASR need not make any.
+    """
+
+    text: str
+
+
 class AudioOutput(Struct, frozen=True):
     """Speech that continues the answer's audio: mono at ``sample_rate`` Hz, the same rate throughout an answer.
 
@@ -343,7 +354,14 @@ class Finished:
 
 
 EngineOutput: TypeAlias = (
-    TextOutput | ThoughtOutput | ToolCallOutput | TranscriptOutput | AudioOutput | PartFailed | Finished
+    TextOutput
+    | ThoughtOutput
+    | ToolCallOutput
+    | TranscriptOutput
+    | TranscriptGuess
+    | AudioOutput
+    | PartFailed
+    | Finished
 )
 
 
@@ -420,22 +438,4 @@ class Engine(Protocol):
 
         It may yield before the input has ended. Outputs of a modality that was not requested are ignored.
         """
-        ...
-
-
-@runtime_checkable
-class TraceableEngine(Protocol):
-    """An engine that can record the operations of its models with torch's profiler, in all its processes."""
-
-    @property
-    def can_trace(self) -> bool:
-        """Whether the engine was started with tracing enabled."""
-        ...
-
-    async def start_trace(self, template: Path) -> None:
-        """Start recording. ``template`` is the beginning of the paths of the files to write."""
-        ...
-
-    async def stop_trace(self) -> tuple[Path, ...]:
-        """Stop recording and return the files."""
         ...

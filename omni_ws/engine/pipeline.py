@@ -136,7 +136,7 @@ class Outputs(Channel[EngineOutput]):
     """
 
     def __init__(self, sink: OutputSink) -> None:
-        super().__init__(OUTPUT_BYTES, cost=_cost)
+        super().__init__(OUTPUT_BYTES, cost=output_cost)
         self._sink = sink
 
     def offer(self, output: EngineOutput) -> bool:
@@ -191,7 +191,7 @@ class _ProfiledSource(AsyncIterator[Any]):
         return item
 
 
-def _cost(output: EngineOutput) -> float:
+def output_cost(output: EngineOutput) -> float:
     """Return what an output costs in terms of OUTPUT_BYTES."""
     size = output.samples.nbytes if isinstance(output, AudioOutput) else 0
     return size + _OUTPUT_OVERHEAD_BYTES

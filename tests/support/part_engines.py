@@ -15,6 +15,7 @@ from omni_ws.engine.base import (
     GenerationRequest,
     TextOutput,
     ToolCallOutput,
+    TranscriptGuess,
     TranscriptOutput,
 )
 from omni_ws.engine.fake import CAPABILITIES, EchoEngine
@@ -24,6 +25,8 @@ from omni_ws.errors import EmptyInput
 WORD_MS = 100
 #: A chunk of audio without words.
 SILENCE = InputChunk(Modality.AUDIO, b"    ")
+#: A chunk of audio at which the speaker may have ended.
+PAUSE = InputChunk(Modality.AUDIO, b"....")
 
 
 def speech(words: str) -> InputChunk:
@@ -32,12 +35,16 @@ def speech(words: str) -> InputChunk:
 
 
 class WordEngine(EchoEngine):
-    """An ASR whose audio is its text. What it has heard is interim up to a full stop, or to the end of the input."""
+    """An ASR whose audio is its text. What it has heard is interim up to a full stop, or to the end of the input.
+
+    A PAUSE in it has a guess follow, if the request asks for guesses: what was said, or ``wrong_guess``.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.name = self.model = "words"
         self.requests: list[GenerationRequest] = []
+        self.wrong_guess: str | None = None
         #: Raised after the next chunk of audio.
         self.failure: Exception | None = None
         #: Held back at the end of each input.
@@ -59,12 +66,20 @@ class WordEngine(EchoEngine):
         self.active_requests += 1
         self.requests.append(request)
         said: list[str] = []
-        separator, position, began = "", 0, 0
+        separator, position, began, guessed = "", 0, 0, False
         try:
             async for chunk in request.input:
                 if self.failure is not None:
                     raise self.failure
                 position += WORD_MS
+                if guessed:
+                    yield TranscriptGuess("")
+                    guessed = False
+                if chunk == PAUSE:
+                    if request.options.transcript_guesses:
+                        yield TranscriptGuess(separator + (self.wrong_guess or " ".join(said)))
+                        guessed = True
+                    continue
                 said += chunk.payload.decode().split()
                 if said and said[-1].endswith("."):
                     yield _settled(separator + " ".join(said), began)
@@ -91,7 +106,7 @@ def _settled(text: str, began: int) -> TranscriptOutput:
 class RetortEngine(EchoEngine):
     """An LLM: it answers ``reply``, or "You said …", word by word, and remembers what it was given.
 
-    ``reads`` is everything it has taken so far of the input of its newest request.
+    ``reads`` is everything it has taken so far of the input of its newest request, ``reads_of`` of each by its id.
     """
 
     def __init__(self, reply: str | None = None, **capabilities: Any) -> None:
@@ -100,6 +115,7 @@ class RetortEngine(EchoEngine):
         self.reply = reply
         self.requests: list[GenerationRequest] = []
         self.reads: list[InputChunk] = []
+        self.reads_of: dict[str, list[InputChunk]] = {}
         self.took = asyncio.Event()
         #: How many requests ended before their Finished.
         self.withdrawn = 0
@@ -126,30 +142,31 @@ class RetortEngine(EchoEngine):
     @property
     def read(self) -> str:
         """The text that the newest request has read."""
-        return b"".join(chunk.payload for chunk in self.reads if chunk.modality is Modality.TEXT).decode()
+        return _text(self.reads)
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
         self.active_requests += 1
         self.requests.append(request)
-        self.reads = []
+        self.reads = reads = self.reads_of[request.request_id] = []
         finished = False
         try:
             async for chunk in request.input:
-                self.reads.append(chunk)
+                reads.append(chunk)
                 self.took.set()
             if self.gate is not None:
                 await self.gate.wait()
-            words = (self.reply if self.reply is not None else f"You said {self.read}").split(" ")
+            read = _text(reads)
+            words = (self.reply if self.reply is not None else f"You said {read}").split(" ")
             for index, word in enumerate(words):
-                if index and self.failure is not None:
-                    raise self.failure
                 if index == 1 and self.pause is not None:
                     await self.pause.wait()
+                if index and self.failure is not None:
+                    raise self.failure
                 output = TextOutput(word if index == 0 else f" {word}")
                 if not request.sink.offer(output):
                     yield output
             finished = True
-            yield Finished(FinishReason.STOP, Usage(input_tokens=len(self.read.split()), output_tokens=len(words)))
+            yield Finished(FinishReason.STOP, Usage(input_tokens=len(read.split()), output_tokens=len(words)))
         finally:
             self.withdrawn += not finished
             self.active_requests -= 1
@@ -183,3 +200,7 @@ class ToolCallingEngine(RetortEngine):
             yield Finished(FinishReason.TOOL_CALLS, Usage())
         finally:
             self.active_requests -= 1
+
+
+def _text(chunks: list[InputChunk]) -> str:
+    return b"".join(chunk.payload for chunk in chunks if chunk.modality is Modality.TEXT).decode()

@@ -22,7 +22,7 @@ from omni_ws.engine.asr.utterance_splitter import (
     UtteranceResumed,
     UtteranceSplitter,
 )
-from omni_ws.engine.base import TranscriptOutput
+from omni_ws.engine.base import TranscriptGuess, TranscriptOutput
 from omni_ws.engine.threads import release_in_thread, run_in_thread
 from omni_ws.errors import EngineFailed
 from omni_ws.profiler import events
@@ -48,27 +48,30 @@ class _Guess:
 
     length: int
     work: Future[Recognised]
+    told: bool = False
 
 
 class Listener:
     """Holds a seat from its creation to ``close``; raises EngineOverloaded when there is none.
 
-    Texts of an utterance after the first begin with a space: put together they are the whole transcript.
+    Texts of an utterance after the first begin with a space: put together they are the whole transcript. With
+    ``tells_guesses``, what is worked out at a pause is told while the pause lasts.
     """
 
-    def __init__(self, listening: Listening, *, clock: Callable[[], float]) -> None:
+    def __init__(self, listening: Listening, *, clock: Callable[[], float], tells_guesses: bool = False) -> None:
         listening.take_seat()
         self._listening = listening
         self._recogniser = listening.recogniser
         self._pace = AudioPace(clock)
         self._splitter = UtteranceSplitter(self._recogniser.live_text(), self._recogniser.limits)
+        self._tells_guesses = tells_guesses
         self._guess: _Guess | None = None
         self._stale: Future[Recognised] | None = None
         self._separator = ""
         self._showing = False
         self._closed = False
 
-    async def hear(self, samples: Samples) -> AsyncGenerator[TranscriptOutput, None]:
+    async def hear(self, samples: Samples) -> AsyncGenerator[TranscriptOutput | TranscriptGuess, None]:
         """Take the next samples at 16 kHz; yield what changed."""
         self._splitter.live = self._pace.is_live(len(samples) * 1000 / SAMPLE_RATE)
         self._splitter.feed(samples)
@@ -80,10 +83,22 @@ class Listener:
                 case UtterancePaused(pcm=pcm):
                     self._guess_at(pcm)
                 case UtteranceResumed():
+                    if self._guess is not None and self._guess.told:
+                        yield TranscriptGuess("")
                     self._drop_guess()
                 case UtteranceEnded():
                     if (transcript := await self._settle(event)) is not None:
                         yield transcript
+        if self._tells_guesses and (text := self._new_guess()):
+            yield TranscriptGuess(self._separator + text)
+
+    def _new_guess(self) -> str:
+        """Return the text of the guess, once, when it has been worked out; empty text otherwise."""
+        guess = self._guess
+        if guess is None or guess.told or not guess.work.done() or guess.work.exception() is not None:
+            return ""
+        guess.told = True
+        return guess.work.result().text
 
     async def end_part(self) -> AsyncGenerator[TranscriptOutput, None]:
         """The audio breaks off; yield the text of the utterance that was under way."""

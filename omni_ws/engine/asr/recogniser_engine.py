@@ -24,6 +24,7 @@ from omni_ws.engine.base import (
     Finished,
     GenerationRequest,
     TextOutput,
+    TranscriptGuess,
     TranscriptOutput,
 )
 from omni_ws.engine.decoded_parts import AudioPart
@@ -153,7 +154,7 @@ class _Transcription:
         async with aclosing(self._transcripts(share)) as transcripts:
             async for transcript in transcripts:
                 yield transcript
-                if transcript.interim:
+                if isinstance(transcript, TranscriptGuess) or transcript.interim:
                     continue
                 self._heard.feed(transcript.text)
                 async for text in self._text.add(transcript.text):
@@ -173,7 +174,11 @@ class _Transcription:
         if self._listener is not None:
             await self._listener.close()
 
-    async def _transcripts(self, share: MediaShare) -> AsyncGenerator[TranscriptOutput, None]:
+    def _new_listener(self) -> Listener:
+        tells_guesses = self._request.options.transcript_guesses
+        return Listener(self._listening, clock=self._clock, tells_guesses=tells_guesses)
+
+    async def _transcripts(self, share: MediaShare) -> AsyncGenerator[TranscriptOutput | TranscriptGuess, None]:
         decoded = decode_request(
             self._request, {Modality.AUDIO}, sample_rate=SAMPLE_RATE, executor=self._decoding, share=share
         )
@@ -181,16 +186,16 @@ class _Transcription:
         async with aclosing(decoded) as parts:
             async for part in parts:
                 assert isinstance(part, AudioPart)
-                listener = self._listener = self._listener or Listener(self._listening, clock=self._clock)
+                listener = self._listener = self._listener or self._new_listener()
                 if part.part != number and number is not None:
                     async with aclosing(listener.end_part()) as transcripts:
                         async for transcript in transcripts:
                             yield transcript
                 number = part.part
                 self._samples += len(part.samples)
-                async with aclosing(listener.hear(part.samples)) as transcripts:
-                    async for transcript in transcripts:
-                        yield transcript
+                async with aclosing(listener.hear(part.samples)) as heard:
+                    async for output in heard:
+                        yield output
         if self._listener is None:
             raise EmptyInput("the request has no input")
         async with aclosing(self._listener.end_part()) as transcripts:

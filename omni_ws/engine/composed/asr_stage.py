@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
+from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from omni_ws.core.chunks import InputChunk, Modality, OutputModality, Task, Word
-from omni_ws.engine.base import Engine, Finished, GenerationRequest, TranscriptOutput
+from omni_ws.engine.base import Engine, Finished, GenerationRequest, TranscriptGuess, TranscriptOutput
 from omni_ws.engine.channel import Channel, ChannelClosed
 from omni_ws.engine.composed.parts import Role, asked_of, part_failed
 from omni_ws.engine.composed.patience import run_part
@@ -19,8 +21,22 @@ from omni_ws.engine.pipeline import Outputs, StageLink
 from omni_ws.errors import EmptyInput, OmniError
 
 _CHUNK_OVERHEAD_BYTES: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What the next chunk will be if the speaker, who pauses, says nothing more. None takes the guess back."""
+
+    chunk: InputChunk | None
+
+
+def _size_of(item: InputChunk | Guess) -> float:
+    chunk = item.chunk if isinstance(item, Guess) else item
+    return _CHUNK_OVERHEAD_BYTES + (0 if chunk is None else len(chunk.payload))
+
+
 #: Input on its way to a part, in bytes.
-INPUT_LINK: Final = StageLink(1 << 20, cost=lambda chunk: len(chunk.payload) + _CHUNK_OVERHEAD_BYTES)
+INPUT_LINK: Final = StageLink(1 << 20, cost=_size_of)
 
 
 class AsrStage:
@@ -28,19 +44,20 @@ class AsrStage:
 
     Settled transcripts take the place of the audio, and input stays in its order: what follows audio waits until that
     is written down. For an LLM that hears, ``beside``, all input passes at once, and the transcripts are the client's
-    alone.
+    alone. With ``guesses``, a Guess tells at a pause what the next chunk of text will be if that was the end.
 
     Each stretch of audio is a request to the ASR. Put together, the settled transcripts are that of the whole input.
     """
 
     name = Role.ASR.value
 
-    def __init__(self, engine: Engine, request: GenerationRequest, *, beside: bool) -> None:
+    def __init__(self, engine: Engine, request: GenerationRequest, *, beside: bool, guesses: bool = False) -> None:
         #: The length of the audio that was written down, in milliseconds.
         self.audio_ms = 0
         self._engine = engine
         self._request = request
         self._beside = beside
+        self._guesses = guesses
         self._stretch: _Stretch | None = None
         #: Whether the input had anything in it, even audio without words.
         self._anything = False
@@ -85,7 +102,13 @@ class AsrStage:
     async def _listen(self, sink: Channel[Any], outputs: Outputs, heard: Channel[InputChunk]) -> None:
         """Write one stretch of audio down."""
         asked = asked_of(
-            self._engine, self._request, heard, role=Role.ASR, task=Task.TRANSCRIBE, output=OutputModality.TEXT
+            self._engine,
+            self._request,
+            heard,
+            role=Role.ASR,
+            task=Task.TRANSCRIBE,
+            output=OutputModality.TEXT,
+            guesses=self._guesses,
         )
         from_ms, separator = self.audio_ms, self._separator
         try:
@@ -94,6 +117,9 @@ class AsrStage:
                     if isinstance(event, TranscriptOutput):
                         await outputs.put(_placed(event, from_ms=from_ms, separator=separator))
                         await self._settle(event, sink)
+                    elif isinstance(event, TranscriptGuess) and self._guesses:
+                        chunk = copy(self._boundary).heard(event.text) if event.text.strip() else None
+                        await sink.put(Guess(chunk))
                     elif isinstance(event, Finished):
                         self._anything = True
                         self.audio_ms += event.usage.input_audio_ms

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
-from omni_ws.core.chunks import Modality, OutputModality, Task, Usage
+from omni_ws.core.chunks import Modality, OutputModality, Task
 from omni_ws.engine.base import (
     NO_SINK,
     Engine,
     EngineCapabilities,
     EngineOutput,
     EngineState,
+    Finished,
     GenerationRequest,
-    TraceableEngine,
 )
+from omni_ws.engine.composed.ahead_load import AheadLoad, SpeculationOutcome
+from omni_ws.engine.composed.ahead_stage import AheadStage
+from omni_ws.engine.composed.answer_stages import AnsweringParts, AnswerStages
 from omni_ws.engine.composed.asr_stage import INPUT_LINK, AsrStage
 from omni_ws.engine.composed.capabilities import composed_capabilities, hears, speaks
-from omni_ws.engine.composed.llm_stage import SPEECH_LINK, LlmStage
 from omni_ws.engine.composed.parts import PartDescription, Role, failures_of
 from omni_ws.engine.composed.patience import FirstOutputSink, Patience
-from omni_ws.engine.composed.tts_stage import TtsStage
-from omni_ws.engine.pipeline import Stage, StageLink, pipeline
+from omni_ws.engine.pipeline import pipeline
 from omni_ws.engine.tokens import HasTokens, TokenEngine
+from omni_ws.engine.traceable import TraceableEngine
 from omni_ws.errors import UnsupportedParameter
 
 #: A model that is busy, or loads when it is first asked, may need a minute.
@@ -45,7 +47,8 @@ class ComposedEngine:
     ``name`` and ``model`` are the LLM's unless given. ``where_missing``: the ASR is left out if the LLM turns out to
     hear by itself, and the TTS if it speaks. ``first_byte_timeout_sec`` is how long the LLM may take from the end of
     its input to its first output; None where it sees to that itself. ``tool_filler`` is said by a spoken answer that
-    calls a tool without a word; empty for nothing.
+    calls a tool without a word; empty for nothing. With ``think_ahead`` an answer may be begun while the user pauses,
+    and is held back until the turn has ended (AheadStage).
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class ComposedEngine:
         where_missing: bool = False,
         first_byte_timeout_sec: float | None = FIRST_BYTE_TIMEOUT_SEC,
         tool_filler: str = "",
+        think_ahead: bool = False,
     ) -> None:
         self.name = name or llm.name
         self.model = model or llm.model
@@ -69,6 +73,9 @@ class ComposedEngine:
         self._given_model = model
         self._first_byte_timeout_sec = first_byte_timeout_sec
         self._tool_filler = tool_filler
+        self._ahead_load = AheadLoad() if think_ahead else None
+        #: Told what becomes of each answer that could be begun ahead.
+        self.on_speculation: Callable[[SpeculationOutcome], None] = lambda outcome: None
         self._started = False
         self._where_missing = where_missing
         others = ((Role.ASR, asr), (Role.TTS, tts))
@@ -191,27 +198,33 @@ class ComposedEngine:
         if tts is not None and request.options.choices > 1:
             raise UnsupportedParameter("only one answer can be spoken", param="n")
         llm_hears = Modality.AUDIO in self._llm.capabilities.input_modalities
-        hearing = None if asr is None else AsrStage(asr, request, beside=llm_hears)
-        answering = LlmStage(
-            self._llm,
-            request,
-            words_only=hearing is not None and not llm_hears,
-            transcribed=hearing is not None,
-            spoken=tts is not None,
+        parts = AnsweringParts(
+            llm=self._llm,
+            tts=tts,
+            words_only=asr is not None and not llm_hears,
+            transcribed=asr is not None,
             first_byte_timeout_sec=self._first_byte_timeout_sec,
             tool_filler=self._tool_filler,
         )
-        speaking = None if tts is None else TtsStage(tts, request)
-        stages: list[Stage[Any]] = [stage for stage in (hearing, answering, speaking) if stage is not None]
-        links: list[StageLink] = [*([INPUT_LINK] if hearing else []), *([SPEECH_LINK] if speaking else [])]
+        load = self._ahead_load if asr is not None and not llm_hears else None
+        answer: AnswerStages | AheadStage
+        if load is None:
+            answer = parts.stages(request)
+            stages, links = answer.stages, answer.links
+        else:
+            answer = AheadStage(parts, request, load, report=self.on_speculation)
+            stages, links = [answer], []
+        hearing = None
+        if asr is not None:
+            hearing = AsrStage(asr, request, beside=llm_hears, guesses=load is not None)
+            stages, links = [hearing, *stages], [INPUT_LINK, *links]
         self.active_requests += 1
         try:
             async with pipeline(aiter(request.input), stages, links, sink=request.sink) as outputs:
                 async for output in outputs:
                     yield output
-            finished = answering.finished
-            assert finished is not None
-            yield replace(finished, usage=_whole_usage(finished.usage, hearing, speaking))
+            assert answer.finished is not None
+            yield _with_input(answer.finished, hearing)
         finally:
             self.active_requests -= 1
 
@@ -238,10 +251,9 @@ class ComposedEngine:
         return tuple([file for part in self._traceable for file in await part.stop_trace()])
 
 
-def _whole_usage(usage: Usage, hearing: AsrStage | None, speaking: TtsStage | None) -> Usage:
-    """Add what the other parts used. An LLM and an ASR that both heard heard the same."""
-    return replace(
-        usage,
-        input_audio_ms=max(usage.input_audio_ms, hearing.audio_ms if hearing is not None else 0),
-        output_audio_ms=usage.output_audio_ms + (speaking.audio_ms if speaking is not None else 0),
-    )
+def _with_input(finished: Finished, hearing: AsrStage | None) -> Finished:
+    """Add what the ASR used. An LLM and an ASR that both heard heard the same."""
+    if hearing is None:
+        return finished
+    usage = replace(finished.usage, input_audio_ms=max(finished.usage.input_audio_ms, hearing.audio_ms))
+    return replace(finished, usage=usage)

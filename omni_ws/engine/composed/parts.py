@@ -88,7 +88,14 @@ def part_failed(role: Role, error: OmniError) -> PartFailed:
 
 
 def asked_of(
-    part: Engine, request: GenerationRequest, source: InputSource, *, role: Role, task: Task, output: OutputModality
+    part: Engine,
+    request: GenerationRequest,
+    source: InputSource,
+    *,
+    role: Role,
+    task: Task,
+    output: OutputModality,
+    guesses: bool = False,
 ) -> GenerationRequest:
     """The request to a part that hears or speaks: it has nothing of the conversation but its input."""
     return replace(
@@ -103,7 +110,7 @@ def asked_of(
         sampling={},
         tools=(),
         tool_choice=None,
-        options=AnswerOptions(priority=request.options.priority, skip_unreadable=True),
+        options=AnswerOptions(priority=request.options.priority, skip_unreadable=True, transcript_guesses=guesses),
         meter=UsageMeter(),
         sink=NO_SINK,
     )

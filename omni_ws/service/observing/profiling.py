@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omni_ws.config.user_cache import user_cache_folder
-from omni_ws.engine.base import Engine, TraceableEngine
+from omni_ws.engine.base import Engine
+from omni_ws.engine.traceable import TraceableEngine
 from omni_ws.errors import InvalidValue
 from omni_ws.profiler import events
 from omni_ws.profiler.events import EventRecorder

@@ -21,6 +21,7 @@ from omni_ws.core.audio_format import AudioEncoding
 from omni_ws.core.quota import ByteBudget
 from omni_ws.core.stream_limits import StreamLimits
 from omni_ws.engine.base import Engine, EngineState
+from omni_ws.engine.composed.ahead_load import ThinksAhead
 from omni_ws.engine.composed.parts import HasParts
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import EngineFailed, EngineOverloaded
@@ -211,6 +212,8 @@ class SessionFactory:
             for role in engine.part_states:
                 metrics.part_up.labels(role).set_function(partial(_is_up, engine, role))
         metrics.engine_active.labels(engine.name).set_function(lambda: engine.active_requests)
+        if isinstance(engine, ThinksAhead):
+            engine.on_speculation = lambda outcome: metrics.speculation.labels(outcome).inc()
         metrics.info.labels(__version__, engine.name).set(1)
 
         def total(gauge: Gauge, size: Callable[[Conversation], int]) -> None:

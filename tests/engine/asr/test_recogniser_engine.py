@@ -1,23 +1,27 @@
 """What cuts utterances and talks to requests, with a recogniser that counts instead of recognising."""
 
 import asyncio
+import itertools
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 
+import numpy as np
 import pytest
 import pytest_asyncio
 from support.engine_answers import answered, audio, collect, open_input, request_of
-from support.speech_clips import clip_bytes, silence
+from support.speech_clips import clip_bytes, clip_samples, silence
 from support.until import until
 
 from omni_ws.audio.samples import Pcm16
 from omni_ws.core.chunks import Task, Word
+from omni_ws.engine.asr.listener import Listener, Listening
 from omni_ws.engine.asr.recogniser import Recognised
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
+from omni_ws.engine.asr.seats import Seats
 from omni_ws.engine.asr.utterance import SAMPLE_RATE, Utterance, UtteranceLimits
-from omni_ws.engine.base import EngineState, TranscriptOutput
+from omni_ws.engine.base import EngineState, TranscriptGuess, TranscriptOutput
 from omni_ws.errors import EngineFailed
 
 SPEECH = clip_bytes("goforward")
@@ -161,3 +165,31 @@ async def test_a_recogniser_that_cannot_start_fails_the_start() -> None:
     with pytest.raises(EngineFailed, match="no model"):
         await engine.start()
     assert engine.state is EngineState.STARTING
+
+
+@pytest.mark.parametrize("asked", [True, False])
+async def test_at_a_pause_what_would_be_settled_is_told_to_those_who_ask(
+    recogniser: CountingRecogniser, asked: bool
+) -> None:
+    recogniser.limits = UtteranceLimits(cut_after=20 * SAMPLE_RATE, longest=30 * SAMPLE_RATE)
+    outputs: list[TranscriptOutput | TranscriptGuess] = []
+    with ThreadPoolExecutor(1) as executor:
+        listening = Listening(Seats(1), recogniser, executor)
+        clock = itertools.count(0, 10)  # every piece comes as it is spoken
+        listener = Listener(listening, clock=lambda: next(clock), tells_guesses=asked)
+        words = clip_samples("goforward")[8_000:36_000]
+        for _ in range(2):
+            for piece in np.array_split(np.concatenate((words, np.zeros(4_800, np.float32))), 20):
+                outputs += [output async for output in listener.hear(piece)]
+                await asyncio.wrap_future(recogniser.transcribe(piece.astype(np.int16)))  # behind a guess
+        outputs += [output async for output in listener.end_part()]
+        await listener.close()
+    recogniser.close()
+    guesses = [one.text for one in outputs if isinstance(one, TranscriptGuess)]
+    (settled,) = (one.text for one in outputs if isinstance(one, TranscriptOutput) and not one.interim)
+    if asked:
+        first, taken_back, last = guesses
+        assert first != settled
+        assert (taken_back, last) == ("", settled)
+    else:
+        assert guesses == []

@@ -1,0 +1,247 @@
+"""The stage that thinks while the user speaks: it begins the answer at a pause, and holds it back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+from omni_ws.core.chunks import InputChunk
+from omni_ws.engine.base import EngineOutput, Finished, GenerationRequest, UsageMeter
+from omni_ws.engine.channel import Channel, ChannelClosed
+from omni_ws.engine.composed.ahead_load import AheadLoad, AnswerUnderWay, SpeculationOutcome
+from omni_ws.engine.composed.answer_stages import AnsweringParts
+from omni_ws.engine.composed.asr_stage import INPUT_LINK, Guess
+from omni_ws.engine.decoding import Chunks
+from omni_ws.engine.pipeline import OUTPUT_BYTES, Outputs, output_cost, pipeline
+
+#: Answers that are begun ahead for one request, at most: somebody may pause often.
+MOST_TRIES: Final = 8
+#: Input that is kept to be given a second time, in bytes. Pictures are not: they would be decoded for nothing.
+MAX_KEPT_BYTES: Final = 64 * 1024
+
+
+class AheadStage:
+    """A Stage of one request: chunks and guesses in; the answer to the client.
+
+    Two answers may be under way. The *open* one reads the input as it arrives, and may compute it, as without this
+    stage. The one *ahead* was begun at a pause on all input so far and the guess of the rest; its outputs are held
+    back. If the input ends, and was what was guessed, that answer is released and the open one withdrawn; else it is
+    thrown away. So nothing that anybody sees, hears or remembers depends on a guess.
+    """
+
+    name = "answer"
+
+    def __init__(
+        self,
+        parts: AnsweringParts,
+        request: GenerationRequest,
+        load: AheadLoad,
+        *,
+        report: Callable[[SpeculationOutcome], None],
+    ) -> None:
+        #: How the answer ended; None until then.
+        self.finished: Finished | None = None
+        self._parts = parts
+        self._request = request
+        self._load = load
+        self._report = report
+        self._ahead: _Attempt | None = None
+        #: The input so far.
+        self._given: list[InputChunk] = []
+        self._kept_bytes = 0
+        self._tries = 0
+        #: Ends the reading of the input when it expires; None while it is not read.
+        self._reading: asyncio.Timeout | None = None
+
+    async def run(self, source: AsyncIterator[InputChunk | Guess], sink: Channel[Any] | None, outputs: Outputs) -> None:
+        """Answer the input."""
+        prompt: Channel[InputChunk] = Channel(INPUT_LINK.capacity, cost=INPUT_LINK.cost)
+        opened = _Attempt(self._parts, replace(self._request, input=prompt), prompt, outputs)
+        passing = asyncio.create_task(self._pass_on(opened, outputs), name="open answer")
+        try:
+            await self._read(source, prompt, outputs)
+            if (ahead := self._ahead_of(opened)) is not None:
+                passing.cancel()
+                opened.cancel()
+                await self._use(ahead)
+            else:
+                await self._drop(SpeculationOutcome.DIFFERED)
+                opened.count(self._load.begin(ahead=False))
+                prompt.close()
+                await passing
+                if outputs.closed:
+                    raise ChannelClosed
+                self.finished = opened.finished
+        finally:
+            passing.cancel()
+            await self._drop(SpeculationOutcome.FAILED)
+            await asyncio.gather(passing, return_exceptions=True)
+            await opened.aclose()
+
+    async def _read(
+        self, source: AsyncIterator[InputChunk | Guess], prompt: Channel[InputChunk], outputs: Outputs
+    ) -> None:
+        """Read the input up to its end, or that of the open answer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None) as self._reading:
+                async for item in source:
+                    if isinstance(item, Guess):
+                        await self._take_guess(item.chunk, outputs)
+                    else:
+                        await self._take(item)
+                        await prompt.put(item)
+        self._reading = None
+
+    def _ahead_of(self, opened: _Attempt) -> _Attempt | None:
+        """Return the answer ahead if it is that to the whole input, and the open one has not begun."""
+        ahead = self._ahead
+        if ahead is None or ahead.failed or opened.began or ahead.input != tuple(self._given):
+            return None
+        return ahead
+
+    async def _pass_on(self, opened: _Attempt, outputs: Outputs) -> None:
+        try:
+            await opened.release()
+            if self._reading is not None:
+                self._reading.reschedule(asyncio.get_running_loop().time())
+        except ChannelClosed:
+            pass  # the client has gone
+        except Exception as error:
+            # Told at once: the speaker may say nothing more for a while.
+            if not outputs.closed:
+                outputs.fail(error)
+
+    async def _take(self, chunk: InputChunk) -> None:
+        self._kept_bytes += len(chunk.payload)
+        if self._kept_bytes > MAX_KEPT_BYTES:
+            self._given.clear()
+            await self._drop(SpeculationOutcome.WENT_ON)
+            return
+        self._given.append(chunk)
+        ahead = self._ahead
+        if ahead is not None and ahead.input[: len(self._given)] != tuple(self._given):
+            guessed = len(self._given) == len(ahead.input)
+            await self._drop(SpeculationOutcome.DIFFERED if guessed else SpeculationOutcome.WENT_ON)
+
+    async def _take_guess(self, chunk: InputChunk | None, outputs: Outputs) -> None:
+        await self._drop(SpeculationOutcome.WENT_ON)
+        if chunk is None or self._tries >= MOST_TRIES or self._kept_bytes > MAX_KEPT_BYTES:
+            return
+        self._tries += 1
+        if not self._load.has_room:
+            self._report(SpeculationOutcome.SKIPPED)
+            return
+        given = (*self._given, chunk)
+        request_id = f"{self._request.request_id}-ahead{self._tries}"
+        request = replace(self._request, request_id=request_id, input=Chunks(given), meter=UsageMeter())
+        self._ahead = _Attempt(self._parts, request, Chunks(given), outputs, given=given)
+        self._ahead.count(self._load.begin(ahead=True))
+
+    async def _use(self, ahead: _Attempt) -> None:
+        self._report(SpeculationOutcome.USED)
+        self._ahead = None
+        self._request.meter.read = ahead.read_meter
+        try:
+            await ahead.release()
+            self.finished = ahead.finished
+        finally:
+            await ahead.aclose()
+
+    async def _drop(self, outcome: SpeculationOutcome) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            self._report(SpeculationOutcome.FAILED if ahead.failed else outcome)
+            await ahead.aclose()
+
+
+class _Attempt:
+    """An answer that is being made, and its OutputSink. Its outputs are held back until ``release``, and bounded."""
+
+    def __init__(
+        self,
+        parts: AnsweringParts,
+        request: GenerationRequest,
+        source: Any,
+        outputs: Outputs,
+        *,
+        given: tuple[InputChunk, ...] = (),
+    ) -> None:
+        #: The whole input, where that was guessed.
+        self.input = given
+        #: Whether it has made any output.
+        self.began = False
+        self.failed = False
+        self._answer = parts.stages(request)
+        self._meter = request.meter
+        self._outputs = outputs
+        self._held: Channel[EngineOutput] = Channel(OUTPUT_BYTES, cost=output_cost)
+        self._released = False
+        self._under_way: AnswerUnderWay | None = None
+        self._making = asyncio.create_task(self._make(source), name=f"answer {request.request_id}")
+
+    @property
+    def finished(self) -> Finished:
+        """How the answer ended."""
+        return self._answer.finished
+
+    def read_meter(self) -> Any:
+        """Return the usage so far, or None; see UsageMeter."""
+        return self._meter.read()
+
+    def count(self, under_way: AnswerUnderWay) -> None:
+        """Its input is complete: measure the answer from now on."""
+        self._under_way = under_way
+
+    def offer(self, output: EngineOutput) -> bool:
+        """See OutputSink."""
+        self._note_output()
+        if self._released:
+            return self._held.awaited and self._outputs.offer(output)
+        if self._held.full or self._held.closed:
+            return False
+        self._held.put_nowait(output)
+        return True
+
+    async def release(self) -> None:
+        """Pass on what is held and what still comes. Raises what the answer fails with."""
+        self._released = True
+        if self._under_way is not None:
+            self._under_way.used()
+        async for output in self._held:
+            await self._outputs.put(output)
+
+    async def _make(self, source: Any) -> None:
+        try:
+            async with pipeline(aiter(source), self._answer.stages, self._answer.links, sink=self) as outputs:
+                async for output in outputs:
+                    self._note_output()
+                    await self._held.put(output)
+            self._held.close()
+        except Exception as error:
+            self.failed = True
+            if not self._held.closed:
+                self._held.fail(error)
+        finally:
+            if self._under_way is not None:
+                self._under_way.end()
+
+    def _note_output(self) -> None:
+        self.began = True
+        if self._under_way is not None:
+            self._under_way.note_output()
+
+    def cancel(self) -> None:
+        """Withdraw it, without waiting for its end. Idempotent."""
+        self._held.discard()
+        if not self._making.done() and not self._making.cancelling():
+            self._making.cancel()
+
+    async def aclose(self) -> None:
+        """Withdraw it. Idempotent."""
+        self.cancel()
+        await asyncio.gather(self._making, return_exceptions=True)
+        if self._under_way is not None:
+            self._under_way.end()  # a task that is cancelled before its first step has not done so
