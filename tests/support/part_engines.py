@@ -178,6 +178,8 @@ class ToolCallingEngine(RetortEngine):
     def __init__(self, words: str = "") -> None:
         super().__init__(tools=True)
         self.words = words
+        #: Whether it answers results, too, by a call.
+        self.restless = False
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
         self.active_requests += 1
@@ -185,7 +187,7 @@ class ToolCallingEngine(RetortEngine):
         try:
             taken = [chunk async for chunk in request.input]
             results = b"".join(chunk.payload for chunk in taken if chunk.tool_call_id is not None).decode()
-            if results:
+            if results and not self.restless:
                 yield TextOutput(f"It is {results}.")
                 yield Finished(FinishReason.STOP, Usage())
                 return
