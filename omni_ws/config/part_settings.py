@@ -83,6 +83,11 @@ class LlmConfig(PartConfig):
         default=120,
         description="Time-out of the first output of an answer; `remote.first_byte_timeout_sec` is an older name.",
     )
+    speculate: bool | None = Field(
+        default=None,
+        description="Begin an answer at the first pause, and throw it away if the speaker goes on; unset: unless the "
+        "LLM or the TTS is a server beyond this machine.",
+    )
     instructions: str | None = Field(
         default=None,
         description="Instructions for spoken answers, unless the client gives its own; unset: to write for the ear "

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from urllib.parse import urlsplit
+
 from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.config.parts import REMOTE_PARTS
+from omni_ws.config.startup import is_loopback
 from omni_ws.engine.base import Engine
 
 
@@ -49,6 +52,7 @@ def _composed(config: ServerConfig) -> Engine:
         # One on a server watches for the beginning of its answers itself, which it retries.
         first_byte_timeout_sec=None if config.llm.choice.name in REMOTE_PARTS else config.llm.first_byte_timeout_sec,
         tool_filler=config.llm.tool_filler or "",
+        think_ahead=_thinks_ahead(config),
     )
 
 
@@ -64,4 +68,13 @@ def _whole_vllm(config: ServerConfig) -> Engine:
         tts=tts_of(config),
         where_missing=True,
         first_byte_timeout_sec=config.llm.first_byte_timeout_sec,
+        think_ahead=_thinks_ahead(config),
     )
+
+
+def _thinks_ahead(config: ServerConfig) -> bool:
+    """Whether answers are begun that may be for nothing: not where somebody may have to pay for them."""
+    if config.llm.speculate is not None:
+        return config.llm.speculate
+    urls = [part.choice.url for part in (config.llm, config.tts) if part.choice.url is not None]
+    return all(is_loopback(urlsplit(url).hostname or "") for url in urls)

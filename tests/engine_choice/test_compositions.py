@@ -130,6 +130,24 @@ def test_the_composition_waits_for_an_llm_that_does_not_watch_itself(llm: str, p
     assert engine._first_byte_timeout_sec == patience
 
 
+@pytest.mark.parametrize(
+    ("argv", "ahead"),
+    [
+        (("--llm", "rules"), True),
+        (("--llm", "ollama"), True),
+        (("--llm", "http://localhost:8000/v1", "--tts", "http://[::1]:8880/v1"), True),
+        (("--llm", "https://api.example.org/v1"), False),
+        (("--llm", "ollama", "--tts", "https://api.example.org/v1"), False),
+        (("--llm", "https://api.example.org/v1", "--llm.speculate"), True),
+        (("--llm", "ollama", "--llm.speculate", "false"), False),
+    ],
+)
+def test_answers_are_begun_for_nothing_only_on_this_machine(argv: tuple[str, ...], ahead: bool) -> None:
+    engine = create_engine(configured(*argv))
+    assert isinstance(engine, ComposedEngine)
+    assert (engine._ahead_load is not None) is ahead
+
+
 def test_an_asr_that_nobody_named_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omni_ws.engine_choice.parts.find_spec", lambda name: None)
     assert asr_of(configured("--llm", "rules")) is None
