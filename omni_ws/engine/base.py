@@ -58,6 +58,8 @@ class EngineCapabilities:
     stages: tuple[str, ...] = ()
     #: The names of the voices, the default first; empty if the engine does not speak.
     voices: tuple[str, ...] = ()
+    #: Further names of voices.
+    voice_aliases: Mapping[str, str] = field(default_factory=dict)
     #: Whether the speed of speech can be set.
     speed: bool = False
     #: The sampling parameters that affect the answer.

@@ -43,6 +43,7 @@ def composed_capabilities(llm: Engine, *, asr: Engine | None, tts: Engine | None
             output_modalities=able.output_modalities | {OutputModality.AUDIO},
             tasks=able.tasks | {Task.SPEECH},
             voices=voice.voices,
+            voice_aliases=voice.voice_aliases,
             speed=voice.speed,
             stage_params=able.stage_params | voice.stage_params,
             stage_sampling=able.stage_sampling | voice.stage_sampling,

@@ -9,7 +9,7 @@ from typing import Any
 from omni_ws.engine.tts.espeak_words import WordTimes
 from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord, SynthesisListener, VoiceFacts
 
-DEFAULT_VOICE = "en-us"
+DEFAULT_LANGUAGE = "en-us"
 CHUNK_MS = 60
 #: The usual rate of its voices. Words keep to another one within a tenth; pauses change more than words.
 WORDS_PER_MINUTE = 175
@@ -48,7 +48,7 @@ _Callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes
 
 
 class Espeak:
-    """Streams 22.05 kHz speech with word times. Voices are named by their language, English ones first."""
+    """Streams 22.05 kHz speech with word times. Voices are named by their languages in English, English ones first."""
 
     def __init__(self) -> None:
         """Raises NoVoice where no espeak-ng can be loaded."""
@@ -66,10 +66,12 @@ class Espeak:
         self._callback = _Callback(self._on_chunk)
         self._espeak.espeak_SetSynthCallback(self._callback)
         version = self._espeak.espeak_Info(None).decode().split()[0]
-        #: By language, because voices are only found reliably by their identifier.
-        self._identifiers = self._listed_voices()
-        names = sorted(self._identifiers, key=lambda name: (name != DEFAULT_VOICE, not name.startswith("en"), name))
-        self.facts = VoiceFacts(f"espeak-ng {version}", f"{source}, GPLv3, own process", tuple(names))
+        languages, self._identifiers = self._listed_voices()
+        names = sorted(
+            languages,
+            key=lambda name: (languages[name] != DEFAULT_LANGUAGE, not languages[name].startswith("en"), name),
+        )
+        self.facts = VoiceFacts(f"espeak-ng {version}", f"{source}, GPLv3, own process", tuple(names), languages)
 
     def speak(self, text: str, voice: str, listener: SynthesisListener, *, speed: float) -> None:
         if self._espeak.espeak_SetVoiceByName(self._identifiers[voice]) != 0:
@@ -115,16 +117,23 @@ class Espeak:
                 raise NoVoice(f"the espeak-ng library does not have {name}") from error
             function.restype, function.argtypes = result, list(arguments)
 
-    def _listed_voices(self) -> dict[str, bytes]:
+    def _listed_voices(self) -> tuple[dict[str, str], dict[str, bytes]]:
+        """The language of each voice, and its identifier, by which alone it is found reliably."""
+        languages: dict[str, str] = {}
         identifiers: dict[str, bytes] = {}
         listed = self._espeak.espeak_ListVoices(None)
         place = 0
         while listed[place]:
             voice = listed[place].contents
-            # The first byte is the voice's priority for the language that follows.
-            identifiers.setdefault(voice.languages[1:].decode("utf-8", "replace"), voice.identifier)
             place += 1
-        return identifiers
+            # The first byte is the voice's priority for the language that follows.
+            language = voice.languages[1:].decode("utf-8", "replace")
+            name = voice.name.decode("utf-8", "replace").strip()
+            if name in languages:
+                name = language
+            languages.setdefault(name, language)
+            identifiers.setdefault(name, voice.identifier)
+        return languages, identifiers
 
     def _on_chunk(self, samples: int | None, count: int, events: Any) -> int:
         listener = self._listener

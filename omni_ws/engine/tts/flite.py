@@ -97,7 +97,9 @@ class Flite:
         self._voices = {name: voice for name in VOICES if (voice := self._register(name)) is not None}
         if not self._voices:
             raise NoVoice("libflite is there, but none of its English voices")
-        self.facts = VoiceFacts("flite", f"system libflite{_version()}", tuple(self._voices), latin_only=True)
+        names = tuple(self._voices)
+        languages = dict.fromkeys(names, "en")
+        self.facts = VoiceFacts("flite", f"system libflite{_version()}", names, languages, latin_only=True)
 
     def speak(self, text: str, voice: str, listener: SynthesisListener, *, speed: float) -> None:
         plain = speakable(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -25,6 +26,8 @@ class VoiceFacts:
     synthesiser: str
     source: str
     voices: tuple[str, ...] = field(default=())
+    #: The language of each voice (RFC 5646).
+    languages: Mapping[str, str] = field(default_factory=dict)
     #: Whether it speaks only what is written in Latin letters.
     latin_only: bool = False
 

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -97,12 +97,22 @@ class Voice:
         """The default first; empty where there is no voice."""
         if self.facts is None:
             return ()
-        default = self._default_voice or self.facts.voices[0]
+        default = self.facts.voices[0] if self._default_voice is None else self._named(self._default_voice)
         return (default, *(voice for voice in self.facts.voices if voice != default))
 
-    def language_of(self, voice: str) -> str:
-        """The language of a voice. Those of flite are English, those of espeak-ng are named by theirs."""
-        return "en" if self.facts is not None and self.facts.synthesiser == "flite" else voice
+    @property
+    def languages(self) -> Mapping[str, str]:
+        """The language of each voice."""
+        return {} if self.facts is None else self.facts.languages
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Voices by their languages: the first of each."""
+        return {language: voice for voice, language in reversed(list(self.languages.items()))}
+
+    def _named(self, voice: str) -> str:
+        """Return the name of a voice, which may be given by its language."""
+        return voice if voice in self.languages else self.aliases.get(voice, voice)
 
     @property
     def healthy(self) -> bool:
@@ -133,9 +143,13 @@ class Voice:
                 raise EngineFailed(f"no voice {self._choice}: {self.reason}")
             return
         self.facts = VoiceFacts(
-            ready["synthesiser"], ready["source"], tuple(ready["voices"]), latin_only=ready["latin_only"]
+            ready["synthesiser"],
+            ready["source"],
+            tuple(ready["voices"]),
+            ready["languages"],
+            latin_only=ready["latin_only"],
         )
-        if self._default_voice is not None and self._default_voice not in self.facts.voices:
+        if self.voices[0] not in self.languages:
             known = ", ".join(self.facts.voices)
             await self.stop()
             raise EngineFailed(f"{ready['synthesiser']} has no voice {self._default_voice!r}; there are {known}")
@@ -151,10 +165,12 @@ class Voice:
         self.facts = None
         self._fail_all("the engine has stopped")
 
-    def check(self, voice: str) -> None:
-        """Raises InvalidValue for a voice that is not there."""
-        if voice not in self.voices:
+    def check(self, voice: str) -> str:
+        """Return the name of a voice. Raises InvalidValue for one that is not there."""
+        name = self._named(voice)
+        if name not in self.languages:
             raise InvalidValue(f"unknown voice {voice!r}; there are {', '.join(self.voices)}", param="voice")
+        return name
 
     async def speak(
         self, text: str, *, voice: str | None = None, speed: float = 1.0
@@ -168,8 +184,7 @@ class Voice:
             raise EngineFailed("there is no voice")
         if not self.healthy and self._process is None:
             raise EngineFailed("the voice worker does not start")
-        chosen = voice or self.voices[0]
-        self.check(chosen)
+        chosen = self.voices[0] if voice is None else self.check(voice)
         job = _Job(self._next_number, chosen, speed, text)
         self._next_number = self._next_number % 0xFFFF_FFFF + 1
         self._waiting.append(job)

@@ -199,12 +199,15 @@ class Configuration:
 
 def _voice(config: SessionConfig, capabilities: EngineCapabilities) -> str | None:
     default = capabilities.voices[0] if capabilities.voices else None
-    if config.voice is None or (config.voice in STOCK_VOICES and config.voice not in capabilities.voices):
+    if config.voice is None:
         return default
-    if config.voice not in capabilities.voices:
+    voice = capabilities.voice_aliases.get(config.voice, config.voice)
+    if voice not in capabilities.voices:
+        if voice in STOCK_VOICES:
+            return default
         known = ", ".join(capabilities.voices) or "none"
         raise InvalidValue(f"unknown voice {config.voice[:64]!r}; available: {known}", param="voice")
-    return config.voice
+    return voice
 
 
 def _for_turns(config: SessionConfig, rules: ConfigurationRules, *, given: frozenset[str]) -> dict[str, Any]:

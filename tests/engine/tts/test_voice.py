@@ -1,6 +1,7 @@
 import asyncio
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -81,7 +82,7 @@ async def test_numbers_and_signs_are_words_as_they_are_written(voice: Voice) -> 
 
 
 async def test_every_voice_speaks(voice: Voice) -> None:
-    english = [name for name in voice.voices if voice.voices[0] != "en-us" or name.startswith("en")]
+    english = [name for name in voice.voices if voice.languages[name].startswith("en")]
     assert len(english) > 1
     for name in english:
         assert len(samples_of(await spoken(voice, "Yes.", name))) > 1000, name
@@ -110,8 +111,23 @@ async def test_odd_texts_break_nothing(voice: Voice, text: str) -> None:
     assert voice.worker_pid == worker
 
 
+async def test_voices_have_names_for_people_and_can_be_named_by_their_languages(voice: Voice) -> None:
+    assert voice.facts is not None
+    if voice.facts.synthesiser == "flite":
+        assert (voice.voices[0], voice.aliases) == ("rms", {"en": "rms"})
+    else:
+        assert voice.voices[0] == "English (America)"
+        assert voice.aliases["de"] == "German"
+        assert len(voice.aliases) > 100
+        assert {"en-gb", "pt-br", "fr-fr"} <= voice.aliases.keys()
+        english = [name.startswith("English") for name in voice.voices]
+        assert english == sorted(english, reverse=True)
+    for language in list(voice.aliases)[:3]:
+        assert len(samples_of(await spoken(voice, "Yes.", language))) > 1000
+
+
 async def test_an_unknown_voice_is_refused_with_the_list(voice: Voice) -> None:
-    with pytest.raises(InvalidValue, match=voice.voices[0]) as refusal:
+    with pytest.raises(InvalidValue, match=re.escape(voice.voices[0])) as refusal:
         await spoken(voice, "hello", "nobody")
     assert refusal.value.param == "voice"
 
@@ -225,7 +241,7 @@ async def test_a_machine_without_voices(monkeypatch: pytest.MonkeyPatch) -> None
 async def test_the_default_voice_can_be_chosen(voice_choice: VoiceChoice) -> None:
     name, described = {
         VoiceChoice.FLITE: ("slt", "voice: flite slt (system libflite"),
-        VoiceChoice.ESPEAK: ("en-gb", "voice: espeak-ng "),
+        VoiceChoice.ESPEAK: ("English (Great Britain)", "voice: espeak-ng "),
     }[voice_choice]
     voice = Voice(voice_choice, default_voice=name)
     await voice.start()
@@ -234,6 +250,10 @@ async def test_the_default_voice_can_be_chosen(voice_choice: VoiceChoice) -> Non
         assert voice.describe().startswith(described)
     finally:
         await voice.stop()
+    older = Voice(voice_choice, default_voice={VoiceChoice.FLITE: "en", VoiceChoice.ESPEAK: "de"}[voice_choice])
+    await older.start()
+    assert older.voices[0] == {VoiceChoice.FLITE: "rms", VoiceChoice.ESPEAK: "German"}[voice_choice]
+    await older.stop()
     with pytest.raises(EngineFailed, match="no voice 'hal'"):
         await Voice(voice_choice, default_voice="hal").start()
 

@@ -121,14 +121,23 @@ async def test_voices() -> None:
     assert [one.voice for one in engine.requests] == ["bell", "tone", "bell", "tone"]
 
 
-class _AnySpeed(ToneEngine):
+class _AbleEngine(ToneEngine):
     @property
     def capabilities(self) -> EngineCapabilities:
-        return replace(super().capabilities, speed=True)
+        return replace(super().capabilities, speed=True, voice_aliases={"ding": "bell", "echo": "bell"})
+
+
+async def test_a_voice_has_further_names() -> None:
+    engine = _AbleEngine()
+    async with live_server(engine) as server:
+        for voice in ("ding", "echo", "alloy"):
+            assert (await speak(server, voice=voice)).status == 200
+    # The engine's own names for a voice go before OpenAI's.
+    assert [one.voice for one in engine.requests] == ["bell", "bell", "tone"]
 
 
 async def test_speed() -> None:
-    engine = _AnySpeed()
+    engine = _AbleEngine()
     async with live_server(engine) as server:
         for speed in (0.5, 2, None, 1):
             assert (await speak(server, speed=speed)).status == 200
