@@ -39,7 +39,7 @@ export class ConversationView {
   }
 
   #showUser({ you, settled, interim, images }, { kind, user, answer }) {
-    you.hidden = kind === "greeting";
+    you.hidden = kind === "greeting" || kind === "tool";
     setText(settled, user.text);
     const rest = user.interim ? (user.text ? " " : "") + user.interim : "";
     const wordless = !user.text && !rest && !user.images.length;
@@ -56,7 +56,9 @@ export class ConversationView {
     const said = [];
     if (turn.firstSoundMs !== null) said.push(`first sound after ${duration(turn.firstSoundMs)}`);
     if (answer.state === "stopped") said.push(turn.heardMs ? `stopped after ${seconds(turn.heardMs)}` : "stopped");
-    if (answer.state === "done" && !answer.text) said.push(turn.sound.server.length ? "sound without words" : "no answer");
+    const tools = answer.calls.map(({ name }) => name).join(", ");
+    if (tools) said.push(`used ${tools}`);
+    else if (answer.state === "done" && !answer.text) said.push(turn.sound.server.length ? "sound without words" : "no answer");
     if (answer.finishReason === "length") said.push("cut off at the length limit");
     if (answer.error) said.push(ofAnswer(answer.error));
     else if (answer.state === "failed") said.push("no answer came");

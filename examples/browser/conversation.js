@@ -31,14 +31,16 @@ export class Conversation extends EventTarget {
     return this.turns.findLast((turn) => isOwed(turn)) ?? null;
   }
 
-  /* `kind` is spoken (with the page's own button), heard (the server noticed it), written, or greeting (the server begins). */
+  /* `kind` is spoken (with the page's own button), heard (the server noticed it), written, greeting (the server
+     begins), or tool (the page has replied to a call of the answer before). */
   begin(kind, { text = "", images = [] } = {}) {
+    const done = kind === "written" || kind === "tool";
     const turn = {
       number: this.turns.length,
       kind,
       startedAt: new Date(),
-      user: { text, interim: "", images, done: kind === "written" },
-      answer: { text: "", state: kind === "written" ? "thinking" : "none", error: "", finishReason: null, usage: null },
+      user: { text, interim: "", images, done },
+      answer: { text: "", state: done ? "thinking" : "none", error: "", finishReason: null, usage: null, calls: [] },
       requestId: null,
       unwanted: false,
       speechEndedAt: null,
@@ -172,12 +174,21 @@ export class Conversation extends EventTarget {
     } else if (!turn.unwanted) {
       become(turn, "speaking");
       if (frame.modality === "text") answer.text += frame.text;
+      if (frame.modality === "tool_call") addCall(answer.calls, frame);
     }
   }
 
   #changed(turn) {
     this.dispatchEvent(new CustomEvent("change", { detail: { turn } }));
   }
+}
+
+/* A call comes in pieces: its id and name with the first, its arguments with all. */
+function addCall(calls, { index, id, name, arguments: piece }) {
+  calls[index] ??= { id: "", name: "", arguments: "" };
+  calls[index].id ||= id ?? "";
+  calls[index].name ||= name ?? "";
+  calls[index].arguments += piece ?? "";
 }
 
 /* An answer is awaited, or comes. */

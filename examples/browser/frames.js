@@ -20,8 +20,14 @@ export class FrameError extends Error {
   }
 }
 
-/* One input chunk as a binary frame. `payload` is a Uint8Array; `timestampMs` null means that there is none. */
-export function encodeInput({ sequenceId, modality, payload, endOfInput = false, timestampMs = null }) {
+/* One input chunk as a binary frame, or, where it is the result of the tool call `toolCallId`, as JSON, since only that can
+   say so. `payload` is a Uint8Array; `timestampMs` null means that there is none. */
+export function encodeInput({ sequenceId, modality, payload, endOfInput = false, timestampMs = null, toolCallId = null }) {
+  if (toolCallId !== null) {
+    const text = new TextDecoder().decode(payload);
+    const fields = { sequence_id: sequenceId, text, role: "tool", tool_call_id: toolCallId, end_of_input: endOfInput };
+    return JSON.stringify({ type: "input_chunk", ...fields });
+  }
   const kind = MODALITIES.indexOf(modality);
   if (kind < 1) throw new FrameError(`no such modality: ${modality}`);
   if (!Number.isInteger(sequenceId) || sequenceId < 0 || sequenceId > MAX_SEQUENCE_ID) {

@@ -15,10 +15,13 @@ import { SettingsDrawer } from "./settings-drawer.js";
 import { Sound } from "./sound.js";
 import { Speaker } from "./speaker.js";
 import { Talk } from "./talk.js";
+import { runTool } from "./tools.js";
 import { WaveView } from "./wave-view.js";
 
 const ACKNOWLEDGE_MS = 250;
 const NEXT_DOWNLOAD_MS = 500;
+/* A model that calls tools without end gets no more results after so many. */
+const MAX_TOOL_TURNS = 5;
 const STARTING = "The server is starting.";
 
 const settings = loadSettings();
@@ -125,6 +128,7 @@ session.addEventListener("frame", ({ detail: frame }) => {
   if (frame.final) {
     speaker.end(turn.number);
     if (settings.answerWith === "text") announce(turn.answer.text);
+    if (frame.finish_reason === "tool_calls" && !turn.unwanted) runTools(turn.answer.calls);
   }
   if (frame.final || frame.type === "audio" || turn.answer.text) session.answered(turn.number);
   showState();
@@ -203,6 +207,18 @@ talk.addEventListener("turn", ({ detail: { turn } }) => {
   turn.user.images = attachments.beginTurn();
   conversation.heard(turn, {});
 });
+
+/* Reply to the calls of an answer: by themselves, or, while someone speaks, as part of what is being said. */
+function runTools(calls) {
+  if (conversation.turns.slice(-MAX_TOOL_TURNS).filter(({ kind }) => kind === "tool").length === MAX_TOOL_TURNS) return;
+  const alone = !heardTurn && talk.phase !== "talking";
+  const turn = alone ? conversation.begin("tool").number : pageTurn;
+  calls.forEach((call, place) => {
+    const payload = new TextEncoder().encode(runTool(call));
+    const endOfInput = alone && place === calls.length - 1;
+    session.sendChunk({ modality: "text", payload, toolCallId: call.id, endOfInput, turn });
+  });
+}
 
 /* Silence at once, here. What of the answer was heard is told to the server. */
 function silence(exception = null) {

@@ -34,8 +34,8 @@ export class Outgoing {
   }
 
   /* The frame of a new chunk. `turn` is the number of the page's own turn, or null for an open microphone. */
-  add({ modality, payload, endOfInput = false, turn = null }) {
-    const chunk = { sequenceId: this.#next++, modality, payload, endOfInput, turn };
+  add({ modality, payload, endOfInput = false, turn = null, toolCallId = null }) {
+    const chunk = { sequenceId: this.#next++, modality, payload, endOfInput, turn, toolCallId };
     this.#kept.push(chunk);
     this.#begun.add(turn);
     this.#keptBytes += payload.byteLength;
@@ -65,9 +65,10 @@ export class Outgoing {
   }
 
   /* A new session that knows nothing: the frames of every turn that was not answered, under new numbers, and how many
-     turns those are. What an open microphone said is gone. */
+     turns those are. What an open microphone said is gone, and so are the results of calls that it did not make. */
   restart() {
-    this.#kept = this.#kept.filter((chunk) => chunk.turn !== null && !this.#answered.has(chunk.turn));
+    const asksAgain = ({ turn, toolCallId }) => turn !== null && toolCallId === null && !this.#answered.has(turn);
+    this.#kept = this.#kept.filter(asksAgain);
     this.#kept.forEach((chunk, place) => (chunk.sequenceId = place));
     this.#next = this.#kept.length;
     this.#acknowledged = 0;

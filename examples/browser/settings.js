@@ -1,5 +1,7 @@
 /* What the person chose, remembered in this browser, and what of it goes to the server. */
 
+import { TOOLS } from "./tools.js";
+
 const STORE = "omni_ws.settings";
 const KEY_STORE = "omni_ws.key";
 
@@ -74,6 +76,7 @@ export function sessionConfig(settings, capabilities, rate) {
     task: capabilities.tasks.includes(settings.task) ? settings.task : "chat",
     modalities: settings.answerWith === "text" && speaks ? ["text"] : null,
     instructions: settings.instructions || null,
+    tools: capabilities.tools ? TOOLS : null,
     start_policy: settings.startPolicy || null,
     overlap: "interrupt",
     turn_detection: detects

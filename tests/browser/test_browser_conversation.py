@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 from support.chromium import DemoPage, Played, chromium_path, demo_page, recording
 from support.live_server import LiveServer, live_server
+from support.part_engines import ToolCallingEngine
 from support.speech_clips import WORDS, clip_bytes, silence
+from support.tone_engine import ReadingEngine
 
 from omni_ws.client import connect
 from omni_ws.config.model import VoiceChoice
+from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
 
@@ -150,3 +153,32 @@ async def test_pictures_go_with_what_is_written(server: LiveServer, tmp_path: Pa
         await demo.page.locator("#camera-view:not([hidden])").wait_for()
         await demo.page.locator("#camera[aria-pressed=true]").click()
         await demo.page.locator("#camera[aria-pressed=false]").wait_for()
+
+
+async def test_a_model_uses_the_tool_of_the_page() -> None:
+    chromium_path()
+    llm = ToolCallingEngine()
+    engine = ComposedEngine(llm, tts=ReadingEngine(), tool_filler="One moment.")
+    async with live_server(engine, still_answers=False) as server, demo_page() as demo:
+        await demo.open(url(server))
+        await demo.write("What time is it?")
+        assert "One moment." in await demo.answered(turn=0)
+        assert re.fullmatch(r"It is .+ at .+ \(.+\)\.", await demo.answered(turn=1))
+        await demo.in_state("ready")
+        assert "used local_time" in await demo.page.locator(".turn").nth(0).locator(".note").inner_text()
+        assert not await demo.page.locator(".turn").nth(1).locator(".you").is_visible()
+        assert llm.requests[0].tools[0]["function"]["name"] == "local_time"
+
+
+async def test_a_model_that_calls_without_end_gets_no_more_results() -> None:
+    chromium_path()
+    llm = ToolCallingEngine()
+    llm.restless = True
+    async with live_server(llm, still_answers=False) as server, demo_page() as demo:
+        await demo.open(url(server))
+        await demo.write("Go on")
+        await demo.answered(turn=5)
+        await demo.in_state("ready")
+        assert len(llm.requests) == 6
+        await demo.write("Once more")
+        await demo.page.locator(".turn").nth(7).wait_for()

@@ -448,3 +448,46 @@ async def test_a_turn_without_any_sound_is_over_at_once(demo: DemoPage) -> None:
         }"""
     )
     assert found == [4, [[None, "failed"], ["first", "thinking"], [None, "thinking"]]]
+
+
+async def test_results_of_tools(demo: DemoPage) -> None:
+    """They are sent as JSON, are sent again to the session that made the call, and to no other."""
+    found = await demo.page.evaluate(
+        """async () => {
+          const { Outgoing } = await import("/browser/outgoing.js");
+          const outgoing = new Outgoing();
+          const payload = new TextEncoder().encode("nöon");
+          const frame = outgoing.add({ modality: "text", payload, turn: 3, toolCallId: "c1", endOfInput: true });
+          return [JSON.parse(frame), outgoing.resume(0).length, outgoing.restart().frames.length, outgoing.keptBytes];
+        }"""
+    )
+    assert found == [
+        {
+            "type": "input_chunk",
+            "sequence_id": 0,
+            "text": "nöon",
+            "role": "tool",
+            "tool_call_id": "c1",
+            "end_of_input": True,
+        },
+        1,
+        0,
+        0,
+    ]
+
+
+async def test_the_tools_of_the_page(demo: DemoPage) -> None:
+    found = await demo.page.evaluate(
+        """async () => {
+          const { runTool, TOOLS } = await import("/browser/tools.js");
+          const given = ["", "{}", "null", '{"time_zone":"Asia/Tokyo"}', '{"time_zone":"Moon/Base"}', "{"];
+          const results = given.map((text) => runTool({ name: "local_time", arguments: text }));
+          return [TOOLS.map((tool) => tool.function.name), results, runTool({ name: "toString", arguments: "" })];
+        }"""
+    )
+    names, results, unknown = found
+    assert names == ["local_time"]
+    assert results[0] == results[1] == results[2]
+    assert "(Asia/Tokyo)" in results[3]
+    assert all(result.startswith("This did not work: ") for result in results[4:])
+    assert unknown == "There is no tool toString."
