@@ -8,6 +8,7 @@ import pytest
 
 from omni_ws.config import ConfigurationError, ServerConfig, check_available, load
 from omni_ws.config.parts import FORMS, PartChoice, parse_part
+from omni_ws.engine_choice import create_engine
 
 
 def chosen(*argv: str, environ: dict[str, str] | None = None, toml: str | None = None) -> dict[str, PartChoice]:
@@ -162,3 +163,13 @@ def test_everything_that_parts_take(monkeypatch: pytest.MonkeyPatch) -> None:
     config = load(argv).config
     check_available(config)
     assert config.llm.choice == PartChoice("server", "some/model", "https://api.example.org/v1")
+
+
+@pytest.mark.parametrize(
+    "argv", [(), ("--llm", "ollama:a"), ("--engine", "remote", "--remote.upstreams", "http://h/v1")]
+)
+def test_a_printed_configuration_can_be_served(argv: tuple[str, ...]) -> None:
+    """It repeats every default."""
+    config = load(toml=load(argv).render()).config
+    check_available(config)
+    assert create_engine(config).capabilities == create_engine(load(argv).config).capabilities

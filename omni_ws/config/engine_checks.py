@@ -35,9 +35,8 @@ _PACKAGES: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
 #: Settings of a part that say more about what ``use`` names.
 _BESIDE_USE: Final = frozenset({"model", "api_key", "args", "languages", "voice"})
 #: Settings of the remote engine that a part has of its own.
-_REMOTE_ALONE: Final = (
-    *("upstreams", "model", "api_key", "modalities"),
-    *("speech_upstream", "speech_model", "speech_api_key"),
+_REMOTE_ALONE: Final = frozenset(
+    {"upstreams", "model", "api_key", "modalities", "speech_upstream", "speech_model", "speech_api_key"}
 )
 
 
@@ -53,9 +52,8 @@ def _part_problems(config: ServerConfig) -> Iterator[str]:
         yield f"--model is for --engine vllm: say --llm vllm:{config.vllm.model}"
     if config.vllm.talker is not None:
         yield f"--vllm.talker is for --engine vllm: say --tts talker:{config.vllm.talker}"
-    for name in _REMOTE_ALONE:
-        if name in config.remote.model_fields_set:
-            yield f"remote.{name} is for --engine remote: a part has settings of its own (--llm, llm.model, --tts …)"
+    for name in sorted(config.remote.changed & _REMOTE_ALONE):
+        yield f"remote.{name} is for --engine remote: a part has settings of its own (--llm, llm.model, --tts …)"
     if config.llm.choice.name in REMOTE_PARTS:
         yield from _forwarding_problems(config.remote)
     if config.llm.choice.name == "llamacpp" and config.port == LOCAL_PORTS["llamacpp"]:
@@ -74,8 +72,7 @@ def _problems_of(part: PartConfig) -> Iterator[str]:
         yield f"{flag} {choice.name} needs a model: {flag} {choice.name}:NAME-OR-FOLDER"
     if choice.model is not None and part.model not in (None, choice.model):
         yield f"{flag} names the model {choice.model}, and {part.part}.model {part.model}"
-    used = _settings_of(part)
-    for name in sorted(part.model_fields_set & (_BESIDE_USE - used)):
+    for name in sorted((part.changed & _BESIDE_USE) - _settings_of(part)):
         yield f"{part.part}.{name} means nothing {f'beside {flag} {choice.name}' if part.use else f'without {flag}'}"
     if part.use is None:
         return
@@ -89,7 +86,8 @@ def _problems_of(part: PartConfig) -> Iterator[str]:
 def _settings_of(part: PartConfig) -> frozenset[str]:
     """Returns which of a part's settings have a meaning for what it is."""
     name = part.choice.name
-    used = {"voice"} if name != "none" and part.use is not None else set()
+    # A Talker's voices are those of its profile, in that order.
+    used = {"voice"} if name not in ("none", "talker") and part.use is not None else set()
     if name in REMOTE_PARTS:
         used |= {"model", "api_key", "languages"}
     elif needs_model(part.part, name):

@@ -22,8 +22,10 @@ def create_engine(config: ServerConfig) -> Engine:
         case EngineName.REMOTE:
             from omni_ws.engine.remote.engine import RemoteEngine
 
-            patience = config.llm.model_dump(include={"first_byte_timeout_sec"}, exclude_unset=True)
-            return RemoteEngine(config.remote.model_copy(update=patience))
+            remote = config.remote
+            if "first_byte_timeout_sec" in config.llm.changed:
+                remote = remote.model_copy(update={"first_byte_timeout_sec": config.llm.first_byte_timeout_sec})
+            return RemoteEngine(remote)
         case EngineName.VLLM:
             return _whole_vllm(config)
     from omni_ws.engine.embedded.config import EmbeddedConfig

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Any, Final
 
-from omni_ws.config.model import ServerConfig, VoiceChoice
+from omni_ws.config.model import ServerConfig, VllmConfig, VoiceChoice
 from omni_ws.config.part_settings import PartConfig
 from omni_ws.config.parts import LOCAL_PORTS, SERVER
 from omni_ws.engine.base import Engine
@@ -49,14 +49,19 @@ def llm_of(config: ServerConfig) -> Engine:
         case "vllm":
             from omni_ws.engine_choice.vllm import vllm_engine
 
-            return vllm_engine(config, config.vllm.model_copy(update={"model": choice.model}))
+            return vllm_engine(config, _alone(config.vllm, choice.model))
     from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
     from omni_ws.engine.remote.settings import RemoteLlmSettings
     from omni_ws.engine_choice.local_llm import LocalServerLlm
 
-    fields = {name: getattr(config.remote, name) for name in _FORWARDING if name in config.remote.model_fields_set}
+    fields = {name: getattr(config.remote, name) for name in _FORWARDING if name in config.remote.changed}
     settings = RemoteLlmSettings(**_upstream(config, config.llm), **fields)
     return LocalServerLlm(choice.name, settings) if choice.name in LOCAL_PORTS else RemoteLlmEngine(settings)
+
+
+def _alone(vllm: VllmConfig, model: str | None) -> VllmConfig:
+    """The settings of a model without a Talker, which is a part of its own."""
+    return vllm.model_copy(update={"model": model, "talker": None, "talker_profile": None, "talker_args": {}})
 
 
 def tts_of(config: ServerConfig) -> Engine | None:
@@ -88,10 +93,10 @@ def _upstream(config: ServerConfig, part: PartConfig) -> dict[str, Any]:
     model, url = choice.model, choice.url
     if url is None:
         url = f"http://127.0.0.1:{LOCAL_PORTS[choice.name]}/v1"
-        if "start_timeout_sec" not in config.remote.model_fields_set:
+        if "start_timeout_sec" not in config.remote.changed:
             fields["start_timeout"] = 0  # a person who starts this finds it there, or has to start it
         if choice.name == "ollama" and model is not None and ":" not in model.rpartition("/")[2]:
             model += ":latest"  # as Ollama itself completes and lists names
-    if part is config.llm and "first_byte_timeout_sec" in part.model_fields_set:
+    if part is config.llm and "first_byte_timeout_sec" in part.changed:
         fields["first_byte_timeout"] = config.llm.first_byte_timeout_sec
     return {"urls": (url,), "model": model, "api_key": key_of(part.api_key), "section": part.part, **fields}
