@@ -206,9 +206,12 @@ class _Echo:
         self.limit = AnswerLimit(request.sampling)
         self._request = request
         self._chunk_ms = chunk_ms
-        self._wants = request.modalities
+        self._writes = OutputModality.TEXT in request.modalities
+        self._speaks = OutputModality.AUDIO in request.modalities
         self._decoder: AudioDecoder | _Unchanged | None = None
         self._source: AudioFormat | None = None
+        #: Whether it is decoded without a thread.
+        self._is_fast = False
         #: The rate of the first audio: an answer has a single rate.
         self._sample_rate: int | None = None
         self._seen = {Modality.IMAGE: 0, Modality.VIDEO: 0}
@@ -256,7 +259,7 @@ class _Echo:
     # text
 
     def _text(self, text: str) -> Iterator[TextOutput]:
-        if OutputModality.TEXT in self._wants:
+        if self._writes:
             yield from self._pieces(self.limit.feed(text))
 
     def _pieces(self, text: str) -> Iterator[TextOutput]:
@@ -281,31 +284,35 @@ class _Echo:
         source = self._request.input_audio
         if chunk.format is not None:
             source = parse_audio_format(chunk.format, source)
-        if source == self._source:
-            return await self._decode(chunk.payload)
+        # Identity is found sooner than equality, for each frame of a microphone.
+        before = () if source is self._source or source == self._source else await self._begin_audio(source)
+        decoder = self._decoder
+        assert decoder is not None
+        samples: Samples | Pcm16
+        if self._is_fast:
+            samples = decoder.decode(chunk.payload)
+        else:
+            samples = await run_in_any_thread(decoder.decode, chunk.payload)
+        outputs = self._outputs(samples, decoder.sample_rate)
+        return [*before, *outputs] if before else outputs
+
+    async def _begin_audio(self, source: AudioFormat) -> Iterable[AudioOutput]:
+        """Begin a part of audio; returns the rest of the one before."""
         before = await self._flush_audio()
-        self._source = source
+        self._source, self._is_fast = source, _is_fast(source)
         self._sample_rate = rate = self._sample_rate or source.sample_rate
         unchanged = AudioFormat(AudioEncoding.PCM16, rate)
         self._decoder = _Unchanged(rate) if source == unchanged else AudioDecoder(source, sample_rate=rate)
-        return [*before, *await self._decode(chunk.payload)]
-
-    async def _decode(self, data: bytes) -> Iterable[AudioOutput]:
-        decoder, source = self._decoder, self._source
-        assert decoder is not None
-        assert source is not None
-        samples: Samples | Pcm16
-        samples = decoder.decode(data) if _is_fast(source) else await run_in_any_thread(decoder.decode, data)
-        return self._outputs(samples, decoder.sample_rate)
+        return before
 
     async def _flush_audio(self) -> Iterable[AudioOutput]:
         """End a part of audio; returns what its decoder still held."""
-        decoder, source = self._decoder, self._source
-        if decoder is None or source is None:
+        decoder = self._decoder
+        if decoder is None:
             return ()
         samples: Samples | Pcm16
         try:
-            samples = decoder.flush() if _is_fast(source) else await run_in_any_thread(decoder.flush)
+            samples = decoder.flush() if self._is_fast else await run_in_any_thread(decoder.flush)
         finally:
             decoder.close()
             self._decoder = self._source = None
@@ -314,7 +321,7 @@ class _Echo:
     def _outputs(self, samples: Samples | Pcm16, sample_rate: int) -> list[AudioOutput]:
         duration = len(samples) * 1000 / sample_rate
         self._audio_ms["in"] += duration
-        if not len(samples) or OutputModality.AUDIO not in self._wants:
+        if not len(samples) or not self._speaks:
             return []
         self._audio_ms["out"] += duration
         step = max(1, sample_rate * self._chunk_ms // 1000)
