@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 from pydantic import Field, field_validator
 
@@ -68,6 +68,7 @@ class AsrConfig(PartConfig):
         default=None,
         description="Languages that clients of a server's recognition may name (RFC 5646); unset: those of Whisper.",
     )
+    args: dict[str, Any] = Field(default={}, description="vLLM's engine arguments, beside `vllm:MODEL`.")
 
 
 class LlmConfig(PartConfig):

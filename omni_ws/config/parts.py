@@ -12,7 +12,7 @@ _URL_FORM: Final = "http://HOST:PORT/v1"
 #: The names of each part with the form that its users write. Those with a colon need a model behind it, those with
 #: brackets may have one.
 FORMS: Final[Mapping[str, Mapping[str, str]]] = {
-    "asr": {"embedded": "embedded", "pocketsphinx": "pocketsphinx", "none": "none"},
+    "asr": {"embedded": "embedded", "pocketsphinx": "pocketsphinx", "vllm": "vllm:MODEL", "none": "none"},
     "llm": {
         "embedded": "embedded",
         "rules": "rules",
@@ -25,6 +25,7 @@ FORMS: Final[Mapping[str, Mapping[str, str]]] = {
         "embedded": "embedded",
         "flite": "flite",
         "espeak": "espeak",
+        "talker": "talker:MODEL",
         "none": "none",
     },
 }

@@ -33,6 +33,11 @@ def asr_of(config: ServerConfig) -> Engine | None:
         if config.asr.languages is not None:
             fields["languages"] = config.asr.languages
         return RemoteAsrEngine(RemoteAsrSettings(**fields))
+    if choice.name == "vllm":
+        from omni_ws.engine.vllm.asr_engine import VllmAsrEngine
+
+        assert choice.model is not None  # without a model the configuration is refused
+        return VllmAsrEngine(choice.model, config.asr.args)
     from omni_ws.engine.asr.pocketsphinx_engine import PocketSphinxEngine
 
     return PocketSphinxEngine(max_recognisers=config.embedded.max_recognisers)
@@ -70,6 +75,11 @@ def tts_of(config: ServerConfig) -> Engine | None:
     match choice.name:
         case "none":
             return None
+        case "talker":
+            from omni_ws.engine.vllm.talker_engine import TalkerEngine
+
+            assert choice.model is not None  # without a model the configuration is refused
+            return TalkerEngine(choice.model, profile=config.vllm.talker_profile, args=config.vllm.talker_args)
         case "embedded" | "flite" | "espeak":
             from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 

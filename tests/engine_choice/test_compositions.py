@@ -22,6 +22,8 @@ from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
 from omni_ws.engine.remote.settings import RemoteLlmSettings, RemoteTtsSettings
 from omni_ws.engine.remote.tts_engine import RemoteTtsEngine
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+from omni_ws.engine.vllm.asr_engine import VllmAsrEngine
+from omni_ws.engine.vllm.talker_engine import TalkerEngine
 from omni_ws.engine_choice import create_engine
 from omni_ws.engine_choice.local_llm import LocalServerLlm
 from omni_ws.engine_choice.parts import asr_of, llm_of, tts_of
@@ -43,6 +45,8 @@ def settings_of(engine: Engine | None) -> Any:
         (("--llm", "rules"), (PocketSphinxEngine, RulesEngine, SynthesisEngine)),
         (("--llm", "embedded", "--asr", "none"), (type(None), RulesEngine, SynthesisEngine)),
         (("--asr", "pocketsphinx", "--tts", "none"), (PocketSphinxEngine, RulesEngine, type(None))),
+        (("--asr", "none", "--tts", "talker:some/orpheus-3b"), (type(None), RulesEngine, TalkerEngine)),
+        (("--asr", "vllm:whisper-tiny", "--tts", "none"), (VllmAsrEngine, RulesEngine, type(None))),
         (("--llm", "ollama"), (PocketSphinxEngine, LocalServerLlm, SynthesisEngine)),
         (("--llm", "http://h/v1", "--tts", "http://h/v1"), (PocketSphinxEngine, RemoteLlmEngine, RemoteTtsEngine)),
         (("--asr", "http://h/v1"), (RemoteAsrEngine, RulesEngine, SynthesisEngine)),

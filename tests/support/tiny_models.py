@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedTokenizerFast,
@@ -26,7 +27,10 @@ from transformers import (
     Qwen2AudioProcessor,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    WhisperConfig,
     WhisperFeatureExtractor,
+    WhisperForConditionalGeneration,
+    WhisperProcessor,
 )
 
 #: Simple enough for tests to write the prompts themselves. A line break after a tag would not be printed.
@@ -100,6 +104,11 @@ def build_vision_model(folder: Path) -> Path:
 def build_omni_model(folder: Path) -> Path:
     """The Thinker of a Qwen2.5-Omni, which names its tokens in ``thinker_config``; needs torchvision."""
     return _built(folder, lambda: _qwen2_5_omni(folder))
+
+
+def build_whisper(folder: Path) -> Path:
+    """A multilingual Whisper of a layer each; a token is a byte."""
+    return _built(folder, lambda: _whisper(folder))
 
 
 def build_talker(folder: Path, *, codebook: int = CODEBOOK) -> Path:
@@ -243,6 +252,35 @@ def _qwen2_audio(folder: Path) -> None:
                 weight *= 30  # loud enough to change greedy answers
     model.save_pretrained(folder)
     _rename_weights(folder / "model.safetensors")
+
+
+def _whisper(folder: Path) -> None:
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    special = ["<|startoftranscript|>", *(f"<|{code}|>" for code in LANGUAGES)]
+    special += ["<|translate|>", "<|transcribe|>", "<|startofprev|>", "<|nospeech|>", "<|notimestamps|>"]
+    tokenizer = _tokenizer(*special, chat_template=None)
+    extractor = WhisperFeatureExtractor(feature_size=16)
+    WhisperProcessor(extractor, tokenizer).save_pretrained(folder)
+    begin = tokenizer.convert_tokens_to_ids("<|startoftranscript|>")
+    ids = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": PAD, "decoder_start_token_id": begin}
+    config = WhisperConfig(
+        vocab_size=_VOCABULARY,
+        num_mel_bins=16,
+        d_model=64,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_target_positions=448,
+        begin_suppress_tokens=None,
+        suppress_tokens=None,
+        **ids,
+    )
+    WhisperForConditionalGeneration(config).save_pretrained(folder)
+    GenerationConfig(is_multilingual=True, max_length=448, **ids).save_pretrained(folder)
 
 
 def _rename_weights(path: Path) -> None:

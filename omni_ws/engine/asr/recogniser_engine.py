@@ -111,10 +111,15 @@ class RecogniserEngine:
         if decoding is not None:
             await asyncio.to_thread(decoding.shutdown)
 
+    def listening_for(self, request: GenerationRequest, listening: Listening) -> Listening:
+        """Return what listens for one request: here, what listens for all."""
+        return listening
+
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
         listening, decoding = self.listening, self._decoding
         if not self._started or listening is None or decoding is None:
             raise EngineFailed("the engine is not running", fatal=True)
+        listening = self.listening_for(request, listening)
         transcription = _Transcription(request, listening, decoding=decoding, clock=self._clock)
         self.active_requests += 1
         try:

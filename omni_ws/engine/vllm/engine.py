@@ -28,11 +28,11 @@ from omni_ws.engine.vllm.code2wav import Code2Wav
 from omni_ws.engine.vllm.early_input import EarlyBudget
 from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.engine.vllm.memory_shares import SHARE, memory_shares, weights_bytes
-from omni_ws.engine.vllm.read_aloud import ReadAloud
 from omni_ws.engine.vllm.readouts import Readouts
 from omni_ws.engine.vllm.sampling import SAMPLING
 from omni_ws.engine.vllm.speaker import Speaker
 from omni_ws.engine.vllm.talker import Talker
+from omni_ws.engine.vllm.talker_engine import TalkerEngine
 from omni_ws.engine.vllm.thinker import Thinker, ThinkerParts
 from omni_ws.engine.vllm.token_generation import TokenGenerator
 from omni_ws.engine.vllm.token_logprobs import TokenBytes
@@ -73,7 +73,7 @@ class VllmEngine:
             raise ConfigurationError(["the vllm engine requires a model: --model NAME-OR-FOLDER"])
         self.config = config
         self.model = Path(config.model).name if Path(config.model).is_dir() else config.model
-        self.active_requests = 0
+        self._chats = 0
         self._cache_salt = cache_salt
         args = {"model": config.model, **config.args}
         if readouts is not None:
@@ -90,10 +90,13 @@ class VllmEngine:
             prepare=None if readouts is None else readouts.install,
         )
         traced: list[tuple[LanguageModel, Mapping[str, Any]]] = [(self._thinker, args)]
+        #: What has the task ``speech``, and its stages, which speak answers.
+        self._talker: TalkerEngine | None = None
         self._speaker: Speaker | None = None
         if config.talker is not None:
             talker_args = traced_arguments(config.talker_args, trace_root, "Talker")
-            self._speaker = Speaker(config.talker, profile=config.talker_profile, args=talker_args)
+            self._talker = TalkerEngine(config.talker, profile=config.talker_profile, args=talker_args)
+            self._speaker = self._talker.speaker
             traced.append((self._speaker.model, config.talker_args))
         elif config.talker_profile is not None or config.talker_args:
             raise ConfigurationError(["vllm.talker_profile and vllm.talker_args require vllm.talker"])
@@ -195,8 +198,8 @@ class VllmEngine:
             if self._speaker is not None:
                 await asyncio.to_thread(self._share_memory, self._speaker)
             await self._thinker.start()
-            if self._speaker is not None:
-                await self._speaker.start()
+            if self._talker is not None:
+                await self._talker.start()
             self._checkpoint = await asyncio.to_thread(
                 read_checkpoint,
                 self._thinker,
@@ -246,7 +249,7 @@ class VllmEngine:
         self._shared = self._tokens = None
         executors = [executor for executor in (self._decoding, self._tokenizing) if executor is not None]
         self._decoding = self._tokenizing = None
-        ending = [self._thinker.stop(), *([self._speaker.stop()] if self._speaker is not None else [])]
+        ending = [self._thinker.stop(), *([self._talker.stop()] if self._talker is not None else [])]
         await asyncio.gather(*ending)
         if self._readouts is not None:
             await self._readouts.channel.stop()
@@ -263,7 +266,16 @@ class VllmEngine:
     async def stop_trace(self) -> tuple[Path, ...]:
         return await self._trace.stop()
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+    @property
+    def active_requests(self) -> int:
+        return self._chats + (self._talker.active_requests if self._talker is not None else 0)
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+        if request.task is Task.SPEECH and self._talker is not None:
+            return self._talker.generate(request)
+        return self._chat(request)
+
+    async def _chat(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
         shared, decoding = self._shared, self._decoding
         if shared is None or decoding is None or self.state is not EngineState.OK:
             raise EngineFailed("the engine is not running", fatal=True)
@@ -278,7 +290,7 @@ class VllmEngine:
             share=share,
             limits=MediaLimits(**request.options.media_limits),  # type: ignore[arg-type]  # checked on the wire
         )
-        self.active_requests += 1
+        self._chats += 1
         try:
             # Leaving the pipeline cancels its stages, which abort their requests in vLLM.
             async with aclosing(decoded), pipeline(decoded, run.stages, run.links, sink=request.sink) as outputs:
@@ -291,7 +303,7 @@ class VllmEngine:
             raise incident("the vllm engine failed", error, request_id=request.request_id) from error
         finally:
             share.close()
-            self.active_requests -= 1
+            self._chats -= 1
 
 
 def _token_bytes(model: LanguageModel) -> TokenBytes:
@@ -308,58 +320,42 @@ class _RequestStages:
         self, shared: ThinkerParts, speaker: Speaker | None, request: GenerationRequest, share: MediaShare
     ) -> None:
         speaks = OutputModality.AUDIO in request.modalities
-        if request.task is Task.TRANSCRIBE or (request.task is Task.SPEECH and not speaks):
-            raise UnsupportedParameter(
-                f"task {request.task} with these modalities is not supported by this engine", param="task"
-            )
+        if request.task is not Task.CHAT:
+            raise UnsupportedParameter(f"task {request.task} is not supported by this engine", param="task")
         if speaks and speaker is None:
             raise UnsupportedParameter(
                 "audio output requires a Talker, which this server does not have", param="modalities"
             )
         if speaks and request.options.choices > 1:
             raise UnsupportedParameter("n must be 1 for audio output", param="n")
-        self._thinker: Thinker | None = None
-        self._talker: Talker | None = None
+        self._thinker = Thinker(shared, request, writes=OutputModality.TEXT in request.modalities, share=share)
         self._code2wav: Code2Wav | None = None
-        self.stages: list[Stage[Any]] = []
+        self.stages: list[Stage[Any]] = [self._thinker]
         self.links: tuple[StageLink, ...] = ()
-        if request.task is Task.SPEECH:
-            self.stages.append(ReadAloud())
-        else:
-            self._thinker = Thinker(shared, request, writes=OutputModality.TEXT in request.modalities, share=share)
-            self.stages.append(self._thinker)
         if speaks and speaker is not None:
-            self._talker, self._code2wav = speaker.stages(
+            talker, self._code2wav = speaker.stages(
                 request.request_id,
                 voice=request.voice,
                 sampling=request.stage_sampling.get("talker"),
                 parameters=request.stage_params,
                 priority=request.options.priority if speaker.model.by_priority else 0,
             )
-            self.stages += [self._talker, self._code2wav]
+            self.stages += [talker, self._code2wav]
             self.links = speaker.links
 
     @property
     def finish_reason(self) -> FinishReason:
-        if self._thinker is not None:
-            return self._thinker.finish_reasons[0]
-        assert self._talker is not None
-        return FinishReason.LENGTH if self._talker.cut else FinishReason.STOP
+        return self._thinker.finish_reasons[0]
 
     @property
     def finish_reasons(self) -> tuple[FinishReason, ...]:
         """The finish reason of each answer, if there are several."""
-        reasons = self._thinker.finish_reasons if self._thinker is not None else ()
+        reasons = self._thinker.finish_reasons
         return reasons if len(reasons) > 1 else ()
 
     @property
     def usage(self) -> Usage:
         audio_ms = round(self._code2wav.audio_ms) if self._code2wav is not None else 0
-        if self._thinker is None:
-            assert self._talker is not None
-            return Usage(
-                input_tokens=self._talker.prompt_tokens, output_tokens=self._talker.tokens, output_audio_ms=audio_ms
-            )
         return Usage(
             input_tokens=self._thinker.prompt_tokens,
             output_tokens=self._thinker.answer_tokens,

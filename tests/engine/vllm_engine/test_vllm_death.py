@@ -43,6 +43,25 @@ def quick_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omni_ws.engine.vllm.language_model.FIRST_BACKOFF_SEC", 0.05)
 
 
+async def test_a_request_of_a_process_that_hangs_can_be_left_and_the_next_one_is_answered(engine: VllmEngine) -> None:
+    """As the time-out of the first byte leaves it. vLLM is told then, and does not have to reply."""
+    before = await plain_answer(engine, "user: Hello\nassistant:")
+    os.kill(core_process(engine), signal.SIGSTOP)
+    try:
+        for source in (Input("Hello"), Input("I am still speaking", open_end=True)):
+            asking = asyncio.create_task(answer(engine, source))
+            await until(lambda: unfinished(engine) == 1)
+            asking.cancel()
+            async with asyncio.timeout(20):
+                await asyncio.gather(asking, return_exceptions=True)
+            assert (engine.active_requests, unfinished(engine)) == (0, 0)
+    finally:
+        os.kill(core_process(engine), signal.SIGCONT)
+    assert engine.state is EngineState.OK
+    text, _ = await answer(engine, Input("Hello"))
+    assert text == before
+
+
 async def test_a_death_while_answering_fails_the_answer_and_the_next_ones_until_it_is_back(
     engine: VllmEngine, quick_restart: None
 ) -> None:

@@ -27,8 +27,11 @@ from support.vllm_engine import (
 from omni_ws.audio.samples import Samples
 from omni_ws.core.chunks import FinishReason, OutputModality, Task
 from omni_ws.engine.base import AudioOutput, EngineOutput, EngineState, Finished, TextOutput
+from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.engine.llm.rules_engine import RulesEngine
 from omni_ws.engine.vllm.engine import VllmEngine
-from omni_ws.errors import EngineFailed, InvalidValue
+from omni_ws.engine.vllm.talker_engine import TalkerEngine
+from omni_ws.errors import EngineFailed, InvalidValue, UnsupportedParameter
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
 
@@ -182,6 +185,36 @@ async def test_many_at_once_do_not_mix(engine: VllmEngine) -> None:
     )
     for text, outputs in zip(texts, answers, strict=True):
         assert_same_sound(sound_of(outputs), await spoken_at_once(engine, text))
+
+
+async def test_the_talker_speaks_for_another_llm(engine: VllmEngine) -> None:
+    talker = engine._talker
+    assert talker is not None
+    assert talker.capabilities.tasks == {Task.SPEECH}
+    assert talker.capabilities.voices == engine.capabilities.voices
+    llm = RulesEngine()
+    await llm.start()
+    try:
+        whole = ComposedEngine(llm, tts=talker)
+        asked = request(Input("what is two plus two?"), modalities=BOTH, stage_sampling=SEED, sampling={})
+        outputs = [output async for output in whole.generate(asked)]
+    finally:
+        await llm.stop()
+    assert text_of(outputs)
+    assert_same_sound(sound_of(outputs), await spoken_at_once(engine, text_of(outputs)))
+    assert final_of(outputs).usage.output_audio_ms > 0
+
+
+async def test_a_talker_only_speaks(engine: VllmEngine) -> None:
+    talker = engine._talker
+    assert talker is not None
+    with pytest.raises(UnsupportedParameter) as refused:
+        await anext(talker.generate(request(Input("Hello."), task=Task.SPEECH)))
+    assert refused.value.param == "modalities"
+    stopped = TalkerEngine("orpheus")
+    assert stopped.state is EngineState.STARTING
+    with pytest.raises(EngineFailed, match="not running"):
+        await anext(stopped.generate(request(Input("Hello."), task=Task.SPEECH, modalities=AUDIO)))
 
 
 async def test_nothing_to_say(engine: VllmEngine) -> None:

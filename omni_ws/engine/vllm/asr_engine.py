@@ -1,0 +1,173 @@
+"""VllmAsrEngine: speech recognition by a model on vLLM (``Task.TRANSCRIBE``)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from omni_ws.audio.samples import Pcm16
+from omni_ws.engine.asr.listener import Listening
+from omni_ws.engine.asr.recogniser import LiveText, Recognised
+from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
+from omni_ws.engine.asr.utterance import SAMPLE_RATE, Utterance
+from omni_ws.engine.base import EngineCapabilities, EngineState, GenerationRequest
+from omni_ws.engine.vllm.transcription import TranscriptionModel
+
+#: Requests that are listened to at once, unless ``max_num_seqs`` is less.
+MAX_TALKERS: Final = 64
+#: The first interim text of an utterance is of so many samples.
+FIRST_INTERIM_SAMPLES: Final = SAMPLE_RATE
+#: Each further one is of a so much longer utterance, as the model reads it from its beginning every time.
+INTERIM_GROWTH: Final = 1.3
+#: And it has to have taken at most half of the time since the one before.
+INTERIM_SHARE: Final = 0.5
+#: In vLLM's queue, where settled texts go first.
+INTERIM_PRIORITY: Final = 1
+
+
+class VllmAsrEngine(RecogniserEngine):
+    """Writes utterances down with Whisper, Voxtral, and whatever else vLLM transcribes with.
+
+    ``args`` are vLLM's engine arguments; ``setting`` is the configuration key that holds them, for messages. Interim
+    texts come at stretching intervals: the model reads an utterance from its beginning for each. Texts have no times of
+    words.
+    """
+
+    def __init__(self, model: str, args: Mapping[str, Any], *, setting: str = "asr.args") -> None:
+        super().__init__(
+            "vllm",
+            self._recogniser,
+            model=Path(model).name if Path(model).is_dir() else model,
+            languages=frozenset(),
+            max_talkers=min(MAX_TALKERS, args.get("max_num_seqs", MAX_TALKERS)),
+        )
+        self._model = TranscriptionModel({**args, "model": model}, setting=setting)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def state(self) -> EngineState:
+        state = super().state
+        return self._model.state if state is EngineState.OK else state
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return replace(super().capabilities, languages=self._model.languages, word_times=False)
+
+    async def start(self) -> None:
+        """Load the model, then what listens. Idempotent."""
+        if self._loop is not None:
+            return
+        self._loop = asyncio.get_running_loop()
+        try:
+            await self._model.start()
+            await super().start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        try:
+            await super().stop()
+        finally:
+            self._loop = None
+            await self._model.stop()
+
+    def listening_for(self, request: GenerationRequest, listening: Listening) -> Listening:
+        return replace(listening, recogniser=self._recogniser(request.language))
+
+    def _recogniser(self, language: str | None = None) -> VllmRecogniser:
+        assert self._loop is not None
+        return VllmRecogniser(self._model, self._loop, language=language)
+
+
+class VllmRecogniser:
+    """Writes the utterances of one request down. Its language is that of its first utterance unless it was given."""
+
+    def __init__(
+        self,
+        model: TranscriptionModel,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        language: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.limits = model.limits
+        self._model = model
+        self._loop = loop
+        self._language = language
+        self._clock = clock
+
+    def start(self) -> None:
+        """Do nothing: the model was loaded on the event loop."""
+
+    def close(self) -> None:
+        """Do nothing: what is under way ends with the model."""
+
+    def expect(self, talkers: int) -> None:
+        """Do nothing: vLLM takes requests as they come."""
+
+    def live_text(self) -> LiveText:
+        return StretchedText(self._interim, self._clock)
+
+    def transcribe(self, pcm: Pcm16) -> Future[Recognised]:
+        return self._run(self._settled(pcm))
+
+    async def _settled(self, pcm: Pcm16) -> Recognised:
+        if self._language is None and self._model.detects_language:
+            self._language = await self._model.language_of(pcm)
+        return Recognised(await self._model.transcribe(pcm, language=self._language))
+
+    def _interim(self, pcm: Pcm16) -> Future[str]:
+        return self._run(self._model.transcribe(pcm, language=self._language, priority=INTERIM_PRIORITY))
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+
+class StretchedText:
+    """The LiveText of a model that reads an utterance from its beginning each time: at stretching intervals.
+
+    ``recognise`` writes an utterance down that is still being spoken. One at a time is under way.
+    """
+
+    def __init__(self, recognise: Callable[[Pcm16], Future[str]], clock: Callable[[], float]) -> None:
+        self._recognise = recognise
+        self._clock = clock
+        self._work: Future[str] | None = None
+        self._begun = 0.0
+        self._read_samples = 0
+        #: The length from which the utterance is read again.
+        self._next = FIRST_INTERIM_SAMPLES
+        self._text = ""
+
+    def read(self, utterance: Utterance) -> str:
+        if self._work is not None and self._work.done():
+            self._take(self._work)
+        if self._work is None and utterance.length >= self._next:
+            self._begun = self._clock()
+            self._read_samples = utterance.length
+            self._work = self._recognise(utterance.pcm())
+            self._work.add_done_callback(self._note_duration)
+        return self._text
+
+    def end(self) -> None:
+        work, self._work = self._work, None
+        if work is not None:
+            work.cancel()
+        self._next, self._text = FIRST_INTERIM_SAMPLES, ""
+
+    def _note_duration(self, work: Future[str]) -> None:
+        if work is not self._work:
+            return
+        took = (self._clock() - self._begun) * SAMPLE_RATE
+        self._next = self._read_samples + round(max((INTERIM_GROWTH - 1) * self._read_samples, took / INTERIM_SHARE))
+
+    def _take(self, work: Future[str]) -> None:
+        self._work = None
+        if not work.cancelled() and work.exception() is None:  # the settled text will report a failure
+            self._text = work.result()

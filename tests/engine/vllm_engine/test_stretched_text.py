@@ -1,0 +1,92 @@
+"""Interim texts of a model that reads utterances from their beginning: when it is asked, and what is shown."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from itertools import pairwise
+
+import numpy as np
+
+from omni_ws.audio.samples import Pcm16
+from omni_ws.engine.asr.utterance import SAMPLE_RATE, Utterance
+from omni_ws.engine.vllm.asr_engine import INTERIM_GROWTH, StretchedText
+
+
+class Reader:
+    """A StretchedText on a clock of its own, and the recognitions that it asked for."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.asked: list[tuple[int, Future[str]]] = []
+        self.text = StretchedText(self._recognise, lambda: self.now)
+        self.utterance = Utterance(0)
+
+    def _recognise(self, pcm: Pcm16) -> Future[str]:
+        work: Future[str] = Future()
+        self.asked.append((len(pcm), work))
+        return work
+
+    def hear(self, seconds: float) -> str:
+        self.utterance.append(np.zeros(int(seconds * SAMPLE_RATE), np.int16))
+        self.now += seconds
+        return self.text.read(self.utterance)
+
+    def settle(self, text: str) -> None:
+        self.asked[-1][1].set_result(text)
+
+
+def test_it_asks_once_there_is_a_second_and_shows_the_answer_later() -> None:
+    reader = Reader()
+    assert reader.hear(0.9) == ""
+    assert reader.asked == []
+    assert reader.hear(0.1) == ""
+    assert len(reader.asked) == 1
+    assert reader.hear(5) == ""  # one at a time
+    assert len(reader.asked) == 1
+    reader.settle("one")
+    assert reader.hear(0.1) == "one"
+
+
+def test_intervals_stretch() -> None:
+    reader = Reader()
+    for _ in range(300):
+        reader.hear(0.1)
+        if reader.asked and not reader.asked[-1][1].done():
+            reader.settle("so far")
+    lengths = [length for length, _ in reader.asked]
+    assert len(lengths) <= 15  # of 30 seconds
+    assert all(after >= INTERIM_GROWTH * before for before, after in pairwise(lengths))
+    assert lengths[-1] > 20 * SAMPLE_RATE
+
+
+def test_a_slow_model_is_asked_seldom() -> None:
+    reader = Reader()
+    reader.hear(1)
+    reader.now += 2
+    reader.settle("slow")
+    reader.hear(3)
+    assert len(reader.asked) == 1
+    reader.hear(1.1)
+    assert len(reader.asked) == 2
+
+
+def test_a_failure_shows_nothing_and_the_next_is_asked() -> None:
+    reader = Reader()
+    reader.hear(1)
+    reader.asked[-1][1].set_exception(ValueError("broken"))
+    assert reader.hear(1) == ""
+    assert len(reader.asked) == 2
+
+
+def test_the_end_of_an_utterance_withdraws_what_is_under_way() -> None:
+    reader = Reader()
+    reader.hear(10)
+    (_, first), *_ = reader.asked
+    reader.text.end()
+    reader.text.end()
+    assert first.cancelled()
+    reader.utterance = Utterance(0)
+    assert reader.hear(1) == ""
+    assert len(reader.asked) == 2
+    reader.settle("next")
+    assert reader.hear(0.1) == "next"

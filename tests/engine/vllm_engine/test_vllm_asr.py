@@ -1,0 +1,187 @@
+"""Speech recognition by Whisper on vLLM: its words are those of transformers, also over HTTP, and languages."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from support.engine_answers import answered, audio, collect, open_input
+from support.live_server import live_server
+from support.speech_clips import WORDS, clip_bytes, clip_pcm, clip_samples, silence
+from support.until import until
+
+from omni_ws.config.error import ConfigurationError
+from omni_ws.core.chunks import Task
+from omni_ws.engine.base import EngineState
+from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.engine.llm.rules_engine import RulesEngine
+from omni_ws.engine.vllm.asr_engine import VllmAsrEngine
+from omni_ws.engine.vllm.transcription import TranscriptionModel
+
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.timeout(900),  # the first run fetches the model
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+ARGS: dict[str, Any] = {
+    "enforce_eager": True,
+    "dtype": "float32",
+    "kv_cache_memory_bytes": 128 << 20,
+    "max_num_seqs": 4,
+    "use_tqdm_on_load": False,
+    "skip_mm_profiling": True,
+}
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    from support.real_models import whisper_tiny_en
+
+    return whisper_tiny_en()
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def engine(folder: Path) -> AsyncIterator[VllmAsrEngine]:
+    engine = VllmAsrEngine(str(folder), ARGS)
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Callable[[str], str]:
+    """Whisper in transformers: the words of samples."""
+    import torch
+    from transformers import WhisperForConditionalGeneration, WhisperProcessor
+
+    processor = WhisperProcessor.from_pretrained(folder)
+    model = WhisperForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+
+    def transcribe(name: str) -> str:
+        features = processor(clip_samples(name), sampling_rate=16_000, return_tensors="pt").input_features
+        with torch.no_grad():
+            tokens = model.generate(features, max_new_tokens=200)
+        return str(processor.batch_decode(tokens, skip_special_tokens=True)[0]).strip()
+
+    return transcribe
+
+
+def words(text: str) -> str:
+    """Without punctuation, and with the digits that Whisper prefers spelled out."""
+    spelled = text.lower().replace("mr.", "mister")
+    for digit, word in {"10": "ten", "8": "eight", "4": "four", "7": "seven"}.items():
+        spelled = re.sub(rf"\b{digit}\b", word, spelled)
+    return " ".join(re.findall(r"[a-z]+", spelled))
+
+
+def test_what_it_can_do(engine: VllmAsrEngine) -> None:
+    able = engine.capabilities
+    assert able.tasks == {Task.TRANSCRIBE}
+    assert able.languages == {"en"}
+    assert not able.word_times
+    assert engine.state is EngineState.OK
+
+
+@pytest.mark.parametrize("name", ["goforward", "cards_001", "librivox_ss_0870"])
+async def test_words_are_those_of_transformers(
+    engine: VllmAsrEngine, reference: Callable[[str], str], name: str
+) -> None:
+    text = await engine._model.transcribe(clip_pcm(name), language=None)
+    assert text == await asyncio.to_thread(reference, name)
+    assert words(text) == WORDS[name]
+
+
+async def test_utterances_are_settled_one_by_one(engine: VllmAsrEngine) -> None:
+    pieces = clip_bytes("goforward") + silence(1.5) + clip_bytes("goforward") + silence(1)
+    answer = await answered(engine, *audio(pieces), task=Task.TRANSCRIBE)
+    settled = [transcript for transcript in answer.transcripts if not transcript.interim]
+    assert [words(transcript.text) for transcript in settled] == [WORDS["goforward"]] * 2
+    begins = [transcript.start_ms or 0 for transcript in settled]
+    assert begins[0] < 1000 < begins[1]
+    assert words(answer.text) == f"{WORDS['goforward']} {WORDS['goforward']}"
+    assert answer.finished.usage.input_audio_ms == round(len(pieces) / 32)
+
+
+async def test_silence_has_no_words(engine: VllmAsrEngine) -> None:
+    answer = await answered(engine, *audio(silence(2)), task=Task.TRANSCRIBE)
+    assert answer.transcripts == []
+    assert answer.text == ""
+
+
+async def test_a_request_that_is_cancelled_frees_its_seat(engine: VllmAsrEngine) -> None:
+    source = open_input(*audio(clip_bytes("goforward")))
+    task = asyncio.create_task(collect(engine, source, task=Task.TRANSCRIBE))
+    assert engine.listening is not None
+    seats = engine.listening.seats
+    await until(lambda: seats.taken == 1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert (engine.active_requests, seats.taken) == (0, 0)
+
+
+async def test_a_file_over_http(engine: VllmAsrEngine) -> None:
+    """The last test of this engine: a server stops what it serves."""
+    import openai
+
+    recording = Path(__file__).parents[2] / "data" / "goforward.wav"
+    whole = ComposedEngine(RulesEngine(), asr=engine)
+    async with live_server(whole, still_answers=False) as server:
+        base_url = f"http://127.0.0.1:{server.port}/v1"
+        async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+            said = await client.audio.transcriptions.create(model="whisper-1", file=recording, language="en")
+            assert words(said.text) == WORDS["goforward"]
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.audio.transcriptions.create(model="whisper-1", file=recording, response_format="srt")
+            assert refused.value.param == "response_format"
+
+
+async def test_a_multilingual_model_is_told_the_language_that_it_hears(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for a request. Its words are noise, as its weights are."""
+    from support.tiny_models import build_whisper
+
+    prompts: list[str] = []
+    detected: list[str] = []
+    prompt, language_of = TranscriptionModel._prompt, TranscriptionModel.language_of
+
+    def noted(self: TranscriptionModel, samples: Any, language: str | None) -> Any:
+        made = prompt(self, samples, language)
+        prompts.append(made["decoder_prompt"]["prompt"])
+        return made
+
+    async def detecting(self: TranscriptionModel, *arguments: Any, **given: Any) -> str:
+        detected.append(await language_of(self, *arguments, **given))
+        return detected[-1]
+
+    engine = VllmAsrEngine(str(build_whisper(tmp_path / "whisper")), {**ARGS, "max_num_seqs": 2})
+    await engine.start()
+    try:
+        assert {"en", "de", "zh"} <= engine.capabilities.languages
+        monkeypatch.setattr(TranscriptionModel, "_prompt", noted)
+        monkeypatch.setattr(TranscriptionModel, "language_of", detecting)
+        pieces = clip_bytes("goforward") + silence(1.5)
+        await answered(engine, *audio(pieces + pieces), task=Task.TRANSCRIBE)
+        await answered(engine, *audio(pieces), task=Task.TRANSCRIBE, language="de")
+    finally:
+        await engine.stop()
+    assert len(detected) == 1
+    assert detected[0] in engine.capabilities.languages
+    languages = [detected[0], detected[0], "de"]
+    assert prompts == [f"<|startoftranscript|><|{one}|><|transcribe|><|notimestamps|>" for one in languages]
+
+
+async def test_a_model_that_does_not_transcribe_is_refused(tmp_path: Path) -> None:
+    from support.tiny_models import ENGINE_ARGS, build_text_model
+
+    engine = VllmAsrEngine(str(build_text_model(tmp_path)), ENGINE_ARGS)
+    with pytest.raises(ConfigurationError, match="does not write speech down"):
+        await engine.start()
+    assert engine.state is EngineState.STARTING
