@@ -188,6 +188,8 @@ class _Emission:
         self, output: EngineOutput, following: Iterator[EngineOutput], done: asyncio.Future[EngineOutput | None]
     ) -> None:
         """Offer one output, inside the callback of its timer."""
+        if done.done():  # cancelled in the same pass
+            return
         self._emitted += 1
         self._delay_sec = self._interval_sec
         try:

@@ -127,6 +127,10 @@ class RecogniserEngine:
                 async with aclosing(transcription.outputs(share)) as outputs:
                     async for output in outputs:
                         yield output
+        except RuntimeError as error:
+            if self._started:
+                raise
+            raise EngineFailed("the engine has stopped", fatal=True) from error
         finally:
             try:
                 await transcription.close()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
+from omni_ws.config.error import ConfigurationError
 from omni_ws.core.chunks import InputMode, OutputModality, Task
 from omni_ws.engine.base import (
     NO_SINK,
@@ -73,7 +74,7 @@ def failures_of(role: Role, engine: Engine, *, request_id: str | None = None) ->
             error.args = (error.message,)
         error.fatal = error.fatal and role is Role.LLM
         raise
-    except OmniError:
+    except (OmniError, ConfigurationError):
         raise
     except Exception as error:
         failure = incident(f"{role.upper()} ({engine.name}): the engine failed", error, request_id=request_id)
