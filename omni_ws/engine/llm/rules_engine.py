@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import fields
@@ -19,6 +19,7 @@ from omni_ws.engine.base import (
     EngineState,
     Finished,
     GenerationRequest,
+    Message,
     TextOutput,
 )
 from omni_ws.engine.decoded_parts import MODALITIES, ImagePart, TextPart, VideoPart
@@ -112,17 +113,18 @@ class _Question:
     """The input of one request: its text, and facts about its pictures."""
 
     def __init__(self, request: GenerationRequest, threads: ThreadPoolExecutor, share: MediaShare) -> None:
-        self.words = sum(count_words(message.text) for message in request.history)
+        self.words = 0
         self._request = request
         self._threads = threads
         self._share = share
         self._sights = Sights()
         #: The texts in the order in which they came, each in pieces.
         self._texts: list[list[str]] = []
-        self._characters = 0
+        self._characters = sum(len(message.text) for message in request.history)
 
     async def read(self) -> None:
         """Read the input to its end. Raises EmptyInput if there is none."""
+        self.words = await self.worked_on(_words_of, self._request.history)
         decoded = decode_request(self._request, TAKES, executor=self._threads, share=self._share)
         number: int | None = None
         counter = WordCounter()
@@ -153,8 +155,12 @@ class _Question:
             yield from answer(text, self._request.history, now)
 
     async def worked_on(self, call: Callable[..., T], *arguments: object) -> T:
-        """Return ``call(*arguments)``, which works on the whole text: in a thread where that is long."""
+        """Return ``call(*arguments)``, which works on the whole text and history: in a thread where they are long."""
         with events.span("rules"):
             if self._characters <= PIECE_CHARACTERS:
                 return call(*arguments)
             return await run_in_thread(self._threads, call, *arguments)
+
+
+def _words_of(history: Sequence[Message]) -> int:
+    return sum(count_words(message.text) for message in history)
