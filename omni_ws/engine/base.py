@@ -99,6 +99,8 @@ class EngineCapabilities:
     languages: frozenset[str] = frozenset()
     #: The languages (RFC 5646) of voices that read one alone and want its numbers, dates and signs in words.
     voice_languages: Mapping[str, str] = field(default_factory=dict)
+    #: Whether transcripts can be in English, whatever is spoken; see ``AnswerOptions.translate``.
+    translates: bool = False
     #: Whether transcripts contain the times of words.
     word_times: bool = False
     #: Whether messages of the history may contain ``speech``.
@@ -174,6 +176,8 @@ class AnswerOptions:
     parallel_tool_calls: bool = True
     #: Whether text that the voice cannot read is passed over, as in an answer that is written too, and not refused.
     skip_unreadable: bool = False
+    #: Whether the transcript is to be in English, whatever is spoken.
+    translate: bool = False
     #: Arguments of the model's chat template, such as ``enable_thinking``.
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     #: Whether to report what the model thinks, see ThoughtOutput.

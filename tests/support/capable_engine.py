@@ -38,6 +38,7 @@ class CapableEngine(ScriptedEngine):
             priority=True,
             raw_prompts=True,
             template_arguments=True,
+            translates=True,
             languages=frozenset({"en", "de"}),
             word_times=True,
             media_limits=frozenset(field.name for field in fields(MediaLimits)),

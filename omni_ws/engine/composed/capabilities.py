@@ -31,6 +31,7 @@ def composed_capabilities(llm: Engine, *, asr: Engine | None, tts: Engine | None
             tasks=able.tasks | {Task.TRANSCRIBE},
             languages=ears.languages,
             word_times=ears.word_times,
+            translates=ears.translates,
             stage_params=able.stage_params | ears.stage_params,
             stage_sampling=able.stage_sampling | ears.stage_sampling,
             # The whole input is read before the LLM has to have it: what it cannot take late, it gets in time.

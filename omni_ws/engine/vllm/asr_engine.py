@@ -56,7 +56,9 @@ class VllmAsrEngine(RecogniserEngine):
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        return replace(super().capabilities, languages=self._model.languages, word_times=False)
+        return replace(
+            super().capabilities, languages=self._model.languages, translates=self._model.translates, word_times=False
+        )
 
     async def start(self) -> None:
         """Load the model, then what listens. Idempotent."""
@@ -78,11 +80,11 @@ class VllmAsrEngine(RecogniserEngine):
             await self._model.stop()
 
     def listening_for(self, request: GenerationRequest, listening: Listening) -> Listening:
-        return replace(listening, recogniser=self._recogniser(request.language))
+        return replace(listening, recogniser=self._recogniser(request.language, translate=request.options.translate))
 
-    def _recogniser(self, language: str | None = None) -> VllmRecogniser:
+    def _recogniser(self, language: str | None = None, *, translate: bool = False) -> VllmRecogniser:
         assert self._loop is not None
-        return VllmRecogniser(self._model, self._loop, language=language)
+        return VllmRecogniser(self._model, self._loop, language=language, translate=translate)
 
 
 class VllmRecogniser:
@@ -94,12 +96,14 @@ class VllmRecogniser:
         loop: asyncio.AbstractEventLoop,
         *,
         language: str | None = None,
+        translate: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = model.limits
         self._model = model
         self._loop = loop
         self._language = language
+        self._translate = translate
         self._clock = clock
 
     def start(self) -> None:
@@ -120,10 +124,13 @@ class VllmRecogniser:
     async def _settled(self, pcm: Pcm16) -> Recognised:
         if self._language is None and self._model.detects_language:
             self._language = await self._model.language_of(pcm)
-        return Recognised(await self._model.transcribe(pcm, language=self._language))
+        return Recognised(await self._model.transcribe(pcm, language=self._language, translate=self._translate))
 
     def _interim(self, pcm: Pcm16) -> Future[str]:
-        return self._run(self._model.transcribe(pcm, language=self._language, priority=INTERIM_PRIORITY))
+        work = self._model.transcribe(
+            pcm, language=self._language, translate=self._translate, priority=INTERIM_PRIORITY
+        )
+        return self._run(work)
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)

@@ -48,12 +48,17 @@ class TranscriptionModel(LanguageModel):
         self._config: Any = None
         self._english_only = False
 
-    async def transcribe(self, pcm: Pcm16, *, language: str | None, priority: int = 0) -> str:
-        """Return the words of an utterance of at most ``limits.longest`` samples; ``language`` None is detected."""
+    async def transcribe(self, pcm: Pcm16, *, language: str | None, translate: bool = False, priority: int = 0) -> str:
+        """Return the words of an utterance of at most ``limits.longest`` samples, with ``translate`` in English.
+
+        ``language`` None is detected.
+        """
         if language is None and self.detects_language:
             language = await self.language_of(pcm, priority=priority)
         most = _LEAST_TOKENS + _TOKENS_PER_SEC * len(pcm) // SAMPLE_RATE
-        output = await self._output(self._prompt(_samples(pcm), language), self._parameters(most), priority=priority)
+        output = await self._output(
+            self._prompt(_samples(pcm), language, translate), self._parameters(most), priority=priority
+        )
         text: str = self._class.post_process_output(output.text)
         return text.strip()
 
@@ -61,6 +66,11 @@ class TranscriptionModel(LanguageModel):
     def detects_language(self) -> bool:
         """Whether the language has to be detected before an utterance is written down."""
         return bool(self._class.supports_explicit_language_detection) and not self._english_only
+
+    @property
+    def translates(self) -> bool:
+        """Whether the model writes English whatever is spoken: of the models that vLLM runs, a multilingual Whisper."""
+        return self._class is not None and self.detects_language
 
     async def language_of(self, pcm: Pcm16, *, priority: int = 0) -> str:
         """Return the language that is spoken."""
@@ -96,7 +106,7 @@ class TranscriptionModel(LanguageModel):
             cut_after=max(longest - _CUT_BEFORE_SEC, longest // 2) * SAMPLE_RATE, longest=longest * SAMPLE_RATE
         )
 
-    def _prompt(self, samples: Samples, language: str | None) -> Any:
+    def _prompt(self, samples: Samples, language: str | None, translate: bool = False) -> Any:
         from vllm.config.speech_to_text import SpeechToTextParams
 
         prompt = self._class.get_generation_prompt(
@@ -105,6 +115,8 @@ class TranscriptionModel(LanguageModel):
                 stt_config=self._config,
                 model_config=self.llm.model_config,
                 language="en" if self._english_only else language,
+                task_type="translate" if translate else "transcribe",
+                to_language="en" if translate else None,
             )
         )
         if self._english_only:  # such models were not trained with tokens for languages and tasks

@@ -21,7 +21,15 @@ _HEADERS: Final = (
     "x-streaming-input",
     "last-event-id",
 )
-_SINGLE: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/audio/speech", "/v1/audio/transcriptions"})
+_SINGLE: Final = frozenset(
+    {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/audio/speech",
+        "/v1/audio/transcriptions",
+        "/v1/audio/translations",
+    }
+)
 
 
 class HttpRecordings:

@@ -1,4 +1,4 @@
-"""``/v1/audio/transcriptions``: a file in a multipart form, or audio that is still arriving."""
+"""``/v1/audio/transcriptions``, ``/v1/audio/translations``: a file in a form, or audio that is still arriving."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Final
 
+from omni_ws.engine.base import AnswerOptions
 from omni_ws.errors import InvalidValue, UnsupportedParameter
 from omni_ws.transport.http.exchange import HttpExchange
 from omni_ws.transport.http.multipart_form import FormPart, read_form
@@ -26,18 +27,28 @@ _SUBTITLE_TYPES: Final = {"srt": "application/x-subrip; charset=utf-8", "vtt": "
 
 
 class TranscriptionRoutes(GenerationRoutes):
-    """The handler of ``/v1/audio/transcriptions``."""
+    """The handlers of ``/v1/audio/transcriptions`` and ``/v1/audio/translations``."""
 
     def register(self, router: Router) -> None:
         router.add("POST", "/v1/audio/transcriptions", self.transcriptions)
+        router.add("POST", "/v1/audio/translations", self.translations)
 
     async def transcriptions(self, exchange: HttpExchange) -> None:
         """Respond with a transcript, in the format that the request asks for, or with events as it is recognised."""
+        await self._transcribe(exchange, AnswerOptions())
+
+    async def translations(self, exchange: HttpExchange) -> None:
+        """Respond with a transcript in English. Raises UnsupportedParameter."""
+        if not self.sessions.engine.capabilities.translates:
+            raise UnsupportedParameter("translation is not supported by this engine", param="model")
+        await self._transcribe(exchange, AnswerOptions(translate=True))
+
+    async def _transcribe(self, exchange: HttpExchange, options: AnswerOptions) -> None:
         async with self.admitted(exchange) as owner:
             if is_streaming_input(exchange.request):
                 stream = self.streaming_body(exchange)
                 request = read_transcription(await stream.parameters())
-                await self._respond(exchange, request, stream.feed, owner=owner, streaming_input=True)
+                await self._respond(exchange, request, stream.feed, options=options, owner=owner, streaming_input=True)
                 return
             parts = await read_form(exchange, self.config.http.max_body_bytes)
             fields = form_fields(_texts(parts))
@@ -46,7 +57,7 @@ class TranscriptionRoutes(GenerationRoutes):
                 request = read_transcription(fields, input_field="file")
                 file = _file(parts)
                 chunk = audio_file(bytes(file.data), filename=file.filename or "", content_type=file.content_type)
-                await self._respond(exchange, request, self.source_of([chunk]), owner=owner)
+                await self._respond(exchange, request, self.source_of([chunk]), options=options, owner=owner)
 
     async def _respond(
         self,
@@ -54,6 +65,7 @@ class TranscriptionRoutes(GenerationRoutes):
         request: TranscriptionRequest,
         source: InputSource,
         *,
+        options: AnswerOptions,
         owner: str | None,
         streaming_input: bool = False,
     ) -> None:
@@ -61,6 +73,7 @@ class TranscriptionRoutes(GenerationRoutes):
         session, _ = self.open_session(
             exchange, request.patch, owner=owner, samples=False, streaming_input=streaming_input
         )
+        session.conversation.options = options
         streamed = streaming_input if request.stream is None else request.stream
         if streamed and request.response_format not in TIMED_FORMATS:
             async with session.running(partial(source, session)):
@@ -71,7 +84,7 @@ class TranscriptionRoutes(GenerationRoutes):
         with charging(self.sessions.budget) as charge:
             async with session.running(partial(source, session)):
                 outputs, final = await collect_answer(session, charge)
-            transcription = Transcription(request, language=language)
+            transcription = Transcription(request, language="en" if options.translate else language)
             for output in outputs:
                 transcription.output(output)
             match request.response_format:

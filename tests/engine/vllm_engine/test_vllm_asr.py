@@ -17,7 +17,7 @@ from support.until import until
 
 from omni_ws.config.error import ConfigurationError
 from omni_ws.core.chunks import Task
-from omni_ws.engine.base import EngineState
+from omni_ws.engine.base import AnswerOptions, EngineState
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.llm.rules_engine import RulesEngine
 from omni_ws.engine.vllm.asr_engine import VllmAsrEngine
@@ -86,6 +86,7 @@ def test_what_it_can_do(engine: VllmAsrEngine) -> None:
     assert able.tasks == {Task.TRANSCRIBE}
     assert able.languages == {"en"}
     assert not able.word_times
+    assert not able.translates
     assert engine.state is EngineState.OK
 
 
@@ -152,8 +153,8 @@ async def test_a_multilingual_model_is_told_the_language_that_it_hears(
     detected: list[str] = []
     prompt, language_of = TranscriptionModel._prompt, TranscriptionModel.language_of
 
-    def noted(self: TranscriptionModel, samples: Any, language: str | None) -> Any:
-        made = prompt(self, samples, language)
+    def noted(self: TranscriptionModel, *arguments: Any) -> Any:
+        made = prompt(self, *arguments)
         prompts.append(made["decoder_prompt"]["prompt"])
         return made
 
@@ -170,12 +171,15 @@ async def test_a_multilingual_model_is_told_the_language_that_it_hears(
         pieces = clip_bytes("goforward") + silence(1.5)
         await answered(engine, *audio(pieces + pieces), task=Task.TRANSCRIBE)
         await answered(engine, *audio(pieces), task=Task.TRANSCRIBE, language="de")
+        options = AnswerOptions(translate=True)
+        await answered(engine, *audio(pieces), task=Task.TRANSCRIBE, language="de", options=options)
+        assert engine.capabilities.translates
     finally:
         await engine.stop()
     assert len(detected) == 1
     assert detected[0] in engine.capabilities.languages
-    languages = [detected[0], detected[0], "de"]
-    assert prompts == [f"<|startoftranscript|><|{one}|><|transcribe|><|notimestamps|>" for one in languages]
+    asked = [(detected[0], "transcribe")] * 2 + [("de", "transcribe"), ("de", "translate")]
+    assert prompts == [f"<|startoftranscript|><|{one}|><|{task}|><|notimestamps|>" for one, task in asked]
 
 
 async def test_a_model_that_does_not_transcribe_is_refused(tmp_path: Path) -> None:

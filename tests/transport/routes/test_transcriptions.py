@@ -107,6 +107,29 @@ async def test_verbose_json_has_the_times_that_were_asked_for() -> None:
     assert [len(both.json()[name]) for name in ("words", "segments")] == [4, 2]
 
 
+async def test_translations() -> None:
+    engine = CapableEngine(SCRIPT)
+    content_type = "Content-Type: multipart/form-data; boundary=xXx"
+    async with live_server(engine) as server:
+        body = form(FILE, response_format="verbose_json", language="de")
+        response = await post(server.port, "/v1/audio/translations", body, content_type)
+        await transcribe(server)
+    assert response.json()["text"] == TEXT
+    assert response.json()["language"] == "en"
+    translated, transcribed = engine.requests
+    assert (translated.task, translated.language, translated.options.translate) == ("transcribe", "de", True)
+    assert not transcribed.options.translate
+
+
+async def test_an_engine_that_does_not_translate_says_so() -> None:
+    async with live_server() as server:
+        response = await post(
+            server.port, "/v1/audio/translations", form(FILE), "Content-Type: multipart/form-data; boundary=xXx"
+        )
+    assert (response.status, response.error["code"]) == (400, "unsupported_parameter")
+    assert "translation is not supported" in response.error["message"]
+
+
 async def test_subtitles() -> None:
     async with live_server(CapableEngine(SCRIPT)) as server:
         srt = await transcribe(server, response_format="srt")
