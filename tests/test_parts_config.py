@@ -101,6 +101,11 @@ def refused(**fields: Any) -> str:
     ("fields", "message"),
     [
         ({"llm": {"use": "vllm"}}, "--llm vllm needs a model: --llm vllm:NAME-OR-FOLDER"),
+        ({"asr": {"use": "vllm"}}, "--asr vllm needs a model: --asr vllm:NAME-OR-FOLDER"),
+        ({"tts": {"use": "talker"}}, "--tts talker needs a model"),
+        ({"tts": {"use": "talker:m", "voice": "tara"}}, "tts.voice means nothing beside --tts talker"),
+        ({"asr": {"use": "none", "args": {"dtype": "half"}}}, "asr.args means nothing beside --asr none"),
+        ({"asr": {"use": "embedded", "languages": ("en",)}}, "asr.languages means nothing beside --asr embedded"),
         ({"tts": {"use": "http://me:hush@"}}, "--tts holds an invalid base URL"),
         ({"llm": {"use": "ftp://me:hush@host/v1"}}, "--llm holds an invalid base URL"),
         ({"llm": {"use": "ollama:a", "model": "b"}}, "--llm names the model a, and llm.model b"),

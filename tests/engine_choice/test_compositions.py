@@ -23,11 +23,14 @@ from omni_ws.engine.remote.settings import RemoteLlmSettings, RemoteTtsSettings
 from omni_ws.engine.remote.tts_engine import RemoteTtsEngine
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 from omni_ws.engine.vllm.asr_engine import VllmAsrEngine
+from omni_ws.engine.vllm.engine import VllmEngine
 from omni_ws.engine.vllm.talker_engine import TalkerEngine
 from omni_ws.engine_choice import create_engine
 from omni_ws.engine_choice.local_llm import LocalServerLlm
 from omni_ws.engine_choice.parts import asr_of, llm_of, tts_of
 from omni_ws.errors import EngineFailed
+
+ORPHEUS = "talker:canopylabs/orpheus-3b-0.1-ft"
 
 
 def configured(*argv: str) -> ServerConfig:
@@ -49,6 +52,12 @@ def settings_of(engine: Engine | None) -> Any:
         (("--asr", "vllm:whisper-tiny", "--tts", "none"), (VllmAsrEngine, RulesEngine, type(None))),
         (("--llm", "ollama"), (PocketSphinxEngine, LocalServerLlm, SynthesisEngine)),
         (("--llm", "http://h/v1", "--tts", "http://h/v1"), (PocketSphinxEngine, RemoteLlmEngine, RemoteTtsEngine)),
+        (("--asr", "http://h/v1", "--tts", "flite"), (RemoteAsrEngine, RulesEngine, SynthesisEngine)),
+        (("--asr", "vllm:a/b", "--llm", "vllm:c/d", "--tts", ORPHEUS), (VllmAsrEngine, VllmEngine, TalkerEngine)),
+        (
+            ("--llm", "vllm:c/d", "--tts", ORPHEUS, "--vllm.talker_args.dtype", "half"),
+            (PocketSphinxEngine, VllmEngine, TalkerEngine),
+        ),
         (("--asr", "http://h/v1"), (RemoteAsrEngine, RulesEngine, SynthesisEngine)),
     ],
 )
