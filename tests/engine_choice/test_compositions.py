@@ -15,6 +15,7 @@ from omni_ws.config.parts import LOCAL_PORTS
 from omni_ws.engine.asr.pocketsphinx_engine import PocketSphinxEngine
 from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.engine.composed.parts import PartDescription
 from omni_ws.engine.llm.rules_engine import RulesEngine
 from omni_ws.engine.remote.asr_engine import RemoteAsrEngine
 from omni_ws.engine.remote.engine import RemoteEngine
@@ -83,6 +84,17 @@ def test_an_asr_on_a_server_has_its_settings() -> None:
     )
     assert engine.capabilities.languages == {"de", "en"}
     assert "yue" in asr_of(configured("--asr", "http://h/v1")).capabilities.languages  # type: ignore[union-attr]
+
+
+def test_a_talker_of_the_vllm_engine_is_its_tts() -> None:
+    talker = ("--vllm.talker", "canopylabs/orpheus-3b-0.1-ft")
+    engine = create_engine(configured("--engine", "vllm", "--model", "a/b", *talker))
+    assert isinstance(engine, ComposedEngine)
+    assert [*engine.parts.values()][1:] == [
+        PartDescription("vllm", "a/b"),
+        PartDescription("talker", "canopylabs/orpheus-3b-0.1-ft"),
+    ]
+    assert set(engine.part_states) == {"asr", "llm", "tts"}
 
 
 def test_nothing_named_is_the_embedded_engine() -> None:

@@ -23,7 +23,7 @@ from omni_ws.engine.composed.ahead_stage import AheadStage
 from omni_ws.engine.composed.answer_stages import AnsweringParts, AnswerStages
 from omni_ws.engine.composed.asr_stage import INPUT_LINK, AsrStage
 from omni_ws.engine.composed.capabilities import composed_capabilities, hears, speaks
-from omni_ws.engine.composed.parts import PartDescription, Role, failures_of
+from omni_ws.engine.composed.parts import HasParts, PartDescription, Role, failures_of, parts_of
 from omni_ws.engine.composed.patience import FirstOutputSink, Patience
 from omni_ws.engine.pipeline import pipeline
 from omni_ws.engine.tokens import HasTokens, TokenEngine
@@ -89,19 +89,21 @@ class ComposedEngine:
 
     @property
     def parts(self) -> dict[str, PartDescription | None]:
-        """The parts by role; None where there is none, or it cannot do that work."""
-        asr = self._asr if hears(self._asr) else None
-        tts = self._tts if speaks(self._tts) else None
-        found = {Role.ASR: asr, Role.LLM: self._llm, Role.TTS: tts}
-        return {
-            role.value: None if part is None else PartDescription(part.name, part.model) for role, part in found.items()
+        """The parts by role, those of the LLM among them; None where there is none, or it cannot do that work."""
+        found = {
+            Role.ASR: self._asr if hears(self._asr) else None,
+            Role.TTS: self._tts if speaks(self._tts) else None,
         }
+        own = {role.value: PartDescription(part.name, part.model) for role, part in found.items() if part is not None}
+        return parts_of(self._llm) | own
 
     @property
     def part_states(self) -> dict[str, EngineState]:
         """The states of the parts."""
-        found = {Role.ASR: self._asr, Role.LLM: self._llm, Role.TTS: self._tts}
-        return {role.value: part.state for role, part in found.items() if part is not None}
+        llm = self._llm
+        states = llm.part_states if isinstance(llm, HasParts) else {Role.LLM.value: llm.state}
+        found = {Role.ASR: self._asr, Role.TTS: self._tts}
+        return states | {role.value: part.state for role, part in found.items() if part is not None}
 
     @property
     def capabilities(self) -> EngineCapabilities:

@@ -16,6 +16,7 @@ from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import VllmConfig
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
+from omni_ws.engine.composed.parts import PartDescription, Role
 from omni_ws.engine.decoding import decode_input
 from omni_ws.engine.incident import incident
 from omni_ws.engine.media_room import MediaShare
@@ -121,6 +122,22 @@ class VllmEngine:
         if self._shared is None or EngineState.STARTING in states:
             return EngineState.STARTING
         return EngineState.UNHEALTHY if EngineState.UNHEALTHY in states else EngineState.OK
+
+    @property
+    def parts(self) -> dict[str, PartDescription | None]:
+        """The model, and its Talker."""
+        talker = self._talker
+        return {
+            Role.ASR.value: None,
+            Role.LLM.value: PartDescription(self.name, self.model),
+            Role.TTS.value: None if talker is None else PartDescription(talker.name, talker.model),
+        }
+
+    @property
+    def part_states(self) -> dict[str, EngineState]:
+        """The states of both."""
+        talker = {} if self._talker is None else {Role.TTS.value: self._talker.state}
+        return {Role.LLM.value: self._thinker.state} | talker
 
     @property
     def capabilities(self) -> EngineCapabilities:

@@ -398,6 +398,17 @@ def test_the_parts_of_any_engine(asr: WordEngine, llm: RetortEngine) -> None:
     assert parts_of(llm) == {"asr": None, "llm": PartDescription("retort", "retort"), "tts": None}
 
 
+async def test_parts_of_an_llm_that_has_some_are_parts(asr: WordEngine, llm: RetortEngine, tts: ToneEngine) -> None:
+    inner = ComposedEngine(llm, tts=tts)
+    engine = ComposedEngine(inner, asr=asr)
+    await engine.start()
+    names = {role: part and part.name for role, part in engine.parts.items()}
+    assert names == {"asr": "words", "llm": "retort", "tts": "tone"}
+    tts.state = EngineState.UNHEALTHY
+    assert engine.part_states == {"asr": EngineState.OK, "llm": EngineState.OK, "tts": EngineState.UNHEALTHY}
+    await engine.stop()
+
+
 async def test_speech_needs_a_part_that_can_speak(llm: RetortEngine) -> None:
     engine = ComposedEngine(llm, tts=RetortEngine())
     assert (await ask(engine, typed("hello"), modalities=BOTH)).spoken_words == 0

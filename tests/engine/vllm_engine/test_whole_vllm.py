@@ -64,8 +64,9 @@ async def test_three_models_on_vllm_are_the_parts(tmp_path: Path) -> None:
     from support.tiny_models import ENGINE_ARGS, MULTIMODAL_ARGS, build_talker, build_text_model, build_whisper
 
     profile = write_talker_profile(tmp_path / "tiny.toml", build_codec(tmp_path / "codec"))
+    whisper = build_whisper(tmp_path / "whisper")
     config = ServerConfig(
-        asr=AsrConfig(use=f"vllm:{build_whisper(tmp_path / 'whisper')}", args={**MULTIMODAL_ARGS, "max_num_seqs": 2}),
+        asr=AsrConfig(use=f"vllm:{whisper}", args={**MULTIMODAL_ARGS, "max_model_len": 448}),
         llm=LlmConfig(use=f"vllm:{build_text_model(tmp_path / 'text')}"),
         tts=TtsConfig(use=f"talker:{build_talker(tmp_path / 'talker')}"),
         vllm=VllmConfig(args=dict(ENGINE_ARGS), talker_profile=str(profile), talker_args=dict(ENGINE_ARGS)),
