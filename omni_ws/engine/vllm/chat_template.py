@@ -56,7 +56,10 @@ def _file(model: str, name: str) -> Path | None:
     else:
         from huggingface_hub import try_to_load_from_cache
 
-        cached = try_to_load_from_cache(model, name)
+        try:
+            cached = try_to_load_from_cache(model, name)
+        except ValueError:  # neither a folder nor a name: loading it will say so
+            return None
         if not isinstance(cached, str):
             return None
         path = Path(cached)

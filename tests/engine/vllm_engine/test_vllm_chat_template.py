@@ -113,6 +113,7 @@ def test_where_a_template_is_looked_for(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     assert not lacks_chat_template(model)
     assert not lacks_chat_template("some-owner/never-downloaded")
+    assert not lacks_chat_template(str(tmp_path / "nowhere"))
 
 
 async def test_a_template_that_ignores_tools_is_told(untemplated: Path, tmp_path: Path) -> None:
