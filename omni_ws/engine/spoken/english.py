@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from omni_ws.engine.spoken import english_dates as dates
@@ -28,9 +28,9 @@ from omni_ws.engine.spoken.number_words import by_digit, cardinal, decimal, ordi
 _NUMBER: Final = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|(?<![\w.])\.\d+"
 
 
-def _one_of(names: object) -> str:
-    """An alternation that prefers the longer name."""
-    return "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))  # type: ignore[call-overload]
+def _one_of(names: Iterable[str]) -> str:
+    """Return an alternation that prefers the longer name."""
+    return "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
 
 
 _SYMBOLS: Final = _one_of([name for name in CURRENCIES if not name.isalpha()])
@@ -308,10 +308,10 @@ def _rules(*pairs: tuple[str, str | Callable[[re.Match[str]], str]]) -> tuple[_R
 _RULES: Final = _rules(
     # Addresses, telephone numbers, dates and times: their signs mean something else than elsewhere.
     (r"\b([\w.+-]+)@([\w-]+(?:\.[\w-]+)+)", _email),
-    (rf"(?<![\w/])(?i:{_one_of(SHORT_WORDS)})(?![\w/])(?!\.\w)", _short_word),
+    (rf"(?<![\w/])(?ai:{_one_of(SHORT_WORDS)})(?![\w/])(?!\.\w)", _short_word),
     (r"(?<![\w.])(?:\+?\d{1,3}[ .-])?\(?\d{3}\)?[ .-]\d{3}[ .-]\d{4}\b", _phone),
     (r"(?<![\w.])\+\d{1,3}(?:[ -]\(?\d{1,8}\)?){2,5}\b|(?<![\w.])\+\d{8,15}\b|\b555-\d{4}\b", _phone),
-    (rf"\b((?i:{'|'.join(_CALLS)})) (\d{{3}})\b(?![,.]?\d)", _call),
+    (rf"\b((?ai:{'|'.join(_CALLS)})) (\d{{3}})\b(?![,.]?\d)", _call),
     (r"(?:(?<=\d:\d\d)|(?<=\d [ap]m)|(?<=\d[ap]m)|(?<=\d [AP]M)|(?<=\d[AP]M))\s?[-–]\s?(?=\d)", " to "),
     *dates.RULES,
     (r"(?<=\d)\s*([AaPp])\.?[Mm]\b\.?", _half_of_day),
@@ -340,8 +340,8 @@ _RULES: Final = _rules(
     (r"\b(\d[\d,]*?)(?:st|nd|rd|th)\b", lambda match: ordinal(match[1].replace(",", ""))),
     (rf"({_NUMBER})k\b", lambda match: f"{decimal(match[1])} thousand"),
     # Abbreviations.
-    (r"\b(?i:(no|nos|figs?|vol|ch|sec|eq|pp?|ca?|est|art))\. ?(?=\d)", _before_number),
-    (rf"(?<![\w.])(?i:{_one_of(ABBREVIATIONS)})", _abbreviation),
+    (r"\b(?ai:(no|nos|figs?|vol|ch|sec|eq|pp?|ca?|est|art))\. ?(?=\d)", _before_number),
+    (rf"(?<![\w.])(?ai:{_one_of(ABBREVIATIONS)})", _abbreviation),
     (r"\b([A-Z]\w+|\d+(?:st|nd|rd|th)) (St|Dr)\.(?=( [a-z0-9]|,)|$)", _street),
     (rf"\b({_one_of(TITLES)})\.? (?=[A-Z])", _title),
     (r"\b([A-Z]\w+) ([IVXL]+)\b", _roman),

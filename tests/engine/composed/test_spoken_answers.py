@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,11 +16,13 @@ from support.part_engines import RetortEngine
 from support.tone_engine import ReadingEngine
 from support.until import until
 
+from omni_ws.config.model import VoiceChoice
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task, Word
-from omni_ws.engine.base import AudioOutput, EngineOutput, GenerationRequest, InputSource, Message, TextOutput
+from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, GenerationRequest, InputSource, Message, TextOutput
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
 
@@ -47,7 +50,7 @@ class Telling(ReadingEngine):
                 yield output
 
 
-async def answered(llm: RetortEngine, tts: ReadingEngine, **fields: Any) -> list[EngineOutput]:
+async def answered(llm: RetortEngine, tts: Engine, **fields: Any) -> list[EngineOutput]:
     source: Channel[InputChunk] = Channel(1 << 20, cost=lambda chunk: len(chunk.payload))
     source.put_nowait(InputChunk(Modality.TEXT, b"What does it cost?"))
     source.close()
@@ -81,6 +84,21 @@ async def test_words_are_those_that_are_written() -> None:
     ]
     assert Word("$20", 60, 100, REPLY.index(" today")) in words
     assert [word.text for word in words if word.text_end == REPLY.index("```")] == ["Code", "left", "out."]
+
+
+async def test_real_voices_time_the_words_that_are_written(voice_choice: VoiceChoice) -> None:
+    tts = SynthesisEngine(voice_choice)
+    try:
+        outputs = await answered(RetortEngine(REPLY), tts)
+    finally:
+        await tts.stop()
+    words = [word for output in outputs if isinstance(output, AudioOutput) for word in output.words]
+    assert [word.text for word in words] == [
+        *("Prices", "It", "is", "$20", "today", "Code", "left", "out", "See", "here"),
+    ]
+    ends = [word.text_end for word in words if word.text_end is not None]
+    assert (len(ends), ends) == (len(words), sorted(ends))
+    assert all(before.end_ms <= after.start_ms for before, after in pairwise(words))
 
 
 async def test_numbers_are_left_to_a_voice_of_another_language() -> None:

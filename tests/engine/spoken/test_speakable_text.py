@@ -92,6 +92,15 @@ def test_places_go_forward_and_stay_within_the_text(text: str, language: str) ->
     assert all(piece.text for piece in pieces)
 
 
+#: Digits, signs and letters of several scripts, and those that case folding confuses with ASCII's.
+ODD = st.text(st.sampled_from("0123459$€£%°.,:;/-–−+*=^_#@&'\"½²₂٣୫ⅧſKİıßeEkKmMsSxXvVaApPI \n()[]<>|~`"), max_size=60)
+
+
+@given(st.one_of(st.text(max_size=60), ODD))
+def test_any_text_can_be_read(text: str) -> None:
+    assert spoken(text) == spoken(*text)
+
+
 @given(TEXTS)
 def test_no_markup_and_no_emoji_is_left(text: str) -> None:
     assert not set("*`[]{}\\<>|😀") & set(said(text))
