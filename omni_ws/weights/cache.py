@@ -55,12 +55,12 @@ class WeightsCache:
         for file in weights.files:
             try:
                 seen = _seen(folder / file.name, file)
+                if record.get(file.name) != seen:
+                    if not is_pinned(folder / file.name, file):
+                        return None
+                    record[file.name], changed = seen, True
             except OSError:
                 return None
-            if record.get(file.name) != seen:
-                if not is_pinned(folder / file.name, file):
-                    return None
-                record[file.name], changed = seen, True
         if changed:
             _write_record(folder, record)
         return folder

@@ -60,7 +60,7 @@ def is_pinned(path: Path, file: PinnedFile) -> bool:
             if path.stat().st_size != file.size:
                 return False
             return hashlib.file_digest(opened, "sha256").hexdigest() == file.sha256
-    except FileNotFoundError:
+    except (FileNotFoundError, IsADirectoryError):
         return False
 
 

@@ -342,14 +342,16 @@ def test_leftovers_of_an_attempt_that_was_killed_go(tmp_path: Path, server: File
     assert not working.exists()
 
 
-@pytest.mark.parametrize("damage", ["changed", "cut", "removed", "longer"])
+@pytest.mark.parametrize("damage", ["changed", "cut", "removed", "longer", "a folder"])
 def test_a_damaged_file_is_noticed_and_fetched_again(tmp_path: Path, server: FileServer, damage: str) -> None:
     weights, store = tiny(server.url + "tiny/"), cache(tmp_path, PATIENT)
     folder = store.fetch(weights)
     model = folder / "model.bin"
-    if damage == "removed":
+    if damage in ("removed", "a folder"):
         model.unlink()
-    else:
+    if damage == "a folder":
+        (model / "inner").mkdir(parents=True)
+    elif damage != "removed":
         model.write_bytes({"changed": MODEL[::-1], "cut": MODEL[:-1], "longer": MODEL + b"!"}[damage])
     assert store.find(weights) is None
     assert store.problems(weights) == [
