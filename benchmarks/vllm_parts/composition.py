@@ -69,8 +69,8 @@ async def measure(report: Report, size: Size, models: Path) -> None:
         VllmEngine(VllmConfig(model=str(smollm2()), args=ENGINE_ARGS)), asr=PocketSphinxEngine(), tts=SynthesisEngine()
     )
     outcomes: Counter[str] = Counter()
-    engine.on_speculation = lambda outcome: outcomes.update([outcome.value])
     async with live_server(engine) as server:
+        engine.on_speculation = lambda outcome: outcomes.update([outcome.value])  # in the place of the metric
         await _block(server, 1)
         for count in CONVERSATIONS:
             turns: dict[bool, list[Turn]] = {False: [], True: []}
