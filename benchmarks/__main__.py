@@ -17,7 +17,10 @@ from typing import Final
 
 from benchmarks.results import printed, write_results
 
-NAMES: Final = ("frames", "events", "sse", "embedded", "turns", "idle", "long_text", "mode_a_memory", "salience")
+NAMES: Final = (
+    *("frames", "events", "sse", "embedded", "turns", "idle", "long_text", "mode_a_memory", "salience"),
+    "composition",
+)
 #: Need vLLM or Chromium, so they run by name only.
 ELSEWHERE: Final = ("vllm", "browser")
 _PACKAGES: Final = ("websockets", "uvloop", "msgspec", "fastapi", "uvicorn", "picows")

@@ -58,6 +58,8 @@ class AsrStage:
         self._request = request
         self._beside = beside
         self._guesses = guesses
+        #: Whether a guess may have been settled since somebody spoke.
+        self._guess_settled = False
         self._stretch: _Stretch | None = None
         #: Whether the input had anything in it, even audio without words.
         self._anything = False
@@ -118,6 +120,7 @@ class AsrStage:
                         await outputs.put(_placed(event, from_ms=from_ms, separator=separator))
                         await self._settle(event, sink)
                     elif isinstance(event, TranscriptGuess) and self._guesses:
+                        self._guess_settled = False
                         chunk = copy(self._boundary).heard(event.text) if event.text.strip() else None
                         await sink.put(Guess(chunk))
                     elif isinstance(event, Finished):
@@ -132,8 +135,12 @@ class AsrStage:
             await outputs.put(part_failed(Role.ASR, error))
 
     async def _settle(self, transcript: TranscriptOutput, sink: Channel[Any]) -> None:
+        if transcript.interim and self._guess_settled:
+            self._guess_settled = False
+            await sink.put(Guess(None))  # somebody speaks again
         if transcript.interim or not transcript.text.strip():
             return
+        self._guess_settled = self._guesses
         self._separator = " "
         if not self._beside:
             await sink.put(self._boundary.heard(transcript.text))

@@ -100,6 +100,15 @@ async def test_a_speaker_who_goes_on_has_one_answer_to_all() -> None:
     assert talk.outcomes == ["went_on"]
 
 
+async def test_a_speaker_who_goes_on_after_a_settled_guess_is_noticed() -> None:
+    talk = Talk()
+    await talk.say(speech("go"), PAUSE, speech("."))
+    assert talk.llm.reads_of["req_1"]
+    await talk.say(speech("now"), PAUSE)
+    assert (await talk.end()).text == "You said go . now"
+    assert talk.outcomes == ["went_on", "used"]
+
+
 async def test_a_second_pause_is_a_second_try() -> None:
     talk = Talk()
     await talk.say(speech("go"), PAUSE, speech("forward"), PAUSE)
