@@ -16,6 +16,8 @@ class TcpRelay:
         #: Where new connections are refused at once.
         self.refusing = False
         self.accepted = 0
+        #: What clients sent, by connection.
+        self.sent: list[bytearray] = []
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
@@ -44,24 +46,32 @@ class TcpRelay:
             writer.transport.abort()
             return
         pair = (writer, far_writer)
+        sent = bytearray()
+        self.sent.append(sent)
         self._pairs.add(pair)
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._pump(reader, far_writer))
+                tasks.create_task(self._pump(reader, far_writer, sent))
                 tasks.create_task(self._pump(far_reader, writer))
         finally:
             self._pairs.discard(pair)
             for one in pair:
                 one.transport.abort()
 
-    async def _pump(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError):
+    async def _pump(
+        self, source: asyncio.StreamReader, target: asyncio.StreamWriter, kept: bytearray | None = None
+    ) -> None:
+        try:
             while data := await source.read(4096):
+                if kept is not None:
+                    kept += data
                 await self._flowing.wait()
                 target.write(data)
                 await target.drain()
             if target.can_write_eof():
                 target.write_eof()
+        except OSError:
+            target.transport.abort()  # a reset goes through, as on a network
 
 
 @contextlib.asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor
+from contextlib import aclosing
 from typing import Final
 
 from omni_ws.audio.samples import Pcm16, Samples
@@ -63,15 +64,17 @@ class UtteranceListener:
                 case UtteranceResumed():
                     await self._withdraw()
                 case UtteranceEnded():
-                    async for transcript in self._settle(event):
-                        yield transcript
+                    async with aclosing(self._settle(event)) as transcripts:
+                        async for transcript in transcripts:
+                            yield transcript
 
     async def end_part(self) -> AsyncGenerator[TranscriptOutput, None]:
         """The audio breaks off; yield the transcript of the utterance that was under way."""
         ended = await run_in_thread(self._executor, self._splitter.end)
         if ended is not None:
-            async for transcript in self._settle(ended):
-                yield transcript
+            async with aclosing(self._settle(ended)) as transcripts:
+                async for transcript in transcripts:
+                    yield transcript
 
     async def close(self) -> None:
         """Release everything. Idempotent."""

@@ -1,0 +1,127 @@
+"""Ears and a voice for a model behind a server of other people: llama.cpp's own, with SmolLM2."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from support.live_server import LiveServer, live_server
+from support.llama_cpp_serve import CONTEXT, llama_cpp_server
+from support.speech_clips import WORDS, clip_bytes, silence, word_errors
+from support.tcp_relay import TcpRelay, tcp_relay
+
+from omni_ws.client import AudioChunk, Final, connect
+from omni_ws.config.model import VoiceChoice
+from omni_ws.core.chunks import FinishReason
+from omni_ws.engine.asr.pocketsphinx_engine import PocketSphinxEngine
+from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.engine.remote.dialect import Dialect
+from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
+from omni_ws.engine.remote.settings import RemoteLlmSettings
+from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+SAMPLING = {"temperature": 0, "max_tokens": 12, "seed": 7}
+
+
+@pytest.fixture(scope="module")
+def llama_cpp() -> Iterator[int]:
+    with llama_cpp_server() as port:
+        yield port
+
+
+@asynccontextmanager
+async def spoken_to(port: int) -> AsyncIterator[tuple[LiveServer, RemoteLlmEngine, TcpRelay]]:
+    """A server whose LLM is the one at ``port``, and a relay between them that keeps what is sent."""
+    async with tcp_relay(port) as relay:
+        llm = RemoteLlmEngine(RemoteLlmSettings(urls=(f"http://127.0.0.1:{relay.port}",), start_timeout=30))
+        engine = ComposedEngine(llm, asr=PocketSphinxEngine(), tts=SynthesisEngine(VoiceChoice.ESPEAK))
+        async with live_server(engine) as server:
+            yield server, llm, relay
+
+
+def prompts(relay: TcpRelay) -> list[list[dict[str, Any]]]:
+    """The messages of all chats that went to the server, in order."""
+    found: list[list[dict[str, Any]]] = []
+    for sent in relay.sent:
+        for head in re.finditer(rb"POST /v1/chat/completions .*?content-length: (\d+).*?\r\n\r\n", sent, re.S | re.I):
+            body = orjson.loads(sent[head.end() : head.end() + int(head[1])])
+            found.append(body["messages"])
+    return sorted(found, key=len)
+
+
+def is_loud(pcm: bytes) -> bool:
+    samples = np.frombuffer(pcm, "<i2").astype(float)
+    return len(samples) > 4000 and float(np.sqrt(np.mean(samples**2))) > 300
+
+
+async def test_five_spoken_turns_are_in_its_prompt(llama_cpp: int) -> None:
+    clips = ["goforward", "cards_001", "cards_005", "goforward", "cards_001"]
+    config = {"instructions": "Answer briefly.", "sampling": SAMPLING}
+    async with spoken_to(llama_cpp) as (server, llm, relay):
+        assert [one.dialect for one in llm.upstreams] == [Dialect.LLAMA_CPP]
+        assert [one.context for one in llm.upstreams] == [CONTEXT]
+        async with connect(server.websocket_url, config=config) as session:
+            said: list[dict[str, str]] = [{"role": "system", "content": "Answer briefly."}]
+            for clip in clips:
+                await session.send_audio(clip_bytes(clip), end=True)
+                answer = await session.answer()
+                assert word_errors(WORDS[clip], answer.transcript) <= 2
+                assert answer.text.strip()
+                assert is_loud(answer.audio)
+                assert answer.usage is not None
+                assert answer.usage.output_tokens <= 12
+                said += [
+                    {"role": "user", "content": answer.transcript.strip()},
+                    {"role": "assistant", "content": answer.text},
+                ]
+        seen = prompts(relay)
+    assert [len(messages) for messages in seen] == [2, 4, 6, 8, 10]
+    for messages in seen:
+        assert [(one["role"], one["content"].strip()) for one in messages] == [
+            (one["role"], one["content"].strip()) for one in said[: len(messages)]
+        ]
+
+
+async def test_speech_interrupts_its_answer(llama_cpp: int) -> None:
+    config: dict[str, Any] = {
+        "turn_detection": {"type": "server_vad"},
+        "sampling": {"temperature": 0, "max_tokens": 400},
+        "instructions": "Tell a long story.",
+    }
+    async with spoken_to(llama_cpp) as (server, llm, _), connect(server.websocket_url, config=config) as session:
+        await session.send_audio(silence(0.5) + clip_bytes("goforward") + silence(1))
+        finals: list[Final] = []
+        interrupted = False
+        async for event in session.events():
+            if isinstance(event, AudioChunk) and not interrupted:
+                interrupted = True
+                await session.configure(sampling=SAMPLING)
+                await session.send_audio(clip_bytes("cards_005") + silence(1))
+            elif isinstance(event, Final):
+                finals.append(event)
+                if len(finals) == 2:
+                    break
+        assert finals[0].finish_reason is FinishReason.CANCELLED
+        assert finals[1].finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        await server.until(lambda: llm.active_requests == 0)
+        assert [one.active for one in llm.upstreams] == [0]
+
+
+async def test_a_conversation_longer_than_its_context(llama_cpp: int) -> None:
+    """Turns go on, with those that fit."""
+    async with spoken_to(llama_cpp) as (server, _, relay):
+        config = {"modalities": ["text"], "sampling": {"temperature": 0, "max_tokens": 4}}
+        async with connect(server.websocket_url, config=config) as session:
+            for number in range(8):
+                words = f"Remember number {number}. " + "The sun is bright today. " * 40
+                assert (await session.ask_text(words)).text
+        seen = prompts(relay)
+    assert len(seen) == 8
+    assert max(len(messages) for messages in seen) < 15
