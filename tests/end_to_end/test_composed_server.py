@@ -1,0 +1,46 @@
+"""Real recognition and a real voice around an LLM of a test, over a WebSocket: spoken turns, and a voice that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from support.live_server import live_server
+from support.native_client import native_client
+from support.part_engines import RetortEngine
+from support.scrape import scrape
+from support.speech_clips import WORDS, clip_bytes, silence
+
+from omni_ws.config.model import VoiceChoice
+from omni_ws.engine.asr.pocketsphinx_engine import PocketSphinxEngine
+from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
+
+SENTENCE = "This is a sentence that takes some time to be spoken."
+
+
+async def test_a_voice_that_is_killed_leaves_the_text_and_speaks_the_next_turn(voice_choice: VoiceChoice) -> None:
+    llm, tts = RetortEngine(" ".join([SENTENCE] * 60)), SynthesisEngine(voice_choice)
+    engine = ComposedEngine(llm, asr=PocketSphinxEngine(), tts=tts, think_ahead=True)
+    async with live_server(engine, expect_errors=True) as server, native_client(server) as client:
+        await client.configure(max_lead_ms=200)
+        await client.chunk(clip_bytes("goforward") + silence(0.5), modality="audio", end=True)
+        while (await client.until("output_chunk")).get("modality") != "audio":
+            pass
+        pid = tts.voice.worker_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        answer = await client.answer()
+        texts = [frame["text"] for frame in client.seen("output_chunk") if frame.get("modality") == "text"]
+        assert "".join(texts) == llm.reply
+        assert (answer.reason, [error["param"] for error in answer.errors]) == ("stop", ["tts"])
+        llm.reply = None
+        await client.chunk(clip_bytes("goforward") + silence(0.5), modality="audio", end=True)
+        following = await client.answer()
+        assert following.text == f"You said {WORDS['goforward']}"
+        assert following.audio
+        assert (following.reason, following.errors) == ("stop", [])
+        assert (await scrape(server)).value("part_failures_total", part="tts") == 1
