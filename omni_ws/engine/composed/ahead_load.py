@@ -11,6 +11,8 @@ from typing import Final, Protocol, runtime_checkable
 MOST_AHEAD: Final = 4
 #: Beside other answers one may be begun ahead if answers beside others begin at most this many times as late as alone.
 STRIDE: Final = 1.5
+#: An LLM that mostly answers several at the same time is seldom idle for long: from this share on, it counts as busy.
+MOST_CROWDED: Final = 0.5
 #: The weight of the latest measurement in the moving averages.
 _SMOOTHING: Final = 0.2
 
@@ -50,6 +52,8 @@ class AheadLoad:
         #: Answers under way whose input is complete.
         self.active = 0
         self._ahead = 0
+        #: The share of answers that began beside others, of late.
+        self._crowded = 0.0
         self._alone: float | None = None
         self._beside: float | None = None
 
@@ -58,12 +62,14 @@ class AheadLoad:
         """Whether an answer may be begun ahead now."""
         if self._ahead >= MOST_AHEAD:
             return False
-        if self.active == 0:
+        if self.active == 0 and self._crowded < MOST_CROWDED:
             return True
         return self._alone is not None and self._beside is not None and self._beside <= STRIDE * self._alone
 
     def begin(self, *, ahead: bool) -> AnswerUnderWay:
         """Note that the LLM begins an answer whose input is complete."""
+        if not ahead:
+            self._crowded += _SMOOTHING * ((self.active > 0) - self._crowded)
         return AnswerUnderWay(self, ahead=ahead)
 
     def _learn(self, seconds: float, *, beside: bool) -> None:

@@ -283,6 +283,23 @@ def test_an_llm_that_takes_answers_in_its_stride_thinks_ahead_beside_them() -> N
     assert not asyncio.run(learn(0.1)).has_room
 
 
+async def test_an_llm_that_is_idle_for_a_moment_only_counts_as_busy() -> None:
+    load = AheadLoad()
+    for _ in range(5):
+        both = [load.begin(ahead=False) for _ in range(2)]
+        for one in both:
+            one.end()
+    assert load.has_room  # half of the answers were alone
+    crowd = [load.begin(ahead=False) for _ in range(6)]
+    for one in crowd:
+        one.end()
+    assert load.active == 0
+    assert not load.has_room
+    for _ in range(3):
+        load.begin(ahead=False).end()
+    assert load.has_room
+
+
 async def test_answers_ahead_are_bounded_for_all_requests() -> None:
     load = AheadLoad()
     begun = []
