@@ -1,0 +1,37 @@
+"""The same spoken question to compositions of embedded and remote parts, by each way in."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from support.live_server import LiveServer, live_server
+from support.llama_cpp_serve import llama_cpp_server
+from support.spoken_ways import WAYS
+
+from omni_ws.config import ServerConfig
+from omni_ws.config.part_settings import LlmConfig
+from omni_ws.engine_choice import create_engine
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@asynccontextmanager
+async def composed(llm: str) -> AsyncIterator[LiveServer]:
+    """A server whose LLM is given, between embedded ears and an embedded voice."""
+    async with live_server(create_engine(ServerConfig(llm=LlmConfig(use=llm)))) as server:
+        yield server
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_rules(way: str) -> None:
+    async with composed("rules") as server:
+        (await WAYS[way](server)).check()
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_server_of_other_people(way: str) -> None:
+    with llama_cpp_server() as port:
+        async with composed(f"http://127.0.0.1:{port}/v1") as server:
+            (await WAYS[way](server)).check()

@@ -1,0 +1,93 @@
+"""One spoken question to a server by each way in, and what came back: heard, written, spoken."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import orjson
+from support.event_stream import events_of
+from support.live_server import LiveServer
+from support.raw_http import chunked, post, raw_client, request
+from support.speech_clips import WORDS, clip_bytes, word_errors
+
+from omni_ws.audio.wav import wav_header
+from omni_ws.client import connect
+
+CLIP: Final = "goforward"
+SPOKEN: Final = clip_bytes(CLIP)
+WAV: Final = wav_header(sample_rate=16_000, channels=1, data_bytes=len(SPOKEN)) + SPOKEN
+#: Of a model that is asked the same again. Engines without sampling ignore the temperature.
+MAX_TOKENS: Final = 16
+_CHUNKED: Final = ("Transfer-Encoding: chunked", "Content-Type: application/x-ndjson", "Connection: close")
+
+
+@dataclass(frozen=True)
+class SpokenAnswer:
+    """``heard`` is None where the way in does not tell. ``audio`` is pcm16."""
+
+    heard: str | None
+    text: str
+    audio: bytes
+
+    def check(self) -> None:
+        """Words that were understood, and an answer that is written and can be heard."""
+        assert self.heard is None or word_errors(WORDS[CLIP], self.heard) <= 1, self.heard
+        assert self.text
+        assert is_loud(self.audio)
+
+
+def is_loud(pcm: bytes) -> bool:
+    """A voice, not silence: half a second at least, and a fair level."""
+    samples = np.frombuffer(pcm, "<i2").astype(float)
+    return len(samples) > 12_000 and float(np.sqrt(np.mean(samples**2))) > 300
+
+
+async def by_websocket(server: LiveServer) -> SpokenAnswer:
+    async with connect(server.websocket_url, config={"sampling": {"max_tokens": MAX_TOKENS}}) as session:
+        await session.send_audio(SPOKEN, end=True)
+        answer = await session.answer()
+    return SpokenAnswer(answer.transcript, answer.text, answer.audio)
+
+
+async def by_mode_a(server: LiveServer) -> SpokenAnswer:
+    async with raw_client(server.port) as client:
+        head = request("POST", "/v1/chat/completions", "X-Streaming-Input: true", *_CHUNKED)
+        config = {"modalities": ["text", "audio"], "audio": {"format": "pcm16"}, "stream": True}
+        lines = [orjson.dumps({**config, "max_tokens": MAX_TOKENS})]
+        for place in range(0, len(SPOKEN), 6400):
+            payload = base64.b64encode(SPOKEN[place : place + 6400]).decode()
+            lines.append(orjson.dumps({"modality": "audio", "payload": payload}))
+        await client.send(head, chunked(*(line + b"\n" for line in lines)))
+        chunks = [event.json() for event in events_of(await client.response()) if event.data != "[DONE]"]
+    transcripts = [chunk["input_transcript"] for chunk in chunks if "input_transcript" in chunk]
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    spoken = "".join(delta["audio"]["data"] for delta in deltas if "data" in delta.get("audio", {}))
+    return SpokenAnswer(
+        "".join(transcript["text"] for transcript in transcripts if not transcript.get("interim")),
+        "".join(delta.get("content") or "" for delta in deltas),
+        base64.b64decode(spoken),
+    )
+
+
+async def by_http(server: LiveServer) -> SpokenAnswer:
+    part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(WAV).decode(), "format": "wav"}}
+    body = {
+        "messages": [{"role": "user", "content": [part]}],
+        "modalities": ["text", "audio"],
+        "audio": {"format": "pcm16"},
+        "max_tokens": MAX_TOKENS,
+    }
+    message = (await post(server.port, "/v1/chat/completions", body)).json()["choices"][0]["message"]
+    return SpokenAnswer(None, message["audio"]["transcript"], base64.b64decode(message["audio"]["data"]))
+
+
+#: Each takes a live server.
+WAYS: Final[dict[str, Callable[[LiveServer], Awaitable[SpokenAnswer]]]] = {
+    "WebSocket": by_websocket,
+    "Mode A": by_mode_a,
+    "HTTP": by_http,
+}
