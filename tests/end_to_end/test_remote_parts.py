@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import numpy as np
-import orjson
 import pytest
-from support.event_stream import events_of
 from support.live_server import LiveServer, live_server
-from support.raw_http import chunked, post, raw_client, request
-from support.speech_clips import WORDS, clip_bytes, silence, word_errors
+from support.raw_http import post, raw_client, request
+from support.speech_clips import WORDS, silence, word_errors
+from support.spoken_ways import SPOKEN, WAV, WAYS, is_loud
 
-from omni_ws.audio.wav import wav_header
 from omni_ws.client import connect
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.embedded.config import EmbeddedConfig
@@ -26,10 +22,6 @@ from omni_ws.engine.remote.settings import RemoteAsrSettings, RemoteLlmSettings,
 from omni_ws.engine.remote.tts_engine import RemoteTtsEngine
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_task_left")]
-
-SPOKEN = clip_bytes("goforward")
-CHUNKED = ("Transfer-Encoding: chunked", "Content-Type: application/x-ndjson", "Connection: close")
-WAV = wav_header(sample_rate=16_000, channels=1, data_bytes=len(SPOKEN)) + SPOKEN
 
 
 @asynccontextmanager
@@ -44,12 +36,6 @@ async def in_front() -> AsyncIterator[LiveServer]:
         async with live_server(engine) as front:
             yield front
         await back.until(lambda: back.engine.active_requests == 0)
-
-
-def is_loud(pcm: bytes) -> bool:
-    """A voice, not silence: half a second at least, and a fair level."""
-    samples = np.frombuffer(pcm, "<i2").astype(float)
-    return len(samples) > 12_000 and float(np.sqrt(np.mean(samples**2))) > 300
 
 
 async def test_a_spoken_conversation_by_websocket() -> None:
@@ -83,39 +69,14 @@ async def test_open_microphone_by_websocket() -> None:
         assert is_loud(answer.audio)
 
 
-async def test_mode_a() -> None:
-    async with in_front() as front, raw_client(front.port) as client:
-        head = request("POST", "/v1/chat/completions", "X-Streaming-Input: true", *CHUNKED)
-        lines = [orjson.dumps({"modalities": ["text", "audio"], "audio": {"format": "pcm16"}, "stream": True})]
-        for place in range(0, len(SPOKEN), 6400):
-            payload = base64.b64encode(SPOKEN[place : place + 6400]).decode()
-            lines.append(orjson.dumps({"modality": "audio", "payload": payload}))
-        await client.send(head, chunked(*(line + b"\n" for line in lines)))
-        events = [event for event in events_of(await client.response()) if event.data != "[DONE]"]
-    chunks = [event.json() for event in events]
-    heard = "".join(
-        chunk["input_transcript"]["text"]
-        for chunk in chunks
-        if "input_transcript" in chunk and not chunk["input_transcript"].get("interim")
-    )
-    assert word_errors(WORDS["goforward"], heard) <= 1
-    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
-    assert "".join(delta.get("content") or "" for delta in deltas)
-    spoken = "".join(delta["audio"]["data"] for delta in deltas if "data" in delta.get("audio", {}))
-    assert len(base64.b64decode(spoken)) > 24_000
-
-
-async def test_ordinary_requests() -> None:
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_spoken_question(way: str) -> None:
     async with in_front() as front:
-        part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(WAV).decode(), "format": "wav"}}
-        body = {
-            "messages": [{"role": "user", "content": [part]}],
-            "modalities": ["text", "audio"],
-            "audio": {"format": "pcm16"},
-        }
-        answer = await post(front.port, "/v1/chat/completions", body)
-        message = answer.json()["choices"][0]["message"]
-        assert is_loud(base64.b64decode(message["audio"]["data"]))
+        (await WAYS[way](front)).check()
+
+
+async def test_requests_to_one_part() -> None:
+    async with in_front() as front:
         spoken = await post(front.port, "/v1/audio/speech", {"input": "Good morning.", "response_format": "pcm"})
         assert is_loud(spoken.body)
         form = (
