@@ -400,6 +400,15 @@ async def test_the_answer_begins_soon_after_the_end(voiced: EmbeddedEngine, name
 
 @pytest.mark.slow
 async def test_four_talkers_at_once_do_not_stop_the_loop(voiced: EmbeddedEngine) -> None:
+    # The goal is 10 ms; holding the GIL while decoding makes it 270, every time. A busy machine is late now and then.
+    for _ in range(3):
+        if (lag := await _lag_beside_four_talkers(voiced)) < 0.05:
+            break
+    assert lag < 0.05
+
+
+async def _lag_beside_four_talkers(engine: EmbeddedEngine) -> float:
+    """By how much the event loop was late, in seconds: all but the worst hundredth of the times."""
     lags: list[float] = []
 
     async def watch() -> None:
@@ -412,11 +421,10 @@ async def test_four_talkers_at_once_do_not_stop_the_loop(voiced: EmbeddedEngine)
     sources = [open_input() for _ in range(4)]
     speech = clip_bytes("cards_005") + silence(0.6)
     results = await asyncio.gather(
-        *(_first_audio(voiced, source) for source in sources), *(_paced(source, speech) for source in sources)
+        *(_first_audio(engine, source) for source in sources), *(_paced(source, speech) for source in sources)
     )
     watcher.cancel()
     await asyncio.gather(watcher, return_exceptions=True)
     assert {result[2] for result in results[:4] if isinstance(result, tuple)} == {WORDS["cards_005"]}
     lags.sort()
-    # The goal is 10 ms; holding the GIL while decoding makes it 270.
-    assert lags[int(len(lags) * 0.99)] < 0.05
+    return lags[int(len(lags) * 0.99)]
