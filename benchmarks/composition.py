@@ -6,8 +6,8 @@ and a TTS around it. Seconds of the processor, since other processes take none o
 
 Thinking ahead: turns in real time, each with a pause in it, before an LLM that needs 300 ms for its first token. From
 the end of the turn (480 ms of silence, as turn detection waits) to the first text, with and without, at several loads;
-once with an LLM that answers all at the same time, as on a GPU with room, and once with one that answers one after the
-other, as on a machine that is behind.
+once with an LLM that answers concurrently, as on a GPU with spare capacity, and once with one that answers one
+conversation after the other, as on an overloaded machine.
 """
 
 from __future__ import annotations
