@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -175,43 +175,43 @@ async def upstream(*chat: Answer, **fields: Any) -> AsyncIterator[ScriptedUpstre
 
 
 @asynccontextmanager
-async def remote(*upstreams: ScriptedUpstream | str, **settings: Any) -> AsyncIterator[RemoteEngine]:
-    """A started engine in front of them."""
-    urls = tuple(one if isinstance(one, str) else one.url for one in upstreams)
-    engine = RemoteEngine(RemoteConfig(**{"upstreams": urls, "start_timeout_sec": 0, **settings}))
+async def _started(engine: Engine) -> AsyncIterator[None]:
     await engine.start()
     try:
-        yield engine
+        yield
     finally:
         await engine.stop()
         assert engine.active_requests == 0
+
+
+def _urls(upstreams: Sequence[ScriptedUpstream | str]) -> tuple[str, ...]:
+    return tuple(one if isinstance(one, str) else one.url for one in upstreams)
+
+
+@asynccontextmanager
+async def remote(*upstreams: ScriptedUpstream | str, **settings: Any) -> AsyncIterator[RemoteEngine]:
+    """A started engine in front of them."""
+    engine = RemoteEngine(RemoteConfig(**{"upstreams": _urls(upstreams), "start_timeout_sec": 0, **settings}))
+    async with _started(engine):
+        yield engine
 
 
 @asynccontextmanager
 async def remote_llm(*upstreams: ScriptedUpstream | str, **settings: Any) -> AsyncIterator[RemoteLlmEngine]:
     """A started engine for the task chat alone."""
-    urls = tuple(one if isinstance(one, str) else one.url for one in upstreams)
-    engine = RemoteLlmEngine(RemoteLlmSettings(**{"urls": urls, "start_timeout": 0, **settings}))
-    await engine.start()
-    try:
+    engine = RemoteLlmEngine(RemoteLlmSettings(**{"urls": _urls(upstreams), "start_timeout": 0, **settings}))
+    async with _started(engine):
         yield engine
-    finally:
-        await engine.stop()
-        assert engine.active_requests == 0
 
 
 @asynccontextmanager
 async def remote_asr(*upstreams: ScriptedUpstream | str, **settings: Any) -> AsyncIterator[RemoteAsrEngine]:
     """A started engine for the task transcribe alone; its clock stands still, so all audio comes as from a file."""
-    urls = tuple(one if isinstance(one, str) else one.url for one in upstreams)
     clock = settings.pop("clock", lambda: 0.0)
-    engine = RemoteAsrEngine(RemoteAsrSettings(**{"urls": urls, "start_timeout": 0, **settings}), clock=clock)
-    await engine.start()
-    try:
+    asr = RemoteAsrSettings(**{"urls": _urls(upstreams), "start_timeout": 0, **settings})
+    engine = RemoteAsrEngine(asr, clock=clock)
+    async with _started(engine):
         yield engine
-    finally:
-        await engine.stop()
-        assert engine.active_requests == 0
 
 
 @contextmanager
