@@ -37,6 +37,7 @@ def llama_cpp_server(context: int = CONTEXT) -> Iterator[int]:
             address = process.stdout.readline()
             assert address.startswith("http://"), "llama.cpp's server did not start"
             yield int(address.rpartition(":")[2])
+            assert process.poll() is None, f"llama.cpp's server ended by itself, status {process.returncode}"
         finally:
             process.kill()
 

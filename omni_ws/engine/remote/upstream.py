@@ -45,6 +45,8 @@ _MAX_ERROR_BYTES: Final = 64 * 1024
 _ERROR_BODY_SEC: Final = 5.0
 #: How long the end of an answer that has said all may still take: after it the connection can be used again.
 _LAST_BYTES_SEC: Final = 0.25
+#: How the loss of a connection shows before the first byte of an answer.
+_LOST: Final = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 #: What may be sent again, because no work was done on it.
 _RETRYABLE: Final = frozenset({429, 502, 503})
 
@@ -221,14 +223,38 @@ class Upstream:
     # requests
 
     async def post(self, path: str, body: bytes, *, headers: Mapping[str, str]) -> UpstreamAnswer:
-        """An answer whose head says that all is well. Raises NotTaken, or what the upstream's refusal means."""
+        """An answer whose head says that all is well. Raises NotTaken, or what the upstream's refusal means.
+
+        A server may close an idle connection while a request is on its way to it (RFC 9112, section 9.5). What is lost
+        with a connection that was used before therefore goes out again, at once.
+        """
         deadline = asyncio.get_running_loop().time() + self._timeouts.first_byte
+        while (response := await self._send(path, body, headers, deadline=deadline)) is None:
+            logger.info("upstream %s: it closed a connection that was used again", self.name)
+        if response.status_code == 200:
+            return UpstreamAnswer(response, self.name, deadline=deadline, idle=self._timeouts.idle)
+        raise await self._refusal(response)
+
+    async def _send(
+        self, path: str, body: bytes, headers: Mapping[str, str], *, deadline: float
+    ) -> httpx.Response | None:
+        """None: lost with a connection that was used before."""
+        is_new = False
+
+        async def note(event: str, _: Mapping[str, Any]) -> None:
+            nonlocal is_new
+            is_new |= event.startswith("connection.connect_")
+
         request = self._client.build_request(
-            "POST", f"{self.url}/{path}", content=body, headers={"Content-Type": "application/json", **headers}
+            "POST",
+            f"{self.url}/{path}",
+            content=body,
+            headers={"Content-Type": "application/json", **headers},
+            extensions={"trace": note},
         )
         try:
             async with asyncio.timeout_at(deadline):
-                response = await self._client.send(request, stream=True)
+                return await self._client.send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             failed = EngineFailed("the upstream cannot be reached")
             logger.warning("upstream %s: %s", self.name, _reason(error))
@@ -237,11 +263,10 @@ class Upstream:
             logger.warning("upstream %s: no answer within %g s", self.name, self._timeouts.first_byte)
             raise EngineFailed(f"the upstream did not answer within {self._timeouts.first_byte:g} seconds") from None
         except httpx.HTTPError as error:
+            if not is_new and isinstance(error, _LOST):
+                return None
             logger.warning("upstream %s: %s", self.name, _reason(error))
             raise EngineFailed("the upstream broke the connection before its answer") from None
-        if response.status_code == 200:
-            return UpstreamAnswer(response, self.name, deadline=deadline, idle=self._timeouts.idle)
-        raise await self._refusal(response)
 
     async def _refusal(self, response: httpx.Response) -> Exception:
         status, retry_after = response.status_code, response.headers.get("retry-after")

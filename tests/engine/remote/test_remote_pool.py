@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
+import orjson
 import pytest
 from support.scripted_upstream import (
     Answer,
@@ -43,6 +44,12 @@ def state(engine: RemoteEngine) -> str:
 
 def now() -> float:
     return asyncio.get_running_loop().time()
+
+
+async def closing_models(exchange: HttpExchange) -> None:
+    """A list of models after which the connection is closed: the request to come opens one of its own."""
+    content = {"object": "list", "data": [{"id": "tiny", "object": "model", "owned_by": "vllm"}]}
+    await exchange.respond(200, [("Content-Type", "application/json"), ("Connection", "close")], orjson.dumps(content))
 
 
 # retries
@@ -113,8 +120,8 @@ async def test_everything_else_is_final(status: int) -> None:
 )
 async def test_what_was_begun_is_never_sent_again(breaks: Answer) -> None:
     async with (
-        upstream(breaks, says("twice")) as there,
-        upstream(says("twice")) as other,
+        upstream(breaks, says("twice"), models_answer=closing_models) as there,
+        upstream(says("twice"), models_answer=closing_models) as other,
         remote(there, other) as engine,
     ):
         outputs: list[EngineOutput] = []
@@ -122,6 +129,16 @@ async def test_what_was_begun_is_never_sent_again(breaks: Answer) -> None:
             await gather(engine.generate(asking("x")), outputs)
         assert said(outputs) in ("once", "")
         assert len(there.requests) + len(other.requests) == 1
+
+
+async def test_what_is_lost_with_a_connection_used_before_is_sent_again() -> None:
+    """A server may have closed it, for it was idle, before it could read the request."""
+    async with upstream(cut, says("once"), cut, cut, says("twice")) as there, remote(there) as engine:
+        assert said(await answer(engine)) == "once"
+        assert len(there.requests) == 2
+        with pytest.raises(EngineFailed, match="broke the connection before its answer"):
+            await answer(engine)
+        assert len(there.requests) == 4
 
 
 async def test_another_upstream_is_asked_at_once() -> None:
