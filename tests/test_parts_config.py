@@ -106,6 +106,8 @@ def refused(**fields: Any) -> str:
         ({"tts": {"use": "talker:m", "voice": "tara"}}, "tts.voice means nothing beside --tts talker"),
         ({"asr": {"use": "none", "args": {"dtype": "half"}}}, "asr.args means nothing beside --asr none"),
         ({"asr": {"use": "embedded", "languages": ("en",)}}, "asr.languages means nothing beside --asr embedded"),
+        ({"asr": {"use": "vllm:m", "word_times": True}}, "asr.word_times means nothing beside --asr vllm"),
+        ({"asr": {"speculate": True}}, "asr.speculate means nothing without --asr"),
         ({"tts": {"use": "http://me:hush@"}}, "--tts holds an invalid base URL"),
         ({"llm": {"use": "ftp://me:hush@host/v1"}}, "--llm holds an invalid base URL"),
         ({"llm": {"use": "ollama:a", "model": "b"}}, "--llm names the model a, and llm.model b"),

@@ -33,7 +33,7 @@ _PACKAGES: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
     **{(part, name): ("httpx", "remote") for part in FORMS for name in REMOTE_PARTS},
 }
 #: Settings of a part that say more about what ``use`` names.
-_BESIDE_USE: Final = frozenset({"model", "api_key", "args", "languages", "voice"})
+_BESIDE_USE: Final = frozenset({"model", "api_key", "args", "languages", "word_times", "speculate", "voice"})
 #: Settings of the remote engine that a part has of its own.
 _REMOTE_ALONE: Final = frozenset(
     {"upstreams", "model", "api_key", "modalities", "speech_upstream", "speech_model", "speech_api_key"}
@@ -89,9 +89,11 @@ def _settings_of(part: PartConfig) -> frozenset[str]:
     # A Talker's voices are those of its profile, in that order.
     used = {"voice"} if name not in ("none", "talker") and part.use is not None else set()
     if name in REMOTE_PARTS:
-        used |= {"model", "api_key", "languages"}
+        used |= {"model", "api_key", "languages", "word_times", "speculate"}
     elif needs_model(part.part, name):
         used |= {"model"}
+    if part.part == "llm":
+        used |= {"speculate"}  # says when any LLM is asked
     if name == "vllm":
         used |= {"args"}
     return frozenset(used)

@@ -68,6 +68,15 @@ class AsrConfig(PartConfig):
         default=None,
         description="Languages that clients of a server's recognition may name (RFC 5646); unset: those of Whisper.",
     )
+    word_times: bool = Field(
+        default=False,
+        description="Ask a server for the times of words; most then stream no interim texts.",
+    )
+    speculate: bool | None = Field(
+        default=None,
+        description="Have a server transcribe at each pause what was said so far, for nothing if the speaker goes on; "
+        "unset: unless it is beyond this machine.",
+    )
     args: dict[str, Any] = Field(default={}, description="vLLM's engine arguments, beside `vllm:MODEL`.")
 
 

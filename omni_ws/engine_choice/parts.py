@@ -29,10 +29,10 @@ def asr_of(config: ServerConfig) -> Engine | None:
         from omni_ws.engine.remote.asr_engine import RemoteAsrEngine
         from omni_ws.engine.remote.settings import RemoteAsrSettings
 
-        fields = _upstream(config, config.asr)
-        if config.asr.languages is not None:
-            fields["languages"] = config.asr.languages
-        return RemoteAsrEngine(RemoteAsrSettings(**fields))
+        asr, fields = config.asr, _upstream(config, config.asr)
+        if asr.languages is not None:
+            fields["languages"] = asr.languages
+        return RemoteAsrEngine(RemoteAsrSettings(**fields, word_times=asr.word_times, speculate=asr.speculate))
     if choice.name == "vllm":
         from omni_ws.engine.vllm.asr_engine import VllmAsrEngine
 

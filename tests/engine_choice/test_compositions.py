@@ -72,7 +72,10 @@ def test_each_part_is_what_its_flag_names(argv: tuple[str, ...], kinds: tuple[ty
 
 def test_an_asr_on_a_server_has_its_settings() -> None:
     engine = asr_of(
-        configured("--asr", "http://h/v1", "--asr.model", "whisper", "--asr.api-key", "k", "--asr.languages", "de,en")
+        configured(
+            *("--asr", "http://h/v1", "--asr.model", "whisper", "--asr.api-key", "k", "--asr.languages", "de,en"),
+            *("--asr.word-times", "--asr.speculate", "false"),
+        )
     )
     assert isinstance(engine, RemoteAsrEngine)
     settings = engine.settings
@@ -83,6 +86,7 @@ def test_an_asr_on_a_server_has_its_settings() -> None:
         "asr",
     )
     assert engine.capabilities.languages == {"de", "en"}
+    assert (engine.capabilities.word_times, settings.speculate) == (True, False)
     assert "yue" in asr_of(configured("--asr", "http://h/v1")).capabilities.languages  # type: ignore[union-attr]
 
 

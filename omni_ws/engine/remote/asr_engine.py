@@ -19,6 +19,7 @@ from omni_ws.engine.base import (
     Finished,
     GenerationRequest,
     TextOutput,
+    TranscriptGuess,
     TranscriptOutput,
 )
 from omni_ws.engine.decoded_parts import AudioPart
@@ -83,7 +84,7 @@ class RemoteAsrEngine(UpstreamEngine):
                 async with aclosing(self._transcripts(request, share, listener)) as transcripts:
                     async for transcript in transcripts:
                         yield transcript
-                        if transcript.interim:
+                        if isinstance(transcript, TranscriptGuess) or transcript.interim:
                             continue
                         heard.feed(transcript.text)
                         async for text in answer.add(transcript.text):
@@ -117,11 +118,12 @@ class RemoteAsrEngine(UpstreamEngine):
             executor=self._threads,
             clock=self._clock,
             speculates=speculates,
+            tells_guesses=request.options.transcript_guesses,
         )
 
     async def _transcripts(
         self, request: GenerationRequest, share: MediaShare, listener: UtteranceListener
-    ) -> AsyncGenerator[TranscriptOutput, None]:
+    ) -> AsyncGenerator[TranscriptOutput | TranscriptGuess, None]:
         decoded = decode_request(
             request, {Modality.AUDIO}, sample_rate=SAMPLE_RATE, executor=self._threads, share=share
         )
@@ -134,9 +136,9 @@ class RemoteAsrEngine(UpstreamEngine):
                         async for transcript in transcripts:
                             yield transcript
                 number = part.part
-                async with aclosing(listener.hear(part.samples)) as transcripts:
-                    async for transcript in transcripts:
-                        yield transcript
+                async with aclosing(listener.hear(part.samples)) as outputs:
+                    async for output in outputs:
+                        yield output
         if number is None:
             raise EmptyInput("the request has no input")
         async with aclosing(listener.end_part()) as transcripts:

@@ -35,6 +35,12 @@ class TranscriptTask:
         newest, self._newest = self._newest, None
         return newest
 
+    @property
+    def settled(self) -> TranscriptText | None:
+        """The settled text, before anybody reads it; None while there is none, or where making it failed."""
+        newest = self._newest
+        return newest if newest is not None and newest.settled else None
+
     async def aclose(self) -> None:
         """Withdraw the request of one that is not finished. Idempotent."""
         self._task.cancel()

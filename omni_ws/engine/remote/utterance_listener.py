@@ -17,7 +17,7 @@ from omni_ws.engine.asr.utterance_splitter import (
     UtteranceResumed,
     UtteranceSplitter,
 )
-from omni_ws.engine.base import TranscriptOutput
+from omni_ws.engine.base import TranscriptGuess, TranscriptOutput
 from omni_ws.engine.remote.transcript_task import TranscriptTask
 from omni_ws.engine.remote.transcription import TranscriptText
 from omni_ws.engine.threads import release_in_thread, run_in_thread
@@ -29,8 +29,9 @@ _LIMITS: Final = UtteranceLimits(cut_after=24 * SAMPLE_RATE, longest=29 * SAMPLE
 class UtteranceListener:
     """Cuts audio into utterances, and has each written down by ``transcribe``.
 
-    With ``speculates``, that begins at each pause of live audio that may be the end of the utterance. Texts of an
-    utterance after the first begin with a space: put together they are the whole transcript.
+    With ``speculates``, that begins at each pause of live audio that may be the end of the utterance, and with
+    ``tells_guesses`` what comes of it is told while the pause lasts. Texts of an utterance after the first begin with a
+    space: put together they are the whole transcript.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class UtteranceListener:
         executor: Executor,
         clock: Callable[[], float],
         speculates: bool,
+        tells_guesses: bool = False,
     ) -> None:
         #: The length of the audio so far, in samples.
         self.samples = 0
@@ -47,11 +49,14 @@ class UtteranceListener:
         self._executor = executor
         self._pace = AudioPace(clock)
         self._speculates = speculates
+        self._tells_guesses = tells_guesses
         self._splitter = UtteranceSplitter(_NotLive(), _LIMITS)
         self._task: TranscriptTask | None = None
+        #: Whether a guess was told from ``_task``.
+        self._guess_told = False
         self._separator = ""
 
-    async def hear(self, samples: Samples) -> AsyncGenerator[TranscriptOutput, None]:
+    async def hear(self, samples: Samples) -> AsyncGenerator[TranscriptOutput | TranscriptGuess, None]:
         """Take the next samples at 16 kHz; yield what changed."""
         self.samples += len(samples)
         is_live = self._pace.is_live(len(samples) * 1000 / SAMPLE_RATE)
@@ -62,11 +67,23 @@ class UtteranceListener:
                 case UtterancePaused(pcm=pcm) if self._speculates and is_live:
                     await self._begin(pcm)
                 case UtteranceResumed():
+                    if self._guess_told:
+                        yield TranscriptGuess("")
                     await self._withdraw()
                 case UtteranceEnded():
                     async with aclosing(self._settle(event)) as transcripts:
                         async for transcript in transcripts:
                             yield transcript
+        if self._tells_guesses and (text := self._new_guess()):
+            yield TranscriptGuess(self._separator + text)
+
+    def _new_guess(self) -> str:
+        """Return what was made of a pause, once, when it is settled; empty text otherwise."""
+        settled = None if self._task is None else self._task.settled
+        if settled is None or self._guess_told:
+            return ""
+        self._guess_told = bool(settled.recognised.text)
+        return settled.recognised.text
 
     async def end_part(self) -> AsyncGenerator[TranscriptOutput, None]:
         """The audio breaks off; yield the transcript of the utterance that was under way."""
@@ -89,6 +106,7 @@ class UtteranceListener:
 
     async def _withdraw(self) -> None:
         task, self._task = self._task, None
+        self._guess_told = False
         if task is not None:
             await task.aclose()
 

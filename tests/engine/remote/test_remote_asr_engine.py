@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import wave
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -13,13 +14,15 @@ import orjson
 import pytest
 from numpy.typing import NDArray
 from support.engine_answers import Answer as EngineAnswer
-from support.engine_answers import answered, audio, open_input, request_of
+from support.engine_answers import Input, answered, audio, open_input, request_of
+from support.part_engines import RetortEngine
 from support.scripted_upstream import (
     SSE,
     Answer,
     ScriptedUpstream,
     cut,
     free_port,
+    gather,
     hang,
     refuses,
     remote_asr,
@@ -27,14 +30,25 @@ from support.scripted_upstream import (
     upstream,
 )
 from support.speech_clips import clip_bytes, clip_pcm, silence
+from support.until import until
 
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task, Word
 from omni_ws.engine.asr.pace import AudioPace
 from omni_ws.engine.asr.utterance import UtteranceLimits
-from omni_ws.engine.base import EngineOutput, EngineState, TextOutput, TranscriptOutput
+from omni_ws.engine.base import (
+    AnswerOptions,
+    EngineOutput,
+    EngineState,
+    TextOutput,
+    TranscriptGuess,
+    TranscriptOutput,
+)
+from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.remote import utterance_listener
 from omni_ws.engine.remote.asr_engine import RemoteAsrEngine
 from omni_ws.engine.remote.settings import RemoteAsrSettings
+from omni_ws.engine.remote.transcript_task import TranscriptTask
+from omni_ws.engine.remote.transcription import TranscriptText
 from omni_ws.engine.remote.upstream import Timeouts, Upstream
 from omni_ws.errors import (
     EmptyInput,
@@ -388,6 +402,63 @@ async def test_a_pause_that_is_not_the_end_is_withdrawn() -> None:
         assert there.deserted.is_set()
     assert {one.text for one in outputs if isinstance(one, TranscriptOutput)} <= {"Go", " Go"}
     assert len(samples_of(there.heard[-1])) > len(samples_of(there.heard[0]))
+
+
+@pytest.fixture
+def transcripts_begun(monkeypatch: pytest.MonkeyPatch) -> list[TranscriptTask]:
+    tasks: list[TranscriptTask] = []
+
+    class Noted(TranscriptTask):
+        def __init__(self, texts: AsyncGenerator[TranscriptText, None], *, length: int) -> None:
+            super().__init__(texts, length=length)
+            tasks.append(self)
+
+    monkeypatch.setattr(utterance_listener, "TranscriptTask", Noted)
+    return tasks
+
+
+async def say(source: Input, data: bytes) -> None:
+    for chunk in audio(data, frame_ms=20):
+        await source.put(chunk)
+
+
+async def pause_after(speech: bytes, source: Input, transcripts_begun: list[TranscriptTask]) -> None:
+    """Speaks, and stays silent until the upstream has written that down, and for two frames more."""
+    before = len(transcripts_begun)
+    await say(source, speech + silence(0.3))
+    await until(lambda: len(transcripts_begun) > before and transcripts_begun[-1].settled is not None)
+    await say(source, silence(0.04))
+
+
+@pytest.mark.usefixtures("live")
+async def test_the_transcript_of_a_pause_is_a_guess(transcripts_begun: list[TranscriptTask]) -> None:
+    source, outputs = open_input(), list[EngineOutput]()
+    request = request_of(source, task=Task.TRANSCRIBE, options=AnswerOptions(transcript_guesses=True))
+    async with upstream(written=[openai("Go", " forward"), writes("Go ten")]) as there, remote_asr(there) as engine:
+        reading = asyncio.create_task(gather(engine.generate(request), outputs))
+        await pause_after(silence(0.5) + bare(FIRST), source, transcripts_begun)
+        await until(lambda: outputs == [TranscriptGuess("Go forward")])
+        await pause_after(bare(SECOND), source, transcripts_begun)
+        await until(lambda: outputs[1:] == [TranscriptGuess(""), TranscriptGuess("Go ten")])
+        source.close()
+        await reading
+    assert [one.text for one in outputs[3:] if isinstance(one, TranscriptOutput)] == ["Go ten"]
+
+
+@pytest.mark.usefixtures("live")
+async def test_an_answer_is_begun_on_what_a_pause_gave(transcripts_begun: list[TranscriptTask]) -> None:
+    source, outputs, outcomes = open_input(), list[EngineOutput](), list[str]()
+    llm = RetortEngine()
+    async with upstream(written=[writes("Go")]) as there, remote_asr(there) as asr:
+        engine = ComposedEngine(llm, asr=asr, think_ahead=True)
+        engine.on_speculation = lambda outcome: outcomes.append(outcome.value)
+        reading = asyncio.create_task(gather(engine.generate(request_of(source)), outputs))
+        await pause_after(silence(0.5) + bare(FIRST), source, transcripts_begun)
+        await until(lambda: llm.read == "Go")
+        source.close()
+        await reading
+    assert "".join(one.text for one in outputs if isinstance(one, TextOutput)) == "You said Go"
+    assert (outcomes, len(there.heard)) == (["used"], 1)
 
 
 async def test_files_are_not_asked_ahead() -> None:
