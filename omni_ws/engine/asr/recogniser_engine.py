@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 
 from omni_ws.audio.vad import load_detector
-from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
+from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Usage
 from omni_ws.engine.answer_limit import WordCounter, count_words
 from omni_ws.engine.answer_text import AnswerText
 from omni_ws.engine.asr.listener import Listener, Listening
@@ -30,6 +30,7 @@ from omni_ws.engine.base import (
 from omni_ws.engine.decoded_parts import AudioPart
 from omni_ws.engine.decoding import DECODING_THREADS, decode_request
 from omni_ws.engine.media_room import MediaShare
+from omni_ws.engine.single_task import asr_capabilities
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import EmptyInput, EngineFailed
 
@@ -72,13 +73,9 @@ class RecogniserEngine:
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        return EngineCapabilities(
-            input_modalities=frozenset({Modality.AUDIO}),
-            output_modalities=frozenset({OutputModality.TEXT, OutputModality.TRANSCRIPT}),
-            tasks=frozenset({Task.TRANSCRIBE}),
-            extend=True,
-            sampling=frozenset({"max_tokens", "stop"}),
-            sampling_no_ops=frozenset({"temperature", "top_p", "seed"}),
+        return asr_capabilities(
+            sampling=("max_tokens", "stop"),
+            sampling_no_ops=("temperature", "top_p", "seed"),
             languages=self._languages,
             word_times=True,
         )

@@ -9,7 +9,7 @@ from functools import partial
 from typing import ClassVar
 
 from omni_ws.audio.vad import load_detector
-from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
+from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Usage
 from omni_ws.engine.answer_limit import WordCounter
 from omni_ws.engine.answer_text import AnswerText
 from omni_ws.engine.asr.utterance import SAMPLE_RATE
@@ -29,6 +29,7 @@ from omni_ws.engine.remote.settings import RemoteAsrSettings
 from omni_ws.engine.remote.transcription import RemoteTranscriber
 from omni_ws.engine.remote.upstream_engine import UpstreamEngine
 from omni_ws.engine.remote.utterance_listener import UtteranceListener
+from omni_ws.engine.single_task import asr_capabilities
 from omni_ws.engine.threads import run_in_thread
 from omni_ws.errors import EmptyInput, EngineFailed
 
@@ -49,13 +50,9 @@ class RemoteAsrEngine(UpstreamEngine):
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        return EngineCapabilities(
-            input_modalities=frozenset({Modality.AUDIO}),
-            output_modalities=frozenset({OutputModality.TEXT, OutputModality.TRANSCRIPT}),
-            tasks=frozenset({Task.TRANSCRIBE}),
-            extend=True,
-            sampling=frozenset({"temperature", "max_tokens", "stop"}),
-            languages=frozenset(self.settings.languages),
+        return asr_capabilities(
+            sampling=("temperature", "max_tokens", "stop"),
+            languages=self.settings.languages,
             word_times=self.settings.word_times,
         )
 

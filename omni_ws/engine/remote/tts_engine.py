@@ -13,7 +13,8 @@ from omni_ws.engine.clauses import ClauseSplitter, clauses_as_they_come, is_spea
 from omni_ws.engine.remote.settings import RemoteTtsSettings
 from omni_ws.engine.remote.speech import RemoteVoice
 from omni_ws.engine.remote.upstream_engine import UpstreamEngine
-from omni_ws.errors import EmptyInput, UnsupportedModality, UnsupportedParameter
+from omni_ws.engine.single_task import check_is_heard
+from omni_ws.errors import EmptyInput, UnsupportedModality
 
 
 class RemoteTtsEngine(UpstreamEngine):
@@ -38,8 +39,7 @@ class RemoteTtsEngine(UpstreamEngine):
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
         pool = self._pool
-        if OutputModality.AUDIO not in request.modalities:
-            raise UnsupportedParameter("task speech answers with audio: name it in modalities", param="modalities")
+        check_is_heard(request)
         self.active_requests += 1
         try:
             voice = RemoteVoice(

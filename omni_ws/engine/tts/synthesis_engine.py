@@ -16,6 +16,7 @@ from omni_ws.engine.clauses import ClauseSplitter, clauses_as_they_come
 from omni_ws.engine.decoded_parts import TextPart
 from omni_ws.engine.decoding import decode_request
 from omni_ws.engine.media_room import MediaShare
+from omni_ws.engine.single_task import check_is_heard
 from omni_ws.engine.tts.flite import speakable
 from omni_ws.engine.tts.voice import Voice
 from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedParameter
@@ -93,8 +94,7 @@ class SynthesisEngine:
     def _check(self, request: GenerationRequest) -> None:
         if not self.voice.voices:
             raise UnsupportedParameter(f"this server has no voice; {self.voice.describe()}", param="task")
-        if OutputModality.AUDIO not in request.modalities:
-            raise UnsupportedParameter("task speech answers with audio: name it in modalities", param="modalities")
+        check_is_heard(request)
         if request.voice is not None:
             self.voice.check(request.voice)
 

@@ -15,11 +15,12 @@ from omni_ws.engine.decoding import decode_request
 from omni_ws.engine.incident import incident
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.pipeline import pipeline
+from omni_ws.engine.single_task import check_is_heard
 from omni_ws.engine.vllm.code2wav import Code2Wav
 from omni_ws.engine.vllm.read_aloud import ReadAloud
 from omni_ws.engine.vllm.speaker import Speaker
 from omni_ws.engine.vllm.talker import Talker
-from omni_ws.errors import EngineFailed, OmniError, UnsupportedParameter
+from omni_ws.errors import EngineFailed, OmniError
 
 
 class TalkerEngine:
@@ -72,8 +73,7 @@ class TalkerEngine:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
         if self._decoding is None or self.state is not EngineState.OK:
             raise EngineFailed("the Talker is not running", fatal=True)
-        if OutputModality.AUDIO not in request.modalities:
-            raise UnsupportedParameter("task speech answers with audio: name it in modalities", param="modalities")
+        check_is_heard(request)
         self.active_requests += 1
         try:
             with request.media_room.share() as share:
