@@ -19,9 +19,11 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
-from mic_display import make_display
+from mic_display import JsonDisplay, make_display
 from mic_listener import Listener
+from mic_parts import sentence
 from mic_sound import PIECE_MS, Loudspeaker, Microphone, NoSoundDevice, list_devices
+from msgspec import to_builtins
 
 from omni_ws.client import (
     DEFAULT_URL,
@@ -171,7 +173,7 @@ async def run(options: argparse.Namespace) -> int:
     async with connect(options.url, api_key=options.api_key, config=config, ssl=options.tls, reconnect=True) as session:
         display = make_display(as_json=options.json)
         listener = Listener(display, loudspeaker)
-        display.show("session", session_id=session.session_id, model=session.created.model)
+        introduce(session, display, live=options.live)
         try:
             if microphone and options.open_mic:
                 await talk_freely(session, microphone, listener)
@@ -185,6 +187,15 @@ async def run(options: argparse.Namespace) -> int:
             for sound in (microphone, loudspeaker):
                 if sound:
                     sound.close()
+
+
+def introduce(session: ClientSession, display: JsonDisplay, *, live: bool) -> None:
+    """Tells which session this is; in a conversation also who works on the server, and what would be better."""
+    created = session.created
+    display.show("session", session_id=session.session_id, model=created.model, parts=to_builtins(created.parts))
+    for line in (sentence(created), created.advice):
+        if live and line:
+            display.show("note", message=line)
 
 
 def open_loudspeaker(options: argparse.Namespace) -> Loudspeaker | None:

@@ -23,6 +23,7 @@ from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
 from omni_ws.engine_choice import create_engine
+from omni_ws.engine_choice.advice import advice
 from omni_ws.engine_choice.announcement import part_lines
 from omni_ws.engine_choice.local_servers import suggestions
 from omni_ws.errors import ShuttingDown
@@ -224,12 +225,14 @@ async def _serve_until(stop: asyncio.Event, at_once: asyncio.Event, engine: Engi
         if spans is not None:
             app.sessions.observers.add(spans, every_output=False)
         with watching_loop(app.sessions.metrics.loop_lag_seconds.observe):
+            # Without a terminal nobody is there to follow a suggestion.
+            suggested = await suggestions(app.config) if sys.stderr.isatty() else ()
             if not await _unless(stop, engine.start(), name="engine start"):
                 return
+            app.sessions.advice = advice(engine, app.config, suggested)
             if token_service is not None:
                 token_service.begin()
-            # Without a terminal nobody is there to follow a suggestion.
-            _announce(server, engine, token_service, await suggestions(app.config) if sys.stderr.isatty() else ())
+            _announce(server, engine, token_service, suggested)
             await stop.wait()
             logger.info("shutting down")
             drains = [one.drain(app.config.drain_timeout_sec) for one in (server, token_service) if one is not None]

@@ -1,16 +1,21 @@
-/* How fast it all is: two figures beside the conversation, the rest in the drawer. */
+/* Who works, and how fast it all is: two figures beside the conversation, the rest in the drawer. */
 
 import { element } from "./page.js";
 import { duration } from "./plain-words.js";
+import { sentence, workers } from "./who.js";
 
 export class Figures {
   /* What is saved with a conversation. */
-  told = { model: null, session_id: null, round_trip_ms: null, first_sound_ms: [], underruns: 0 };
+  told = { model: null, parts: null, session_id: null, round_trip_ms: null, first_sound_ms: [], underruns: 0 };
 
-  server({ model, session_id: sessionId }) {
-    Object.assign(this.told, { model, session_id: sessionId });
+  server(created) {
+    const { model, parts, advice, session_id: sessionId } = created;
+    Object.assign(this.told, { model, parts, session_id: sessionId });
     show("figure-model", model);
     show("figure-session", sessionId);
+    for (const [verb, name] of Object.entries(workers(created))) show(`figure-${verb}`, name ?? "–");
+    show("who", sentence(created));
+    show("advice", advice ?? "");
   }
 
   firstSound(ms) {

@@ -68,7 +68,10 @@ class SessionLimits(Struct, frozen=True, kw_only=True):
 
 
 class SessionCreatedFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_created"):
-    """The session has begun. ``resume_token`` is null if it cannot be resumed."""
+    """The session has begun. ``resume_token`` is null if it cannot be resumed.
+
+    ``advice`` is one line about what would make the parts better, for a person who can change them.
+    """
 
     session_id: str
     resume_token: str | None
@@ -79,6 +82,7 @@ class SessionCreatedFrame(_ServerFrame, frozen=True, kw_only=True, tag="session_
     start_policy: StartPolicyName | StartPolicyConfig
     after_start: str
     parts: Parts = Parts()
+    advice: str | None = None
     capabilities: Capabilities
     limits: SessionLimits
 

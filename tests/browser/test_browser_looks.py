@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from support.chromium import DemoPage, chromium_path, demo_page
 from support.live_server import live_server
+from support.part_engines import RetortEngine, WordEngine
+from support.tone_engine import ToneEngine
 
 from omni_ws.engine.base import TextOutput, TranscriptOutput
+from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.fake import ScriptedEngine
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
@@ -170,3 +173,27 @@ async def test_settings_are_remembered_and_told() -> None:
         await demo.answered("yes")
         (asked,) = engine.requests
         assert (asked.task, asked.instructions) == ("speech", "Be brief.")
+
+
+async def test_who_listens_answers_and_speaks_is_told() -> None:
+    engine = ComposedEngine(RetortEngine(), asr=WordEngine(), tts=ToneEngine())
+    async with live_server(engine) as server, demo_page() as demo:
+        server.app.sessions.advice = "There is a better one."
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        assert await demo.page.locator("#who").inner_text() == "Heard by words, answered by retort, spoken by tone."
+        assert await demo.page.locator("#advice").inner_text() == "There is a better one."
+        await demo.page.locator("#open-settings").click()
+        figures = [demo.page.locator(f"#figure-{verb}") for verb in ("heard", "answered", "spoken")]
+        assert [await figure.inner_text() for figure in figures] == ["words", "retort", "tone"]
+        # Whoever wrote or said something sees the conversation.
+        await demo.page.locator("#close-settings").click()
+        await demo.write("hello")
+        await demo.answered()
+        assert not await demo.page.locator("#who, #advice").first.is_visible()
+
+
+async def test_without_advice_there_is_no_room_for_it() -> None:
+    async with live_server() as server, demo_page() as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        assert await demo.page.locator("#who").inner_text() == "Heard and answered and spoken by fake."
+        assert not await demo.page.locator("#advice").is_visible()

@@ -93,6 +93,7 @@ async def test_who_speaks_interrupts_and_the_server_knows_what_was_heard(tmp_pat
     }
     engine = ScriptedEngine(long_answer())
     async with live_server(engine) as server:
+        server.app.sessions.advice = "There is a better one."
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             str(ROOT / "examples" / "mic_client.py"),
@@ -109,6 +110,9 @@ async def test_who_speaks_interrupts_and_the_server_knows_what_was_heard(tmp_pat
             await server.until(lambda: len(engine.requests) == 2)
             await process.communicate(b"q\n")
         assert process.returncode == 0
+        assert seen[0]["parts"]["llm"] == {"name": engine.name, "model": engine.model}
+        notes = [entry["message"] for entry in seen[1:3]]
+        assert notes == ["heard and answered and spoken by scripted", "There is a better one."]
         kinds = [entry["type"] for entry in seen if entry["type"] in ("speech_started", "speech_stopped", "final")]
         assert kinds == ["speech_started", "speech_stopped", "speech_started", "final", "speech_stopped"]
         (final,) = (entry for entry in seen if entry["type"] == "final")

@@ -93,6 +93,8 @@ class SessionFactory:
         speech_workers: SpeechWorkers | None = None,
     ) -> None:
         self.engine = engine
+        #: What new sessions are told would make the parts better.
+        self.advice: str | None = None
         self.metrics = Metrics()
         self.speech_workers = speech_workers or SpeechWorkers(self.metrics)
         self.config = config

@@ -253,6 +253,7 @@ class StreamingInput(FrontEnd):
             parts=Parts(
                 **{role: None if part is None else Part(**asdict(part)) for role, part in parts_of(engine).items()}
             ),
+            advice=self._sessions.advice,
             capabilities=Capabilities(
                 input_modalities=sorted(capabilities.input_modalities),
                 output_modalities=sorted(capabilities.output_modalities),
