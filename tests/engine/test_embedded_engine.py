@@ -400,11 +400,12 @@ async def test_the_answer_begins_soon_after_the_end(voiced: EmbeddedEngine, name
 
 @pytest.mark.slow
 async def test_four_talkers_at_once_do_not_stop_the_loop(voiced: EmbeddedEngine) -> None:
-    # The goal is 10 ms; holding the GIL while decoding makes it 270, every time. A busy machine is late now and then.
+    # The goal is 10 ms; holding the GIL while decoding makes it 270, every time. A machine that runs other tests, too,
+    # was late by up to 90 ms.
     for _ in range(3):
-        if (lag := await _lag_beside_four_talkers(voiced)) < 0.05:
+        if (lag := await _lag_beside_four_talkers(voiced)) < 0.15:
             break
-    assert lag < 0.05
+    assert lag < 0.15
 
 
 async def _lag_beside_four_talkers(engine: EmbeddedEngine) -> float:

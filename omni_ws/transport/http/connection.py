@@ -52,10 +52,11 @@ from omni_ws.transport.http.application import Application, HttpLimits
 from omni_ws.transport.http.connections import Connections
 from omni_ws.transport.http.deadline import Deadline
 from omni_ws.transport.http.error_response import error_body, error_headers
-from omni_ws.transport.http.exchange import JSON, HttpExchange, response_head, serve_exchange
+from omni_ws.transport.http.exchange import JSON, HttpExchange, serve_exchange
 from omni_ws.transport.http.hang_up import HalfCloseProbe, HangUp, PeerGone
 from omni_ws.transport.http.receiving import HttpInput
 from omni_ws.transport.http.request import HttpRequest, protocol_failure, read_request
+from omni_ws.transport.http.response_head import response_head
 from omni_ws.transport.http.sending import HttpOutput
 
 logger = logging.getLogger(__name__)

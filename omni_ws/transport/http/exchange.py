@@ -14,8 +14,6 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from email.utils import formatdate
-from http import HTTPStatus
 from typing import Any, Final, Protocol
 
 import h11
@@ -32,11 +30,11 @@ from omni_ws.transport.http.error_response import HeaderList, error_body, error_
 from omni_ws.transport.http.hang_up import PeerGone
 from omni_ws.transport.http.receiving import HttpInput
 from omni_ws.transport.http.request import HttpRequest
+from omni_ws.transport.http.response_head import response_head
 from omni_ws.transport.http.sending import HttpOutput
 
 __all__ = ["HttpExchange", "HttpRequest"]
 
-SERVER_NAME: Final = "omni_ws"
 JSON: Final = "application/json"
 
 #: Statuses whose responses have neither content nor Content-Length (RFC 9110, section 8.6).
@@ -282,25 +280,41 @@ class HttpExchange:
         await self.respond(204, headers)
 
     async def start(self, status: int, headers: Iterable[tuple[str, str]] = (), *, filler: bytes = b"") -> None:
-        """Send the head of a response of unknown length.
+        """Send the head of a response of unknown length, and wait while the peer does not read.
 
         The content is sent in chunks, with HTTP/1.0 until the connection closes. ``filler`` is content without meaning
         that may be sent between any two parts, to probe a half-closed client; without one, chunked responses probe
         with zeros in front of a chunk size.
         """
+        self.start_now(status, headers, filler=filler)
+        await self._output.drain()
+
+    @property
+    def startable(self) -> bool:
+        """Whether ``start`` would not wait. The response has not started then."""
+        return self._state is _PENDING and self._output.has_room
+
+    def start_now(
+        self, status: int, headers: Iterable[tuple[str, str]] = (), *, filler: bytes = b"", content: bytes = b""
+    ) -> None:
+        """Send the head, see ``start``, and the first part of the content with one write. Does not wait."""
         fields = [*headers]
         if self._connections.draining:
             fields.append(("Connection", "close"))
-        self._output.send(self._head(status, fields))
+        events: list[h11.Event] = [self._head(status, fields)]
+        if content and self._sends_content(status):
+            events.append(h11.Data(data=content))
+            self.sent_bytes = len(content)
+        self._output.send(*events)
         self._state = _STARTED
         if self.recording is not None:
             self.recording.begun(status, fields)
+            self.recording.written(content)
         # h11 chooses chunks under the same conditions.
         sized = any(name.lower() == "content-length" for name, _ in fields)
         self._chunked = self.request.http_version == "1.1" and self._sends_content(status) and not sized
         if self.request.method != "HEAD":
             self._output.begin_content(filler=filler, chunked=self._chunked)
-        await self._output.drain()
 
     async def write(self, data: bytes) -> None:
         """Send a part of a started response, and wait while the peer does not read."""
@@ -412,16 +426,3 @@ def _sole_cause(raised: Exception) -> Exception:
 def _where(exchange: HttpExchange) -> str:
     """Name the request for the log by its route, since a path is text of the client's."""
     return f"{exchange.request.method} {exchange.route or 'a request'}"
-
-
-def response_head(status: int, headers: HeaderList) -> h11.Response:
-    """Build the head of a response, with the fields that all responses of this server have."""
-    fields = [("Date", formatdate(usegmt=True)), ("Server", SERVER_NAME), *headers]
-    return h11.Response(status_code=status, headers=fields, reason=_reason(status))
-
-
-def _reason(status: int) -> bytes:
-    try:
-        return HTTPStatus(status).phrase.encode("ascii")
-    except ValueError:
-        return b""

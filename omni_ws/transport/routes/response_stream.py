@@ -94,6 +94,17 @@ class EventSink(Protocol):
     async def start(self, status: int, headers: Iterable[tuple[str, str]] = (), *, filler: bytes = b"") -> None:
         """Send the head of the response; see ``HttpExchange.start``."""
 
+    @property
+    def startable(self) -> bool:
+        """Whether ``start_now`` may be called: the head is not sent, and the peer reads."""
+        ...
+
+    def start_now(
+        self, status: int, headers: Iterable[tuple[str, str]] = (), *, filler: bytes = b"", content: bytes = b""
+    ) -> None:
+        """Send the head and the first events without waiting."""
+        ...
+
     async def write(self, data: bytes) -> None:
         """Write one event, and wait while the peer does not read."""
 
@@ -193,20 +204,31 @@ class _EventBatch:
 
     def write_now(self, output: OutputChunk) -> bool:
         """See PromptWriter."""
-        if self.waiting or self.head_due or not self._sink.writable:
+        sink = self._sink
+        if self.waiting or self.head_due or not (sink.writable or sink.startable):
             return False
         if data := b"".join(map(sse.event, self._encoder.output(output))):
-            self._sink.write_now(data)
+            self._send(data)
         return True
 
     def write_available(self) -> bool:
         """See PromptWriter."""
-        if not self.encode_available() or not self._sink.writable:
+        if not self.encode_available():
             return False
-        self._sink.write_now(b"".join(self.waiting))
-        self.waiting.clear()
+        if self.waiting:
+            if not (self._sink.writable or self._sink.startable):
+                return False
+            self._send(b"".join(self.waiting))
+            self.waiting.clear()
         self._source.written()
         return True
+
+    def _send(self, data: bytes) -> None:
+        """Send events without waiting, the first ones with the head."""
+        if self._sink.head_sent:
+            self._sink.write_now(data)
+        else:
+            self._sink.start_now(200, SSE_HEADERS, filler=sse.HEARTBEAT, content=data)
 
     async def write(self) -> None:
         """Write the batch, behind the head where that has not been sent."""

@@ -128,8 +128,17 @@ class NumberedEvents:
             await self.write(part)
 
     @property
-    def writable(self) -> bool:
+    def startable(self) -> bool:
         return False  # skipping has to yield to the event loop
+
+    def start_now(
+        self, status: int, headers: Iterable[tuple[str, str]] = (), *, filler: bytes = b"", content: bytes = b""
+    ) -> None:
+        raise RuntimeError("never startable")
+
+    @property
+    def writable(self) -> bool:
+        return False
 
     def write_now(self, data: bytes) -> None:
         raise RuntimeError("never writable")

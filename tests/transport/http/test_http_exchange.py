@@ -84,6 +84,28 @@ async def test_response_has_date_and_server() -> None:
         assert "connection" not in response.headers
 
 
+async def test_every_response_has_the_date_of_its_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(APPLICATION) as door, raw_client(door.port) as client:
+        for second in (1_000_000_000.9, 1_000_000_000.9, 1_000_000_001.0):
+            monkeypatch.setattr("omni_ws.transport.http.response_head.time.time", lambda second=second: second)
+            await client.send(request("GET", "/"))
+            date = (await client.response()).headers["date"]
+            assert parsedate_to_datetime(date).timestamp() == int(second)
+
+
+async def test_the_head_and_the_first_content_are_one_write() -> None:
+    async def begin(exchange: HttpExchange) -> None:
+        assert (exchange.startable, exchange.writable) == (True, False)
+        exchange.start_now(200, [("Content-Type", "text/plain")], content=b"one")
+        assert (exchange.startable, exchange.writable) == (False, True)
+        exchange.write_now(b"two")
+        await exchange.end()
+
+    async with serving(only(begin)) as door, raw_client(door.port) as client:
+        await client.send(request("GET", "/"))
+        assert (await client.response()).body == b"onetwo"
+
+
 async def test_pipelined_requests_are_answered_in_order() -> None:
     async with serving(APPLICATION) as door, raw_client(door.port) as client:
         bodies = [b"x" * size for size in range(20)]

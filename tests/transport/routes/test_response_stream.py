@@ -46,6 +46,17 @@ class RecordingSink:
         assert not self.head_sent
         self.head_sent = True
 
+    @property
+    def startable(self) -> bool:
+        return self.has_room and not self.head_sent
+
+    def start_now(
+        self, status: int, headers: Iterable[tuple[str, str]] = (), *, filler: bytes = b"", content: bytes = b""
+    ) -> None:
+        assert self.startable
+        self.head_sent = True
+        self.write_now(content)
+
     async def write(self, data: bytes) -> None:
         assert self.head_sent
         if data:
@@ -127,6 +138,25 @@ async def test_sink_without_room_is_waited_for() -> None:
     streaming.sink.has_room = False
     assert await streaming.give(text("b")) == [event("b")]
     assert streaming.sink.writers[-1] is streaming.task
+    await streaming.give(STOP)
+    await streaming.task
+
+
+async def test_the_head_of_a_sink_without_room_is_waited_for() -> None:
+    streaming = Streaming()
+    streaming.sink.has_room = False
+    assert await streaming.give(text("a")) == [event("a")]
+    assert streaming.sink.writers == [streaming.task]
+    await streaming.give(STOP)
+    await streaming.task
+
+
+async def test_the_head_goes_with_the_first_output_at_once() -> None:
+    streaming = Streaming()
+    assert await streaming.give(STARTED) == []
+    assert await streaming.give(text("a")) == [event("a")]
+    assert streaming.sink.head_sent
+    assert streaming.sink.writers == []  # none of them by the waiting task
     await streaming.give(STOP)
     await streaming.task
 
