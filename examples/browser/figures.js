@@ -30,6 +30,11 @@ export class Figures {
     element("round-trip").parentElement.hidden = false;
   }
 
+  /* `cancelled` is null while there is no microphone. */
+  echo(cancelled) {
+    show("figure-echo", cancelled === null ? "–" : cancelled ? "taken out" : "not taken out");
+  }
+
   playing({ queuedMs, underruns, targetMs }) {
     this.told.underruns = underruns;
     show("figure-queue", duration(queuedMs));

@@ -325,6 +325,7 @@ talk.addEventListener("change", () => {
   if (talk.phase === "listening") keepAwake();
   else letSleep();
   if (talk.phase === "off") endHeardTurn(); // closed in the middle of a sentence
+  tellEcho();
   showState();
 });
 talk.addEventListener("problem", ({ detail: { error } }) => {
@@ -338,6 +339,20 @@ talk.addEventListener("network", ({ detail: { state } }) => {
   }[state];
   messages.show("network", text, { kind: "busy" });
 });
+
+/* An open microphone hears the answers, too, unless they are taken out. Said once: it can be dismissed. */
+let leavesEcho = false;
+function tellEcho() {
+  figures.echo(microphone.cancelsEcho);
+  const left = talk.phase === "listening" && settings.echoCancellation && microphone.cancelsEcho === false;
+  if (left === leavesEcho) return;
+  leavesEcho = left;
+  if (!left) return messages.hide("echo");
+  const text =
+    "This browser does not take the sound of the speaker out of what this microphone hears, so an answer may " +
+    "interrupt itself. Use headphones, or the button.";
+  messages.show("echo", text, { kind: "plain" });
+}
 
 let wakeLock = null;
 async function keepAwake() {

@@ -16,6 +16,12 @@ export class Microphone extends EventTarget {
     return this.#stream?.getAudioTracks()[0]?.getSettings() ?? {};
   }
 
+  /* Whether the browser takes what its speaker plays out of what the microphone hears; null while it is closed. Some
+     browsers and devices give a microphone without that, whatever was asked for. */
+  get cancelsEcho() {
+    return this.isOpen ? Boolean(this.settings.echoCancellation) : null;
+  }
+
   /* Raises the DOMException of getUserMedia, or an Error named InsecureContext where a page may not ask at all. */
   async open(context, { deviceId = "", echoCancellation = true, noiseSuppression = true, autoGainControl = true }) {
     this.close();

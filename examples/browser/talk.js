@@ -61,8 +61,8 @@ export class Talk extends EventTarget {
   stop() {
     if (this.phase === "talking") this.#endTurn(0);
     this.#pressedAt = null;
-    this.#become("off");
     this.microphone.close();
+    this.#become("off");
   }
 
   mute(muted) {
@@ -77,6 +77,7 @@ export class Talk extends EventTarget {
     try {
       await this.microphone.open(this.sound.context, this.devices);
       this.microphone.muted = this.muted;
+      this.#tell("change");
     } catch (error) {
       this.#fail(error);
     }

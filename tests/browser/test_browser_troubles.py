@@ -22,6 +22,7 @@ from omni_ws.errors import EngineFailed
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 HOLD = {"mode": "hold"}
+OPEN = {"mode": "open"}
 #: A second of it, at 24 kHz.
 TONE = (0.3 * np.sin(2 * np.pi * 300 * np.arange(24_000) / 24_000)).astype(np.float32)
 
@@ -95,6 +96,40 @@ async def test_the_microphone_is_pulled_out() -> None:
         await demo.page.evaluate("pullOut()")
         await demo.message("The microphone went away")
         await demo.answered()  # what was said until then is a turn
+
+
+async def test_the_browser_takes_the_echo_out() -> None:
+    async with live_server() as server, demo_page(settings=OPEN) as demo:
+        await demo.open(url(server.port))
+        echo = demo.page.locator("#figure-echo")
+        assert await echo.text_content() == "–"
+        await demo.page.locator("#talk").press("Enter")
+        await demo.in_state("listening")
+        assert await echo.text_content() == "taken out"
+        await demo.page.locator("#open-settings").click()
+        await demo.page.locator("input[name=echoCancellation]").uncheck()
+        await demo.page.locator("#figure-echo", has_text="not taken out").wait_for()
+        assert await demo.page.locator(".message").count() == 0  # as the person wants it
+
+
+async def test_a_browser_that_leaves_the_echo_in() -> None:
+    """The microphone is one without an echo canceller, and the browser itself says so."""
+    plain = """const ask = navigator.mediaDevices.getUserMedia.bind(navigator.mediaDevices);
+    navigator.mediaDevices.getUserMedia = ({ audio }) => ask({ audio: { ...audio, echoCancellation: false } });"""
+    async with live_server() as server, demo_page(settings=OPEN) as demo:
+        await demo.page.add_init_script(plain)
+        await demo.open(url(server.port))
+        talk = demo.page.locator("#talk")
+        await talk.press("Enter")
+        await demo.message("Use headphones")
+        await demo.page.get_by_role("button", name="Dismiss").click()
+        await demo.page.keyboard.press("m")
+        await demo.in_state("muted")
+        assert await demo.page.locator(".message").count() == 0
+        await talk.press("Enter")
+        await demo.in_state("ready")
+        await talk.press("Enter")
+        await demo.message("Use headphones")
 
 
 async def test_a_page_that_browsers_give_no_microphone() -> None:
