@@ -72,7 +72,7 @@ else
 SERVE_VENV := $(VLLM_SERVES)
 endif
 serve: ## a voice server; its last line says what to open. LLM=ollama or ENGINE=vllm MODEL=… serves a model, ARGS are any settings
-	@exec $(SERVE_VENV)/bin/python -m omni_ws serve $(if $(ENGINE),--engine $(ENGINE)) $(if $(MODEL),--model '$(MODEL)') \
+	@exec $(SERVE_VENV)/bin/python -m omni_ws serve --fetch $(if $(ENGINE),--engine $(ENGINE)) $(if $(MODEL),--model '$(MODEL)') \
 	  $(if $(TALKER),--vllm.talker '$(TALKER)') $(PARTS_OF_ENGINE) $(ARGS)
 else ifneq ($(MODEL)$(TALKER),)
 serve:
@@ -80,7 +80,7 @@ serve:
 	@exit 2
 else
 serve: $(VENV)/.ready-to-serve
-	@exec $(BIN)/omni-ws serve $(if $(ENGINE),--engine $(ENGINE)) $(PARTS_OF_ENGINE) $(ARGS)
+	@exec $(BIN)/omni-ws serve --fetch $(if $(ENGINE),--engine $(ENGINE)) $(PARTS_OF_ENGINE) $(ARGS)
 endif
 
 # Tests in real time have the terminal, and the others run beside them (tests/support/parts.py). The last line counts all.
@@ -194,9 +194,12 @@ $(BIN)/python:
 	exit 1
 
 # The stamps keep later runs off the network. The packages for tests include those for serving.
+# Neural ears and a neural voice, where there are packages for this machine.
+NEURAL := whisper,hibari
 $(VENV)/.ready-to-serve: pyproject.toml | $(BIN)/python
 	@echo 'installing the server and its engines (a minute)'
-	@$(PIP) --editable '.[embedded,espeak,remote]'
+	@$(PIP) --editable '.[embedded,espeak,remote,$(NEURAL)]' || { \
+	  echo 'once more, without Whisper and hibari:' >&2; $(PIP) --editable '.[embedded,espeak,remote]'; }
 	@touch $@
 
 $(VENV)/.ready-to-test: pyproject.toml | $(BIN)/python

@@ -81,6 +81,12 @@ def _serve_options() -> argparse.ArgumentParser:
     parser.add_argument("--help-all", action="store_true", help="show all flags and exit")
     parser.add_argument("--config", type=Path, metavar="FILE.toml", help="read settings from this file")
     parser.add_argument("--print-config", action="store_true", help="print all values with their origins and exit")
+    parser.add_argument(
+        "--fetch",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="first fetch weights that the parts can use",
+    )
     return parser
 
 
@@ -108,16 +114,18 @@ def _serve_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         if options.print_config:
             print(loaded.render(), end="")
             return 0
-        return _serve(loaded)
+        return _serve(loaded, fetch=options.fetch)
     except ConfigurationError as error:
         for problem in error.problems:
             _print_error(problem)
         return USAGE_ERROR
 
 
-def _serve(loaded: LoadedConfig) -> int:
+def _serve(loaded: LoadedConfig, *, fetch: bool) -> int:
     config = loaded.config
     check_exposure(config)
+    if fetch and not _fetched(config):
+        return INTERRUPTED
     check_available(config)
     configured_keys(config)
     # Imported late, so that --help and configuration errors appear without delay.
@@ -132,6 +140,17 @@ def _serve(loaded: LoadedConfig) -> int:
     except OSError as error:
         _print_error(_explain(error, config))
     return FAILURE
+
+
+def _fetched(config: ServerConfig) -> bool:
+    """Whether the server is to start: with what could be fetched, unless the user interrupted that."""
+    from omni_ws.tools.start_weights import fetch_for_start
+
+    try:
+        fetch_for_start(config)
+    except KeyboardInterrupt:
+        return False
+    return True
 
 
 def _explain(error: OSError, config: ServerConfig) -> str:

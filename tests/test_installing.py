@@ -67,7 +67,7 @@ def test_parts_choose_the_environment_of_the_server(parts: tuple[str, ...], pyth
     """Any part on vLLM needs the one with vLLM."""
     planned = make("--dry-run", "serve", *parts, "VENV=VENV", "VLLM=VLLM").stdout
     command = planned[planned.rindex("exec ") :].replace("\\\n", "")
-    assert " ".join(command.split()) == f"exec {python} serve {flags}"
+    assert " ".join(command.split()) == f"exec {python} serve --fetch {flags}"
 
 
 @pytest.mark.parametrize("extra", ["embedded", "vllm", "remote"])

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from omni_ws.tools.progress_lines import ProgressLines
 from omni_ws.weights import (
     Fetching,
+    InstalledSource,
     OfficialSource,
     PackageSource,
     PinnedWeights,
-    Progress,
     WeightsCache,
     WeightsError,
     WeightsSource,
@@ -24,16 +24,20 @@ from omni_ws.weights import (
 
 _FAILED: Final = 1
 _INTERRUPTED: Final = 130
-_LINE_EVERY_SEC: Final = 2.0
 _MB: Final = 1_000_000
+#: By name, in the order in which they are asked.
+_SOURCES: Final[Mapping[str, Callable[[], WeightsSource]]] = {
+    "installed": InstalledSource,
+    "official": OfficialSource,
+    "packages": PackageSource,
+}
 
 
 def main(arguments: Sequence[str]) -> int:
     """Runs the command and returns its exit status: 0, 1 if something is missing or wrong. Exits with 2 if misused."""
     options = _parser().parse_args(arguments)
     chosen = [pinned_weights()[name] for name in options.names or pinned_weights()]
-    sources: dict[str, WeightsSource] = {source.name: source for source in (OfficialSource(), PackageSource())}
-    cache = weights_cache(options.folder, [sources[name] for name in options.sources])
+    cache = weights_cache(options.folder, [_SOURCES[name]() for name in options.sources])
     try:
         if options.action == "fetch":
             return _fetch(cache, chosen)
@@ -83,7 +87,9 @@ def _fetch(cache: WeightsCache, chosen: Sequence[PinnedWeights]) -> int:
     failed = False
     for weights in chosen:
         try:
-            print(f"{weights.name}: {cache.fetch(weights, Fetching(_ProgressLines()))}")
+            with ProgressLines(sys.stderr) as progress:
+                folder = cache.fetch(weights, Fetching(progress))
+            print(f"{weights.name}: {folder}")
         except WeightsError as error:
             failed = True
             print(f"omni-ws weights: error: {error}", file=sys.stderr)
@@ -91,27 +97,11 @@ def _fetch(cache: WeightsCache, chosen: Sequence[PinnedWeights]) -> int:
     return _FAILED if failed else 0
 
 
-class _ProgressLines:
-    """A line whenever something else begins, and now and then while it goes on."""
-
-    def __init__(self) -> None:
-        self._doing = ""
-        self._said = 0.0
-
-    def __call__(self, progress: Progress) -> None:
-        now = time.monotonic()
-        if progress.doing == self._doing and now - self._said < _LINE_EVERY_SEC:
-            return
-        self._doing, self._said = progress.doing, now
-        sizes = [f"{size / _MB:.0f}" for size in (progress.done, progress.total) if size is not None]
-        print(f"  {progress.doing}{', ' if sizes else ''}{' of '.join(sizes)}{' MB' if sizes else ''}", file=sys.stderr)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="omni-ws weights",
         description="List, fetch and check weights of models. Each file is pinned by its SHA-256, and is the same "
-        "whether it comes from its maker or out of a package. The server itself never fetches any.",
+        "whether it comes from its maker or out of a package. A server that runs never fetches any.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -128,9 +118,9 @@ def _parser() -> argparse.ArgumentParser:
         "--from",
         dest="sources",
         type=_sources,
-        default=("official", "packages"),
+        default=tuple(_SOURCES),
         metavar="SOURCES",
-        help="where to fetch from, in this order [official,packages]",
+        help="where to fetch from, in this order [installed,official,packages]",
     )
     return parser
 
@@ -143,6 +133,6 @@ def _pinned_name(text: str) -> str:
 
 def _sources(text: str) -> tuple[str, ...]:
     sources = tuple(text.split(","))
-    if not set(sources) <= {"official", "packages"}:
-        raise argparse.ArgumentTypeError(f"{text!r} is not official, packages, or both with a comma")
+    if not set(sources) <= _SOURCES.keys():
+        raise argparse.ArgumentTypeError(f"{text!r} is not some of {','.join(_SOURCES)}")
     return sources

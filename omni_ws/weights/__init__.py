@@ -6,12 +6,14 @@ Synchronous, and slow where something has to be fetched: for worker threads and 
 from omni_ws.weights.cache import WeightsCache, weights_cache
 from omni_ws.weights.error import WeightsError
 from omni_ws.weights.fetching import Fetching, Progress, WeightsSource
+from omni_ws.weights.installed import InstalledSource
 from omni_ws.weights.lock import PinnedFile, PinnedWeights, PinnedWheel, pinned_weights, read_lock
 from omni_ws.weights.official import OfficialSource
 from omni_ws.weights.packages import PackageSource
 
 __all__ = [
     "Fetching",
+    "InstalledSource",
     "OfficialSource",
     "PackageSource",
     "PinnedFile",

