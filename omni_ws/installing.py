@@ -22,6 +22,11 @@ def install_command(extra: str) -> str:
     return f"{this_python()} -m pip install 'omni_ws[{extra}]'"
 
 
+def fetch_command(weights: str) -> str:
+    """Command that fetches weights of a model, by their name in ``requirements/weights.lock``."""
+    return f"{this_python()} -m omni_ws weights fetch {weights}"
+
+
 def wrong_python(missing: ModuleNotFoundError, arguments: str) -> str:
     """Message for a package that the running interpreter lacks."""
     return (

@@ -51,6 +51,9 @@ def test_parts_that_nobody_names_are_embedded() -> None:
         ("llm", "https://api.example.org/v1", PartChoice("server", url="https://api.example.org/v1")),
         ("llm", "lmstudio", PartChoice("lmstudio")),
         ("asr", "none", PartChoice("none")),
+        ("asr", "whisper", PartChoice("whisper")),
+        ("asr", "whisper:tiny.en", PartChoice("whisper", "tiny.en")),
+        ("asr", "whisper:C:/models/small", PartChoice("whisper", "C:/models/small")),
         ("asr", "http://host:8000/v1", PartChoice("server", url="http://host:8000/v1")),
         ("llm", "vllm", PartChoice("vllm")),
     ],
@@ -62,7 +65,7 @@ def test_the_first_colon_separates_except_in_a_url(part: str, text: str, choice:
 @pytest.mark.parametrize("part", FORMS)
 def test_what_is_unknown_is_refused_with_what_is_known(part: str) -> None:
     # The last are names that other programs have, and typing errors.
-    for text in ("gguf:model.gguf", "whisper", "hibari", "smollm2", "http:/host/v1", "Ollama", ":x"):
+    for text in ("gguf:model.gguf", "whispers", "hibari", "smollm2", "http:/host/v1", "Ollama", ":x"):
         with pytest.raises(ConfigurationError) as caught:
             load((f"--{part}", text))
         message = str(caught.value)
@@ -146,6 +149,7 @@ def test_llamacpp_has_the_port_of_this_server() -> None:
         ({"llm": {"use": "ollama"}}, r"--llm ollama needs httpx: "),
         ({"tts": {"use": "http://h/v1"}}, r"--tts server needs httpx: "),
         ({"asr": {"use": "embedded"}}, "--asr embedded needs pocketsphinx: "),
+        ({"asr": {"use": "whisper:base"}}, "--asr whisper needs ctranslate2: "),
     ],
 )
 def test_packages_that_a_named_part_lacks(

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from omni_ws.config.model import EngineName, RemoteConfig, ServerConfig, VllmConfig
 from omni_ws.config.part_settings import PartConfig
-from omni_ws.config.parts import FORMS, LOCAL_PORTS, REMOTE_PARTS, needs_model
+from omni_ws.config.parts import FORMS, LOCAL_PORTS, REMOTE_PARTS, needs_model, takes_model
 from omni_ws.installing import INSTALL_VLLM, install_command
 
 _REMOTE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -30,6 +30,7 @@ _VLLM_PARTS: Final = frozenset({"vllm", "talker"})
 #: The package that a part needs, with the extra that installs it.
 _PACKAGES: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
     **{("asr", name): ("pocketsphinx", "embedded") for name in ("embedded", "pocketsphinx")},
+    ("asr", "whisper"): ("ctranslate2", "whisper"),
     **{(part, name): ("httpx", "remote") for part in FORMS for name in REMOTE_PARTS},
 }
 #: Settings of a part that say more about what ``use`` names.
@@ -90,7 +91,7 @@ def _settings_of(part: PartConfig) -> frozenset[str]:
     used = {"voice"} if name not in ("none", "talker") and part.use is not None else set()
     if name in REMOTE_PARTS:
         used |= {"model", "api_key", "languages", "word_times", "speculate"}
-    elif needs_model(part.part, name):
+    elif takes_model(part.part, name):
         used |= {"model"}
     if part.part == "llm":
         used |= {"speculate"}  # says when any LLM is asked

@@ -77,7 +77,7 @@ class EmbeddedSettings(Section):
 
     max_recognisers: Count | None = Field(
         default=None,
-        description="Utterances recognised concurrently (about 90 MB each); unset: depends on the number of cores.",
+        description="Requests with speech at once; unset: what the cores carry. PocketSphinx takes 90 MB for each.",
     )
     voice: VoiceChoice = Field(
         default=VoiceChoice.AUTO, description="Synthesiser; auto: flite, else espeak, else none."

@@ -12,7 +12,13 @@ _URL_FORM: Final = "http://HOST:PORT/v1"
 #: The names of each part with the form that its users write. Those with a colon need a model behind it, those with
 #: brackets may have one.
 FORMS: Final[Mapping[str, Mapping[str, str]]] = {
-    "asr": {"embedded": "embedded", "pocketsphinx": "pocketsphinx", "vllm": "vllm:MODEL", "none": "none"},
+    "asr": {
+        "embedded": "embedded",
+        "whisper": "whisper[:tiny.en|base|FOLDER]",
+        "pocketsphinx": "pocketsphinx",
+        "vllm": "vllm:MODEL",
+        "none": "none",
+    },
     "llm": {
         "embedded": "embedded",
         "rules": "rules",
@@ -70,7 +76,11 @@ def parse_part(part: str, text: str) -> PartChoice:
     return PartChoice(name, model or None)
 
 
+def takes_model(part: str, name: str) -> bool:
+    """Whether a choice of this name may have a model."""
+    return ":" in FORMS[part].get(name, "")
+
+
 def needs_model(part: str, name: str) -> bool:
     """Whether a choice of this name means nothing without a model."""
-    form = FORMS[part].get(name, "")
-    return ":" in form and "[" not in form
+    return takes_model(part, name) and "[" not in FORMS[part][name]

@@ -38,6 +38,11 @@ def asr_of(config: ServerConfig) -> Engine | None:
 
         assert choice.model is not None  # without a model the configuration is refused
         return VllmAsrEngine(choice.model, config.asr.args)
+    if choice.name == "whisper":
+        from omni_ws.engine.asr.whisper_engine import WhisperEngine
+        from omni_ws.engine.asr.whisper_weights import DEFAULT_MODEL
+
+        return WhisperEngine(choice.model or DEFAULT_MODEL, max_recognisers=config.embedded.max_recognisers)
     from omni_ws.engine.asr.pocketsphinx_engine import PocketSphinxEngine
 
     return PocketSphinxEngine(max_recognisers=config.embedded.max_recognisers)

@@ -13,6 +13,7 @@ from support.speech_clips import WORDS, clip_bytes
 from omni_ws.config import ServerConfig, load
 from omni_ws.config.parts import LOCAL_PORTS
 from omni_ws.engine.asr.pocketsphinx_engine import PocketSphinxEngine
+from omni_ws.engine.asr.whisper_engine import WhisperEngine
 from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.parts import PartDescription
@@ -50,6 +51,7 @@ def settings_of(engine: Engine | None) -> Any:
         (("--llm", "embedded", "--asr", "none"), (type(None), RulesEngine, SynthesisEngine)),
         (("--asr", "pocketsphinx", "--tts", "none"), (PocketSphinxEngine, RulesEngine, type(None))),
         (("--asr", "none", "--tts", "talker:some/orpheus-3b"), (type(None), RulesEngine, TalkerEngine)),
+        (("--asr", "whisper:base", "--tts", "none"), (WhisperEngine, RulesEngine, type(None))),
         (("--asr", "vllm:whisper-tiny", "--tts", "none"), (VllmAsrEngine, RulesEngine, type(None))),
         (("--llm", "ollama"), (PocketSphinxEngine, LocalServerLlm, SynthesisEngine)),
         (("--llm", "http://h/v1", "--tts", "http://h/v1"), (PocketSphinxEngine, RemoteLlmEngine, RemoteTtsEngine)),

@@ -42,7 +42,7 @@ class RecogniserEngine:
     """Transcribes as the audio arrives: interim texts of the utterance under way, and a settled text of each.
 
     ``load`` creates the Recogniser. ``max_talkers`` requests may be listened to at once; None: as many as the cores
-    carry. Equal audio gives equal settled texts.
+    carry. ``carried`` tells of a lower limit that changes. Equal audio gives equal settled texts.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class RecogniserEngine:
         model: str,
         languages: frozenset[str],
         max_talkers: int | None = None,
+        carried: Callable[[], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
@@ -63,6 +64,7 @@ class RecogniserEngine:
         self._load = load
         self._languages = languages
         self._seats = max_talkers or TALKERS_PER_CORE * (os.cpu_count() or 1)
+        self._carried = carried
         self._clock = clock
         self._decoding: ThreadPoolExecutor | None = None
         self._started = False
@@ -89,7 +91,7 @@ class RecogniserEngine:
             return
         self._decoding = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="decoder")
         executor = ThreadPoolExecutor(self._seats, thread_name_prefix="listener")
-        self.listening = Listening(Seats(self._seats), self._load(), executor)
+        self.listening = Listening(Seats(self._seats, self._carried), self._load(), executor)
         try:
             await run_in_thread(executor, load_detector)
             await run_in_thread(executor, self.listening.recogniser.start)

@@ -38,6 +38,8 @@ class Utterance:
     #: The samples before the speech itself.
     lead: int = 0
     length: int = 0
+    #: Whether the speaker pauses just now.
+    quiet: bool = False
     _blocks: list[Pcm16] = field(default_factory=list)
 
     @property

@@ -159,6 +159,7 @@ class UtteranceSplitter:
         if isinstance(event, SpeechOffset):
             self._finish_utterance()
             return
+        utterance.quiet = self._turns.silent_windows > 0
         self._watch_pause(utterance)
         if utterance.length >= self._limits.longest or (
             utterance.length >= self._limits.cut_after and probability < self._turns.threshold

@@ -13,6 +13,7 @@ import numpy as np
 
 from omni_ws.audio.log_mel import FRAMES_PER_SEC, SAMPLE_RATE, log_mel
 from omni_ws.audio.samples import Samples
+from omni_ws.engine.asr.whisper_languages import WHISPER_LANGUAGES
 from omni_ws.errors import EngineFailed
 
 if TYPE_CHECKING:
@@ -64,8 +65,10 @@ class WhisperModel:
     """
 
     def __init__(self, folder: Path, *, workers: int = 1, compute_type: str = "int8") -> None:
-        import ctranslate2
-
+        try:
+            import ctranslate2
+        except ImportError as error:
+            raise EngineFailed(f"Whisper needs ctranslate2, which cannot be loaded here: {error}") from error
         try:
             self._vocabulary = _vocabulary(folder)
             self._model: Any = ctranslate2.models.Whisper(
@@ -80,14 +83,21 @@ class WhisperModel:
         """Whether it reads other languages than English."""
         return bool(self._model.is_multilingual)
 
+    @property
+    def languages(self) -> frozenset[str]:
+        """Those that it can be told to expect."""
+        if not self.multilingual:
+            return frozenset({"en"})
+        return frozenset(code for code in WHISPER_LANGUAGES if f"<|{code}|>" in self._ids)
+
     def transcribe(
-        self, audio: Samples, *, beam: int = 5, words: bool = True, language: str = "en"
+        self, audio: Samples, *, beam: int = 5, words: bool = True, language: str | None = "en"
     ) -> WhisperTranscript:
         """Read audio at 16 kHz. Blocks: 50 ms to 300 ms of one core for the smallest model.
 
         ``beam`` 1 is greedy: half the work of the decoder, and some more errors. ``words`` adds their times.
-        ``language`` (``de``) is for models of many languages. Raises ValueError for one that the model does not know,
-        and for audio that is too long.
+        ``language`` (``de``) is for models of many languages; None: the model judges by the audio. Raises ValueError
+        for one that the model does not know, and for audio that is too long.
         """
         seconds = len(audio) / SAMPLE_RATE
         if seconds > LONGEST_SEC:
@@ -97,6 +107,8 @@ class WhisperModel:
 
         spectrogram = log_mel(audio, context * FRAMES_PER_SEC, bands=self._model.n_mels)
         encoded = self._model.encode(ctranslate2.StorageView.from_array(spectrogram[None]))
+        if language is None and self.multilingual:
+            language = self._language_of(encoded)
         prompt = [self._id(token) for token in prompt_tokens(language if self.multilingual else None)]
         (result,) = self._model.generate(
             encoded,
@@ -113,6 +125,10 @@ class WhisperModel:
             float(result.no_speech_prob),
             float(result.scores[0]),
         )
+
+    def _language_of(self, encoded: ctranslate2.StorageView) -> str:
+        ((likeliest, *_),) = self._model.detect_language(encoded)
+        return str(likeliest[0]).strip("<|>")
 
     def _id(self, token: str) -> int:
         if token not in self._ids:

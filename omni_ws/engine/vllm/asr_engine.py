@@ -14,20 +14,26 @@ from omni_ws.audio.samples import Pcm16
 from omni_ws.engine.asr.listener import Listening
 from omni_ws.engine.asr.recogniser import LiveText, Recognised
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
-from omni_ws.engine.asr.utterance import SAMPLE_RATE, Utterance
+from omni_ws.engine.asr.stretched_text import StretchedText
+from omni_ws.engine.asr.utterance import SAMPLE_RATE
 from omni_ws.engine.base import EngineCapabilities, EngineState, GenerationRequest
 from omni_ws.engine.vllm.transcription import TranscriptionModel
 
 #: Requests that are listened to at once, unless ``max_num_seqs`` is less.
 MAX_TALKERS: Final = 64
-#: The first interim text of an utterance is of so many samples.
-FIRST_INTERIM_SAMPLES: Final = SAMPLE_RATE
+#: The first interim text of an utterance is of so much speech.
+FIRST_INTERIM_SAMPLES: Final = SAMPLE_RATE // 2
 #: Each further one is of a so much longer utterance, as the model reads it from its beginning every time.
 INTERIM_GROWTH: Final = 1.3
 #: And it has to have taken at most half of the time since the one before.
 INTERIM_SHARE: Final = 0.5
 #: In vLLM's queue, where settled texts go first.
 INTERIM_PRIORITY: Final = 1
+
+
+def interim_gap_sec(read_sec: float, took_sec: float) -> float:
+    """How much more speech the next interim text needs, after one of ``read_sec`` that took ``took_sec``."""
+    return max((INTERIM_GROWTH - 1) * read_sec, took_sec / INTERIM_SHARE)
 
 
 class VllmAsrEngine(RecogniserEngine):
@@ -116,7 +122,7 @@ class VllmRecogniser:
         """Do nothing: vLLM takes requests as they come."""
 
     def live_text(self) -> LiveText:
-        return StretchedText(self._interim, self._clock)
+        return StretchedText(self._interim, self._clock, first=FIRST_INTERIM_SAMPLES, gap=interim_gap_sec)
 
     def transcribe(self, pcm: Pcm16) -> Future[Recognised]:
         return self._run(self._settled(pcm))
@@ -134,47 +140,3 @@ class VllmRecogniser:
 
     def _run(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-
-class StretchedText:
-    """The LiveText of a model that reads an utterance from its beginning each time: at stretching intervals.
-
-    ``recognise`` writes an utterance down that is still being spoken. One at a time is under way.
-    """
-
-    def __init__(self, recognise: Callable[[Pcm16], Future[str]], clock: Callable[[], float]) -> None:
-        self._recognise = recognise
-        self._clock = clock
-        self._work: Future[str] | None = None
-        self._begun = 0.0
-        self._read_samples = 0
-        #: The length from which the utterance is read again.
-        self._next = FIRST_INTERIM_SAMPLES
-        self._text = ""
-
-    def read(self, utterance: Utterance) -> str:
-        if self._work is not None and self._work.done():
-            self._take(self._work)
-        if self._work is None and utterance.length >= self._next:
-            self._begun = self._clock()
-            self._read_samples = utterance.length
-            self._work = self._recognise(utterance.pcm())
-            self._work.add_done_callback(self._note_duration)
-        return self._text
-
-    def end(self) -> None:
-        work, self._work = self._work, None
-        if work is not None:
-            work.cancel()
-        self._next, self._text = FIRST_INTERIM_SAMPLES, ""
-
-    def _note_duration(self, work: Future[str]) -> None:
-        if work is not self._work:
-            return
-        took = (self._clock() - self._begun) * SAMPLE_RATE
-        self._next = self._read_samples + round(max((INTERIM_GROWTH - 1) * self._read_samples, took / INTERIM_SHARE))
-
-    def _take(self, work: Future[str]) -> None:
-        self._work = None
-        if not work.cancelled() and work.exception() is None:  # the settled text will report a failure
-            self._text = work.result()

@@ -8,8 +8,9 @@ from itertools import pairwise
 import numpy as np
 
 from omni_ws.audio.samples import Pcm16
+from omni_ws.engine.asr.stretched_text import StretchedText
 from omni_ws.engine.asr.utterance import SAMPLE_RATE, Utterance
-from omni_ws.engine.vllm.asr_engine import INTERIM_GROWTH, StretchedText
+from omni_ws.engine.vllm.asr_engine import INTERIM_GROWTH, interim_gap_sec
 
 
 class Reader:
@@ -18,7 +19,7 @@ class Reader:
     def __init__(self) -> None:
         self.now = 0.0
         self.asked: list[tuple[int, Future[str]]] = []
-        self.text = StretchedText(self._recognise, lambda: self.now)
+        self.text = StretchedText(self._recognise, lambda: self.now, first=SAMPLE_RATE, gap=interim_gap_sec)
         self.utterance = Utterance(0)
 
     def _recognise(self, pcm: Pcm16) -> Future[str]:
@@ -45,6 +46,25 @@ def test_it_asks_once_there_is_a_second_and_shows_the_answer_later() -> None:
     assert len(reader.asked) == 1
     reader.settle("one")
     assert reader.hear(0.1) == "one"
+
+
+def test_what_lies_before_the_speech_does_not_count() -> None:
+    reader = Reader()
+    reader.utterance = Utterance(0, lead=SAMPLE_RATE // 2)
+    reader.hear(1.4)
+    assert reader.asked == []
+    reader.hear(0.1)
+    assert [length for length, _ in reader.asked] == [1.5 * SAMPLE_RATE]
+
+
+def test_it_does_not_ask_while_the_speaker_pauses() -> None:
+    reader = Reader()
+    reader.utterance.quiet = True
+    reader.hear(3)
+    assert reader.asked == []
+    reader.utterance.quiet = False
+    reader.hear(0.1)
+    assert len(reader.asked) == 1
 
 
 def test_intervals_stretch() -> None:
@@ -90,3 +110,17 @@ def test_the_end_of_an_utterance_withdraws_what_is_under_way() -> None:
     assert len(reader.asked) == 2
     reader.settle("next")
     assert reader.hear(0.1) == "next"
+
+
+def test_what_still_runs_for_an_utterance_that_has_ended_is_waited_for() -> None:
+    reader = Reader()
+    reader.hear(1)
+    (_, first), *_ = reader.asked
+    assert first.set_running_or_notify_cancel()
+    reader.text.end()
+    reader.utterance = Utterance(0)
+    reader.hear(1)
+    assert len(reader.asked) == 1
+    first.set_result("of the utterance before")
+    assert reader.hear(0.1) == ""
+    assert len(reader.asked) == 2

@@ -1,0 +1,240 @@
+"""Speech recognition as a request sees it, with Whisper tiny.en."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import re
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from support.engine_answers import Answer, answered, audio, collect, open_input, request_of
+from support.real_models import fetched
+from support.speech_clips import (
+    SAMPLE_RATE,
+    WORDS,
+    as_pcm16,
+    clip_bytes,
+    clip_samples,
+    noises,
+    silence,
+    word_errors,
+)
+from support.until import until
+
+from omni_ws.audio.samples import Samples
+from omni_ws.core.chunks import InputChunk, Task
+from omni_ws.engine.asr.utterance import to_pcm16
+from omni_ws.engine.asr.whisper_engine import WhisperEngine
+from omni_ws.engine.asr.whisper_weights import whisper_problem
+from omni_ws.engine.base import EngineState, TranscriptOutput
+
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.slow,
+    pytest.mark.real_time,
+    pytest.mark.timeout(900),  # the first run fetches the model
+]
+
+pytest.importorskip("ctranslate2")
+
+NUMBERS = {"4": "four", "7": "seven", "8": "eight", "10": "ten"}
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def started() -> AsyncIterator[WhisperEngine]:
+    fetched("whisper-tiny-en")
+    engine = WhisperEngine()
+    await engine.start()
+    yield engine
+    await engine.stop()
+    assert engine.state is EngineState.STARTING
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def engine(started: WhisperEngine) -> AsyncIterator[WhisperEngine]:
+    """The running engine; afterwards nothing of it may be held any more."""
+    yield started
+    assert started.active_requests == 0
+    assert started.listening is not None
+    assert started.listening.seats.taken == 0
+
+
+async def transcribed(engine: WhisperEngine, *chunks: InputChunk, **fields: object) -> Answer:
+    return await answered(engine, *chunks, task=Task.TRANSCRIBE, **fields)
+
+
+async def spoken(engine: WhisperEngine, pcm: bytes) -> Answer:
+    """The answer to audio that comes as it is spoken."""
+    source = open_input()
+    running = asyncio.create_task(collect(engine, source, task=Task.TRANSCRIBE))
+    for chunk in audio(pcm, 100):
+        source.put_nowait(chunk)
+        await asyncio.wait([running], timeout=0.1)
+    source.close()
+    return await running
+
+
+def plain(text: str) -> str:
+    """As WORDS are written: small letters, numbers in words, no punctuation."""
+    words = re.sub(r"[^a-z0-9' ]", "", text.lower()).split()
+    return " ".join(NUMBERS.get(word, word) for word in words)
+
+
+def keyboard(seconds: float) -> Samples:
+    """Keys that are hit seven times a second: each a click, a knock, and a fainter click when it comes up."""
+    generator = np.random.default_rng(3)
+    sound = generator.normal(0, 0.001, int(seconds * SAMPLE_RATE))
+    time = np.arange(SAMPLE_RATE // 20) / SAMPLE_RATE
+    at = 0.1
+    while at < seconds - 0.3:
+        for offset, loudness in ((0.0, 0.3), (generator.uniform(0.06, 0.12), 0.1)):
+            click = generator.normal(0, 1, len(time)) * np.exp(-400 * time)
+            knock = np.sin(2 * np.pi * generator.uniform(180, 260) * time) * np.exp(-120 * time)
+            start = int((at + offset) * SAMPLE_RATE)
+            sound[start : start + len(time)] += loudness * (click + 0.5 * knock)
+        at += generator.uniform(0.08, 0.2)
+    return np.asarray(sound, np.float32)
+
+
+async def test_speech_is_written_down(engine: WhisperEngine) -> None:
+    """Of 38 words, two are wrong: "Queen of Clothes"."""
+    errors = 0
+    for name, words in WORDS.items():
+        result = await transcribed(engine, *audio(clip_bytes(name)))
+        assert result.text == result.transcript
+        errors += word_errors(words, plain(result.transcript))
+    assert errors <= 2
+
+
+async def test_words_have_their_places_in_the_input(engine: WhisperEngine) -> None:
+    result = await transcribed(engine, *audio(silence(2) + clip_bytes("goforward") + silence(0.6), 20))
+    (settled,) = [transcript for transcript in result.transcripts if not transcript.interim]
+    assert plain(" ".join(word.text for word in settled.words)) == WORDS["goforward"]
+    assert settled.start_ms is not None
+    assert 1500 < settled.start_ms <= settled.words[0].start_ms
+    assert settled.words[-1].end_ms < 2000 + len(clip_bytes("goforward")) / 32
+
+
+async def test_equal_bytes_give_equal_text_however_they_are_cut(engine: WhisperEngine) -> None:
+    speech = clip_bytes("cards_005") + silence(0.8) + clip_bytes("goforward")
+    results = [await transcribed(engine, *audio(speech, frame_ms)) for frame_ms in (20, 100, None)]
+    results.append(await spoken(engine, speech))
+    settled = [[each for each in result.transcripts if not each.interim] for result in results]
+    assert len(settled[0]) == 2
+    assert settled[1:] == settled[:1] * 3
+
+
+SOUNDS = ("silence", "white noise", "tone", "hum", "music", "keyboard")
+
+
+@pytest.mark.parametrize("name", SOUNDS)
+async def test_noise_gives_no_words(engine: WhisperEngine, name: str) -> None:
+    sound = keyboard(20) if name == "keyboard" else noises(20)[name]
+    result = await transcribed(engine, *audio(as_pcm16(sound), 100))
+    assert (result.transcripts, result.text) == ([], "")
+
+
+@pytest.mark.parametrize("name", SOUNDS)
+@pytest.mark.parametrize("seconds", [0.6, 2, 6])
+async def test_noise_that_was_taken_for_speech_gives_no_words(engine: WhisperEngine, name: str, seconds: float) -> None:
+    sound = keyboard(seconds) if name == "keyboard" else noises(seconds)[name]
+    assert engine.listening is not None
+    recogniser = engine.listening.recogniser
+    assert recogniser.transcribe(to_pcm16(sound)).result(30).text == ""
+
+
+async def test_interim_texts_come_while_somebody_speaks(engine: WhisperEngine) -> None:
+    """The first after 0.8 s of speech on a machine that has nothing else to do, and the last has most of the words."""
+    result = await spoken(engine, clip_bytes("librivox_ss_0870"))
+    interim = [transcript.text for transcript in result.transcripts if transcript.interim]
+    assert len(interim) >= 3
+    assert word_errors(WORDS["librivox_ss_0870"], plain(interim[-1])) < 12
+    assert word_errors(WORDS["librivox_ss_0870"], plain(result.transcript)) <= 1
+
+
+async def test_the_first_interim_text_comes_before_the_audio_ends(engine: WhisperEngine) -> None:
+    source = open_input()
+    async with aclosing(engine.generate(request_of(source, task=Task.TRANSCRIBE))) as outputs:
+        following = asyncio.ensure_future(anext(outputs))
+        for chunk in audio(clip_bytes("goforward"), 100):
+            source.put_nowait(chunk)
+            # Paced by the clock of the audio: this is what live means.
+            await asyncio.wait([following], timeout=0.1)
+            if following.done():
+                break
+        first = await following
+        assert isinstance(first, TranscriptOutput)
+        assert first.interim
+        assert plain(first.text).split()[0] == "go"
+
+
+async def test_two_talkers_at_once_are_both_understood(engine: WhisperEngine) -> None:
+    names = ("librivox_ss_0870", "cards_005")
+    results = await asyncio.gather(*(spoken(engine, clip_bytes(name)) for name in names))
+    for name, result in zip(names, results, strict=True):
+        assert any(transcript.interim for transcript in result.transcripts)
+        assert word_errors(WORDS[name], plain(result.transcript)) <= 2
+
+
+@pytest.mark.parametrize("sent_ms", [0, 700, 1500, 2500])
+async def test_cancelling_frees_everything(engine: WhisperEngine, sent_ms: int) -> None:
+    """The checks are in the fixture."""
+    source = open_input(*audio(clip_bytes("goforward")[: sent_ms * 32], 20))
+    task = asyncio.create_task(collect(engine, source, task=Task.TRANSCRIBE))
+    await until(lambda: not source.queued and engine.active_requests == 1)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_long_speech_is_cut_and_nothing_is_lost(engine: WhisperEngine) -> None:
+    """A minute without a pause that is long enough to end an utterance."""
+    clip = clip_samples("librivox_ss_0870")
+    loud = np.flatnonzero(np.abs(clip) > 0.02)
+    speech = np.tile(clip[loud[0] : loud[-1]], 9)
+    result = await transcribed(engine, *audio(as_pcm16(speech)))
+    settled = [transcript for transcript in result.transcripts if not transcript.interim]
+    assert len(settled) >= 3
+    words = 9 * len(WORDS["librivox_ss_0870"].split())
+    assert word_errors(" ".join([WORDS["librivox_ss_0870"]] * 9), plain(result.transcript)) <= words // 10
+
+
+async def test_more_talkers_take_no_more_memory(engine: WhisperEngine) -> None:
+    await spoken(engine, clip_bytes("goforward"))
+    before = resident_mb()
+    await asyncio.gather(*(transcribed(engine, *audio(clip_bytes("librivox_ss_0870"))) for _ in range(2)))
+    gc.collect()
+    assert resident_mb() - before < 40
+
+
+def resident_mb() -> float:
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS")]
+    return int(line.split()[1]) / 1024
+
+
+async def test_what_it_says_about_itself(engine: WhisperEngine) -> None:
+    assert (engine.name, engine.model, engine.state) == ("whisper", "tiny.en", EngineState.OK)
+    assert engine.capabilities.languages == {"en"}
+    assert engine.capabilities.word_times
+    assert whisper_problem() is None
+
+
+async def test_a_model_of_many_languages_expects_the_one_that_is_named() -> None:
+    engine = WhisperEngine(str(fetched("whisper-base")))
+    await engine.start()
+    try:
+        assert {"de", "en", "fr", "zh"} < engine.capabilities.languages
+        clip = audio(clip_bytes("librivox_ss_0870"))
+        found = await transcribed(engine, *clip)
+        assert word_errors(WORDS["librivox_ss_0870"], plain(found.transcript)) <= 1
+        german = await transcribed(engine, *clip, language="de")
+        assert word_errors(WORDS["librivox_ss_0870"], plain(german.transcript)) > 5
+    finally:
+        await engine.stop()

@@ -1,0 +1,226 @@
+"""The order and the bookkeeping of recognition with Whisper, with a model that only takes time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from collections.abc import AsyncIterator, Iterator
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from support.engine_answers import answered, audio, collect, open_input
+from support.speech_clips import clip_bytes
+from support.until import until
+
+from omni_ws.audio.samples import Samples
+from omni_ws.core.chunks import Task, Word
+from omni_ws.engine.asr.recogniser import Recognised
+from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
+from omni_ws.engine.asr.recognition_cost import RecognitionCost
+from omni_ws.engine.asr.utterance import SAMPLE_RATE, Utterance
+from omni_ws.engine.asr.whisper_model import ScoredWord, WhisperTranscript
+from omni_ws.engine.asr.whisper_recogniser import WhisperRecogniser
+from omni_ws.errors import EngineOverloaded
+
+SPEECH = clip_bytes("librivox_ss_0870")
+
+
+class TimedModel:
+    """Takes a tenth of the length of the audio, on a clock that nothing else moves, and tells what it was asked."""
+
+    languages = frozenset({"de", "en"})
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pace = 0.1
+        self.no_speech, self.score = 0.1, -0.3
+        #: The beam, the length in seconds and the language of what has begun.
+        self.begun: list[tuple[int, float, str | None]] = []
+        #: Held back while it is not set.
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+
+    def transcribe(self, audio: Samples, *, beam: int, words: bool, language: str | None) -> WhisperTranscript:
+        seconds = len(audio) / SAMPLE_RATE
+        self.begun.append((beam, seconds, language))
+        assert self.goes_on.wait(30)
+        self.now += self.pace * seconds
+        found = (ScoredWord("words", 10, 20, 0.9),) if words else ()
+        return WhisperTranscript(f"words, beam {beam}", found, self.no_speech, self.score)
+
+    @property
+    def beams(self) -> list[int]:
+        return [beam for beam, _, _ in self.begun]
+
+
+@pytest.fixture
+def model() -> TimedModel:
+    return TimedModel()
+
+
+@pytest.fixture
+def cost() -> RecognitionCost:
+    return RecognitionCost(1)
+
+
+@pytest.fixture
+def recogniser(model: TimedModel, cost: RecognitionCost) -> Iterator[WhisperRecogniser]:
+    recogniser = WhisperRecogniser(lambda: model, cost, workers=1, clock=lambda: model.now)
+    recogniser.start()
+    model.begun.clear()
+    yield recogniser
+    model.goes_on.set()
+    recogniser.close()
+
+
+def pcm(seconds: float) -> np.ndarray:
+    return np.zeros(int(seconds * SAMPLE_RATE), np.int16)
+
+
+def spoken(seconds: float) -> Utterance:
+    utterance = Utterance(0)
+    utterance.append(pcm(seconds))
+    return utterance
+
+
+def test_settled_texts_have_words_and_a_beam(recogniser: WhisperRecogniser, model: TimedModel) -> None:
+    recognised = recogniser.transcribe(pcm(2)).result(10)
+    assert recognised == Recognised("words, beam 5", (Word("words", 10, 20),))
+    assert model.begun == [(5, 2.0, None)]
+
+
+def test_settled_texts_go_before_interim_ones(recogniser: WhisperRecogniser, model: TimedModel) -> None:
+    model.goes_on.clear()
+    first = recogniser.transcribe(pcm(1))
+    for _ in range(3):
+        recogniser.live_text().read(spoken(1))
+    last = recogniser.transcribe(pcm(1))
+    model.goes_on.set()
+    assert first.result(10) == last.result(10)
+    recogniser.close()
+    assert model.beams[:2] == [5, 5]
+
+
+async def test_interim_texts_are_greedy_and_come_one_at_a_time(
+    recogniser: WhisperRecogniser, model: TimedModel
+) -> None:
+    live, utterance = recogniser.live_text(), spoken(0.3)
+    assert live.read(utterance) == ""
+    assert model.begun == []  # too little
+    model.goes_on.clear()
+    for _ in range(10):
+        utterance.append(pcm(0.1))
+        assert live.read(utterance) == ""
+    await until(lambda: bool(model.begun))
+    assert model.begun == [(1, 0.4, None)]
+    model.goes_on.set()
+    await until(lambda: live.read(utterance) == "words, beam 1")
+    live.end()
+
+
+@pytest.mark.parametrize(("no_speech", "score", "gated"), [(0.7, -1.1, True), (0.5, -1.1, False), (0.7, -0.9, False)])
+async def test_text_of_noise_is_dropped(
+    recogniser: WhisperRecogniser, model: TimedModel, no_speech: float, score: float, gated: bool
+) -> None:
+    model.no_speech, model.score = no_speech, score
+    assert (recogniser.transcribe(pcm(1)).result(10) == Recognised()) is gated
+    live, utterance = recogniser.live_text(), spoken(1)
+    live.read(utterance)
+    await until(lambda: recogniser.transcribe(pcm(0)).result(10) is not None and len(model.begun) == 3)
+    assert (live.read(utterance) == "") is gated
+
+
+def test_a_request_may_have_a_language(recogniser: WhisperRecogniser, model: TimedModel) -> None:
+    german = recogniser.in_language("de")
+    german.transcribe(pcm(1)).result(10)
+    recogniser.transcribe(pcm(1)).result(10)
+    assert [language for _, _, language in model.begun] == ["de", None]
+    assert german.languages == {"de", "en"}
+
+
+def test_the_start_and_the_work_measure_what_it_costs(
+    recogniser: WhisperRecogniser, model: TimedModel, cost: RecognitionCost
+) -> None:
+    before = cost.talkers()
+    model.pace = 1.0
+    for _ in range(20):
+        recogniser.transcribe(pcm(3)).result(10)
+    assert cost.talkers() < before
+    assert cost.talkers() == 1
+
+
+def costs_little(cost: RecognitionCost) -> None:
+    for _ in range(50):
+        cost.note_settled(0.01, 3)
+        cost.note_interim(0.01)
+
+
+@pytest_asyncio.fixture
+async def engine(model: TimedModel, cost: RecognitionCost) -> AsyncIterator[RecogniserEngine]:
+    """An engine with one worker, for which all audio comes as it is spoken."""
+    ticks = itertools.count(0, 10)
+    engine = RecogniserEngine(
+        "whisper",
+        lambda: WhisperRecogniser(lambda: model, cost, workers=1, clock=lambda: model.now),
+        model="timed",
+        languages=frozenset({"en"}),
+        max_talkers=4,
+        carried=cost.talkers,
+        clock=lambda: next(ticks),
+    )
+    await engine.start()
+    model.begun.clear()
+    yield engine
+    model.goes_on.set()
+    assert engine.active_requests == 0
+    await engine.stop()
+
+
+async def test_who_has_ended_goes_before_those_who_still_speak(
+    engine: RecogniserEngine, model: TimedModel, cost: RecognitionCost
+) -> None:
+    costs_little(cost)
+    model.goes_on.clear()
+    # As much as may come at once and is still taken for live.
+    sources = [open_input(*audio(SPEECH[:44_000])) for _ in range(3)]
+    running = [asyncio.create_task(collect(engine, source, task=Task.TRANSCRIBE)) for source in sources]
+    await until(lambda: bool(model.begun))  # the others wait
+    assert model.beams == [1]
+    sources[2].close()
+    assert engine.listening is not None
+    workers = engine.listening.recogniser._workers  # type: ignore[attr-defined]
+    await until(lambda: any(urgency == 0 for urgency, *_ in workers._waiting))
+    model.goes_on.set()
+    await running[2]
+    assert model.beams[1] == 5
+    for source in sources:
+        source.close()
+    await asyncio.gather(*running)
+
+
+async def test_one_talker_too_many_is_refused(
+    engine: RecogniserEngine, model: TimedModel, cost: RecognitionCost
+) -> None:
+    """Each takes half of the only worker: a tenth of a second for a second, and again for each interim text."""
+    carried = cost.talkers()
+    assert 1 < carried < 4
+    sources = [open_input(*audio(SPEECH[:16_000])) for _ in range(carried)]
+    running = [asyncio.create_task(collect(engine, source, task=Task.TRANSCRIBE)) for source in sources]
+    await until(lambda: engine.listening is not None and engine.listening.seats.taken == carried)
+    with pytest.raises(EngineOverloaded, match=f"all {carried} recognisers are in use") as refusal:
+        await answered(engine, *audio(SPEECH[:16_000]), task=Task.TRANSCRIBE)
+    assert refusal.value.retry_after_ms
+    for source in sources:
+        source.close()
+    await asyncio.gather(*running)
+
+
+async def test_the_upper_limit_holds_where_recognition_costs_little(
+    engine: RecogniserEngine, model: TimedModel, cost: RecognitionCost
+) -> None:
+    costs_little(cost)
+    assert cost.talkers() > 4
+    assert engine.listening is not None
+    assert engine.listening.seats.count == 4
