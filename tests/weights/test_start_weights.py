@@ -70,9 +70,8 @@ def test_a_server_starts_without_what_cannot_be_fetched(
     assert main(["serve", "--fetch"], {}) == 0
     assert started == [2]
     (line,) = (line for line in capsys.readouterr().err.splitlines() if "model.bin, " not in line)
-    assert line.startswith(
-        "without two, which cannot be fetched now: the next start tries again (two cannot be fetched"
-    )
+    assert line.startswith("cannot fetch two now: the server starts without, and the next start tries again (")
+    assert line.endswith(" -m omni_ws weights fetch two tells why)")
     assert len(list(weights_cache().folder.glob("one-*/model.bin"))) == 1
 
 
