@@ -65,7 +65,7 @@ def test_the_first_colon_separates_except_in_a_url(part: str, text: str, choice:
 @pytest.mark.parametrize("part", FORMS)
 def test_what_is_unknown_is_refused_with_what_is_known(part: str) -> None:
     # The last are names that other programs have, and typing errors.
-    for text in ("gguf:model.gguf", "whispers", "hibari", "smollm2", "http:/host/v1", "Ollama", ":x"):
+    for text in ("gguf:model.gguf", "whispers", "hibaris", "smollm2", "http:/host/v1", "Ollama", ":x"):
         with pytest.raises(ConfigurationError) as caught:
             load((f"--{part}", text))
         message = str(caught.value)

@@ -31,6 +31,7 @@ _VLLM_PARTS: Final = frozenset({"vllm", "talker"})
 _PACKAGES: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
     **{("asr", name): ("pocketsphinx", "embedded") for name in ("embedded", "pocketsphinx")},
     ("asr", "whisper"): ("ctranslate2", "whisper"),
+    ("tts", "hibari"): ("hibari", "hibari"),
     **{(part, name): ("httpx", "remote") for part in FORMS for name in REMOTE_PARTS},
 }
 #: Settings of a part that say more about what ``use`` names.

@@ -48,6 +48,7 @@ class VoiceChoice(StrEnum):
     """Synthesisers of the embedded engine."""
 
     AUTO = "auto"
+    HIBARI = "hibari"
     FLITE = "flite"
     ESPEAK = "espeak"
     NONE = "none"

@@ -10,7 +10,7 @@ from typing import Final
 _URL_FORM: Final = "http://HOST:PORT/v1"
 
 #: The names of each part with the form that its users write. Those with a colon need a model behind it, those with
-#: brackets may have one.
+#: brackets may have one. FILE and FOLDER are models, too.
 FORMS: Final[Mapping[str, Mapping[str, str]]] = {
     "asr": {
         "embedded": "embedded",
@@ -29,6 +29,7 @@ FORMS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "tts": {
         "embedded": "embedded",
+        "hibari": "hibari[:FILE]",
         "flite": "flite",
         "espeak": "espeak",
         "talker": "talker:MODEL",

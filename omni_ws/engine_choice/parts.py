@@ -6,6 +6,7 @@ Each is imported only when it is named, since engines have heavy dependencies.
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
 from omni_ws.config.model import ServerConfig, VllmConfig, VoiceChoice
@@ -85,11 +86,13 @@ def tts_of(config: ServerConfig) -> Engine | None:
 
             assert choice.model is not None  # without a model the configuration is refused
             return TalkerEngine(choice.model, profile=config.vllm.talker_profile, args=config.vllm.talker_args)
-        case "embedded" | "flite" | "espeak":
+        case "embedded" | "hibari" | "flite" | "espeak":
             from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 
             synthesiser = config.embedded.voice if choice.name == "embedded" else VoiceChoice(choice.name)
-            return SynthesisEngine(synthesiser, default_voice=config.tts.voice or config.embedded.default_voice)
+            default_voice = config.tts.voice or config.embedded.default_voice
+            file = None if choice.model is None else Path(choice.model).expanduser()
+            return SynthesisEngine(synthesiser, default_voice=default_voice, file=file)
     from omni_ws.engine.remote.settings import RemoteTtsSettings
     from omni_ws.engine.remote.tts_engine import RemoteTtsEngine
 

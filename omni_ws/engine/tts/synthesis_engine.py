@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from pathlib import Path
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage, Word
@@ -23,18 +24,21 @@ from omni_ws.errors import EmptyInput, EngineFailed, InvalidValue, UnsupportedPa
 
 
 class SynthesisEngine:
-    """Speaks with flite or espeak-ng, in a process of its own that is started again when it dies.
+    """Speaks with hibari, flite or espeak-ng, in a process of its own that is started again when it dies.
 
     Where ``choice`` is AUTO and there is no synthesiser, the engine starts all the same, and can do nothing.
-    ``default_voice`` is one of the voices of the synthesiser, None for its usual one. Once started, the engine is named
-    like the synthesiser, and its model like the voice.
+    ``default_voice`` is one of the voices of the synthesiser, None for its usual one; ``file`` is what hibari speaks
+    from, None for the one in the cache of weights. Once started, the engine is named like the synthesiser, and its
+    model like the voice.
     """
 
-    def __init__(self, choice: VoiceChoice = VoiceChoice.AUTO, *, default_voice: str | None = None) -> None:
+    def __init__(
+        self, choice: VoiceChoice = VoiceChoice.AUTO, *, default_voice: str | None = None, file: Path | None = None
+    ) -> None:
         self.name = "synthesis"
         self.model = choice.value
         self.active_requests = 0
-        self.voice = Voice(choice, default_voice=default_voice)
+        self.voice = Voice(choice, default_voice=default_voice, file=file)
         self._threads: ThreadPoolExecutor | None = None
 
     @property

@@ -19,7 +19,8 @@ from omni_ws.audio.samples import Samples
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
 from omni_ws.engine.channel import Channel
-from omni_ws.engine.tts.synthesiser import VoiceFacts
+from omni_ws.engine.tts.hibari_weights import hibari_file
+from omni_ws.engine.tts.synthesiser import NoVoice, VoiceFacts
 from omni_ws.engine.tts.voice_pipe import (
     HEAD,
     RATE,
@@ -48,6 +49,9 @@ MAX_BACKOFF = 5.0
 #: So many deaths without a finished job in between, and the voice counts as broken.
 UNHEALTHY_AFTER = 3
 
+#: So many are languages rather than persons, and the first is no name to tell.
+MANY_VOICES = 20
+
 HOW_TO_GET_ONE = "install flite (Debian, Ubuntu: apt install flite; macOS: brew install flite) or omni_ws[espeak]"
 
 
@@ -73,9 +77,14 @@ class _Job:
 
 
 class Voice:
-    """Speaks for any number of callers; their texts take turns in the order in which they came."""
+    """Speaks for any number of callers; their texts take turns in the order in which they came.
 
-    def __init__(self, choice: VoiceChoice = VoiceChoice.AUTO, *, default_voice: str | None = None) -> None:
+    ``file`` is what hibari speaks from, None for the one in the cache of weights.
+    """
+
+    def __init__(
+        self, choice: VoiceChoice = VoiceChoice.AUTO, *, default_voice: str | None = None, file: Path | None = None
+    ) -> None:
         #: What speaks; None before ``start`` and where there is no voice.
         self.facts: VoiceFacts | None = None
         #: Why there is no voice.
@@ -84,6 +93,7 @@ class Voice:
         self.worker_pid: int | None = None
         self._choice = choice
         self._default_voice = default_voice
+        self._file = file
         self._waiting: deque[_Job] = deque()
         self._current: _Job | None = None
         self._next_number = 1
@@ -107,8 +117,10 @@ class Voice:
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Voices by their languages: the first of each."""
-        return {language: voice for voice, language in reversed(list(self.languages.items()))}
+        """Voices by their languages, and by those without their regions: the first of each."""
+        first = {language: voice for voice, language in reversed(list(self.languages.items()))}
+        wider = {language.partition("-")[0]: voice for language, voice in first.items()}
+        return {**wider, **first}
 
     def _named(self, voice: str) -> str:
         """Return the name of a voice, which may be given by its language."""
@@ -127,7 +139,7 @@ class Voice:
         """One line for the person who starts the server."""
         if self.facts is None:
             return f"voice: none ({self.reason}): answers are text only; to hear them, {HOW_TO_GET_ONE}"
-        name = f" {self.voices[0]}" if self.facts.synthesiser == "flite" else ""
+        name = f" {self.voices[0]}" if len(self.facts.voices) < MANY_VOICES else ""
         return f"voice: {self.facts.synthesiser}{name} ({self.facts.source})"
 
     async def start(self) -> None:
@@ -135,6 +147,11 @@ class Voice:
         if self._choice is VoiceChoice.NONE:
             self.reason = "switched off"
             return
+        if self._choice is VoiceChoice.HIBARI:
+            try:
+                self._file = await asyncio.to_thread(hibari_file, self._file)
+            except NoVoice as reason:
+                raise EngineFailed(f"no voice hibari: {reason}") from None
         ready = await self._launch()
         if "reason" in ready:
             self.reason = ready["reason"]
@@ -272,6 +289,7 @@ class Voice:
                 "-m",
                 WORKER_MODULE,
                 self._choice.value,
+                *([] if self._file is None else [str(self._file)]),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 env={**os.environ, "PYTHONPATH": path},

@@ -1,4 +1,4 @@
-"""The process that speaks: ``python -m omni_ws.engine.tts.voice_worker [auto|flite|espeak]``.
+"""The process that speaks: ``python -m omni_ws.engine.tts.voice_worker [auto|flite|espeak]``, or ``hibari FILE``.
 
 A process of its own, because the synthesisers keep global state, may crash, and one of them is GPLv3. It reads jobs
 from its standard input, writes speech to its standard output, and ends when its input does, which is also how the
@@ -14,6 +14,7 @@ import sys
 import threading
 import traceback
 from dataclasses import asdict
+from pathlib import Path
 from typing import BinaryIO
 
 from omni_ws.engine.tts.espeak import Espeak
@@ -95,8 +96,13 @@ def _read_frame(source: BinaryIO) -> Frame | None:
     return Frame(kind, job, source.read(length))
 
 
-def _synthesiser(choice: str) -> Synthesiser:
+def _synthesiser(choice: str, file: str | None = None) -> Synthesiser:
     """The synthesiser that was asked for, or the first one that works. Raises NoVoice."""
+    if file is not None:
+        # What hibari needs takes a second to import, which no other voice waits for.
+        from omni_ws.engine.tts.hibari import Hibari
+
+        return Hibari(Path(file))
     names = list(SYNTHESISERS) if choice == "auto" else [choice]
     reasons: list[str] = []
     for name in names:
@@ -135,7 +141,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     target = _take_over_stdout()
     try:
-        synthesiser = _synthesiser(sys.argv[1] if len(sys.argv) > 1 else "auto")
+        synthesiser = _synthesiser(*(sys.argv[1:3] or ["auto"]))
     except NoVoice as reason:
         target.write(encode_object(FrameKind.READY, 0, {"reason": str(reason)}))
         target.flush()

@@ -1,0 +1,243 @@
+"""hibari with its real weights: what it says, when each word is said, and what becomes of odd texts."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.real_models import fetched
+from support.speech_clips import word_errors
+
+from omni_ws.audio.resample import StreamResampler
+from omni_ws.engine.asr.whisper_model import WhisperModel
+from omni_ws.engine.spoken.speakable_text import spoken_form
+from omni_ws.engine.tts.hibari import SAMPLE_RATE, Hibari
+from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first run fetches the weights
+
+pytest.importorskip("hibari")
+
+SENTENCES = (
+    "Go forward ten meters, please.",
+    "Hello there.",
+    "She sells sea shells by the sea shore, and he has five of them!",
+    "Four hundred people came; five of them left before it ended.",
+)
+#: -40 dB: what nobody calls silence.
+HEARD = 0.01
+#: Text that a person hears as it is written, with what Whisper may write for it.
+READ_BACK = {
+    "The train to Boston leaves at 7:30 in the evening.": "the train to boston leaves at 730 in the evening",
+    "On March 15, 2024, it rained for 3 hours.": "on march 15th 2024 it rained for three hours",
+    "Dr. Lee paid $20 for the book.": "dr lee paid 20 for the book",
+    "Water boils at 100 degrees, and freezes at 0.": "water boils at 100 degrees and freezes at zero",
+    "I can hear you. What would you like to know?": "i can hear you what would you like to know",
+    "There are twenty-one people in the old library.": "there are 21 people in the old library",
+}
+
+
+@dataclass
+class Listening:
+    """Takes what is spoken; hangs up after ``patience`` pieces."""
+
+    patience: int = 1 << 30
+    pcm: bytes = b""
+    told: list[SpokenWord] = field(default_factory=list)
+    pieces: int = 0
+
+    def audio(self, sample_rate: int, pcm16: bytes) -> bool:
+        assert sample_rate == SAMPLE_RATE
+        self.pieces += 1
+        self.pcm += pcm16
+        return self.pieces < self.patience
+
+    def words(self, words: list[SpokenWord]) -> None:
+        self.told += words
+
+    @property
+    def samples(self) -> np.ndarray:
+        return np.frombuffer(self.pcm, "<i2").astype(np.float32) / np.float32(32768)
+
+    @property
+    def ms(self) -> float:
+        return len(self.pcm) / 2 * 1000 / SAMPLE_RATE
+
+
+@pytest.fixture(scope="module")
+def file() -> Path:
+    return fetched("hibari") / "hibari.onnx"
+
+
+@pytest.fixture(scope="module")
+def hibari(file: Path) -> Hibari:
+    return Hibari(file)
+
+
+@pytest.fixture(scope="module")
+def whisper() -> WhisperModel:
+    pytest.importorskip("ctranslate2")
+    return WhisperModel(fetched("whisper-tiny-en"))
+
+
+def spoken(hibari: Hibari, text: str, *, speed: float = 1.0, patience: int = 1 << 30) -> Listening:
+    listening = Listening(patience)
+    hibari.speak(text, "heart", listening, speed=speed)
+    return listening
+
+
+def test_its_voice_has_a_name_and_a_language(hibari: Hibari) -> None:
+    assert hibari.facts.voices == ("heart",)
+    assert hibari.facts.languages == {"heart": "en-us"}
+    assert hibari.facts.synthesiser == "hibari 0.2.1"
+    assert "without" not in hibari.facts.source
+    assert hibari.facts.latin_only
+
+
+@pytest.mark.parametrize("text", SENTENCES)
+@pytest.mark.parametrize("speed", [0.5, 1.0, 2.0])
+def test_speech_is_loud_and_begins_at_once(hibari: Hibari, text: str, speed: float) -> None:
+    samples = spoken(hibari, text, speed=speed).samples
+    assert np.abs(samples).max() > 0.15
+    assert np.sqrt(np.mean(samples**2)) > 0.02
+    assert np.flatnonzero(np.abs(samples) > HEARD)[0] <= 0.06 * SAMPLE_RATE
+
+
+@pytest.mark.parametrize("text", SENTENCES)
+@pytest.mark.parametrize("speed", [0.5, 1.0, 2.0])
+def test_words_are_those_of_the_text_and_lie_in_the_audio(hibari: Hibari, text: str, speed: float) -> None:
+    heard = spoken(hibari, text, speed=speed)
+    assert [word.text for word in heard.told] == re.findall(r"[\w']+", text)
+    assert all(0 <= word.start_ms < word.end_ms for word in heard.told)
+    assert all(before.end_ms <= after.start_ms for before, after in itertools.pairwise(heard.told))
+    assert heard.told[0].start_ms <= 60
+    # The last one ends where it is no longer heard, before the end of the audio.
+    sounding = np.flatnonzero(np.abs(heard.samples) > HEARD)[-1] * 1000 / SAMPLE_RATE
+    assert sounding - 150 < heard.told[-1].end_ms <= heard.ms
+    assert heard.told[-1].end_ms < sounding + 100
+
+
+def test_each_word_is_heard_at_its_time(hibari: Hibari, whisper: WhisperModel) -> None:
+    """Whisper, which places words by itself, agrees to a quarter of a second."""
+    heard = spoken(hibari, "Bring seven red apples, nine green bottles, and a yellow umbrella to the garden.")
+    found = {_plain(word.text): word for word in whisper.transcribe(at_16_khz(heard)).words}
+    told = [word for word in heard.told if word.text.lower() in found]
+    assert len(told) >= 10
+    for word in told:
+        middle = (found[word.text.lower()].start_ms + found[word.text.lower()].end_ms) / 2
+        assert word.start_ms - 250 < middle < word.end_ms + 250, word
+
+
+def test_words_that_are_read_otherwise_are_told_as_they_are_written(hibari: Hibari) -> None:
+    text = "Count 21, 22, 1,234 and 3.5 km at 7:30 (it's Dr. Smith's – “the best”)."
+    assert [word.text for word in spoken(hibari, text).told] == [
+        *("Count", "21", "22", "1,234", "and", "3.5", "km", "at", "7:30", "it's", "Dr", "Smith's", "the", "best")
+    ]
+
+
+def test_the_same_text_gives_the_same_samples(hibari: Hibari, file: Path) -> None:
+    first = spoken(hibari, SENTENCES[0])
+    assert spoken(hibari, SENTENCES[2]).pcm != first.pcm
+    assert spoken(hibari, SENTENCES[0]) == first
+    assert spoken(Hibari(file), SENTENCES[0]) == first
+
+
+@pytest.mark.parametrize("speed", [0.5, 0.8, 1.25, 2.0])
+def test_speed_changes_the_length_and_the_times_of_words(hibari: Hibari, speed: float) -> None:
+    for text in SENTENCES[2:]:
+        usual, other = spoken(hibari, text), spoken(hibari, text, speed=speed)
+        assert usual.ms / other.ms == pytest.approx(speed, rel=0.15)
+        for before, after in zip(usual.told, other.told, strict=True):
+            assert after.end_ms * speed == pytest.approx(before.end_ms, rel=0.2, abs=100)
+
+
+def test_a_listener_who_hangs_up_hears_no_more(hibari: Hibari) -> None:
+    assert spoken(hibari, SENTENCES[2], patience=3).pieces == 3
+
+
+@pytest.mark.parametrize("text", ["", " ", "...", "?!", "\0", "🎉🎉", "—", "你好", "\x07", "\u200d"])
+def test_what_has_no_words_is_silent(hibari: Hibari, text: str) -> None:
+    heard = spoken(hibari, text)
+    assert (heard.pcm, heard.told) == (b"", [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 2000,
+        "1" * 2000,
+        "1,000," * 330,
+        "x1y2" * 500,
+        "aB" * 1000,
+        "a-b'c/d." * 250,
+        "(" * 1000 + ")" * 1000,
+        "." * 1999 + "x",
+        "[a](/b/)" * 250,
+        "https://example.com/" + "q=1&" * 500,
+        "The quick brown fox jumps over the lazy dog " * 45,
+        "\x07\x1b[0m'\"`${}%s%n\\",
+        "🎉 Congratulations 🎉 on 100 % 你好 Привет ελληνικά שלום",
+        "Zyxgrth Llanfairpwllgwyngyllgogerychwyrndrobwll naïve Łódź İstanbul ﬁne ½ ² ٣",
+        "$1,234,567,890,123,456,789.99 −5 ±3 №7 1/0 0/0 99:99 31/31/3131 IIII MMMM",
+        "S.O.S. U.S.A. e.g. a.b.c.d.e.f 1.2.3.4 v2.0-rc1+x 10^100 #1 @me &c. =",
+    ],
+    ids=lambda text: text[:16].encode("unicode_escape").decode(),
+)
+def test_odd_texts_break_nothing(hibari: Hibari, text: str) -> None:
+    began = time.process_time()
+    heard = spoken(hibari, text, speed=2.0)
+    # Speech of minutes takes seconds; a text of this length never takes longer than its own speech.
+    assert time.process_time() - began < max(5.0, heard.ms / 1000)
+    assert len(heard.pcm) > 0 or not re.search(r"[a-z]{2}", text)
+    assert all(before.end_ms <= after.start_ms for before, after in itertools.pairwise(heard.told))
+    assert all(word.end_ms <= heard.ms for word in heard.told)
+    assert spoken(hibari, SENTENCES[1]).ms > 500
+
+
+def test_it_is_understood(hibari: Hibari, whisper: WhisperModel) -> None:
+    """Read back by the recogniser that does not know what was said."""
+    wrong = count = 0
+    for text, expected in READ_BACK.items():
+        said = "".join(piece.text for piece in spoken_form(text))
+        read = _plain(whisper.transcribe(at_16_khz(spoken(hibari, said)), words=False).text)
+        wrong += word_errors(expected, read)
+        count += len(expected.split())
+    assert wrong <= 0.05 * count
+
+
+def test_a_file_that_tells_no_times_speaks_without_them(file: Path, hibari: Hibari, tmp_path: Path) -> None:
+    renamed = tmp_path / "other.onnx"
+    renamed.write_bytes(file.read_bytes().replace(b"/CumSum_output_0", b"/CumSum_output_x"))
+    other = Hibari(renamed)
+    assert other.facts.source == "other.onnx, Apache-2.0, without word times"
+    assert other.facts.voices == ("other",)
+    heard = spoken(other, SENTENCES[0])
+    assert heard.told == []
+    assert heard.pcm == spoken(hibari, SENTENCES[0]).pcm
+
+
+def test_files_that_are_no_voice_are_refused(file: Path, tmp_path: Path) -> None:
+    oov = file.read_bytes()[:100_000]
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(oov)
+    with pytest.raises(NoVoice, match=r"broken\.onnx is no voice of hibari: "):
+        Hibari(broken)
+    with pytest.raises(NoVoice, match="cannot be read"):
+        Hibari(tmp_path / "nothing.onnx")
+
+
+def at_16_khz(heard: Listening) -> np.ndarray:
+    resampler = StreamResampler(SAMPLE_RATE, 16_000)
+    return np.concatenate((resampler.process(heard.samples), resampler.flush()))
+
+
+def _plain(text: str) -> str:
+    """Small letters and no punctuation, numbers as Whisper writes most of them."""
+    words = re.sub(r"[^a-z0-9' ]", "", text.lower().replace("-", " ")).split()
+    numbers = {"3": "three", "0": "zero"}
+    return " ".join(numbers.get(word, word) for word in words)

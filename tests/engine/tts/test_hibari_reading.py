@@ -1,0 +1,93 @@
+"""HibariReader: the phonemes of a text, and which of them are which word."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+
+import pytest
+
+pytest.importorskip("hibari")
+
+from omni_ws.engine.tts.hibari_reading import MAX_PHONEMES, HibariReader, ReadPiece
+
+pytestmark = pytest.mark.slow  # its dictionary takes a second to load
+
+
+@pytest.fixture(scope="module")
+def reader() -> HibariReader:
+    return HibariReader()
+
+
+@pytest.fixture(scope="module")
+def phonemes() -> dict[int, str]:
+    vocabulary = json.loads((resources.files("hibari") / "assets" / "vocab.json").read_text(encoding="utf-8"))
+    return {number: phoneme for phoneme, number in vocabulary.items()}
+
+
+def written(piece: ReadPiece, phonemes: dict[int, str]) -> str:
+    assert (piece.ids[0], piece.ids[-1]) == (0, 0)
+    return "".join(phonemes[number] for number in piece.ids[1:-1])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Go forward ten meters, please.",
+        "I read it — the record — in Reading; “why?” she used to ask.",
+        "The U.S. team won 3-1 on March 5th at 7:30 pm!",
+    ],
+)
+def test_phonemes_are_those_of_the_package(reader: HibariReader, phonemes: dict[int, str], text: str) -> None:
+    from hibari.g2p import G2P
+
+    (piece,) = reader.pieces(text)
+    assert written(piece, phonemes) == G2P()(text)
+
+
+def test_each_word_has_its_own_phonemes(reader: HibariReader, phonemes: dict[int, str]) -> None:
+    (piece,) = reader.pieces("Hello there, you!")
+    sounds = ["".join(phonemes[number] for number in piece.ids[word.first : word.last + 1]) for word in piece.words]
+    assert [word.text for word in piece.words] == ["Hello", "there", "you"]
+    assert sounds == ["həlˈO", "ðˈɛɹ", "ju"]
+
+
+def test_a_word_that_is_read_as_several_has_them_all(reader: HibariReader, phonemes: dict[int, str]) -> None:
+    (piece,) = reader.pieces("Come at 7:30 sharp")
+    sounds = {w.text: "".join(phonemes[number] for number in piece.ids[w.first : w.last + 1]) for w in piece.words}
+    assert list(sounds) == ["Come", "at", "7:30", "sharp"]
+    assert sounds["7:30"].count(" ") == 1
+    assert " " not in sounds["sharp"]
+
+
+def test_long_texts_are_cut_at_pauses_else_between_words(reader: HibariReader) -> None:
+    sentence = "this is a part of a long sentence with some words"
+    with_pauses = list(reader.pieces(", ".join([sentence] * 12)))
+    assert len(with_pauses) > 2
+    assert all(piece.words[0].text == "this" and piece.words[-1].text == "words" for piece in with_pauses)
+    without = list(reader.pieces(" ".join([sentence] * 12)))
+    for pieces in (with_pauses, without):
+        assert all(len(piece.ids) <= MAX_PHONEMES + 3 for piece in pieces)
+        assert [word.text for piece in pieces for word in piece.words] == sentence.split() * 12
+        for piece in pieces:
+            places = [place for word in piece.words for place in (word.first, word.last)]
+            assert places == sorted(places)
+            assert 1 <= places[0] <= places[-1] < len(piece.ids) - 1
+
+
+def test_long_words_and_numbers_are_read_to_their_ends(reader: HibariReader) -> None:
+    (once,) = reader.pieces("ba" * 12)
+    assert sum(len(piece.ids) for piece in reader.pieces("ba" * 60)) > 4 * len(once.ids)
+    (piece,) = reader.pieces("It is 1234567890123456.")
+    assert [word.text for word in piece.words] == ["It", "is", "1234567890123456"]
+
+
+def test_nothing_in_a_text_means_phonemes(reader: HibariReader) -> None:
+    (plain,) = reader.pieces("(hello)(/ʊps/)")
+    (link,) = reader.pieces("[hello](/ʊps/)")
+    assert link.ids == plain.ids
+
+
+def test_british_voices_read_by_british_rules(reader: HibariReader) -> None:
+    text = "After the bath, I can't dance."
+    assert list(HibariReader(british=True).pieces(text)) != list(reader.pieces(text))
