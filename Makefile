@@ -79,6 +79,9 @@ serve:
 	@echo 'MODEL and TALKER need vLLM: say make serve ENGINE=vllm$(if $(MODEL), MODEL=$(MODEL))$(if $(TALKER), TALKER=$(TALKER)); other models are named in LLM, as in LLM=ollama:NAME' >&2
 	@exit 2
 else
+ifneq ($(filter gguf:% smollm2,$(LLM)),)
+serve: $(VENV)/.ready-for-gguf
+endif
 serve: $(VENV)/.ready-to-serve
 	@exec $(BIN)/omni-ws serve --fetch $(if $(ENGINE),--engine $(ENGINE)) $(PARTS_OF_ENGINE) $(ARGS)
 endif
@@ -200,6 +203,11 @@ $(VENV)/.ready-to-serve: pyproject.toml | $(BIN)/python
 	@echo 'installing the server and its engines (a minute)'
 	@$(PIP) --editable '.[embedded,espeak,remote,$(NEURAL)]' || { \
 	  echo 'once more, without Whisper and hibari:' >&2; $(PIP) --editable '.[embedded,espeak,remote]'; }
+	@touch $@
+
+$(VENV)/.ready-for-gguf: $(VENV)/.ready-to-serve
+	@echo 'installing llama.cpp (34 MB)'
+	@$(PIP) --editable '.[gguf]'
 	@touch $@
 
 $(VENV)/.ready-to-test: pyproject.toml | $(BIN)/python

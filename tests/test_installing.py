@@ -58,6 +58,7 @@ def test_a_model_without_its_engine_is_refused_before_anything_is_installed(tmp_
     [
         (("LLM=ollama:llama3.2",), "VENV/bin/omni-ws", "--llm 'ollama:llama3.2'"),
         (("ASR=none", "LLM=rules", "TTS=flite"), "VENV/bin/omni-ws", "--asr 'none' --llm 'rules' --tts 'flite'"),
+        (("LLM=smollm2",), "VENV/bin/omni-ws", "--llm 'smollm2'"),
         (("LLM=vllm:a/b",), "VLLM/bin/python -m omni_ws", "--llm 'vllm:a/b'"),
         (("LLM=ollama", "ASR=vllm:a/b"), "VLLM/bin/python -m omni_ws", "--asr 'vllm:a/b' --llm 'ollama'"),
         (("LLM=rules", "TTS=talker:a/b"), "VLLM/bin/python -m omni_ws", "--llm 'rules' --tts 'talker:a/b'"),
@@ -68,6 +69,12 @@ def test_parts_choose_the_environment_of_the_server(parts: tuple[str, ...], pyth
     planned = make("--dry-run", "serve", *parts, "VENV=VENV", "VLLM=VLLM").stdout
     command = planned[planned.rindex("exec ") :].replace("\\\n", "")
     assert " ".join(command.split()) == f"exec {python} serve --fetch {flags}"
+
+
+@pytest.mark.parametrize(("llm", "installed"), [("gguf:a.gguf", True), ("smollm2", True), ("rules", False)])
+def test_a_language_model_inside_brings_what_runs_it(llm: str, installed: bool) -> None:
+    planned = make("--dry-run", "serve", f"LLM={llm}", "VENV=VENV").stdout
+    assert (".[gguf]" in planned) is installed
 
 
 @pytest.mark.parametrize("extra", ["embedded", "vllm", "remote"])

@@ -65,6 +65,7 @@ AT_HOME = {
     "espeakng_loader": "omni_ws.engine.tts",
     "ctranslate2": "omni_ws.engine.asr",
     "hibari": "omni_ws.engine.tts",
+    "xllamacpp": "omni_ws.engine.llm",
     "grpc": "omni_ws.transport",
     "httpx": "omni_ws.engine.remote",
     "httpcore": "omni_ws.transport.routes.media_fetch",

@@ -47,6 +47,8 @@ def test_parts_that_nobody_names_are_embedded() -> None:
 @pytest.mark.parametrize(
     ("part", "text", "choice"),
     [
+        ("llm", "gguf:/models/a:b.gguf", PartChoice("gguf", "/models/a:b.gguf")),
+        ("llm", "smollm2", PartChoice("smollm2")),
         ("llm", "vllm:C:/models/qwen", PartChoice("vllm", "C:/models/qwen")),
         ("llm", "https://api.example.org/v1", PartChoice("server", url="https://api.example.org/v1")),
         ("llm", "lmstudio", PartChoice("lmstudio")),
@@ -65,7 +67,7 @@ def test_the_first_colon_separates_except_in_a_url(part: str, text: str, choice:
 @pytest.mark.parametrize("part", FORMS)
 def test_what_is_unknown_is_refused_with_what_is_known(part: str) -> None:
     # The last are names that other programs have, and typing errors.
-    for text in ("gguf:model.gguf", "whispers", "hibaris", "smollm2", "http:/host/v1", "Ollama", ":x"):
+    for text in ("gguf-model", "whispers", "hibaris", "http:/host/v1", "Ollama", ":x"):
         with pytest.raises(ConfigurationError) as caught:
             load((f"--{part}", text))
         message = str(caught.value)
@@ -104,6 +106,10 @@ def refused(**fields: Any) -> str:
     ("fields", "message"),
     [
         ({"llm": {"use": "vllm"}}, "--llm vllm needs a model: --llm vllm:NAME-OR-FOLDER"),
+        ({"llm": {"use": "gguf"}}, "--llm gguf needs a model: --llm gguf:FILE"),
+        ({"llm": {"use": "rules", "threads": 2}}, "llm.threads means nothing beside --llm rules"),
+        ({"llm": {"use": "gguf:f", "api_key": "hush"}}, "llm.api_key means nothing beside --llm gguf"),
+        ({"llm": {"use": "smollm2", "model": "m"}}, "llm.model means nothing beside --llm smollm2"),
         ({"asr": {"use": "vllm"}}, "--asr vllm needs a model: --asr vllm:NAME-OR-FOLDER"),
         ({"tts": {"use": "talker"}}, "--tts talker needs a model"),
         ({"tts": {"use": "talker:m", "voice": "tara"}}, "tts.voice means nothing beside --tts talker"),
@@ -148,6 +154,8 @@ def test_llamacpp_has_the_port_of_this_server() -> None:
         ({"llm": {"use": "vllm:m"}}, "--llm vllm needs vLLM: 'make serve ENGINE=vllm MODEL=…'"),
         ({"llm": {"use": "ollama"}}, r"--llm ollama needs httpx: "),
         ({"tts": {"use": "http://h/v1"}}, r"--tts server needs httpx: "),
+        ({"llm": {"use": "gguf:m.gguf"}}, "--llm gguf needs xllamacpp: "),
+        ({"llm": {"use": "smollm2"}}, "--llm smollm2 needs xllamacpp: "),
         ({"asr": {"use": "embedded"}}, "--asr embedded needs pocketsphinx: "),
         ({"asr": {"use": "whisper:base"}}, "--asr whisper needs ctranslate2: "),
     ],

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from omni_ws.config.model import EngineName, RemoteConfig, ServerConfig, VllmConfig
 from omni_ws.config.part_settings import PartConfig
-from omni_ws.config.parts import FORMS, LOCAL_PORTS, REMOTE_PARTS, needs_model, takes_model
+from omni_ws.config.parts import FORMS, GGUF_PARTS, LOCAL_PORTS, REMOTE_PARTS, needs_model, takes_model
 from omni_ws.installing import INSTALL_VLLM, install_command
 
 _REMOTE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -33,9 +33,12 @@ _PACKAGES: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
     ("asr", "whisper"): ("ctranslate2", "whisper"),
     ("tts", "hibari"): ("hibari", "hibari"),
     **{(part, name): ("httpx", "remote") for part in FORMS for name in REMOTE_PARTS},
+    **{("llm", name): ("xllamacpp", "gguf") for name in GGUF_PARTS},
 }
+#: Settings of an LLM in a GGUF file.
+_OF_GGUF: Final = frozenset({"context", "threads", "parallel", "chat_template"})
 #: Settings of a part that say more about what ``use`` names.
-_BESIDE_USE: Final = frozenset({"model", "api_key", "args", "languages", "word_times", "speculate", "voice"})
+_BESIDE_USE: Final = frozenset({"model", "api_key", "args", "languages", "word_times", "speculate", "voice"}) | _OF_GGUF
 #: Settings of the remote engine that a part has of its own.
 _REMOTE_ALONE: Final = frozenset(
     {"upstreams", "model", "api_key", "modalities", "speech_upstream", "speech_model", "speech_api_key"}
@@ -71,7 +74,8 @@ def _problems_of(part: PartConfig) -> Iterator[str]:
         # The value is not shown, since it may contain a password.
         yield f"{flag} holds an invalid base URL; a valid one is http://127.0.0.1:8000/v1"
     if needs_model(part.part, choice.name) and choice.model is None:
-        yield f"{flag} {choice.name} needs a model: {flag} {choice.name}:NAME-OR-FOLDER"
+        model = "FILE" if choice.name in GGUF_PARTS else "NAME-OR-FOLDER"
+        yield f"{flag} {choice.name} needs a model: {flag} {choice.name}:{model}"
     if choice.model is not None and part.model not in (None, choice.model):
         yield f"{flag} names the model {choice.model}, and {part.part}.model {part.model}"
     for name in sorted((part.changed & _BESIDE_USE) - _settings_of(part)):
@@ -98,6 +102,8 @@ def _settings_of(part: PartConfig) -> frozenset[str]:
         used |= {"speculate"}  # says when any LLM is asked
     if name == "vllm":
         used |= {"args"}
+    if name in GGUF_PARTS:
+        used |= _OF_GGUF
     return frozenset(used)
 
 

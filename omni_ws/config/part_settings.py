@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from pydantic import Field, field_validator
 
 from omni_ws.config.parts import FORMS, PartChoice, parse_part
 from omni_ws.config.section import Section
-from omni_ws.config.values import Key, Seconds, Text
+from omni_ws.config.values import Count, Key, Seconds, Text
 
 #: What an LLM is told where its answers are spoken, unless the operator or the client says something else.
 SPOKEN_INSTRUCTIONS: Final = (
@@ -107,6 +108,19 @@ class LlmConfig(PartConfig):
         default=None,
         description="Sentence, such as `One moment.`, that a spoken answer says where the LLM calls a tool without "
         "a word; unset: none.",
+    )
+    context: Count = Field(
+        default=4096,
+        ge=256,
+        description="Tokens of context of a GGUF model for each conversation; at most its own.",
+    )
+    threads: Count | None = Field(default=None, description="Threads of a GGUF model; unset: half of the cores.")
+    parallel: Count | None = Field(
+        default=None,
+        description="Conversations that a GGUF model answers at a time; unset: half of the cores, but 2 to 4.",
+    )
+    chat_template: Path | None = Field(
+        default=None, description="Chat template (Jinja file) of a GGUF model; unset: that of the file."
     )
 
     @property

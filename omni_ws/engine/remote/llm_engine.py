@@ -14,7 +14,7 @@ from omni_ws.engine.base import EngineCapabilities, EngineOutput, GenerationRequ
 from omni_ws.engine.history_turns import whole_turns
 from omni_ws.engine.remote.answer_stream import ChatAnswer
 from omni_ws.engine.remote.context_window import ContextWindow
-from omni_ws.engine.remote.dialect import IGNORED_SAMPLING, Dialect
+from omni_ws.engine.remote.dialect import CLOSE_AFTER_STREAM, IGNORED_SAMPLING, Dialect
 from omni_ws.engine.remote.pool import Pool
 from omni_ws.engine.remote.request_body import Prompt, chat_body, read_prompt
 from omni_ws.engine.remote.server_sent_events import EventReader, ServerSentEvent
@@ -122,6 +122,8 @@ class RemoteLlmEngine(UpstreamEngine):
         )
         # Naming JSON asks for refusals with a status of their own, before a stream of events has begun.
         headers = {"X-Request-Id": request.request_id, "Accept": "application/json, text/event-stream"}
+        if dialect in CLOSE_AFTER_STREAM:
+            headers["Connection"] = "close"
         async with pool.post("chat/completions", body, headers=headers) as upstream:
             if not upstream.content_type.startswith("text/event-stream"):
                 raise EngineFailed("the upstream does not stream its answer")

@@ -1,0 +1,275 @@
+"""GgufEngine: a language model in a GGUF file, run by llama.cpp in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from omni_ws.core.chunks import InputChunk
+from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, GenerationRequest, InputSource
+from omni_ws.engine.llm.gguf_file import check_model_file
+from omni_ws.engine.llm.gguf_process import GgufProcess
+from omni_ws.engine.llm.gguf_server import Order
+from omni_ws.engine.remote.llm_engine import RemoteLlmEngine
+from omni_ws.engine.remote.settings import RemoteLlmSettings
+from omni_ws.errors import EngineFailed, EngineOverloaded
+
+logger = logging.getLogger(__name__)
+
+#: Seconds before a process that died is started again: doubled each time, up to the longest, until one lasts.
+FIRST_BACKOFF_SEC: Final = 0.5
+MAX_BACKOFF_SEC: Final = 30.0
+STABLE_AFTER_SEC: Final = 60.0
+#: How long an answer waits for others to end, in seconds.
+PLACE_SEC: Final = 2.0
+#: How long after the loss of a connection the end of the process may be noticed, in seconds.
+_DEATH_SEC: Final = 1.0
+
+#: Answers at the same time: more would each be slower than speech.
+_FEWEST_PARALLEL: Final = 2
+_MOST_PARALLEL: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GgufSettings:
+    """Which file, and how it is run; None: as fits the processor."""
+
+    file: Path
+    #: The model's name.
+    name: str
+    #: Of one conversation, in tokens.
+    context: int = 4096
+    threads: int | None = None
+    #: Conversations that are answered at the same time.
+    parallel: int | None = None
+    #: The file of a Jinja template in place of the model's own.
+    chat_template: Path | None = None
+    #: What the operator should know of the model.
+    about: str = ""
+    #: Seconds from the request to the first output.
+    first_byte_timeout: float = 120
+
+
+class GgufEngine:
+    """Does the task chat, by a RemoteLlmEngine in front of a process that it starts.
+
+    When the process dies, its answers fail, ``state`` becomes UNHEALTHY, and another one is started, with increasing
+    delays until it succeeds. Each has a port and a key of its own.
+    """
+
+    name = "gguf"
+
+    def __init__(self, settings: GgufSettings) -> None:
+        self.model = settings.name
+        self.active_requests = 0
+        self.settings = settings
+        self.parallel = settings.parallel or max(_FEWEST_PARALLEL, min(_cores() // 2, _MOST_PARALLEL))
+        #: The other cores are for those who hear and speak.
+        self.threads = settings.threads or max(1, _cores() // 2)
+        self._places = asyncio.Semaphore(self.parallel)
+        self._running: _Running | None = None
+        self._keeper: asyncio.Task[None] | None = None
+        self._capabilities = RemoteLlmEngine(_settings_of(settings, "", "", tools=False)).capabilities
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return self._capabilities
+
+    @property
+    def state(self) -> EngineState:
+        if self._keeper is None:
+            return EngineState.STARTING
+        if self._running is None or self._running.process.ended:
+            return EngineState.UNHEALTHY
+        return self._running.llm.state
+
+    @property
+    def process(self) -> GgufProcess | None:
+        """The process; None while there is none."""
+        return None if self._running is None else self._running.process
+
+    def describe(self) -> tuple[str, ...]:
+        if self._running is None:
+            return ()
+        ready = self._running.process.ready
+        line = (
+            f"{self.model} runs on {_count(self.threads, 'thread')}, with a context of {ready.context} tokens for each "
+            f"of {_count(self.parallel, 'conversation')} at a time"
+        )
+        tools = "" if ready.tools else "; its chat template leaves tools out, so they are refused"
+        return (line + tools, *filter(None, (self.settings.about,)))
+
+    # life
+
+    async def start(self) -> None:
+        """Load the model. Idempotent. Raises EngineFailed for a file that is no model, or cannot be loaded."""
+        if self._keeper is not None:
+            return
+        self._running = running = await self._launch()
+        self._capabilities = running.llm.capabilities
+        self._keeper = asyncio.create_task(self._keep(), name="watch over llama.cpp")
+
+    async def stop(self) -> None:
+        """End the process. Idempotent."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.cancel()
+            await asyncio.gather(keeper, return_exceptions=True)
+        await self._release()
+
+    async def _launch(self) -> _Running:
+        settings, key = self.settings, secrets.token_urlsafe(32)
+        template = await asyncio.to_thread(_read, settings)
+        process = await GgufProcess.launch(
+            Order(
+                file=str(settings.file),
+                name=settings.name,
+                key=key,
+                context=settings.context,
+                parallel=self.parallel,
+                threads=self.threads,
+                chat_template=template,
+            )
+        )
+        llm = RemoteLlmEngine(_settings_of(settings, process.ready.address, key, tools=process.ready.tools))
+        try:
+            await llm.start()
+        except BaseException:
+            await process.end()
+            raise
+        return _Running(process, llm)
+
+    async def _release(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            await running.process.end()
+            await running.llm.stop()
+
+    async def _keep(self) -> None:
+        """Wait for the end of the process and start another one, forever."""
+        loop, backoff = asyncio.get_running_loop(), FIRST_BACKOFF_SEC
+        while True:
+            began, running = loop.time(), self._running
+            assert running is not None
+            status = await running.process.wait()
+            if loop.time() - began > STABLE_AFTER_SEC:
+                backoff = FIRST_BACKOFF_SEC
+            await self._release()
+            logger.error("llama.cpp died (status %d); starting it again: %s", status, running.process.last_words)
+            while self._running is None:
+                await asyncio.sleep(backoff)
+                backoff = min(2 * backoff, MAX_BACKOFF_SEC)
+                try:
+                    self._running = await self._launch()
+                except EngineFailed as error:
+                    logger.error("llama.cpp does not start again: %s", error.message)
+            logger.warning("llama.cpp was started again")
+
+    # requests
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
+        running = self._running
+        if running is None:
+            raise EngineFailed("the process of the model has died, and is being started again", fatal=True)
+        place = _Place(self._places, self.parallel)
+        self.active_requests += 1
+        try:
+            answer = running.llm.generate(replace(request, input=place.after(request.input)))
+            async with aclosing(answer) as outputs:
+                async for output in outputs:
+                    yield output
+        except EngineFailed:
+            if await running.has_ended():
+                raise EngineFailed("the process of the model has died", fatal=True) from None
+            raise
+        finally:
+            place.leave()
+            self.active_requests -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A process, and the engine in front of it."""
+
+    process: GgufProcess
+    llm: RemoteLlmEngine
+
+    async def has_ended(self) -> bool:
+        """Whether the process has ended, after the loss of a connection to it."""
+        try:
+            async with asyncio.timeout(_DEATH_SEC):
+                await self.process.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+class _Place:
+    """The place of an answer among those at the same time, which it needs from the end of its input on."""
+
+    def __init__(self, places: asyncio.Semaphore, number: int) -> None:
+        self._places = places
+        self._number = number
+        self._taken = False
+
+    async def after(self, source: InputSource) -> AsyncIterator[InputChunk]:
+        """Yield the whole input, and end when there is a place. Raises EngineOverloaded where none becomes free."""
+        async for chunk in source:
+            yield chunk
+        try:
+            async with asyncio.timeout(PLACE_SEC):
+                await self._places.acquire()
+        except TimeoutError:
+            raise EngineOverloaded(
+                f"the model answers {_count(self._number, 'conversation')} at a time; retry later", retry_after_ms=1000
+            ) from None
+        self._taken = True
+
+    def leave(self) -> None:
+        """Idempotent."""
+        if self._taken:
+            self._taken = False
+            self._places.release()
+
+
+def _read(settings: GgufSettings) -> str | None:
+    """Check the files; return the text of the template. Raises EngineFailed. Blocks."""
+    check_model_file(settings.file)
+    if (template := settings.chat_template) is None:
+        return None
+    try:
+        return template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise EngineFailed(f"cannot read the chat template {template}: {reason}", fatal=True) from None
+
+
+def _settings_of(settings: GgufSettings, address: str, key: str, *, tools: bool) -> RemoteLlmSettings:
+    return RemoteLlmSettings(
+        urls=(address,),
+        model=settings.name,
+        api_key=key,
+        section="llm",
+        # What did not reach this process reaches none.
+        retries=0,
+        start_timeout=0,
+        first_byte_timeout=settings.first_byte_timeout,
+        options=("response_format", "logprobs", *(("tools",) if tools else ())),
+    )
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,137 @@
+"""The process that runs a GGUF model: ``python -m omni_ws.engine.llm.gguf_server``.
+
+llama.cpp's own HTTP server, out of the package xllamacpp, on a port of this machine that the system chooses, for
+whoever has the key. A process of its own, because native code that crashes, and gigabytes, should not take the server
+down. It reads one line of JSON, an Order, from its standard input, and writes one, Ready or ``{"reason": …}``, to its
+standard output. It ends when its input does, which is also how the death of the server ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import urllib.request
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+#: Of llama.cpp's log.
+_ERRORS_ALONE: Final = 1
+#: Prompts of earlier conversations that are kept for their next turn. llama.cpp would take 8 GiB.
+_CACHE_MIB: Final = 256
+#: Connections beside those of answers: questions about health.
+_SPARE_THREADS: Final = 2
+_PROPERTIES_SEC: Final = 60.0
+#: Of 1000, beside the share of the memory that a process has (proc(5)).
+_OUT_OF_MEMORY_SCORE: Final = "500"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What to serve, and to whom. ``context`` is that of one conversation, in tokens."""
+
+    file: str
+    #: The model's name.
+    name: str
+    key: str
+    context: int
+    #: Conversations that are answered at the same time.
+    parallel: int
+    threads: int
+    #: A Jinja template in place of the model's own.
+    chat_template: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """What is served: at which address, with which context, and whether the chat template knows tools."""
+
+    address: str
+    context: int
+    tools: bool
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    _be_first_to_go()
+    target = _take_over_stdout()
+    order = sys.stdin.buffer.readline()
+    if not order:
+        return
+    threading.Thread(target=_end_with_input, name="input", daemon=True).start()
+    try:
+        wanted = Order(**json.loads(order))
+        server = _server(wanted)
+        ready = _ready(server.listening_address, wanted.key)
+    except Exception as error:  # whatever the package raises: what went wrong is in llama.cpp's log
+        _tell(target, {"reason": str(error)})
+        os._exit(1)
+    # llama.cpp's handlers would end its work, and leave the process.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    _tell(target, asdict(ready))
+    threading.Event().wait()
+
+
+def _server(order: Order) -> Any:
+    """llama.cpp's server, with the model loaded. Raises what the package raises."""
+    import xllamacpp
+
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path, parameters.model_alias = order.file, {order.name}
+    parameters.hostnames, parameters.port, parameters.api_keys = ["127.0.0.1"], 0, [order.key]
+    # Each conversation has its part of the whole.
+    parameters.n_ctx, parameters.n_parallel = order.context * order.parallel, order.parallel
+    parameters.kv_unified = False
+    parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = order.threads
+    parameters.n_threads_http = order.parallel + _SPARE_THREADS
+    parameters.n_gpu_layers, parameters.cache_ram_mib = 0, _CACHE_MIB
+    parameters.use_jinja, parameters.ui, parameters.endpoint_slots = True, False, False
+    parameters.verbosity = _ERRORS_ALONE
+    if order.chat_template is not None:
+        parameters.chat_template = order.chat_template
+    return xllamacpp.Server(parameters)
+
+
+def _ready(address: str, key: str) -> Ready:
+    """What the server at ``address`` says of itself."""
+    request = urllib.request.Request(f"{address}/props", headers={"Authorization": f"Bearer {key}"})
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with direct.open(request, timeout=_PROPERTIES_SEC) as answer:
+        told = json.load(answer)
+    return Ready(
+        address=address,
+        context=told["default_generation_settings"]["n_ctx"],
+        tools=bool(told.get("chat_template_caps", {}).get("supports_tools")),
+    )
+
+
+def _be_first_to_go() -> None:
+    """Where memory runs out, the system should end this process rather than the server."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(_OUT_OF_MEMORY_SCORE, encoding="ascii")
+
+
+def _end_with_input() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+def _take_over_stdout() -> BinaryIO:
+    """The pipe to the server; what C libraries print goes to standard error instead of into it."""
+    target = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    return target
+
+
+def _tell(target: BinaryIO, answer: dict[str, Any]) -> None:
+    target.write(json.dumps(answer).encode() + b"\n")
+    target.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,391 @@
+"""A GGUF model that the server runs itself: SmolLM2's real weights in a real process, its death, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import struct
+import sys
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jsonschema
+import orjson
+import pytest
+import pytest_asyncio
+from support.engine_answers import Answer, answered, collect, open_input, request_of, text
+from support.live_server import live_server
+from support.llama_cpp_serve import smollm2_file
+from support.raw_http import raw_client
+from support.raw_http import request as http_request
+from support.until import until
+
+from omni_ws.client import TextChunk, connect
+from omni_ws.client.events import AnswerBuilder
+from omni_ws.core.chunks import FinishReason
+from omni_ws.engine.base import AnswerOptions, EngineState, Finished, Message, StructuredOutput, TextOutput
+from omni_ws.engine.composed.engine import ComposedEngine
+from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings
+from omni_ws.engine.llm.gguf_server import Order
+from omni_ws.errors import EngineFailed, EngineOverloaded
+
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
+
+QUESTION = text("What is the capital of France?")
+GREEDY = {"temperature": 0, "max_tokens": 8}
+#: An answer that does not end by itself for a while.
+LONG = {"temperature": 0, "max_tokens": 600, "seed": 1}
+STORY = text("Tell a very long story about a fox.")
+
+
+def settings(**fields: Any) -> GgufSettings:
+    return GgufSettings(file=smollm2_file(), name="SmolLM2", context=1024, parallel=2, threads=1, **fields)
+
+
+@asynccontextmanager
+async def running(wanted: GgufSettings) -> AsyncIterator[GgufEngine]:
+    engine = GgufEngine(wanted)
+    try:
+        await engine.start()
+        yield engine
+    finally:
+        await engine.stop()
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def engine() -> AsyncIterator[GgufEngine]:
+    async with running(settings()) as engine:
+        yield engine
+
+
+@pytest.fixture
+def quick_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_ws.engine.llm.gguf_engine.FIRST_BACKOFF_SEC", 0.05)
+
+
+def pid(engine: GgufEngine) -> int:
+    assert engine.process is not None
+    return engine.process.pid
+
+
+def is_gone(process: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for yet counts."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2].startswith("Z")
+    except FileNotFoundError:
+        return True
+
+
+def seen_in(process: int, place: str) -> str:
+    """What the system tells of a process."""
+    return Path(f"/proc/{process}/{place}").read_bytes().decode(errors="replace")
+
+
+# What it can do
+
+
+async def test_what_it_says_of_itself(engine: GgufEngine) -> None:
+    assert engine.describe() == (
+        "SmolLM2 runs on 1 thread, with a context of 1024 tokens for each of 2 conversations at a time; its chat "
+        "template leaves tools out, so they are refused",
+    )
+    able = engine.capabilities
+    assert (able.tools, able.logprobs, able.structured_output, able.choices) == (False, True, True, False)
+
+
+async def test_the_same_answer_each_time(engine: GgufEngine) -> None:
+    first, second = [await answered(engine, QUESTION, sampling=GREEDY) for _ in range(2)]
+    assert first.text.strip()
+    assert first.text == second.text
+    assert engine.active_requests == 0
+
+
+async def test_log_probabilities(engine: GgufEngine) -> None:
+    answer = await answered(engine, QUESTION, sampling=GREEDY, options=AnswerOptions(logprobs=2))
+    tokens = [one for output in answer.outputs if isinstance(output, TextOutput) for one in output.logprobs]
+    assert "".join(one.token for one in tokens) == answer.text
+    for one in tokens:
+        assert one.logprob is not None
+        assert one.logprob <= 0
+        assert len(one.top) == 2
+        assert one.top[0].logprob == pytest.approx(one.logprob)  # the likeliest was taken
+
+
+async def test_an_answer_in_json(engine: GgufEngine) -> None:
+    properties = {"city": {"type": "string", "maxLength": 20}, "inhabitants": {"type": "integer", "maximum": 99}}
+    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    answer = await answered(
+        engine,
+        text("Describe the capital of France."),
+        sampling={"temperature": 0, "max_tokens": 100},
+        options=AnswerOptions(structure=StructuredOutput(schema=schema)),
+    )
+    assert answer.finished.reason is FinishReason.STOP
+    jsonschema.validate(orjson.loads(answer.text), schema)
+
+
+async def test_a_prompt_is_computed_once(engine: GgufEngine) -> None:
+    history = (
+        Message("user", "The sun shines on the garden, where the cat sleeps. " * 10),
+        Message("assistant", "How nice."),
+    )
+    for turn in (QUESTION, text("And of Italy?")):
+        answer = await answered(engine, turn, sampling=GREEDY, history=history)
+    usage = answer.finished.usage
+    assert usage.cached_tokens is not None
+    assert usage.cached_tokens > 0.8 * usage.input_tokens
+
+
+async def test_a_conversation_longer_than_the_context_of_one(engine: GgufEngine) -> None:
+    """The context is divided between conversations, and the oldest turns of a long one are left out."""
+    turn = (Message("user", "The sun is bright today. " * 40), Message("assistant", "Yes."))
+    answer = await answered(engine, QUESTION, sampling=GREEDY, history=turn * 10)
+    assert answer.text
+    assert answer.finished.usage.input_tokens < 1024
+
+
+async def test_only_who_has_the_key_may_ask(engine: GgufEngine) -> None:
+    process = engine.process
+    assert process is not None
+    assert engine._running is not None
+    key = engine._running.llm.settings.api_key
+    assert key
+    assert not [place for place in ("cmdline", "environ") if key in seen_in(process.pid, place)]
+    async with httpx.AsyncClient(base_url=process.ready.address, trust_env=False) as stranger:
+        body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
+        for headers in ({}, {"Authorization": "Bearer guessed"}):
+            assert (await stranger.post("/v1/chat/completions", json=body, headers=headers)).status_code == 401
+            assert (await stranger.get("/props", headers=headers)).status_code == 401
+
+
+# Several conversations
+
+
+async def test_two_conversations_at_once(engine: GgufEngine) -> None:
+    order: list[int] = []
+
+    async def ask(number: int) -> Answer:
+        source = open_input(STORY)
+        source.close()
+        outputs = []
+        sampling = {"temperature": 0, "max_tokens": 40}
+        async with aclosing(engine.generate(request_of(source, sampling=sampling))) as answer:
+            async for output in answer:
+                order.append(number)
+                outputs.append(output)
+        return Answer(outputs)
+
+    first, second = await asyncio.gather(ask(0), ask(1))
+    assert first.text
+    assert second.text
+    # Neither waits for the end of the other.
+    assert order.index(1) < len(order) - 1 - order[::-1].index(0)
+    assert order.index(0) < len(order) - 1 - order[::-1].index(1)
+
+
+async def test_one_conversation_too_many(engine: GgufEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_ws.engine.llm.gguf_engine.PLACE_SEC", 0.05)
+    speaking = asyncio.create_task(collect(engine, still_speaking := open_input(QUESTION), sampling=GREEDY))
+    answering = [await begun(engine) for _ in range(2)]
+    with pytest.raises(EngineOverloaded) as refused:
+        await answered(engine, QUESTION, sampling=GREEDY)
+    assert refused.value.message == "the model answers 2 conversations at a time; retry later"
+    assert refused.value.retry_after_ms == 1000
+    await answering.pop().aclose()
+    assert (await answered(engine, QUESTION, sampling=GREEDY)).text
+    await answering.pop().aclose()
+    # Who only speaks takes no place.
+    still_speaking.close()
+    assert (await speaking).text
+    assert engine.active_requests == 0
+
+
+async def begun(engine: GgufEngine) -> Any:
+    """A long answer that has begun."""
+    source = open_input(STORY)
+    source.close()
+    answer = engine.generate(request_of(source, sampling=LONG))
+    assert not isinstance(await anext(answer), Finished)
+    return answer
+
+
+# Its death, and its end
+
+
+async def test_a_death_in_the_middle_of_an_answer(engine: GgufEngine, quick_restart: None) -> None:
+    before = await answered(engine, QUESTION, sampling=GREEDY)
+    assert engine.process is not None
+    first, address = pid(engine), engine.process.ready
+    answering = await begun(engine)
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(EngineFailed, match="the process of the model has died") as failed:
+        async for _ in answering:
+            pass
+    assert failed.value.fatal
+    assert engine.state is EngineState.UNHEALTHY
+    assert engine.active_requests == 0
+    await until(lambda: engine.state is EngineState.OK, seconds=60)
+    assert engine.process is not None
+    assert (pid(engine), engine.process.ready) != (first, address)
+    assert (await answered(engine, QUESTION, sampling=GREEDY)).text == before.text
+
+
+async def test_requests_while_it_is_down(engine: GgufEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried again, later and later, also where the file has gone meanwhile."""
+    monkeypatch.setattr("omni_ws.engine.llm.gguf_engine.FIRST_BACKOFF_SEC", 0.01)
+    there, gone = engine.settings, replace(engine.settings, file=Path("/nowhere.gguf"))
+    engine.settings = gone
+    try:
+        os.kill(pid(engine), signal.SIGKILL)
+        await until(lambda: engine.process is None)
+        with pytest.raises(EngineFailed, match="is being started again") as failed:
+            await answered(engine, QUESTION)
+        assert failed.value.fatal
+        assert engine.state is EngineState.UNHEALTHY
+    finally:
+        engine.settings = there
+    await until(lambda: engine.state is EngineState.OK, seconds=60)
+    assert (await answered(engine, QUESTION, sampling=GREEDY)).text
+
+
+async def test_the_server_goes_on(quick_restart: None) -> None:
+    """A WebSocket is told which part died; the next session is answered again."""
+    llm = GgufEngine(settings())
+    async with live_server(ComposedEngine(llm), expect_errors=True) as server:
+        config = {"modalities": ["text"], "sampling": LONG}
+        async with connect(server.websocket_url, config=config, reconnect=False) as session:
+            await session.send_text("Tell a very long story about a fox.", end=True)
+            builder, first = AnswerBuilder(), pid(llm)
+            async for event in session.response():
+                builder.add(event)
+                if isinstance(event, TextChunk) and not is_gone(first):
+                    os.kill(first, signal.SIGKILL)
+            answer = builder.build()
+            assert answer.text
+        (error,) = answer.errors
+        assert isinstance(error, EngineFailed)
+        assert (error.param, answer.finish_reason) == ("llm", FinishReason.ERROR)
+        assert error.message.startswith("LLM (gguf): the process of the model has died")
+        await until(lambda: llm.state is EngineState.OK, seconds=60)
+        async with connect(server.websocket_url, config={**config, "sampling": GREEDY}) as session:
+            assert (await session.ask_text("What is the capital of France?")).text
+        async with raw_client(server.port) as client:
+            await client.send(http_request("GET", "/health", "Connection: close"))
+            health = (await client.response()).json()
+        assert health["parts"]["llm"] == {"name": "gguf", "model": "SmolLM2"}
+
+
+async def test_stopping_in_the_middle_of_an_answer() -> None:
+    async with running(settings()) as engine:
+        process = pid(engine)
+        answering = await begun(engine)
+        await engine.stop()
+        with pytest.raises(EngineFailed):
+            async for _ in answering:
+                pass
+        assert is_gone(process)
+        assert engine.state is EngineState.STARTING
+        await engine.stop()
+
+
+async def test_it_ends_with_its_server_also_while_it_loads(tmp_path: Path) -> None:
+    """A server that is killed cannot end anybody."""
+    os.mkfifo(endless := tmp_path / "endless.gguf")
+    order = Order(file=str(endless), name="m", key="k", context=256, parallel=1, threads=1)
+    parent = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _PARENT, json.dumps(asdict(order))), stdout=asyncio.subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    child = int(await parent.stdout.readline())
+    # Both ends of a pipe open together: the model is being read now.
+    writing = await asyncio.to_thread(os.open, endless, os.O_WRONLY)
+    parent.kill()
+    await parent.wait()
+    await until(lambda: is_gone(child))
+    os.close(writing)
+
+
+#: Starts the process, gives it an order, and waits.
+_PARENT = """
+import subprocess, sys
+module = "omni_ws.engine.llm.gguf_server"
+process = subprocess.Popen([sys.executable, "-m", module], stdin=subprocess.PIPE, text=True)
+process.stdin.write(sys.argv[1] + "\\n")
+process.stdin.flush()
+print(process.pid, flush=True)
+process.wait()
+"""
+
+
+# What cannot be run
+
+
+def gguf(tmp_path: Path, content: bytes) -> Path:
+    file = tmp_path / "model.gguf"
+    file.write_bytes(content)
+    return file
+
+
+async def refusal(wanted: GgufSettings) -> str:
+    engine = GgufEngine(wanted)
+    with pytest.raises(EngineFailed) as failed:
+        await engine.start()
+    await engine.stop()
+    assert failed.value.fatal
+    assert "\n" not in failed.value.message
+    return failed.value.message
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (None, "cannot read {file}: No such file or directory"),
+        (b"", "{file} is not a GGUF file: it does not begin with GGUF"),
+        (b"<!doctype html>", "{file} is not a GGUF file: it does not begin with GGUF"),
+        (struct.pack("<4sI", b"GGUF", 1), "{file} is of a version of GGUF that llama.cpp does not read"),
+    ],
+)
+async def test_a_file_that_is_no_model(content: bytes | None, reason: str, tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    if content is not None:
+        file.write_bytes(content)
+    assert await refusal(GgufSettings(file=file, name="model")) == reason.format(file=file)
+
+
+async def test_a_folder_is_no_model(tmp_path: Path) -> None:
+    assert await refusal(GgufSettings(file=tmp_path, name="model")) == f"cannot read {tmp_path}: Is a directory"
+
+
+async def test_half_a_file(tmp_path: Path) -> None:
+    half = gguf(tmp_path, smollm2_file().read_bytes()[: 20 << 20])
+    assert (await refusal(replace(settings(), file=half))).startswith(f"llama.cpp does not load {half}: ")
+
+
+async def test_a_model_that_is_larger_than_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_ws.engine.llm.gguf_file.available_memory", lambda: 50_000_000)
+    reason = "is too large for this machine: 0.1 GB of weights, 0.1 GB of memory free"
+    assert (await refusal(settings())).endswith(reason)
+
+
+async def test_all_files_of_a_model_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in (1, 2):
+        part = tmp_path / f"big-0000{number}-of-00002.gguf"
+        part.write_bytes(struct.pack("<4sI", b"GGUF", 3))
+        os.truncate(part, 600_000_000)
+    monkeypatch.setattr("omni_ws.engine.llm.gguf_file.available_memory", lambda: 1_000_000_000)
+    reason = await refusal(GgufSettings(file=tmp_path / "big-00001-of-00002.gguf", name="big"))
+    assert reason.endswith("1.2 GB of weights, 1.0 GB of memory free")
+
+
+@pytest.mark.parametrize("template", [None, "{% if %}"])
+async def test_a_template_that_cannot_be_used(template: str | None, tmp_path: Path) -> None:
+    file = tmp_path / "template.jinja"
+    if template is not None:
+        file.write_text(template)
+    assert "template" in await refusal(settings(chat_template=file))
