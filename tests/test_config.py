@@ -99,6 +99,7 @@ SAMPLE_OF_SETTING = {
     "trusted_proxies": "10.0.0.0/8,::1",
     "asr.use": "pocketsphinx",
     "llm.use": "ollama:a:1b",
+    "llm.context": "2048",
     "tts.use": "http://127.0.0.1:8880/v1",
 }
 
