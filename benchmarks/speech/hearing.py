@@ -1,0 +1,62 @@
+"""What an engine hears in a recording, without a server, and what it takes of the CPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from omni_ws.audio.samples import Samples
+from omni_ws.core.audio_format import AudioFormat
+from omni_ws.core.chunks import InputChunk, InputMode, Modality, OutputModality, Task
+from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
+from omni_ws.engine.asr.utterance import SAMPLE_RATE, to_pcm16
+from omni_ws.engine.base import GenerationRequest, TranscriptOutput
+from omni_ws.engine.channel import Channel
+
+_PIECE: Final = SAMPLE_RATE // 10
+#: Behind a recording, so that its last word ends in a pause as others do.
+_TRAILING_SEC: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The settled transcript of ``seconds`` of sound, and what this process took of the CPU meanwhile."""
+
+    text: str
+    cpu_sec: float
+    seconds: float
+
+
+async def hear(engine: RecogniserEngine, samples: Samples) -> Heard:
+    """What the whole engine makes of a recording that is sent at once: voice activity, utterances, recognition."""
+    began = time.process_time()
+    pcm = to_pcm16(np.concatenate([samples, np.zeros(int(_TRAILING_SEC * SAMPLE_RATE), np.float32)]))
+    pieces = (pcm[start : start + _PIECE].tobytes() for start in range(0, len(pcm), _PIECE))
+    request = whole_request(Task.TRANSCRIBE, (InputChunk(Modality.AUDIO, piece) for piece in pieces))
+    settled = []
+    async with aclosing(engine.generate(request)) as outputs:
+        async for output in outputs:
+            if isinstance(output, TranscriptOutput) and not output.interim:
+                settled.append(output.text)
+    return Heard("".join(settled).strip(), time.process_time() - began, len(samples) / SAMPLE_RATE)
+
+
+def whole_request(task: Task, chunks: Iterable[InputChunk]) -> GenerationRequest:
+    """A request whose input is complete: audio at 16 kHz for its transcript, or text for speech."""
+    source: Channel[InputChunk] = Channel(1 << 30, cost=lambda chunk: len(chunk.payload))
+    for chunk in chunks:
+        source.put_nowait(chunk)
+    source.close()
+    return GenerationRequest(
+        request_id="req_1",
+        task=task,
+        input=source,
+        input_mode=InputMode.EXTEND,
+        input_audio=AudioFormat(sample_rate=SAMPLE_RATE),
+        modalities=frozenset({OutputModality.AUDIO if task is Task.SPEECH else OutputModality.TRANSCRIPT}),
+    )
