@@ -26,7 +26,8 @@ _INTERIM: Final = 1
 _BEAM: Final = 5
 #: The first interim text is of so much speech: of less, it is mostly wrong.
 _FIRST_SAMPLES: Final = 350 * SAMPLE_RATE // 1000
-#: Text of noise: the model thinks that nothing was said, and is not sure of the words.
+#: Text of noise: the model thinks that nothing was said, and is not sure of the words. Without a beam it may repeat
+#: itself for noise, and is sure of that.
 _NO_SPEECH: Final = 0.6
 _UNSURE: Final = -1.0
 #: What the start measures with.
@@ -119,8 +120,9 @@ class WhisperRecogniser:
         return "" if heard is None else heard.text
 
     def _heard(self, pcm: Pcm16, *, beam: int, words: bool) -> WhisperTranscript | None:
-        """What was read; None where it is no speech."""
+        """What was read; None where nobody spoke."""
         assert self._model is not None
         audio = pcm.astype(np.float32) / np.float32(32768)
         heard = self._model.transcribe(audio, beam=beam, words=words, language=self._language)
-        return None if heard.no_speech > _NO_SPEECH and heard.score < _UNSURE else heard
+        noise = heard.no_speech > _NO_SPEECH and (beam == 1 or heard.score < _UNSURE)
+        return None if noise or not any(map(str.isalnum, heard.text)) else heard

@@ -146,6 +146,7 @@ async def test_noise_that_was_taken_for_speech_gives_no_words(engine: WhisperEng
     assert engine.listening is not None
     recogniser = engine.listening.recogniser
     assert recogniser.transcribe(to_pcm16(sound)).result(30).text == ""
+    assert recogniser._interim(to_pcm16(sound)) == ""  # type: ignore[attr-defined]
 
 
 async def test_interim_texts_come_while_somebody_speaks(engine: WhisperEngine) -> None:
@@ -235,6 +236,6 @@ async def test_a_model_of_many_languages_expects_the_one_that_is_named() -> None
         found = await transcribed(engine, *clip)
         assert word_errors(WORDS["librivox_ss_0870"], plain(found.transcript)) <= 1
         german = await transcribed(engine, *clip, language="de")
-        assert word_errors(WORDS["librivox_ss_0870"], plain(german.transcript)) > 5
+        assert (found.transcript[:4], german.transcript[:4]) == ("And ", "Und ")
     finally:
         await engine.stop()
