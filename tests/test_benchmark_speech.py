@@ -32,6 +32,8 @@ from omni_ws.weights import Fetching, WeightsError, read_lock
         ("two nine three four oh", "2 9 3 4 0"),
         ("nineteen oh one", "1901"),
         ("one thousand nine hundred and one", "1901"),
+        ("a hundred and five", "105"),
+        ("hundredth", "100th."),
         ("please leave a voice mail", "Please leave a voicemail."),
         ("the P.B.X. is busy", "The PBX is busy."),
         ("at three thirty p m", "At 3.30pm."),

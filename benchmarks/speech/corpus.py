@@ -23,6 +23,16 @@ _TEST_DATA: Final = Path(__file__).parents[2] / "tests" / "data"
 _RATE: Final = 16_000
 _PROMPTS: Final = "usr/share/asterisk/sounds/en_US_f_Allison/"
 _PROMPT_TEXTS: Final = "usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz"
+#: In the texts of prompts: signs as they are said, and misprints.
+_AS_SAID: Final = {
+    "*": "star",
+    "#": "pound",
+    "umute": "unmute",
+    "represenatives": "representatives",
+    "fourtieth": "fortieth",
+    "Un-indentified": "Unidentified",
+    "witheld": "withheld",
+}
 #: What has so many words counts as a sentence.
 SENTENCE_WORDS: Final = 6
 
@@ -113,7 +123,10 @@ def telephone_prompts() -> Iterator[Clip]:
 
 def prompt_texts(packed: bytes) -> dict[str, str]:
     """The texts of prompts by their names, without those of tones and the like."""
-    lines = (line.partition(":") for line in gzip.decompress(packed).decode("utf-8").splitlines())
+    whole = gzip.decompress(packed).decode("utf-8")
+    for written, said in _AS_SAID.items():
+        whole = whole.replace(written, said)
+    lines = (line.partition(":") for line in whole.splitlines())
     return {
         name.strip(): text.strip()
         for name, colon, text in lines

@@ -36,8 +36,9 @@ _MOST_JOINED: Final = 4
 #: Shorter ones are not read digit by digit.
 _NUMBERS: Final = re.compile(r"\d{3,}")
 _NOT_SPOKEN: Final = re.compile(r"[^a-z' ]+")
-#: "a hundred and five" is "a hundred five".
+#: "one hundred and five" is "hundred five".
 _AND: Final = re.compile(r"\b(hundred|thousand|million) and (?=[a-z])")
+_ONE: Final = re.compile(r"\b(?:one|a) (?=(?:hundred|thousand|million)(?:th)?\b)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def spoken_words(text: str) -> list[str]:
     """The words of a text as they are read aloud: small letters, numbers in words, no punctuation."""
     text = re.sub(r"(?<=[A-Za-z])\.(?=[A-Za-z]\b)", " ", text.replace("’", "'"))  # P.B.X.
     read = "".join(piece.text for piece in spoken_form(text))
-    words = _AND.sub(r"\1 ", _NOT_SPOKEN.sub(" ", read.lower())).split()
+    words = _ONE.sub("", _AND.sub(r"\1 ", " ".join(_NOT_SPOKEN.sub(" ", read.lower()).split()))).split()
     stripped = (word.strip("'") for word in words)
     return [_EQUAL.get(word, word) for word in stripped if word]
 
