@@ -36,7 +36,7 @@ _PACKAGES: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
     **{("llm", name): ("xllamacpp", "gguf") for name in GGUF_PARTS},
 }
 #: Settings of an LLM in a GGUF file.
-_OF_GGUF: Final = frozenset({"context", "threads", "parallel", "chat_template"})
+_OF_GGUF: Final = frozenset({"context", "threads", "parallel", "think", "chat_template"})
 #: Settings of a part that say more about what ``use`` names.
 _BESIDE_USE: Final = frozenset({"model", "api_key", "args", "languages", "word_times", "speculate", "voice"}) | _OF_GGUF
 #: Settings of the remote engine that a part has of its own.

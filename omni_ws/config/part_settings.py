@@ -119,6 +119,10 @@ class LlmConfig(PartConfig):
         default=None,
         description="Conversations that a GGUF model answers at a time; unset: half of the cores, but 2 to 4.",
     )
+    think: bool = Field(
+        default=False,
+        description="Whether a GGUF model that can think does so before it answers: speech begins late then.",
+    )
     chat_template: Path | None = Field(
         default=None, description="Chat template (Jinja file) of a GGUF model; unset: that of the file."
     )

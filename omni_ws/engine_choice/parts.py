@@ -95,6 +95,7 @@ def _gguf(config: ServerConfig, file: Path, *, name: str = "", about: str = "") 
             context=llm.context,
             threads=llm.threads,
             parallel=llm.parallel,
+            think=llm.think,
             chat_template=llm.chat_template,
             about=about,
             first_byte_timeout=llm.first_byte_timeout_sec,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -132,7 +133,25 @@ async def test_a_conversation_longer_than_its_context(llama_cpp: int) -> None:
                 assert (await session.ask_text(words)).text
         seen = prompts(relay)
     assert len(seen) == 8
+    heads = b"".join(relay.sent).count(b"POST /v1/chat/completions")
+    assert b"".join(relay.sent).lower().count(b"connection: close") == heads
     assert max(len(messages) for messages in seen) < 15
+
+
+async def test_it_closes_the_connection_after_a_streamed_answer(llama_cpp: int) -> None:
+    """Without having said so, and long before the time-out that it tells: why our requests ask for it."""
+    body = orjson.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": True, "max_tokens": 2})
+    reader, writer = await asyncio.open_connection("127.0.0.1", llama_cpp)
+    lines = ("POST /v1/chat/completions HTTP/1.1", "Host: localhost", f"Authorization: Bearer {KEY}")
+    length = f"Content-Length: {len(body)}"
+    writer.write("\r\n".join((*lines, "Content-Type: application/json", length, "", "")).encode() + body)
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+    assert "keep-alive: timeout=5" in head
+    assert "connection: close" not in head
+    await reader.readuntil(b"\r\n0\r\n\r\n")
+    async with asyncio.timeout(3):
+        assert await reader.read() == b""
+    writer.close()
 
 
 async def test_a_tool_call_and_its_result(llama_cpp_with_tools: int) -> None:

@@ -151,7 +151,17 @@ def test_what_remote_does_not_say_is_known_of_most_servers() -> None:
 
 def test_what_a_model_in_a_file_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    flags = ("--llm.context", "2048", "--llm.threads", "3", "--llm.parallel", "1", "--llm.chat-template", "t.jinja")
+    flags = (
+        "--llm.context",
+        "2048",
+        "--llm.threads",
+        "3",
+        "--llm.parallel",
+        "1",
+        "--llm.chat-template",
+        "t.jinja",
+        "--llm.think",
+    )
     engine = llm_of(configured("--llm", "gguf:~/a.b.gguf", *flags, "--llm.first-byte-timeout-sec", "7"))
     assert isinstance(engine, GgufEngine)
     assert engine.settings == GgufSettings(
@@ -160,6 +170,7 @@ def test_what_a_model_in_a_file_is_told(monkeypatch: pytest.MonkeyPatch) -> None
         context=2048,
         threads=3,
         parallel=1,
+        think=True,
         chat_template=Path("t.jinja"),
         first_byte_timeout=7,
     )

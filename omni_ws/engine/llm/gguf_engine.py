@@ -49,6 +49,8 @@ class GgufSettings:
     threads: int | None = None
     #: Conversations that are answered at the same time.
     parallel: int | None = None
+    #: Whether a model that can think does so before it answers.
+    think: bool = False
     #: The file of a Jinja template in place of the model's own.
     chat_template: Path | None = None
     #: What the operator should know of the model.
@@ -135,6 +137,7 @@ class GgufEngine:
                 context=settings.context,
                 parallel=self.parallel,
                 threads=self.threads,
+                think=settings.think,
                 chat_template=template,
             )
         )
@@ -162,7 +165,8 @@ class GgufEngine:
             if loop.time() - began > STABLE_AFTER_SEC:
                 backoff = FIRST_BACKOFF_SEC
             await self._release()
-            logger.error("llama.cpp died (status %d); starting it again: %s", status, running.process.last_words)
+            last = running.process.last_words or "it said nothing"
+            logger.error("llama.cpp died (status %d; %s); starting it again", status, last)
             while self._running is None:
                 await asyncio.sleep(backoff)
                 backoff = min(2 * backoff, MAX_BACKOFF_SEC)

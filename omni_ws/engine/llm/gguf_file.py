@@ -25,6 +25,8 @@ _GB: Final = 1_000_000_000
 
 def check_model_file(file: Path) -> None:
     """Raise EngineFailed, in one sentence, for a file that cannot be run."""
+    if file.exists() and not file.is_file():
+        raise EngineFailed(f"{file} is not a file", fatal=True)
     try:
         with file.open("rb") as opened:
             head = opened.read(_HEAD.size)

@@ -21,6 +21,8 @@ from typing import Any, BinaryIO, Final
 
 #: Of llama.cpp's log.
 _ERRORS_ALONE: Final = 1
+#: Thinking is on where the template leaves it open.
+_AS_THE_MODEL_DOES: Final = -1
 #: Prompts of earlier conversations that are kept for their next turn. llama.cpp would take 8 GiB.
 _CACHE_MIB: Final = 256
 #: Connections beside those of answers: questions about health.
@@ -42,6 +44,8 @@ class Order:
     #: Conversations that are answered at the same time.
     parallel: int
     threads: int
+    #: Whether a model that can think does so before it answers.
+    think: bool = False
     #: A Jinja template in place of the model's own.
     chat_template: str | None = None
 
@@ -91,6 +95,7 @@ def _server(order: Order) -> Any:
     parameters.n_threads_http = order.parallel + _SPARE_THREADS
     parameters.n_gpu_layers, parameters.cache_ram_mib = 0, _CACHE_MIB
     parameters.use_jinja, parameters.ui, parameters.endpoint_slots = True, False, False
+    parameters.enable_reasoning = _AS_THE_MODEL_DOES if order.think else 0
     parameters.verbosity = _ERRORS_ALONE
     if order.chat_template is not None:
         parameters.chat_template = order.chat_template

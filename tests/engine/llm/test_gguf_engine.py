@@ -21,7 +21,7 @@ import pytest
 import pytest_asyncio
 from support.engine_answers import Answer, answered, collect, open_input, request_of, text
 from support.live_server import live_server
-from support.llama_cpp_serve import smollm2_file
+from support.llama_cpp_serve import TOOLS_TEMPLATE, smollm2_file
 from support.raw_http import raw_client
 from support.raw_http import request as http_request
 from support.until import until
@@ -162,6 +162,17 @@ async def test_only_who_has_the_key_may_ask(engine: GgufEngine) -> None:
         for headers in ({}, {"Authorization": "Bearer guessed"}):
             assert (await stranger.post("/v1/chat/completions", json=body, headers=headers)).status_code == 401
             assert (await stranger.get("/props", headers=headers)).status_code == 401
+
+
+async def test_tools_and_thought_are_those_of_the_template() -> None:
+    """This one leaves it open whether to think: then not, since speech would wait for it, unless the operator asks."""
+    prompts = []
+    for think in (False, True):
+        async with running(settings(chat_template=TOOLS_TEMPLATE, think=think)) as engine:
+            assert engine.capabilities.tools
+            assert "tools" not in engine.describe()[0]
+            prompts.append((await answered(engine, QUESTION, sampling=GREEDY)).finished.usage.input_tokens)
+    assert prompts[0] > prompts[1]  # an empty thought is put before the answer
 
 
 # Several conversations
@@ -359,7 +370,7 @@ async def test_a_file_that_is_no_model(content: bytes | None, reason: str, tmp_p
 
 
 async def test_a_folder_is_no_model(tmp_path: Path) -> None:
-    assert await refusal(GgufSettings(file=tmp_path, name="model")) == f"cannot read {tmp_path}: Is a directory"
+    assert await refusal(GgufSettings(file=tmp_path, name="model")) == f"{tmp_path} is not a file"
 
 
 async def test_half_a_file(tmp_path: Path) -> None:
