@@ -64,6 +64,12 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> M
 
 
 @pytest.fixture
+def no_weights(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user who has fetched nothing: embedded parts are those that need no weights, whatever this machine has."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
 async def no_task_left() -> AsyncIterator[None]:
     """Fail a test that leaves a task behind: every task must have an owner, and end with it."""
     before = asyncio.all_tasks()

@@ -156,7 +156,6 @@ def test_llamacpp_has_the_port_of_this_server() -> None:
         ({"tts": {"use": "http://h/v1"}}, r"--tts server needs httpx: "),
         ({"llm": {"use": "gguf:m.gguf"}}, "--llm gguf needs xllamacpp: "),
         ({"llm": {"use": "smollm2"}}, "--llm smollm2 needs xllamacpp: "),
-        ({"asr": {"use": "embedded"}}, "--asr embedded needs pocketsphinx: "),
         ({"asr": {"use": "whisper:base"}}, "--asr whisper needs ctranslate2: "),
     ],
 )

@@ -74,14 +74,14 @@ class FakeConfig(Section):
 
 
 class EmbeddedSettings(Section):
-    """The embedded engine: speech recognition and a voice without a GPU or a model download."""
+    """The embedded parts: the best ears and the best voice that start on this machine, without a GPU."""
 
     max_recognisers: Count | None = Field(
         default=None,
         description="Requests with speech at once; unset: what the cores carry. PocketSphinx takes 90 MB for each.",
     )
     voice: VoiceChoice = Field(
-        default=VoiceChoice.AUTO, description="Synthesiser; auto: flite, else espeak, else none."
+        default=VoiceChoice.AUTO, description="Synthesiser; auto: hibari, else flite, else espeak, else none."
     )
     default_voice: Text | None = Field(
         default=None, description="Voice unless the client names one; unset: the synthesiser's default."

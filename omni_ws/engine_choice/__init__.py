@@ -28,16 +28,13 @@ def create_engine(config: ServerConfig) -> Engine:
             return RemoteEngine(remote)
         case EngineName.VLLM:
             return _whole_vllm(config)
+    from omni_ws.engine.composed.engine import ComposedEngine
     from omni_ws.engine.embedded.config import EmbeddedConfig
-    from omni_ws.engine.embedded.engine import EmbeddedEngine
+    from omni_ws.engine.llm.rules_engine import RulesEngine
+    from omni_ws.engine_choice.best_parts import best_asr, best_tts
 
-    embedded = config.embedded
-    return EmbeddedEngine(
-        EmbeddedConfig(
-            max_recognisers=embedded.max_recognisers,
-            voice=embedded.voice,
-            default_voice=embedded.default_voice,
-        )
+    return ComposedEngine(
+        RulesEngine(), asr=best_asr(config), tts=best_tts(config), name="embedded", model=EmbeddedConfig().model
     )
 
 

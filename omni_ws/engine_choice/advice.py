@@ -8,7 +8,7 @@ from typing import Final
 from omni_ws.config.model import ServerConfig
 from omni_ws.config.startup import is_loopback
 from omni_ws.engine.base import Engine
-from omni_ws.engine.composed.parts import Role, parts_of
+from omni_ws.engine.composed.parts import HasShortcomings, Role, parts_of
 
 _BETTER_THAN_RULES: Final = (
     "To talk with a language model instead of rules, start the server with --llm ollama, or with --llm and a URL"
@@ -22,6 +22,8 @@ def advice(engine: Engine, config: ServerConfig, suggested: Iterable[str] = ()) 
     """
     if not is_loopback(config.host):
         return None
+    if isinstance(engine, HasShortcomings) and engine.shortcomings:
+        return engine.shortcomings[0]
     llm = parts_of(engine)[Role.LLM]
     if config.engine is None and config.llm.use is None and llm is not None and llm.name == "rules":
         return next(iter(suggested), _BETTER_THAN_RULES)

@@ -33,7 +33,7 @@ def part_lines(engine: Engine, config: ServerConfig) -> Iterator[str]:
 def _instead_of_asr(engine: Engine, config: ServerConfig) -> str:
     if Modality.AUDIO in engine.capabilities.input_modalities:
         return "the LLM hears by itself"
-    if config.engine is not EngineName.REMOTE and config.asr.choice.implied:
+    if config.engine is not EngineName.REMOTE and config.asr.choice.name == "embedded":
         return f"none; it needs pocketsphinx: {install_command('embedded')}"
     return "none" + _how_to_have_it(config.asr)
 

@@ -5,7 +5,6 @@ Each is imported only when it is named, since engines have heavy dependencies.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from omni_ws.config.model import ServerConfig, VllmConfig, VoiceChoice
 from omni_ws.config.part_settings import PartConfig
 from omni_ws.config.parts import LOCAL_PORTS, SERVER
 from omni_ws.engine.base import Engine
+from omni_ws.engine_choice.best_parts import best_asr, best_tts
 from omni_ws.errors import EngineFailed
 from omni_ws.installing import fetch_command
 
@@ -31,10 +31,12 @@ _ABOUT_SMOLLM2: Final = (
 
 
 def asr_of(config: ServerConfig) -> Engine | None:
-    """The part that hears. None if there is none, or if none is installed and nobody named one."""
+    """The part that hears; None if there is none, or if the packages for the embedded one are missing."""
     choice = config.asr.choice
-    if choice.name == "none" or (choice.implied and find_spec("pocketsphinx") is None):
+    if choice.name == "none":
         return None
+    if choice.name == "embedded":
+        return best_asr(config)
     if choice.name == SERVER:
         from omni_ws.engine.remote.asr_engine import RemoteAsrEngine
         from omni_ws.engine.remote.settings import RemoteAsrSettings
@@ -130,13 +132,14 @@ def tts_of(config: ServerConfig) -> Engine | None:
 
             assert choice.model is not None  # without a model the configuration is refused
             return TalkerEngine(choice.model, profile=config.vllm.talker_profile, args=config.vllm.talker_args)
-        case "embedded" | "hibari" | "flite" | "espeak":
+        case "embedded":
+            return best_tts(config)
+        case "hibari" | "flite" | "espeak":
             from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
 
-            synthesiser = config.embedded.voice if choice.name == "embedded" else VoiceChoice(choice.name)
             default_voice = config.tts.voice or config.embedded.default_voice
             file = None if choice.model is None else Path(choice.model).expanduser()
-            return SynthesisEngine(synthesiser, default_voice=default_voice, file=file)
+            return SynthesisEngine(VoiceChoice(choice.name), default_voice=default_voice, file=file)
     from omni_ws.engine.remote.settings import RemoteTtsSettings
     from omni_ws.engine.remote.tts_engine import RemoteTtsEngine
 

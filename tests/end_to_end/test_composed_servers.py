@@ -72,7 +72,7 @@ async def test_three_servers_are_the_parts_of_a_fourth() -> None:
     async with (
         serve("--engine", "fake", "--fake.reply", "Forward it is.") as answering,
         serve("--llm", "rules", "--asr", "none", "--tts", "espeak") as speaking,
-        serve("--llm", answering.url, "--tts", speaking.url) as server,
+        serve("--asr", "pocketsphinx", "--llm", answering.url, "--tts", speaking.url) as server,
     ):
         asr, llm, tts = speaking.parts
         assert (asr, llm, tts[:14]) == ("ASR: none, as --asr says", "LLM: rules", "TTS: espeak-ng")

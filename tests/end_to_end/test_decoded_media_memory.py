@@ -22,6 +22,7 @@ from omni_ws.client import connect
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.real_time,
+    pytest.mark.usefixtures("no_weights"),
     pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured in /proc"),
 ]
 

@@ -11,7 +11,7 @@ from support.llama_cpp_serve import llama_cpp_server
 from support.spoken_ways import WAYS
 
 from omni_ws.config import ServerConfig
-from omni_ws.config.part_settings import LlmConfig
+from omni_ws.config.part_settings import AsrConfig, LlmConfig, TtsConfig
 from omni_ws.engine_choice import create_engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -19,8 +19,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 @asynccontextmanager
 async def composed(llm: str) -> AsyncIterator[LiveServer]:
-    """A server whose LLM is given, between embedded ears and an embedded voice."""
-    async with live_server(create_engine(ServerConfig(llm=LlmConfig(use=llm)))) as server:
+    """A server whose LLM is given, between ears and a voice that need no weights."""
+    config = ServerConfig(asr=AsrConfig(use="pocketsphinx"), llm=LlmConfig(use=llm), tts=TtsConfig(use="espeak"))
+    async with live_server(create_engine(config)) as server:
         yield server
 
 

@@ -288,7 +288,8 @@ async def test_a_conversation_remembers(server: LiveServer) -> None:
 async def test_an_idle_server_ends_soon() -> None:
     """With its voice's and its recognisers' processes; a person's Ctrl-C takes no longer."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "omni_ws", "serve", "--port", "0"), stderr=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "omni_ws", "serve", "--port", "0", "--asr", "pocketsphinx", "--tts", "espeak"),
+        stderr=asyncio.subprocess.PIPE,
     )
     assert process.stderr is not None
     while b"in a browser" not in (line := await process.stderr.readline()):

@@ -18,6 +18,7 @@ from omni_ws.engine.asr.whisper_engine import WhisperEngine
 from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.composed.parts import PartDescription
+from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings
 from omni_ws.engine.llm.rules_engine import RulesEngine
 from omni_ws.engine.remote.asr_engine import RemoteAsrEngine
@@ -49,22 +50,22 @@ def settings_of(engine: Engine | None) -> Any:
 @pytest.mark.parametrize(
     ("argv", "kinds"),
     [
-        (("--llm", "rules"), (PocketSphinxEngine, RulesEngine, SynthesisEngine)),
-        (("--llm", "embedded", "--asr", "none"), (type(None), RulesEngine, SynthesisEngine)),
+        (("--llm", "rules"), (FirstToStart, RulesEngine, FirstToStart)),
+        (("--llm", "embedded", "--asr", "none"), (type(None), RulesEngine, FirstToStart)),
         (("--asr", "pocketsphinx", "--tts", "none"), (PocketSphinxEngine, RulesEngine, type(None))),
         (("--asr", "none", "--tts", "talker:some/orpheus-3b"), (type(None), RulesEngine, TalkerEngine)),
         (("--asr", "whisper:base", "--tts", "none"), (WhisperEngine, RulesEngine, type(None))),
         (("--asr", "vllm:whisper-tiny", "--tts", "none"), (VllmAsrEngine, RulesEngine, type(None))),
-        (("--llm", "ollama"), (PocketSphinxEngine, LocalServerLlm, SynthesisEngine)),
-        (("--llm", "gguf:some/model.gguf"), (PocketSphinxEngine, GgufEngine, SynthesisEngine)),
-        (("--llm", "http://h/v1", "--tts", "http://h/v1"), (PocketSphinxEngine, RemoteLlmEngine, RemoteTtsEngine)),
+        (("--llm", "ollama"), (FirstToStart, LocalServerLlm, FirstToStart)),
+        (("--llm", "gguf:some/model.gguf"), (FirstToStart, GgufEngine, FirstToStart)),
+        (("--llm", "http://h/v1", "--tts", "http://h/v1"), (FirstToStart, RemoteLlmEngine, RemoteTtsEngine)),
         (("--asr", "http://h/v1", "--tts", "flite"), (RemoteAsrEngine, RulesEngine, SynthesisEngine)),
         (("--asr", "vllm:a/b", "--llm", "vllm:c/d", "--tts", ORPHEUS), (VllmAsrEngine, VllmEngine, TalkerEngine)),
         (
             ("--llm", "vllm:c/d", "--tts", ORPHEUS, "--vllm.talker_args.dtype", "half"),
-            (PocketSphinxEngine, VllmEngine, TalkerEngine),
+            (FirstToStart, VllmEngine, TalkerEngine),
         ),
-        (("--asr", "http://h/v1"), (RemoteAsrEngine, RulesEngine, SynthesisEngine)),
+        (("--asr", "http://h/v1"), (RemoteAsrEngine, RulesEngine, FirstToStart)),
     ],
 )
 def test_each_part_is_what_its_flag_names(argv: tuple[str, ...], kinds: tuple[type, ...]) -> None:
@@ -216,7 +217,7 @@ def test_answers_are_begun_for_nothing_only_on_this_machine(argv: tuple[str, ...
 
 
 def test_an_asr_that_nobody_named_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omni_ws.engine_choice.parts.find_spec", lambda name: None)
+    monkeypatch.setattr("omni_ws.engine_choice.best_parts.find_spec", lambda name: None)
     assert asr_of(configured("--llm", "rules")) is None
     assert asr_of(configured("--asr", "pocketsphinx")) is not None
 
@@ -248,7 +249,7 @@ async def test_a_model_that_the_server_of_this_machine_does_not_have(monkeypatch
 async def test_a_text_model_on_this_machine_gets_ears_and_a_voice(monkeypatch: pytest.MonkeyPatch) -> None:
     async with upstream(says("Forward", " we go.")) as behind:
         monkeypatch.setitem(LOCAL_PORTS, "ollama", behind.port)
-        config = configured("--llm", "ollama", "--port", "0")
+        config = configured("--asr", "pocketsphinx", "--llm", "ollama", "--tts", "espeak", "--port", "0")
         async with live_server(create_engine(config)) as server, native_client(server) as client:
             assert client.created["parts"]["asr"] == {"name": "pocketsphinx", "model": "en-us"}
             assert client.created["parts"]["llm"] == {"name": "remote", "model": behind.models[0]}

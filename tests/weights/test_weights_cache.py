@@ -144,7 +144,9 @@ def test_files_of_installed_packages_are_copied(
     installed.mkdir(parents=True)
     (installed / "config.json").write_bytes(CONFIG)
     (installed / "model.1").write_bytes(MODEL[: len(MODEL) // 2])
-    monkeypatch.setattr(sys, "path", ["no-such-folder", os.fspath(installed.parent), *sys.path])
+    # A program of the package's name, where a script that runs has its folder.
+    (tmp_path / "tiny_one").touch()
+    monkeypatch.setattr(sys, "path", ["no-such-folder", os.fspath(tmp_path), os.fspath(installed.parent), *sys.path])
     assert held(cache(tmp_path, InstalledSource(), PATIENT).fetch(tiny(server.url + "tiny/"))) == FILES
     assert [path for path, _ in server.asked] == ["/tiny/model.bin"]
     shutil.rmtree(tmp_path / "cache")

@@ -25,6 +25,7 @@ from omni_ws.engine.composed.asr_stage import INPUT_LINK, AsrStage
 from omni_ws.engine.composed.capabilities import composed_capabilities, hears, speaks
 from omni_ws.engine.composed.parts import HasParts, PartDescription, Role, failures_of, parts_of
 from omni_ws.engine.composed.patience import FirstOutputSink, Patience
+from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.engine.pipeline import pipeline
 from omni_ws.engine.tokens import HasTokens, TokenEngine
 from omni_ws.engine.traceable import TraceableEngine
@@ -96,6 +97,12 @@ class ComposedEngine:
         }
         own = {role.value: PartDescription(part.name, part.model) for role, part in found.items() if part is not None}
         return parts_of(self._llm) | own
+
+    @property
+    def shortcomings(self) -> tuple[str, ...]:
+        """Why parts are not the best of their kind, once started."""
+        stand_ins = (part.why for part in self._engines if isinstance(part, FirstToStart))
+        return tuple(why for why in stand_ins if why is not None)
 
     @property
     def part_states(self) -> dict[str, EngineState]:

@@ -55,6 +55,16 @@ class HasParts(Protocol):
         ...
 
 
+@runtime_checkable
+class HasShortcomings(Protocol):
+    """An engine whose parts may not be the best of their kind."""
+
+    @property
+    def shortcomings(self) -> tuple[str, ...]:
+        """Why they are not, once started: a line for each, with what to do."""
+        ...
+
+
 def parts_of(engine: Engine) -> dict[str, PartDescription | None]:
     """Return the parts of any engine. One that is not made of others is the LLM."""
     if isinstance(engine, HasParts):

@@ -26,7 +26,12 @@ SMOLLM2_ARGS = {
 async def test_between_embedded_ears_and_an_embedded_voice() -> None:
     from support.real_models import smollm2
 
-    config = ServerConfig(llm=LlmConfig(use=f"vllm:{smollm2()}"), vllm=VllmConfig(args=SMOLLM2_ARGS))
+    config = ServerConfig(
+        asr=AsrConfig(use="pocketsphinx"),
+        llm=LlmConfig(use=f"vllm:{smollm2()}"),
+        tts=TtsConfig(use="espeak"),
+        vllm=VllmConfig(args=SMOLLM2_ARGS),
+    )
     async with live_server(create_engine(config)) as server:
         for ask in WAYS.values():
             (await ask(server)).check()

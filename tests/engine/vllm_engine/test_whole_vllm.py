@@ -14,7 +14,7 @@ from omni_ws.config import EngineName, ServerConfig, VllmConfig
 from omni_ws.config.part_settings import AsrConfig, LlmConfig, TtsConfig
 from omni_ws.engine_choice import create_engine
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.usefixtures("no_weights")]
 
 
 def configured(model: Path, args: Any) -> ServerConfig:

@@ -1,0 +1,68 @@
+"""FirstToStart: one of several engines for the same work, the best that starts on this machine."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping
+
+from omni_ws.engine.base import Engine, EngineCapabilities, EngineOutput, EngineState, GenerationRequest
+from omni_ws.errors import EngineFailed
+
+logger = logging.getLogger(__name__)
+
+
+class FirstToStart:
+    """``engines`` by the names that people know them by, the best first; the last must start.
+
+    Once started, it is the engine that started in everything but its identity. ``why`` then says why it is not the
+    best, None if it is.
+    """
+
+    def __init__(self, engines: Mapping[str, Engine]) -> None:
+        self._engines = dict(engines)
+        self.engine = next(iter(self._engines.values()))
+        self.name = self.engine.name
+        self.model = self.engine.model
+        self.why: str | None = None
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        return self.engine.capabilities
+
+    @property
+    def state(self) -> EngineState:
+        return self.engine.state
+
+    @property
+    def active_requests(self) -> int:
+        return self.engine.active_requests
+
+    def describe(self) -> tuple[str, ...]:
+        return (*self.engine.describe(), *filter(None, [self.why]))
+
+    async def start(self) -> None:
+        """Start the best that can be. Idempotent. Raises what the last one raises."""
+        if self.state is not EngineState.STARTING:
+            return
+        best, last = next(iter(self._engines)), next(reversed(self._engines))
+        reasons = []
+        for name, engine in self._engines.items():
+            self.engine = engine
+            try:
+                await engine.start()
+                break
+            except Exception as error:
+                await engine.stop()
+                if name == last:
+                    raise
+                if not isinstance(error, EngineFailed):
+                    logger.warning("%s does not start", name, exc_info=error)
+                reasons.append(error.message if isinstance(error, EngineFailed) else f"{type(error).__name__}: {error}")
+        self.name, self.model = self.engine.name, self.engine.model
+        self.why = f"{name} instead of {best}: {'; '.join(reasons)}" if reasons else None
+
+    async def stop(self) -> None:
+        await self.engine.stop()
+
+    def generate(self, request: GenerationRequest) -> AsyncIterator[EngineOutput]:
+        return self.engine.generate(request)

@@ -1,0 +1,128 @@
+"""The server as it is started without naming parts: with all weights, without them, and without their packages."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from asyncio import create_subprocess_exec, create_task, subprocess, timeout
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support.real_models import fetched
+from support.speech_clips import WORDS, clip_bytes, word_errors
+
+from omni_ws.client import Answer, ClientSession, connect
+
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
+
+#: On a machine that does other things too.
+STARTS_WITHIN_SEC = 60.0
+CLIP = "librivox_ss_0870"
+
+
+@dataclass(frozen=True)
+class Started:
+    url: str
+    said: str
+
+
+@asynccontextmanager
+async def serve(*, cache: Path | None = None, hidden: tuple[str, ...] = (), folder: Path) -> AsyncIterator[Started]:
+    """``omni-ws serve``, with the weights in ``cache`` (None: the user's), and as where ``hidden`` is not installed."""
+    (folder / "sitecustomize.py").write_text(f"import sys\nsys.modules.update(dict.fromkeys({hidden!r}))\n")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("OMNI_WS_")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [environment.get("PYTHONPATH")])])
+    if cache is not None:
+        environment["XDG_CACHE_HOME"] = str(cache)
+    process = await create_subprocess_exec(
+        *(sys.executable, "-m", "omni_ws", "serve", "--port", "0"), stderr=subprocess.PIPE, env=environment
+    )
+    assert process.stderr is not None
+    said = ""
+    try:
+        async with timeout(STARTS_WITHIN_SEC):
+            while "in a browser" not in said:
+                line = (await process.stderr.readline()).decode()
+                assert line, said
+                said += line
+        reading = create_task(process.stderr.read())  # else its log would fill the pipe
+        (port,) = re.findall(r":(\d+) in a browser", said)
+        yield Started(f"ws://127.0.0.1:{port}/v1/streaming_input", said)
+        process.terminate()
+        await reading
+        assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def answered(session: ClientSession) -> Answer:
+    """The answer to a sentence of a novel that was heard about right."""
+    await session.send_audio(clip_bytes(CLIP), end=True)
+    answer = await session.answer()
+    heard = re.sub(r"[^a-z ]", "", answer.transcript.lower())
+    assert word_errors(WORDS[CLIP], heard) <= len(WORDS[CLIP].split()) / 3
+    assert len(answer.audio) > 24_000
+    return answer
+
+
+async def test_with_all_weights_the_parts_are_those_of_today(tmp_path: Path) -> None:
+    for name in ("whisper-tiny-en", "hibari", "smart-turn"):
+        fetched(name)
+    async with serve(folder=tmp_path) as server, connect(server.url) as session:
+        parts = session.created.parts
+        assert parts.asr is not None
+        assert parts.tts is not None
+        assert (parts.asr.name, parts.tts.name) == ("whisper", "hibari")
+        assert "instead of" not in server.said
+        assert (await answered(session)).transcript.strip()[0] == "A"  # old ears write no capitals
+        # What would be better is said of the part that nobody fetches.
+        assert (session.created.advice or "").startswith("To talk with a language model instead of rules")
+
+
+@pytest.mark.parametrize(
+    ("hidden", "ears", "voice"),
+    [
+        ((), "the weights of Whisper tiny.en are not here", "its weights are not on this machine"),
+        (("ctranslate2",), "Whisper needs the package ctranslate2", "its weights are not on this machine"),
+        (("onnxruntime",), "the weights of Whisper tiny.en are not here", "its packages are not installed"),
+    ],
+    ids=["weights", "ctranslate2", "onnxruntime"],
+)
+async def test_without_what_they_need_the_old_parts_work_and_the_start_says_why(
+    hidden: tuple[str, ...], ears: str, voice: str, tmp_path: Path
+) -> None:
+    async with (
+        serve(cache=tmp_path / "cache", hidden=hidden, folder=tmp_path) as server,
+        connect(server.url) as session,
+    ):
+        parts = session.created.parts
+        assert parts.asr is not None
+        assert parts.tts is not None
+        assert parts.asr.name == "pocketsphinx"
+        assert parts.tts.name in ("flite", "espeak-ng")
+        await answered(session)
+        assert f"PocketSphinx instead of Whisper: {ears}" in server.said
+        assert f"an older voice instead of hibari: no voice hibari: {voice}" in server.said
+        # The page tells it, too.
+        assert (session.created.advice or "").startswith("PocketSphinx instead of Whisper: ")
+
+
+@pytest.mark.parametrize(
+    ("hidden", "old", "new"),
+    [("ctranslate2", "asr", "tts"), ("onnxruntime", "tts", "asr"), ("hibari", "tts", "asr")],
+)
+async def test_one_part_may_be_of_today_without_the_other(hidden: str, old: str, new: str, tmp_path: Path) -> None:
+    for name in ("whisper-tiny-en", "hibari"):
+        fetched(name)
+    async with serve(hidden=(hidden,), folder=tmp_path) as server, connect(server.url) as session:
+        names = {role: getattr(session.created.parts, role).name for role in ("asr", "tts")}
+        assert names[new] == {"asr": "whisper", "tts": "hibari"}[new]
+        assert names[old] in ("pocketsphinx", "flite", "espeak-ng")
+        assert server.said.count("instead of") == 1
+        await answered(session)
