@@ -19,7 +19,7 @@ from benchmarks.results import printed, write_results
 
 NAMES: Final = (
     *("frames", "events", "sse", "embedded", "turns", "idle", "long_text", "mode_a_memory", "salience"),
-    *("composition", "asr", "voices"),
+    *("composition", "turn_ends", "asr", "voices"),
 )
 #: Need vLLM or Chromium, so they run by name only.
 ELSEWHERE: Final = ("vllm", "browser")

@@ -154,7 +154,7 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
             place[name] = value
     fields |= {name: value for name in ("voice", "task") if (value := getattr(options, name)) is not None}
     if options.open_mic:
-        fields["turn_detection"] = {"type": "server_vad"} | fields.get("turn_detection", {})
+        fields.setdefault("turn_detection", {})
     # Playback and --save need this format.
     fields["output_audio"] = {**fields.get("output_audio", {}), "format": "pcm16"}
     return fields
@@ -165,6 +165,10 @@ async def run(options: argparse.Namespace) -> int:
     microphone = Microphone(options.input_device) if options.live else None
     loudspeaker = open_loudspeaker(options)
     config = options.settings
+    # What the server has is known once it has answered.
+    may_choose = options.open_mic and "type" not in config["turn_detection"]
+    if may_choose:
+        config["turn_detection"]["type"] = "server_vad"
     if microphone or audio or options.raw:
         rate = microphone.sample_rate if microphone else audio.sample_rate if audio else options.rate
         config["input_audio"] = {"format": "pcm16", "sample_rate": rate, "channels": audio.channels if audio else 1}
@@ -176,6 +180,8 @@ async def run(options: argparse.Namespace) -> int:
         introduce(session, display, live=options.live)
         try:
             if microphone and options.open_mic:
+                if may_choose and "semantic_vad" in session.created.capabilities.turn_detection_types:
+                    await session.configure(turn_detection={"type": "semantic_vad"})
                 await talk_freely(session, microphone, listener)
                 return 0
             if microphone:

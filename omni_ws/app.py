@@ -15,6 +15,7 @@ from omni_ws.config.model import ServerConfig
 from omni_ws.core.hosts import Hosts
 from omni_ws.engine.base import Engine
 from omni_ws.errors import OmniError, Unauthenticated
+from omni_ws.service.listening.turn_judge import TurnModel
 from omni_ws.service.observing.profiling import Profiling
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.mode_b_registry import ModeBRegistry
@@ -44,9 +45,16 @@ class App:
     The engine is started and stopped by the caller; routes answer while it starts.
     """
 
-    def __init__(self, engine: Engine, config: ServerConfig, keys: tuple[ApiKey, ...] = ()) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        config: ServerConfig,
+        keys: tuple[ApiKey, ...] = (),
+        *,
+        turn_model: TurnModel | None = None,
+    ) -> None:
         self.config = config
-        self.sessions = SessionFactory(engine, config, keys=keys)
+        self.sessions = SessionFactory(engine, config, keys=keys, turn_model=turn_model)
         self.authenticator = Authenticator(keys)
         self._hosts = Hosts((*config.allow_host, config.host))
         self.sessions.admission.known_keys = len(keys) or None

@@ -133,6 +133,13 @@ class Metrics:
         self.speech_turns = self._counter("speech_turns", "Speech turns detected.")
         self.listening_seconds = self._counter("listening_seconds", "Thread time spent on turn detection.")
         self.listening_pieces = self._counter("listening_pieces", "Pieces of audio that turn detection processed.")
+        self.turn_questions = self._counter(
+            "turn_questions",
+            "Questions of `semantic_vad` whether a speaker who pauses has finished: `finished`, `unfinished`, `failed` "
+            "or `skipped`, as too many waited. One is dropped where the speaker goes on first.",
+            "answer",
+        )
+        self.turn_question_seconds = self._counter("turn_question_seconds", "Thread time spent on such questions.")
 
     def _output(self) -> None:
         self.output_audio_seconds = self._counter("output_audio_seconds", "Audio sent to clients.")

@@ -24,10 +24,12 @@ from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
 from omni_ws.engine_choice import create_engine
 from omni_ws.engine_choice.advice import advice
-from omni_ws.engine_choice.announcement import part_lines
+from omni_ws.engine_choice.announcement import part_lines, turn_lines
 from omni_ws.engine_choice.local_servers import suggestions
+from omni_ws.engine_choice.turn_model import turn_model as load_turn_model
 from omni_ws.errors import ShuttingDown
 from omni_ws.logs import configure_logging
+from omni_ws.service.listening.turn_judge import TurnModel
 from omni_ws.service.observing.loop_watch import watching_loop
 from omni_ws.service.observing.observer import Observer
 from omni_ws.service.open_files import allow_connections
@@ -53,9 +55,15 @@ AT_ONCE_SEC: Final = 0.1
 LAST_RESORT_SEC: Final = 0.5
 
 
-def create_app(engine: Engine, config: ServerConfig | None = None, keys: tuple[ApiKey, ...] = ()) -> App:
-    """The front ends over a running engine, to be served with ``listen``."""
-    return App(engine, config or ServerConfig(), keys)
+def create_app(
+    engine: Engine,
+    config: ServerConfig | None = None,
+    keys: tuple[ApiKey, ...] = (),
+    *,
+    turn_model: TurnModel | None = None,
+) -> App:
+    """The front ends over a running engine, to be served with ``listen``. ``semantic_vad`` needs a ``turn_model``."""
+    return App(engine, config or ServerConfig(), keys, turn_model=turn_model)
 
 
 def launch_server(config: ServerConfig | None = None) -> int:
@@ -212,7 +220,8 @@ async def serve(config: ServerConfig, *, last_resort: Callable[[int], object] = 
     stop, at_once = asyncio.Event(), asyncio.Event()
     with _stopping(stop, at_once, last_resort):
         try:
-            await _serve_until(stop, at_once, engine, create_app(engine, config, keys))
+            app = create_app(engine, config, keys, turn_model=await asyncio.to_thread(load_turn_model, config))
+            await _serve_until(stop, at_once, engine, app)
         finally:
             await engine.stop()
     return 0
@@ -316,7 +325,8 @@ def _announce(
     logger.info("omni_ws %s listens on %s://%s:%d (engine %s)", __version__, scheme, host, server.port, engine.name)
     if token_service is not None:
         logger.info("salience.v1 (gRPC) listens on %s:%d", host, token_service.port)
-    for line in (*part_lines(engine, config), *engine.describe(), *suggested):
+    turns = turn_lines(engine, server.app.sessions.speech_workers.turn_detection_types)
+    for line in (*part_lines(engine, config), *turns, *engine.describe(), *suggested):
         logger.info("%s", line)
     # Last, where it is seen. A server on all addresses is reached on this machine by loopback.
     here = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)

@@ -2,9 +2,11 @@
    its setting. */
 
 import { element } from "./page.js";
+import { judgesTurns } from "./settings.js";
 
 export class SettingsDrawer {
   #form = element("settings-form");
+  #capabilities = null;
 
   /* `changed(names)` is told which settings have another value now. */
   constructor(settings, { changed }) {
@@ -20,6 +22,7 @@ export class SettingsDrawer {
     this.#form.addEventListener("change", ({ target }) => {
       settings[target.name] = valueOf(target);
       this.#showNumbers();
+      this.#showTurns();
       changed([target.name]);
     });
     navigator.mediaDevices?.addEventListener("devicechange", () => this.listDevices());
@@ -28,7 +31,8 @@ export class SettingsDrawer {
 
   /* What this server and its engine have to choose from. */
   offer(capabilities, { models, speakerChoice }) {
-    const { voices, tasks, turn_detection: detects } = capabilities;
+    const { voices, tasks } = capabilities;
+    this.#capabilities = capabilities;
     this.#choices("voice", [["", "The server's own"], ...voices.map((voice) => [voice, voice])]);
     this.#choices("model", [["", "The server's own"], ...models.map((model) => [model, model])]);
     const named = { chat: "Conversation", speech: "Read my text aloud", transcribe: "Write down what I say" };
@@ -37,10 +41,9 @@ export class SettingsDrawer {
     this.#row("model", models.length > 1);
     this.#row("task", tasks.length > 1);
     this.#row("answerWith", capabilities.output_modalities.includes("audio"));
-    this.#row("threshold", detects);
-    this.#row("silenceMs", detects);
     this.#row("speaker", speakerChoice);
     this.#fill();
+    this.#showTurns();
   }
 
   /* Names of devices are told only to pages that were let use them. */
@@ -53,6 +56,16 @@ export class SettingsDrawer {
       this.#form.elements[name].value = this.settings[name];
       if (this.#form.elements[name].selectedIndex < 0) this.#form.elements[name].value = "";
     }
+  }
+
+  /* What there is to set about turns: it depends on the server, and on how they end. */
+  #showTurns() {
+    if (!this.#capabilities) return;
+    const detects = this.#capabilities.turn_detection;
+    const judges = detects && judgesTurns(this.#capabilities);
+    this.#row("threshold", detects);
+    this.#row("turns", judges);
+    this.#row("silenceMs", detects && (!judges || this.settings.turns === "silence"));
   }
 
   #choices(name, options) {

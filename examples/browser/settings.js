@@ -19,6 +19,7 @@ export const DEFAULTS = {
   startPolicy: "",
   instructions: "",
   threshold: 0.5,
+  turns: "auto",
   silenceMs: 500,
 };
 
@@ -64,6 +65,20 @@ export function setKey(value) {
   }
 }
 
+/* Whether the server can tell by the voice that somebody has finished. */
+export function judgesTurns(capabilities) {
+  return capabilities.turn_detection_types?.includes("semantic_vad") ?? false;
+}
+
+function turnDetection(settings, capabilities) {
+  const common = { threshold: settings.threshold, interrupt_response: true };
+  if (!judgesTurns(capabilities) || settings.turns === "silence") {
+    return { type: "server_vad", silence_duration_ms: settings.silenceMs, ...common };
+  }
+  // How long the silence may last follows from the eagerness.
+  return { type: "semantic_vad", eagerness: settings.turns, silence_duration_ms: null, ...common };
+}
+
 /* The session_config of these settings. Null takes a field back to the server's default. `rate` is null before there is
    any sound on this page. */
 export function sessionConfig(settings, capabilities, rate) {
@@ -79,14 +94,7 @@ export function sessionConfig(settings, capabilities, rate) {
     tools: capabilities.tools ? TOOLS : null,
     start_policy: settings.startPolicy || null,
     overlap: "interrupt",
-    turn_detection: detects
-      ? {
-          type: "server_vad",
-          threshold: settings.threshold,
-          silence_duration_ms: settings.silenceMs,
-          interrupt_response: true,
-        }
-      : null,
+    turn_detection: detects ? turnDetection(settings, capabilities) : null,
     input_audio: { format: "pcm16", channels: 1, ...sampleRate },
     output_audio: { format: "pcm16", ...sampleRate },
   };

@@ -5,16 +5,27 @@ Blocking; called from worker threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import numpy as np
 
 from omni_ws.audio.decoder import AudioDecoder
-from omni_ws.audio.samples import Samples
-from omni_ws.audio.turn_rule import StartBar, TurnDetector, TurnEvent
-from omni_ws.audio.vad import SAMPLE_RATE, WINDOW_MS, SpeechDetector, process_together
+from omni_ws.audio.samples import Pcm16, Samples
+from omni_ws.audio.smart_turn import HEARD_SAMPLES
+from omni_ws.audio.turn_rule import (
+    MAX_START_SPAN,
+    JudgedPauses,
+    SpeechOnset,
+    SpeechPause,
+    StartBar,
+    TurnDetector,
+    TurnEvent,
+)
+from omni_ws.audio.vad import SAMPLE_RATE, WINDOW_MS, WINDOW_SAMPLES, SpeechDetector, process_together
 from omni_ws.core.audio_format import AudioFormat
 
 T = TypeVar("T")
@@ -22,15 +33,30 @@ T = TypeVar("T")
 #: The delay with which the detector notices the end of speech. It is counted as silence, so that turns end after the
 #: configured silence. Measured on the recorded speech of the tests: 0 to 4 windows, about 2 on average.
 DETECTOR_LAG_MS: Final = 2 * WINDOW_MS
+#: A judge is asked after 160 ms of silence. Where the speaker has finished, the turn ends after 256 ms.
+JUDGED_PAUSES: Final = JudgedPauses(ask_ms=160 - DETECTOR_LAG_MS, finished_ms=256 - DETECTOR_LAG_MS)
+#: A judge hears what was before the onset, too: speech is detected with a delay.
+HEARD_BEFORE: Final = 300 * SAMPLE_RATE // 1000
+_LOOK_BACK: Final = MAX_START_SPAN * WINDOW_SAMPLES
+
+
+class PauseJudge(Protocol):
+    """Says of speakers who pause whether they have finished."""
+
+    def ask(self, turn: Samples) -> Future[bool]:
+        """Ask about the speaker of ``turn``, whose end is the pause. Must not raise, nor wait for the answer."""
+
+    def close(self) -> None:
+        """Answer nothing any more. Idempotent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Watched:
     """The result for one piece of the stream.
 
-    ``samples`` is the piece at 16 kHz, which begins at ``start_ms``. The detector has judged the stream up to
-    ``judged_ms``; the rest is less than a window. ``pausing`` says that a turn is open but silent at the end of the
-    piece.
+    ``samples`` is the piece at 16 kHz, which begins at ``start_ms``. The stream is judged up to ``judged_ms``; the rest
+    is less than a window, or waits for the answer to ``question``: then ``SpeechWatch.go_on`` judges it. ``pausing``
+    says that a turn is open but silent at the end of what is judged.
     """
 
     events: tuple[TurnEvent, ...]
@@ -38,10 +64,11 @@ class Watched:
     judged_ms: int
     samples: Samples
     pausing: bool
+    question: Future[bool] | None = None
 
     @property
     def rest_ms(self) -> float:
-        """The length of the stream's end that does not fill a window yet, in milliseconds."""
+        """The length of the stream's end that is not judged, in milliseconds."""
         return self.start_ms + len(self.samples) * 1000 / SAMPLE_RATE - self.judged_ms
 
 
@@ -60,12 +87,25 @@ class _Decoded:
 class SpeechWatch:
     """Decodes a stream, runs voice activity detection on it and reports starts and ends of speech.
 
-    A turn ends after ``silence_duration_ms`` of silence. For use by one thread at a time.
+    A turn ends after ``silence_duration_ms`` of silence; with a ``judge``, sooner where the speaker has finished. For
+    use by one thread at a time.
     """
 
-    def __init__(self, detector: SpeechDetector, *, threshold: float, silence_duration_ms: float) -> None:
+    def __init__(
+        self,
+        detector: SpeechDetector,
+        *,
+        threshold: float,
+        silence_duration_ms: float,
+        judge: PauseJudge | None = None,
+    ) -> None:
         self.detector = detector
-        self._turns = TurnDetector(threshold, max(0, silence_duration_ms - DETECTOR_LAG_MS))
+        self._turns = TurnDetector(
+            threshold,
+            max(0, silence_duration_ms - DETECTOR_LAG_MS),
+            judged=None if judge is None else JUDGED_PAUSES,
+        )
+        self._pauses = None if judge is None else _Pauses(judge, self._turns)
         self._source: AudioFormat | None = None
         self._decoder: AudioDecoder | None = None
         #: The length of the stream so far, in samples at 16 kHz.
@@ -79,6 +119,10 @@ class SpeechWatch:
         """
         decoded = self._decode(data, source)
         return self._judge(decoded, self.detector.process(decoded.unjudged), bar)
+
+    def go_on(self) -> Watched:
+        """Judge what waited for the answer to a ``question``, which is there. It needs no thread."""
+        return self._watched((), self._samples * 1000 / SAMPLE_RATE, np.empty(0, np.float32))
 
     def close(self) -> None:
         """End the stream."""
@@ -98,10 +142,98 @@ class SpeechWatch:
         return _Decoded(start_ms, samples, samples if held is None else np.concatenate((held, samples)))
 
     def _judge(self, decoded: _Decoded, probabilities: Sequence[float], bar: StartBar) -> Watched:
-        turns = self._turns
-        turns.bar = bar
-        events = tuple(event for each in probabilities if (event := turns.feed(each)) is not None)
-        return Watched(events, decoded.start_ms, turns.audio_ms, decoded.samples, turns.silent_windows > 0)
+        self._turns.bar = bar
+        if self._pauses is not None:
+            self._pauses.hear(decoded.unjudged)
+        return self._watched(probabilities, decoded.start_ms, decoded.samples)
+
+    def _watched(self, probabilities: Iterable[float], start_ms: float, samples: Samples) -> Watched:
+        turns, pauses = self._turns, self._pauses
+        events: tuple[TurnEvent, ...]
+        if pauses is None:
+            events, question = tuple(e for each in probabilities if (e := turns.feed(each)) is not None), None
+        else:
+            events, question = pauses.judge_windows(probabilities)
+        return Watched(events, start_ms, turns.audio_ms, samples, turns.silent_windows > 0, question)
+
+
+class _Pauses:
+    """Asks a judge about pauses, and lets no window pass for which the answer is needed.
+
+    Holds the windows that wait, and of the stream what a judge would hear: ``HEARD_SEC`` seconds in 16 bits at most,
+    and in silence a fraction of a second.
+    """
+
+    def __init__(self, judge: PauseJudge, turns: TurnDetector) -> None:
+        self._judge = judge
+        self._turns = turns
+        self._waiting: deque[float] = deque()
+        self._question: Future[bool] | None = None
+        #: Where in the stream the turn in progress began for the judge, in samples.
+        self._turn_began = 0
+        self._blocks: deque[Pcm16] = deque()
+        #: Where in the stream the first block begins.
+        self._held_from = 0
+
+    def hear(self, samples: Samples) -> None:
+        """The stream goes on with these samples."""
+        if len(samples):
+            self._blocks.append(np.clip(np.rint(samples * 32768), -32768, 32767).astype(np.int16))
+
+    def judge_windows(self, probabilities: Iterable[float]) -> tuple[tuple[TurnEvent, ...], Future[bool] | None]:
+        """Judge the next windows. Return what they cause, and the question that has to be answered first."""
+        turns, waiting = self._turns, self._waiting
+        waiting.extend(probabilities)
+        events: list[TurnEvent] = []
+        while waiting:
+            if turns.needs_answer(waiting[0]):
+                assert self._question is not None
+                if not self._question.done():
+                    self._forget()
+                    return tuple(events), self._question
+                turns.finished = _answer_to(self._question)
+            event = turns.feed(waiting.popleft())
+            if turns.silent_windows == 0:
+                self._drop_question()  # the speaker has gone on
+            if event is not None:
+                events.append(event)
+                self._note(event)
+        self._forget()
+        return tuple(events), None
+
+    def _note(self, event: TurnEvent) -> None:
+        match event:
+            case SpeechOnset():
+                self._turn_began = max(0, event.audio_ms * SAMPLE_RATE // 1000 - HEARD_BEFORE)
+            case SpeechPause():
+                end = self._turns.windows * WINDOW_SAMPLES
+                self._question = self._judge.ask(self._between(max(self._turn_began, end - HEARD_SAMPLES), end))
+
+    def _drop_question(self) -> None:
+        question, self._question = self._question, None
+        if question is not None:
+            question.cancel()
+
+    def _between(self, start: int, end: int) -> Samples:
+        """The samples of the stream from ``start`` to ``end``."""
+        held = np.concatenate([np.empty(0, np.int16), *self._blocks])
+        piece = held[max(0, start - self._held_from) : end - self._held_from]
+        return piece.astype(np.float32) / np.float32(32768)
+
+    def _forget(self) -> None:
+        """Drop what no question can be about."""
+        judged = self._turns.windows * WINDOW_SAMPLES
+        needed = judged - (HEARD_SAMPLES if self._turns.speaking else HEARD_BEFORE + _LOOK_BACK)
+        while self._blocks and self._held_from + len(self._blocks[0]) <= needed:
+            self._held_from += len(self._blocks.popleft())
+
+
+def _answer_to(question: Future[bool]) -> bool:
+    """Whether the speaker has finished; a judge that fails, or is closed, does not end turns."""
+    try:
+        return question.result()
+    except (Exception, CancelledError):
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,33 @@ class SpeechOffset:
     detected_ms: int
 
 
-TurnEvent: TypeAlias = SpeechOnset | SpeechOffset
+@dataclass(frozen=True, slots=True)
+class SpeechPause:
+    """A pause within a turn, about which a judge is to be asked. It was detected at ``detected_ms``."""
+
+    detected_ms: int
+
+
+TurnEvent: TypeAlias = SpeechOnset | SpeechPause | SpeechOffset
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedPauses:
+    """Pauses of which a judge says whether the speaker has finished.
+
+    It is asked after ``ask_ms`` of silence. If the speaker has finished, the turn ends after ``finished_ms`` of it.
+    """
+
+    ask_ms: float
+    finished_ms: float
+
+    @property
+    def ask_windows(self) -> int:
+        return max(1, int(self.ask_ms // WINDOW_MS))
+
+    @property
+    def finished_windows(self) -> int:
+        return max(self.ask_windows + 1, int(self.finished_ms // WINDOW_MS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +107,17 @@ class TurnDetector:
     """Derives starts and ends of speech from probabilities. Pure; its clock is the number of windows.
 
     A turn begins as ``bar`` demands, which may be changed at any time. It ends after ``silence_duration_ms`` of windows
-    clearly below ``threshold``.
+    clearly below ``threshold``. With ``judged`` it may end sooner: a SpeechPause says when to ask whether the speaker
+    has finished, ``finished`` takes the answer, and a window that ``needs_answer`` must not be fed without it.
     """
 
     def __init__(
-        self, threshold: float = 0.5, silence_duration_ms: float = 480, *, bar: StartBar = ORDINARY_BAR
+        self,
+        threshold: float = 0.5,
+        silence_duration_ms: float = 480,
+        *,
+        bar: StartBar = ORDINARY_BAR,
+        judged: JudgedPauses | None = None,
     ) -> None:
         if not 0 < threshold < 1:
             raise ValueError("threshold must be between 0 and 1")
@@ -98,7 +130,14 @@ class TurnDetector:
         self.silent_windows = 0
         #: The windows processed so far.
         self.windows = 0
+        #: Whether the speaker, who pauses, has finished; None while that is not known.
+        self.finished: bool | None = None
         self._recent: deque[float] = deque(maxlen=MAX_START_SPAN)
+        #: The windows of silence after which a judge is asked (0: never), and those that end a turn that is finished.
+        self._ask_windows, self._finished_windows = 0, self.silence_windows
+        # Nobody is asked where the answer would come too late.
+        if judged is not None and judged.finished_windows < self.silence_windows:
+            self._ask_windows, self._finished_windows = judged.ask_windows, judged.finished_windows
 
     @property
     def audio_ms(self) -> int:
@@ -110,10 +149,17 @@ class TurnDetector:
         self.windows += 1
         return self._while_speaking(probability) if self.speaking else self._while_silent(probability)
 
+    def needs_answer(self, probability: float) -> bool:
+        """Whether it depends on the answer to the last SpeechPause what the next window, of this probability, does."""
+        if not self._ask_windows or not self.speaking or self.finished is not None:
+            return False
+        return self.silent_windows + 1 >= self._finished_windows and not self._goes_on(probability)
+
     def end_turn(self) -> None:
         """End the current turn for another reason, such as a length limit; the next window may start a new one."""
         self.speaking = False
         self.silent_windows = 0
+        self.finished = None
         self._recent.clear()
 
     def _while_silent(self, probability: float) -> SpeechOnset | None:
@@ -130,19 +176,25 @@ class TurnDetector:
         self.speaking = True
         return SpeechOnset(first * WINDOW_MS, self.audio_ms)
 
-    def _while_speaking(self, probability: float) -> SpeechOffset | None:
-        # Between the thresholds speech continues, but only a window above the upper one resets the count of silent
-        # windows: otherwise a breath would keep the turn open.
-        goes_on = self.silence_threshold if self.silent_windows == 0 else self.threshold
-        if probability > goes_on:
+    def _while_speaking(self, probability: float) -> SpeechPause | SpeechOffset | None:
+        if self._goes_on(probability):
             self.silent_windows = 0
+            self.finished = None
             return None
         self.silent_windows += 1
-        if self.silent_windows < self.silence_windows:
-            return None
-        ended = (self.windows - self.silent_windows) * WINDOW_MS
-        self.end_turn()
-        return SpeechOffset(ended, self.audio_ms)
+        if self.silent_windows >= (self._finished_windows if self.finished else self.silence_windows):
+            ended = (self.windows - self.silent_windows) * WINDOW_MS
+            self.end_turn()
+            return SpeechOffset(ended, self.audio_ms)
+        return SpeechPause(self.audio_ms) if self.silent_windows == self._ask_windows else None
+
+    def _goes_on(self, probability: float) -> bool:
+        """Whether the next window of a turn is speech.
+
+        Between the thresholds speech continues, but only a window above the upper one resets the count of silent
+        windows: otherwise a breath would keep the turn open.
+        """
+        return probability > (self.silence_threshold if self.silent_windows == 0 else self.threshold)
 
 
 class PrefixPadding:

@@ -123,14 +123,10 @@ class _SharedNetwork:
 
     def __init__(self) -> None:
         """Raises EngineFailed."""
-        found = find_spec(PACKAGE)
-        if found is None or found.origin is None:
-            raise EngineFailed(MISSING_DETECTOR)
-        folder = Path(found.origin).parent / "data"
+        library = runtime_library()
         try:
-            library = next(path for path in sorted(folder.glob(f"{PACKAGE}.*")))
-            self._network = OnnxNetwork(library, folder / "silero_vad.onnx")
-        except (OSError, AttributeError, RuntimeError, StopIteration) as error:
+            self._network = OnnxNetwork(library, library.with_name("silero_vad.onnx"))
+        except (OSError, AttributeError, RuntimeError) as error:
             raise EngineFailed("loading voice activity detection failed") from error
         self._idle: dict[int, list[_Batch]] = {}
         self._lock = threading.Lock()
@@ -145,6 +141,17 @@ class _SharedNetwork:
     def give_back(self, batch: _Batch) -> None:
         with self._lock:
             self._idle.setdefault(batch.size, []).append(batch)
+
+
+def runtime_library() -> Path:
+    """The library in the detector's package, which contains ONNX Runtime. Raises EngineFailed where there is none."""
+    found = find_spec(PACKAGE)
+    if found is None or found.origin is None:
+        raise EngineFailed(MISSING_DETECTOR)
+    libraries = sorted((Path(found.origin).parent / "data").glob(f"{PACKAGE}.*"))
+    if not libraries:
+        raise EngineFailed("loading voice activity detection failed")
+    return libraries[0]
 
 
 _network: _SharedNetwork | None = None

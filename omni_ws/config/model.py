@@ -86,6 +86,11 @@ class EmbeddedSettings(Section):
     default_voice: Text | None = Field(
         default=None, description="Voice unless the client names one; unset: the synthesiser's default."
     )
+    turn_path: Path | None = Field(
+        default=None,
+        description="Network of Smart Turn v3 (ONNX file) for `semantic_vad`, with every engine; unset: that of "
+        "`omni-ws weights fetch smart-turn`, if it is there.",
+    )
 
 
 class VllmConfig(Section):

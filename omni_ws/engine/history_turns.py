@@ -1,4 +1,4 @@
-"""Cuts a history into whole turns, so that an engine whose model reads less can leave out the oldest."""
+"""Turns of a history: whole ones, so that an engine whose model reads less can leave out the oldest, and the last."""
 
 from __future__ import annotations
 
@@ -19,3 +19,13 @@ def whole_turns(history: Sequence[Message]) -> list[tuple[Message, ...]]:
             turns.append([])
         turns[-1].append(message)
     return [tuple(turn) for turn in turns]
+
+
+def unanswered(history: Sequence[Message]) -> str:
+    """Return what the user said last where nothing was answered: who goes on after that continues it."""
+    texts: list[str] = []
+    for message in reversed(history):
+        if message.role != "user":
+            break
+        texts.append(message.text)
+    return " ".join(filter(None, reversed(texts)))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from omni_ws.config.model import EngineName, ServerConfig
 from omni_ws.config.part_settings import PartConfig
 from omni_ws.core.chunks import Modality, OutputModality
 from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.parts import HasParts, Role
-from omni_ws.installing import install_command
+from omni_ws.installing import install_command, this_python
 
 
 def part_lines(engine: Engine, config: ServerConfig) -> Iterator[str]:
@@ -40,3 +40,13 @@ def _instead_of_asr(engine: Engine, config: ServerConfig) -> str:
 
 def _how_to_have_it(part: PartConfig) -> str:
     return f", as --{part.part} says" if part.choice.name == "none" else ""
+
+
+def turn_lines(engine: Engine, turn_detection_types: Sequence[str]) -> Iterator[str]:
+    """Yield a line about the end of turns, where an engine hears and speech can be detected."""
+    if Modality.AUDIO not in engine.capabilities.input_modalities or not turn_detection_types:
+        return
+    if "semantic_vad" in turn_detection_types:
+        yield "end of turns: Smart Turn (semantic_vad)"
+    else:
+        yield f"end of turns: silence; to judge by the voice, too: {this_python()} -m omni_ws weights fetch smart-turn"

@@ -38,6 +38,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     logprobs: bool
     structured_output: bool
     turn_detection: bool
+    turn_detection_types: list[str] = msgspec.field(default_factory=list)
     resume: bool
     transcripts: bool
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec.structs import force_setattr
 
 from omni_ws.core.accumulator import Alignment
 from omni_ws.core.audio_format import MAX_CHANNELS, MAX_SAMPLE_RATE, MIN_SAMPLE_RATE, AudioEncoding
@@ -82,14 +83,36 @@ class StartPolicyConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):
     modality: Modality | None = None
 
 
-class TurnDetectionConfig(Struct, frozen=True, kw_only=True):
-    """Voice activity detection on the input audio."""
+TurnDetectionType: TypeAlias = Literal["server_vad", "semantic_vad"]
+Eagerness: TypeAlias = Literal["low", "medium", "high", "auto"]
+#: The silence that ends a turn, by default: with ``server_vad``, and at the latest with ``semantic_vad``.
+VAD_SILENCE_MS = 500
+LONGEST_SILENCE_MS: Mapping[Eagerness, float] = {"low": 4000, "medium": 1500, "high": 700, "auto": 1500}
 
-    type: Literal["server_vad"]
+
+class TurnDetectionConfig(Struct, frozen=True, kw_only=True):
+    """Voice activity detection on the input audio; with ``semantic_vad`` a model tells who has finished."""
+
+    type: TurnDetectionType
     threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5
     prefix_padding_ms: Annotated[float, Meta(ge=0, le=MAX_PREFIX_PADDING_MS)] = 300
-    silence_duration_ms: Annotated[float, Meta(ge=0, le=MAX_SILENCE_DURATION_MS)] = 500
+    silence_duration_ms: Annotated[float, Meta(ge=0, le=MAX_SILENCE_DURATION_MS)] | UnsetType = UNSET
+    eagerness: Eagerness | UnsetType = UNSET
     interrupt_response: bool = True
+
+    def __post_init__(self) -> None:
+        """Set the silence, unless it was given; and the eagerness, where it has a meaning."""
+        semantic = self.type == "semantic_vad"
+        eagerness = "auto" if isinstance(self.eagerness, UnsetType) else self.eagerness
+        force_setattr(self, "eagerness", eagerness if semantic else UNSET)
+        if self.silence_duration_ms is UNSET:
+            force_setattr(self, "silence_duration_ms", LONGEST_SILENCE_MS[eagerness] if semantic else VAD_SILENCE_MS)
+
+    @property
+    def silence_ms(self) -> float:
+        """The silence that ends a turn at the latest."""
+        assert not isinstance(self.silence_duration_ms, UnsetType)
+        return self.silence_duration_ms
 
 
 class SamplingConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):

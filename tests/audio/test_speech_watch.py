@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
+from support.inline_workers import MS, LoudnessDetector, loud, quiet
+from support.judges import ScriptedJudge
 from support.speech_clips import SAMPLE_RATE as CLIP_RATE
 from support.speech_clips import clip_samples, noises
 
 from omni_ws.audio.encoder import AudioEncoder
 from omni_ws.audio.samples import Samples
-from omni_ws.audio.speech_watch import SpeechWatch
-from omni_ws.audio.turn_rule import ORDINARY_BAR, SpeechOffset, SpeechOnset, TurnEvent
+from omni_ws.audio.speech_watch import DETECTOR_LAG_MS, SpeechWatch
+from omni_ws.audio.turn_rule import ORDINARY_BAR, SpeechOffset, SpeechOnset, SpeechPause, TurnEvent
 from omni_ws.audio.vad import SpeechDetector
 from omni_ws.core.audio_format import AudioEncoding, AudioFormat
 
@@ -46,6 +50,8 @@ def test_a_turn_is_found_at_every_rate(rate: int, encoding: AudioEncoding) -> No
     expected_start, expected_stop = turns(spoken(), AudioFormat())
     assert isinstance(started, SpeechOnset)
     assert isinstance(stopped, SpeechOffset)
+    assert isinstance(expected_start, SpeechOnset)
+    assert isinstance(expected_stop, SpeechOffset)
     assert abs(started.audio_ms - expected_start.audio_ms) <= TOLERANCE_MS
     assert abs(stopped.audio_ms - expected_stop.audio_ms) <= TOLERANCE_MS
 
@@ -79,3 +85,94 @@ def test_samples_that_are_no_numbers_do_not_deafen(nonsense: float) -> None:
     watched.close()
     assert [type(event) for event in heard.events] == [SpeechOnset, SpeechOffset]
     assert np.isfinite(heard.samples).all()
+
+
+# judged pauses
+
+
+def judged_watch(judge: ScriptedJudge, *, silence_ms: float = 1500) -> SpeechWatch:
+    return SpeechWatch(LoudnessDetector(), threshold=0.5, silence_duration_ms=silence_ms, judge=judge)
+
+
+def heard(watched: SpeechWatch, data: bytes, *, piece_ms: int = 1000) -> list[TurnEvent]:
+    """What it hears, with judges that answer at once."""
+    found: list[TurnEvent] = []
+    for start in range(0, len(data), piece_ms * MS):
+        piece = watched.hear(data[start : start + piece_ms * MS], AudioFormat(), ORDINARY_BAR)
+        assert piece.question is None
+        found += piece.events
+    return found
+
+
+def test_the_judge_hears_the_turn_up_to_the_pause() -> None:
+    judge = ScriptedJudge([False])
+    heard(judged_watch(judge), quiet(960) + loud(640) + quiet(640))
+    (turn,) = judge.heard
+    # From 300 ms before the onset, to the 96 ms of silence after which it is asked.
+    assert as_pcm(turn) == quiet(960)[-300 * MS :] + loud(640) + quiet(96)
+
+
+def test_the_judge_hears_no_more_than_eight_seconds() -> None:
+    judge = ScriptedJudge([False] * 2)
+    watched = judged_watch(judge)
+    heard(watched, quiet(960) + loud(20_000) + quiet(320) + loud(640) + quiet(320))
+    assert [len(turn) for turn in judge.heard] == [8 * CLIP_RATE] * 2
+    assert as_pcm(judge.heard[1]).endswith(quiet(320) + loud(640) + quiet(96))
+
+
+@pytest.mark.parametrize("piece_ms", [10, 32, 100, 5000])
+def test_turns_end_at_the_same_places_however_the_audio_comes(piece_ms: int) -> None:
+    audio = quiet(320) + (loud(320) + quiet(2560)) * 3
+    judge = ScriptedJudge([True, False, True])
+    found = heard(judged_watch(judge), audio, piece_ms=piece_ms)
+    offsets = [event for event in found if isinstance(event, SpeechOffset)]
+    assert [one.audio_ms for one in offsets] == [640, 3520, 6400]
+    silences = [one.detected_ms - one.audio_ms + DETECTOR_LAG_MS for one in offsets]
+    assert silences == [256, 1472, 256]
+    assert len([event for event in found if isinstance(event, SpeechPause)]) == 3
+
+
+def test_what_depends_on_an_answer_waits_for_it() -> None:
+    judge = ScriptedJudge()
+    watched = judged_watch(judge)
+    piece = watched.hear(quiet(320) + loud(320) + quiet(960) + loud(320), AudioFormat(), ORDINARY_BAR)
+    assert [type(event) for event in piece.events] == [SpeechOnset, SpeechPause]
+    assert (piece.question, piece.judged_ms, piece.pausing) == (judge.questions[0], 640 + 160, True)
+    judge.questions[0].set_result(True)
+    rest = watched.go_on()
+    assert [type(event) for event in rest.events] == [SpeechOffset, SpeechOnset]
+    assert (rest.question, rest.judged_ms, rest.rest_ms) == (None, 1920, 0)
+
+
+def test_speech_that_goes_on_waits_for_no_answer() -> None:
+    judge = ScriptedJudge()
+    watched = judged_watch(judge)
+    piece = watched.hear(quiet(320) + loud(320) + quiet(160) + loud(320), AudioFormat(), ORDINARY_BAR)
+    assert piece.question is None
+    assert [type(event) for event in piece.events] == [SpeechOnset, SpeechPause]
+    assert judge.questions[0].cancelled()
+
+
+def test_a_judge_that_fails_ends_no_turn() -> None:
+    judge = ScriptedJudge()
+    watched = judged_watch(judge)
+    piece = watched.hear(quiet(320) + loud(320) + quiet(1600), AudioFormat(), ORDINARY_BAR)
+    assert piece.question is judge.questions[0]
+    judge.questions[0].set_exception(RuntimeError("broken"))
+    (end,) = watched.go_on().events
+    assert isinstance(end, SpeechOffset)
+    assert end.detected_ms - end.audio_ms > 1400
+
+
+def test_silence_is_not_kept() -> None:
+    watched = judged_watch(ScriptedJudge())
+    tracemalloc.start()
+    for _ in range(30):
+        watched.hear(quiet(10_000), AudioFormat(), ORDINARY_BAR)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 1 << 20
+
+
+def as_pcm(samples: Samples) -> bytes:
+    return np.rint(samples * 32768).astype("<i2").tobytes()

@@ -12,9 +12,11 @@ from omni_ws.audio.turn_rule import (
     BARGE_IN_BAR,
     MAX_START_SPAN,
     ORDINARY_BAR,
+    JudgedPauses,
     PrefixPadding,
     SpeechOffset,
     SpeechOnset,
+    SpeechPause,
     StartBar,
     TurnDetector,
     TurnEvent,
@@ -143,3 +145,69 @@ def test_the_padding_is_the_newest_audio(lengths: list[int], padding_ms: int) ->
     capacity = padding_ms * 16
     assert np.array_equal(padding.take(), stream[max(0, len(stream) - capacity) :])
     assert len(padding.take()) == 0
+
+
+# judged pauses
+
+JUDGED = JudgedPauses(ask_ms=96, finished_ms=192)
+
+
+def judged(*, silence_ms: float = 1504) -> TurnDetector:
+    detector = TurnDetector(silence_duration_ms=silence_ms, judged=JUDGED)
+    assert len(events(detector, [0.9] * 10)) == 1
+    return detector
+
+
+def test_a_pause_is_told_once() -> None:
+    detector = judged()
+    assert events(detector, [0.1] * 2) == []
+    assert events(detector, [0.1]) == [SpeechPause(13 * WINDOW_MS)]
+    assert events(detector, [0.1] * 2) == []
+    assert events(detector, [0.9] * 2) == []
+    assert events(detector, [0.1] * 3) == [SpeechPause(20 * WINDOW_MS)]
+
+
+def test_a_turn_that_is_finished_ends_sooner() -> None:
+    detector = judged()
+    events(detector, [0.1] * 3)
+    detector.finished = True
+    assert events(detector, [0.1] * 2) == []
+    assert events(detector, [0.1]) == [SpeechOffset(10 * WINDOW_MS, 16 * WINDOW_MS)]
+
+
+def test_a_turn_that_is_not_finished_ends_by_silence() -> None:
+    detector = judged()
+    events(detector, [0.1] * 3)
+    detector.finished = False
+    assert events(detector, [0.1] * 43) == []
+    assert events(detector, [0.1]) == [SpeechOffset(10 * WINDOW_MS, 57 * WINDOW_MS)]
+
+
+def test_who_goes_on_is_asked_about_anew() -> None:
+    detector = judged()
+    events(detector, [0.1] * 3)
+    detector.finished = True
+    assert events(detector, [0.9]) == []
+    assert [type(event) for event in events(detector, [0.1] * 5)] == [SpeechPause]
+
+
+def test_only_the_window_that_may_end_a_turn_needs_the_answer() -> None:
+    detector = judged()
+    for _ in range(5):
+        assert not detector.needs_answer(0.1)
+        events(detector, [0.1])
+    assert [detector.needs_answer(probability) for probability in (0.1, 0.9)] == [True, False]
+    detector.finished = False
+    assert [detector.needs_answer(probability) for probability in (0.1, 0.9)] == [False, False]
+    assert not TurnDetector(silence_duration_ms=1504).needs_answer(0.1)
+
+
+@pytest.mark.parametrize(("silence_ms", "asked"), [(0, False), (192, False), (223, False), (224, True)])
+def test_nobody_is_asked_where_silence_ends_the_turn_as_soon(silence_ms: float, asked: bool) -> None:
+    detector = judged(silence_ms=silence_ms)
+    found = []
+    while detector.speaking:
+        assert asked or not detector.needs_answer(0.1)
+        found += events(detector, [0.1])
+    assert [type(event) for event in found] == [SpeechPause] * asked + [SpeechOffset]
+    assert detector.windows == 10 + max(1, int(silence_ms // WINDOW_MS))

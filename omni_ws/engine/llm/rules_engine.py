@@ -24,6 +24,7 @@ from omni_ws.engine.base import (
 )
 from omni_ws.engine.decoded_parts import MODALITIES, ImagePart, TextPart, VideoPart
 from omni_ws.engine.decoding import DECODING_THREADS, decode_request
+from omni_ws.engine.history_turns import unanswered
 from omni_ws.engine.llm.rules import NOTHING_HEARD, answer
 from omni_ws.engine.llm.sights import Sights
 from omni_ws.engine.media_room import MediaShare
@@ -151,6 +152,8 @@ class _Question:
         described = self._sights.sentences()
         yield from described
         text = " ".join(text for pieces in self._texts if (text := "".join(pieces).strip()))
+        if text and (before := unanswered(self._request.history)):
+            text = f"{before} {text}"
         if text or not described:
             yield from answer(text, self._request.history, now)
 

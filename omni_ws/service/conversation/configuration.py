@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from omni_ws.wire.session_config import (
     InputAudioConfig,
     SamplingConfig,
     SessionConfig,
+    TurnDetectionType,
     check_sampling,
     effective,
     merge,
@@ -77,8 +78,8 @@ class ConfigurationRules:
     output_formats: frozenset[str]
     defaults: Mapping[str, Any] = field(default_factory=dict)
     forced_start_policy: str | None = None
-    #: Whether this kind of session has turn detection.
-    turn_detection: bool = False
+    #: The kinds of turn detection that this kind of session has.
+    turn_detection_types: Sequence[TurnDetectionType] = ()
     #: Whether this kind of session can begin with a greeting.
     greeting: bool = False
     #: The default of ``instructions`` where answers are spoken.
@@ -215,13 +216,19 @@ def _for_turns(config: SessionConfig, rules: ConfigurationRules, *, given: froze
 
     ``given`` are the fields that the client or the operator has set.
     """
-    if not rules.turn_detection:
+    if not rules.turn_detection_types:
         raise UnsupportedParameter("turn detection is not supported here", param="turn_detection")
     if Modality.AUDIO not in rules.capabilities.input_modalities:
         raise UnsupportedParameter(
             "turn detection requires audio input, which this engine does not support", param="turn_detection"
         )
     assert config.turn_detection is not None
+    if config.turn_detection.type not in rules.turn_detection_types:
+        raise UnsupportedParameter(
+            f"{config.turn_detection.type} needs a model that is not here; "
+            f"supported: {', '.join(rules.turn_detection_types)}",
+            param="turn_detection.type",
+        )
     changes: dict[str, Any] = {}
     if "overlap" not in given:
         changes["overlap"] = "interrupt" if config.turn_detection.interrupt_response else "wait"

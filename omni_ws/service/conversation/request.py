@@ -151,6 +151,8 @@ class Request:
     started: GenerationStarted | None = None
     #: Why there is no whole answer. Set with FAILED, and still known when the request has FINISHED.
     error: OmniError | None = None
+    #: Whether the speaker went on before there was anything to hear of the answer.
+    unheard: bool = False
     #: Failures of parts of the engine that the answer goes on without.
     warnings: list[OmniError] = field(default_factory=list)
     #: Input that the engine has not taken.
@@ -209,6 +211,9 @@ class Request:
     def cancel(self, *, by: Request | None = None) -> None:
         """Drop input and error; ``by`` is the request that interrupts this one. ``finish`` must follow, as above."""
         self.timeline.mark_cancelled(None if by is None else by.timeline)
+        spoken = "audio" in self.config.modalities
+        if by is not None and by.timeline.by_speech and spoken and not self.playback.sent_ms:
+            self.unheard = True
         if self.state is not RequestState.CANCELLED:
             self._set_state(RequestState.CANCELLED)
         self.error = None
@@ -323,7 +328,7 @@ class Request:
         """The answer for the history: where its playback was stopped, only the part that was heard."""
         text = self.said.joined()
         if self.playback.stopped:
-            text = heard_part(text, self.spoken, self.playback)
+            text = "" if self.unheard else heard_part(text, self.spoken, self.playback)
         # A cancelled answer may end within a call: no client can answer that, and no engine takes it.
         cancelled = self.state is RequestState.CANCELLED
         calls = tuple(call for call in self.tool_calls if call.is_whole or not cancelled)

@@ -19,6 +19,10 @@ that is processed in a round, within 1.5 ``ROUND_SEC``, together with that of ot
 *Latency.* Once a piece ends in silence, every window is judged as it completes. ``speech_stopped`` is therefore sent
 with the chunk that completes the last window of ``silence_duration_ms`` (less ``DETECTOR_LAG_MS``).
 
+*Judged pauses.* With ``semantic_vad`` a TurnJudge is asked in a pause whether the speaker has finished. Where that
+decides about a window, neither it nor what follows is judged before the answer is there: so turns end at the same
+places however fast the audio comes. Live audio hardly ever waits, as the question is asked three windows before.
+
 *Beginning of a turn.* Judged audio waits in an ``AudioRing``. In silence the ring keeps ``prefix_padding_ms``, plus
 ``LOOK_BACK_MS`` because several windows must show speech before a turn begins. At the onset the ring discards what is
 older than the padding, and the rest joins the open request or opens one. While an answer is playing, an onset takes
@@ -48,9 +52,9 @@ such. With ``MAX_WAITING_BYTES`` in the queue the listener is ``full`` and the s
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Sequence
-from typing import Final, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import Final
 
 import numpy as np
 from msgspec.structs import replace
@@ -64,10 +68,11 @@ from omni_ws.core.audio_ring import AudioRing
 from omni_ws.core.chunks import InputChunk, StartTrigger
 from omni_ws.core.input_stream import InputStream
 from omni_ws.core.request_input import RequestInput
-from omni_ws.core.stream_events import StreamEvent
 from omni_ws.errors import OmniError
 from omni_ws.service.failure import unexpected
+from omni_ws.service.listening.listening_state import ListeningState
 from omni_ws.service.listening.queue import AudioPiece, Item, ListeningQueue, ListeningSettings, Mark
+from omni_ws.service.listening.turn_owner import TurnOwner
 from omni_ws.service.listening.workers import SpeechWorkers
 from omni_ws.wire.server_frames import SpeechStartedFrame, SpeechStoppedFrame
 from omni_ws.wire.session_config import TurnDetectionConfig
@@ -85,46 +90,10 @@ LOWEST_THRESHOLD, HIGHEST_THRESHOLD = 0.01, 0.99
 #: How far before its detection speech may have begun.
 LOOK_BACK_MS: Final = turn_rule.MAX_START_SPAN * vad.WINDOW_MS
 
-
-class ListeningState(enum.Enum):
-    """Where the speech of a session stands. ``TurnListener`` documents the transitions."""
-
-    OFF = "turn detection is off, or not configured yet"
-    SILENCE = "no speech"
-    SPEECH = "speech is in progress"
-    PAUSE = "speech is in progress, but the last window was silent"
-    DEAF = "the audio cannot be judged"
-
-
 # Compared for every chunk: a global is faster to look up than a member of an enum.
 _OFF: Final = ListeningState.OFF
 _SPEECH: Final = ListeningState.SPEECH
 _PAUSE: Final = ListeningState.PAUSE
-
-_TRANSITIONS: Final = {
-    ListeningState.OFF: frozenset({ListeningState.SILENCE}),
-    ListeningState.SILENCE: frozenset({ListeningState.OFF, ListeningState.SPEECH, ListeningState.DEAF}),
-    ListeningState.SPEECH: frozenset({ListeningState.SILENCE, ListeningState.PAUSE}),
-    ListeningState.PAUSE: frozenset({ListeningState.SILENCE, ListeningState.SPEECH}),
-    ListeningState.DEAF: frozenset({ListeningState.OFF, ListeningState.SILENCE}),
-}
-
-
-class TurnOwner(Protocol):
-    """What a turn listener asks of its conversation, always from the event loop."""
-
-    @property
-    def is_playing(self) -> bool:
-        """Whether an answer is being played, so that speech would interrupt it."""
-
-    def take_turn_events(self, events: Sequence[StreamEvent]) -> None:
-        """Handle what the input means for requests, in order."""
-
-    def report_turn(self, message: SpeechStartedFrame | SpeechStoppedFrame | OmniError) -> None:
-        """Send a message about the speech itself to the client."""
-
-    def turn_listener_progressed(self) -> None:
-        """A piece of audio was processed: a listener that was full may have room."""
 
 
 class TurnListener:
@@ -158,6 +127,8 @@ class TurnListener:
         self._watch: SpeechWatch | None = None
         #: The audio that a worker thread is judging.
         self._piece: AudioPiece | None = None
+        #: The audio that is judged up to a pause about which the judge has been asked.
+        self._asked: AudioPiece | None = None
         #: Judged audio that belongs to no request, or not yet.
         self._ring: AudioRing | None = None
         #: The format of the last piece.
@@ -199,12 +170,12 @@ class TurnListener:
     def put(self, item: Item) -> None:
         """Take the next chunk in order; None is an end of input without a chunk. Only while ``stream.diverting``."""
         self._queue.put(item)
-        if not self._piece and self._ready:
+        if not self._busy and self._ready:
             self._pump()
 
     def cancel(self) -> None:
         """Drop the input that waits: it belongs to no request."""
-        if self._queue or self._piece:
+        if self._queue or self._busy:
             self._stream.reweigh(-self._queue.withdraw())
             self._cancels += 1
             self.put(Mark.CANCEL)
@@ -213,18 +184,18 @@ class TurnListener:
         """Drop the queue and return the detector; if it is in use, once the thread is done. Idempotent."""
         self._closed = True
         self._queue.clear()
-        if not self._piece:
+        if not self._busy:
             self._close_watch()
 
     # the queue
 
     def _on_overdue(self) -> None:
-        if not self._piece:
+        if not self._busy:
             self._pump()
 
     def _pump(self) -> None:
         """Process the queue up to the first audio that a thread must judge."""
-        while not self._piece and not self._closed:
+        while not self._busy and not self._closed:
             self._apply_settings()
             if not self._queue or not self._ready:
                 break
@@ -232,7 +203,7 @@ class TurnListener:
                 self._judge_next_piece()
             else:
                 self._process(self._queue.take())
-        if not self._queue and not self._piece and self._state is _OFF and self._next is None:
+        if not self._queue and not self._busy and self._state is _OFF and self._next is None:
             self._stream.diverting = False
 
     def _process(self, item: Item) -> None:
@@ -285,19 +256,24 @@ class TurnListener:
             self._watch = SpeechWatch(
                 self._workers.new_detector(),
                 threshold=min(max(turns.threshold, LOWEST_THRESHOLD), HIGHEST_THRESHOLD),
-                silence_duration_ms=turns.silence_duration_ms,
+                silence_duration_ms=turns.silence_ms,
+                judge=self._workers.judge if turns.type == "semantic_vad" else None,
             )
         self._workers.submit(StreamPiece(self._watch, piece.payload, piece.source, bar), self._on_judged)
 
     def _on_judged(self, outcome: Watched | Exception) -> None:
+        self._proceed(partial(self._apply_piece, outcome))
+
+    def _on_answered(self) -> None:
+        self._proceed(self._apply_rest)
+
+    def _proceed(self, apply: Callable[[], None]) -> None:
         """Continue on the event loop. Must not raise (see ``SpeechWorkers.submit``)."""
         if self._closed:
             self._close_watch()
             return
         try:
-            if isinstance(outcome, Exception):
-                raise outcome
-            self._apply_piece(outcome)
+            apply()
         except Exception as error:
             self._fail(error if isinstance(error, OmniError) else unexpected(error, where="listening for turns"))
         self._pump()
@@ -305,10 +281,22 @@ class TurnListener:
 
     # the outcome
 
-    def _apply_piece(self, watched: Watched) -> None:
+    def _apply_piece(self, outcome: Watched | Exception) -> None:
+        if isinstance(outcome, Exception):
+            raise outcome
         piece, self._piece = self._piece, None
         assert piece is not None
-        self._add_to_ring(piece, watched)
+        self._add_to_ring(piece, outcome)
+        self._apply(piece, outcome)
+
+    def _apply_rest(self) -> None:
+        piece, self._asked = self._asked, None
+        assert piece is not None
+        assert self._watch is not None
+        self._apply(piece, self._watch.go_on())
+
+    def _apply(self, piece: AudioPiece, watched: Watched) -> None:
+        """Take what the audio means, up to a pause that the judge has to judge first."""
         for event in watched.events:
             match event:
                 case turn_rule.SpeechOnset():
@@ -319,7 +307,10 @@ class TurnListener:
         if self._speaking:
             self._set_state(_PAUSE if watched.pausing else _SPEECH)
         self._assign(watched.judged_ms)
-        if piece.last.end_of_input:
+        if watched.question is not None:
+            self._asked = piece
+            self._workers.when_answered(watched.question, self._on_answered)
+        elif piece.last.end_of_input:
             self._end_input(piece.last.sequence_id)
 
     def _add_to_ring(self, piece: AudioPiece, watched: Watched) -> None:
@@ -421,6 +412,11 @@ class TurnListener:
             watch.close()
 
     @property
+    def _busy(self) -> bool:
+        """Whether audio is with a worker thread, or waits for the judge."""
+        return self._piece is not None or self._asked is not None
+
+    @property
     def _speaking(self) -> bool:
         return self._state is _SPEECH or self._state is _PAUSE
 
@@ -436,8 +432,7 @@ class TurnListener:
         return self._settings.turns
 
     def _set_state(self, state: ListeningState) -> None:
-        if state is not self._state and state not in _TRANSITIONS[self._state]:
-            raise RuntimeError(f"illegal transition from {self._state.name} to {state.name}")
+        self._state.check(state)
         self._state = state
 
 

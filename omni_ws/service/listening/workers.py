@@ -8,13 +8,14 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Final, TypeAlias
 
-from omni_ws.audio.speech_watch import StreamPiece, Watched, hear_together
+from omni_ws.audio.speech_watch import PauseJudge, StreamPiece, Watched, hear_together
 from omni_ws.audio.vad import PACKAGE, SpeechDetector
 from omni_ws.metrics import Metrics
+from omni_ws.wire.session_config import TurnDetectionType
 
 MAX_THREADS: Final = 4
 #: How long audio that is not urgent waits for a round. Long enough to collect several windows, and far below the
@@ -37,9 +38,11 @@ class SpeechWorkers:
     Threads are created when they are first needed.
     """
 
-    def __init__(self, metrics: Metrics | None = None) -> None:
+    def __init__(self, metrics: Metrics | None = None, *, judge: PauseJudge | None = None) -> None:
         #: Makes the detector of a session.
         self.new_detector: Callable[[], SpeechDetector] = SpeechDetector
+        #: Says whether speakers have finished; None without a model for that.
+        self.judge = judge
         self._metrics = metrics or Metrics()
         self._executor: ThreadPoolExecutor | None = None
         #: Callbacks of the sessions in the next round.
@@ -55,6 +58,13 @@ class SpeechWorkers:
         """Whether the detector's package is installed."""
         return importlib.util.find_spec(PACKAGE) is not None
 
+    @property
+    def turn_detection_types(self) -> tuple[TurnDetectionType, ...]:
+        """The kinds of turn detection that there are here."""
+        if not self.available:
+            return ()
+        return ("server_vad",) if self.judge is None else ("server_vad", "semantic_vad")
+
     def submit(self, piece: StreamPiece, done: Done) -> None:
         """Hear ``piece`` in a thread, then call ``done`` with the outcome on the event loop of the caller.
 
@@ -64,6 +74,16 @@ class SpeechWorkers:
         self._waiting.append((piece, done))
         if not self._in_round:
             self._wake_thread()
+
+    def when_answered(self, question: Future[bool], done: Callable[[], None]) -> None:
+        """Call ``done``, which must not raise, on the event loop of the caller once ``question`` has its answer."""
+        loop = asyncio.get_running_loop()
+
+        def tell(_: Future[bool]) -> None:
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(done)
+
+        question.add_done_callback(tell)
 
     def join_round(self, begins: Callable[[], None]) -> None:
         """Call ``begins`` within ``ROUND_SEC``. All work submitted by the callbacks of a round runs in one thread."""
@@ -115,3 +135,5 @@ class SpeechWorkers:
         executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(cancel_futures=True)
+        if self.judge is not None:
+            self.judge.close()

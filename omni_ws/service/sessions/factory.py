@@ -36,6 +36,7 @@ from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.limits import ConversationLimits
 from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.service.identifiers import new_id
+from omni_ws.service.listening.turn_judge import TurnJudge, TurnModel
 from omni_ws.service.listening.workers import SpeechWorkers
 from omni_ws.service.observing.accounts import Accounts
 from omni_ws.service.observing.log_lines import write_line
@@ -91,12 +92,14 @@ class SessionFactory:
         *,
         keys: Iterable[ApiKey] = (),
         speech_workers: SpeechWorkers | None = None,
+        turn_model: TurnModel | None = None,
     ) -> None:
         self.engine = engine
         #: What new sessions are told would make the parts better.
         self.advice: str | None = None
         self.metrics = Metrics()
-        self.speech_workers = speech_workers or SpeechWorkers(self.metrics)
+        judge = None if turn_model is None else TurnJudge(turn_model, self.metrics)
+        self.speech_workers = speech_workers or SpeechWorkers(self.metrics, judge=judge)
         self.config = config
         self.addresses = Addresses(config.trusted_proxies)
         self.admission = Admission(
@@ -242,7 +245,7 @@ class SessionFactory:
             output_formats=output_formats,
             defaults=self._defaults(paced=not single_request),
             forced_start_policy=self.config.streaming_input.force_start_policy,
-            turn_detection=not single_request and self.speech_workers.available,
+            turn_detection_types=() if single_request else self.speech_workers.turn_detection_types,
             greeting=not single_request,
             spoken_instructions=self.config.llm.spoken_instructions,
         )

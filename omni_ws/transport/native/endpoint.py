@@ -241,6 +241,8 @@ class StreamingInput(FrontEnd):
         streaming = self._sessions.config.streaming_input
         engine = self._sessions.engine
         capabilities = engine.capabilities
+        hears = Modality.AUDIO in capabilities.input_modalities
+        turn_detection_types = self._sessions.speech_workers.turn_detection_types if hears else ()
         return SessionCreatedFrame(
             session_id=session.session_id,
             resume_token=session.new_token(),
@@ -266,8 +268,8 @@ class StreamingInput(FrontEnd):
                 tools=capabilities.tools,
                 logprobs=capabilities.logprobs,
                 structured_output=capabilities.structured_output,
-                turn_detection=self._sessions.speech_workers.available
-                and Modality.AUDIO in capabilities.input_modalities,
+                turn_detection=bool(turn_detection_types),
+                turn_detection_types=list(turn_detection_types),
                 resume=session.resumable,
                 transcripts=capabilities.transcripts,
             ),

@@ -55,6 +55,16 @@ async def test_history_is_known_and_counted(engine: RulesEngine) -> None:
     assert result.finished.usage.input_tokens == 4 + 4 + 6
 
 
+async def test_whoever_goes_on_before_an_answer_is_answered_in_one(engine: RulesEngine) -> None:
+    answered_before = (Message("user", "hello"), Message("assistant", "Hello!"))
+    begun = (Message("user", "what is"), Message("user", "three plus"))
+    result = await answered(engine, text("four"), history=(*answered_before, *begun))
+    assert result.text == (await answered(engine, text("what is three plus four"))).text
+    # What was answered is over.
+    apart = await answered(engine, text("four"), history=(*begun, Message("assistant", "Yes?")))
+    assert apart.text == (await answered(engine, text("four"))).text != result.text
+
+
 async def test_any_history_is_taken(engine: RulesEngine) -> None:
     turns = [Message("user", "hello " * 400), Message("assistant", "Hello. " * 400)] * 500
     result = await answered(engine, text("what time is it"), history=tuple(turns))

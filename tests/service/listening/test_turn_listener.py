@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import io
 import wave
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from support.inline_workers import MS, HeldWorkers, InlineWorkers, LoudnessDetector, loud, quiet
+from support.judges import ScriptedJudge
 from support.speech_clips import clip_bytes, silence
 
 from omni_ws.audio.samples import Samples
@@ -678,3 +680,142 @@ async def test_recorded_turns_are_the_same_audio_whatever_the_chunks_are(size: i
         assert request.audio in RECORDING
         spoken_ms = stopped - started
         assert spoken_ms + 300 <= len(request.audio) / MS <= spoken_ms + 300 + END_MS + WINDOW_MS
+
+
+# pauses that a judge judges
+
+
+def judged(answers: Iterable[bool | None] = (), *, workers: InlineWorkers | None = None, **turns: Any) -> User:
+    """A user whose pauses are judged, without padding."""
+    workers = workers or InlineWorkers()
+    workers.judge = ScriptedJudge(answers)
+    user = User(workers)
+    config = TurnDetectionConfig(type="semantic_vad", prefix_padding_ms=0, **turns)
+    user.listener.configure(ListeningSettings(config, MONO))
+    return user
+
+
+def judge_of(user: User) -> ScriptedJudge:
+    assert isinstance(user.workers.judge, ScriptedJudge)
+    return user.workers.judge
+
+
+#: The silence after which turns end, less the lag of a detector that this one does not have.
+FINISHED_MS = 256 - DETECTOR_LAG_MS
+LONGEST_MS = (1500 - DETECTOR_LAG_MS) // WINDOW_MS * WINDOW_MS
+
+
+async def silence_until_stopped(user: User) -> int:
+    """Milliseconds of silence that were sent when the end of speech was reported."""
+    sent = 0
+    while len(user.speech) < 2:
+        user.send(quiet(WINDOW_MS))
+        await user.settle()
+        sent += WINDOW_MS
+    return sent
+
+
+async def test_a_turn_that_sounds_finished_ends_at_once() -> None:
+    user = judged([True])
+    await user.speak(quiet(320) + loud(320))
+    assert await silence_until_stopped(user) == FINISHED_MS
+    assert user.requests[0].ended
+
+
+@pytest.mark.parametrize(
+    ("turns", "longest_ms"),
+    [
+        ({}, 1500),
+        ({"eagerness": "auto"}, 1500),
+        ({"eagerness": "low"}, 4000),
+        ({"eagerness": "medium"}, 1500),
+        ({"eagerness": "high"}, 700),
+        ({"eagerness": "low", "silence_duration_ms": 900}, 900),
+    ],
+)
+async def test_another_ends_at_the_latest_as_eagerness_says(turns: dict[str, Any], longest_ms: int) -> None:
+    user = judged([False], **turns)
+    await user.speak(quiet(320) + loud(320))
+    windows = (longest_ms - DETECTOR_LAG_MS) // WINDOW_MS
+    assert await silence_until_stopped(user) == windows * WINDOW_MS
+    assert len(judge_of(user).heard) == 1
+
+
+@pytest.mark.parametrize(("silence_ms", "asked"), [(0, 0), (256, 0), (287, 0), (288, 1)])
+async def test_a_short_silence_needs_no_judge(silence_ms: int, asked: int) -> None:
+    user = judged([False], silence_duration_ms=silence_ms)
+    await user.speak(quiet(320) + loud(320) + quiet(640))
+    assert user.requests[0].ended
+    assert len(judge_of(user).heard) == asked
+
+
+async def test_who_goes_on_continues_the_turn() -> None:
+    user = judged([False, False, True])
+    audio = quiet(320) + loud(320) + quiet(960) + loud(320) + quiet(960) + loud(320) + quiet(320)
+    await user.speak(audio)
+    (request,) = user.requests
+    assert [request.audio] == slices(audio, (320, 3200 + FINISHED_MS))
+    assert user.speech == [("started", 320), ("stopped", 3200)]
+
+
+@pytest.mark.parametrize("size", [FRAME, 1001, 1 << 20])
+async def test_turns_are_the_same_however_late_the_judge_answers(size: int) -> None:
+    audio = quiet(320) + loud(320) + quiet(640) + loud(320) + quiet(320) + loud(320) + quiet(2000)
+    heard = []
+    for answers in ([False, True, False], [None] * 3):
+        user = judged(answers)
+        for start in range(0, len(audio), size):
+            user.send(audio[start : start + size])
+        for number, answer in enumerate([False, True, False]):
+            await asyncio.sleep(60)
+            if not judge_of(user).questions[number].done():
+                judge_of(user).questions[number].set_result(answer)
+        await asyncio.sleep(60)
+        heard.append([request.audio for request in user.requests])
+    assert heard[0] == heard[1] == slices(audio, (320, 1600 + FINISHED_MS), (1920, 2240 + LONGEST_MS))
+
+
+async def test_only_audio_that_depends_on_the_answer_waits() -> None:
+    user = judged()
+    await user.speak(quiet(320) + loud(320) + quiet(FINISHED_MS - WINDOW_MS))
+    held = user.held
+    await user.speak(quiet(640))
+    assert user.speech == [("started", 320)]
+    assert user.held - held >= 640 * MS
+    judge_of(user).questions[0].set_result(True)
+    await asyncio.sleep(0)
+    await user.settle()
+    assert user.speech == [("started", 320), ("stopped", 640)]
+
+
+async def test_an_end_of_input_waits_behind_the_judge() -> None:
+    user = judged()
+    user.send(quiet(320) + loud(320) + quiet(640), end=True)
+    await user.settle()
+    assert not user.requests[0].ended
+    judge_of(user).questions[0].set_result(False)
+    await asyncio.sleep(0)
+    await user.settle()
+    assert [request.audio for request in user.requests] == [loud(320) + quiet(640)]
+    assert user.requests[0].ended
+
+
+async def test_a_listener_that_closes_while_it_waits_for_the_judge() -> None:
+    user = judged()
+    user.send(quiet(320) + loud(320) + quiet(640))
+    await user.settle()
+    user.listener.close()
+    judge_of(user).questions[0].set_result(True)
+    await asyncio.sleep(0)
+    assert user.speech == [("started", 320)]
+    assert not user.errors
+
+
+async def test_silence_alone_ends_turns_of_server_vad() -> None:
+    workers = InlineWorkers()
+    workers.judge = ScriptedJudge([True])
+    user = User(workers)
+    user.listen()
+    await user.speak(quiet(320) + loud(320))
+    assert await silence_until_stopped(user) == END_MS
+    assert not judge_of(user).heard

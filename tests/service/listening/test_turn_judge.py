@@ -1,0 +1,97 @@
+"""The thread that is asked whether speakers have finished."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import numpy as np
+import pytest
+
+from omni_ws.audio.samples import Samples
+from omni_ws.metrics import Metrics
+from omni_ws.service.listening.turn_judge import FINISHED, MAX_WAITING, TurnJudge
+
+TURN = np.zeros(16_000, np.float32)
+
+
+class Model:
+    """Answers once it may; ``answers`` are probabilities or failures."""
+
+    def __init__(self, *answers: float | Exception) -> None:
+        self._answers = list(answers)
+        self.may_answer = threading.Event()
+        self.threads: set[int] = set()
+
+    def finished(self, turn: Samples) -> float:
+        self.threads.add(threading.get_ident())
+        assert self.may_answer.wait(10)
+        answer = self._answers.pop(0) if self._answers else 1.0
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def counted(metrics: Metrics, answer: str) -> float:
+    value = metrics.registry.get_sample_value("omni_ws_turn_questions_total", {"answer": answer})
+    return value or 0.0
+
+
+@pytest.mark.parametrize(("probability", "finished"), [(FINISHED, False), (math.nextafter(FINISHED, 1), True)])
+def test_a_turn_is_finished_above_one_half(probability: float, finished: bool) -> None:
+    model = Model(probability)
+    model.may_answer.set()
+    judge = TurnJudge(model)
+    assert judge.ask(TURN).result(10) is finished
+    judge.close()
+
+
+def test_it_has_one_thread_of_its_own() -> None:
+    model = Model()
+    model.may_answer.set()
+    judge = TurnJudge(model)
+    assert all(question.result(10) for question in [judge.ask(TURN) for _ in range(MAX_WAITING)])
+    assert len(model.threads) == 1
+    assert threading.get_ident() not in model.threads
+    judge.close()
+
+
+def test_who_asks_too_much_is_answered_at_once() -> None:
+    metrics, model = Metrics(), Model()
+    judge = TurnJudge(model, metrics)
+    questions = [judge.ask(TURN) for _ in range(MAX_WAITING)]
+    beyond = judge.ask(TURN)
+    assert beyond.done()
+    assert not beyond.result()
+    assert not any(question.done() for question in questions)
+    # One that is withdrawn makes room.
+    assert questions.pop().cancel()
+    questions.append(judge.ask(TURN))
+    model.may_answer.set()
+    assert all(question.result(10) for question in questions)
+    assert (counted(metrics, "skipped"), counted(metrics, "finished")) == (1, MAX_WAITING)
+    judge.close()
+
+
+def test_a_failure_ends_no_turn_and_does_not_last(caplog: pytest.LogCaptureFixture) -> None:
+    metrics, model = Metrics(), Model(RuntimeError("broken"), 0.1)
+    model.may_answer.set()
+    judge = TurnJudge(model, metrics)
+    assert not judge.ask(TURN).result(10)
+    assert "ends by silence" in caplog.text
+    assert not judge.ask(TURN).result(10)
+    assert judge.ask(TURN).result(10)
+    judge.close()
+    assert [counted(metrics, answer) for answer in ("failed", "unfinished", "finished")] == [1, 1, 1]
+
+
+def test_a_closed_judge_ends_no_turn() -> None:
+    model = Model()
+    judge = TurnJudge(model)
+    running, waiting = judge.ask(TURN), judge.ask(TURN)
+    model.may_answer.set()
+    judge.close()
+    judge.close()
+    assert running.result(10)
+    assert waiting.cancelled() or waiting.result(10)
+    assert not judge.ask(TURN).result(10)

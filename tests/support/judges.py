@@ -1,0 +1,41 @@
+"""Judges of pauses that answer as a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future
+
+from omni_ws.audio.samples import Samples
+
+
+class ScriptedJudge:
+    """Answers each question with the next of ``answers``; None, and whatever comes after them, is for the test."""
+
+    def __init__(self, answers: Iterable[bool | None] = ()) -> None:
+        self._answers = iter(answers)
+        #: What the judge has heard, and its answers.
+        self.heard: list[Samples] = []
+        self.questions: list[Future[bool]] = []
+
+    def ask(self, turn: Samples) -> Future[bool]:
+        question: Future[bool] = Future()
+        self.heard.append(turn)
+        self.questions.append(question)
+        if (answer := next(self._answers, None)) is not None:
+            question.set_result(answer)
+        return question
+
+    def close(self) -> None:
+        pass
+
+
+class ScriptedModel:
+    """A turn model that is always this sure."""
+
+    def __init__(self, probability: float = 1.0) -> None:
+        self.probability = probability
+        self.turns: list[Samples] = []
+
+    def finished(self, turn: Samples) -> float:
+        self.turns.append(turn)
+        return self.probability
