@@ -243,7 +243,7 @@ $(VLLM_VENV)/.ready: $(VLLM_LOCK) $(VLLM_WHEEL) requirements/torchvision_on_cpu.
 $(GPU_VENV)/.ready: pyproject.toml | $(BIN)/python
 	@echo 'installing vLLM for CUDA (several GB)'
 	@test -x $(GPU_VENV)/bin/python || $(BIN)/python -m venv $(GPU_VENV)
-	@$(INSTALL) $(GPU_VENV)/bin/python --editable '.[vllm,grpc,embedded,espeak,remote]'
+	@$(INSTALL) $(GPU_VENV)/bin/python --editable '.[vllm,grpc,embedded,espeak,remote,$(NEURAL)]'
 	@touch $@
 
 clean: ## remove build products and caches
