@@ -491,3 +491,24 @@ async def test_the_tools_of_the_page(demo: DemoPage) -> None:
     assert "(Asia/Tokyo)" in results[3]
     assert all(result.startswith("This did not work: ") for result in results[4:])
     assert unknown == "There is no tool toString."
+
+
+async def test_turns_are_judged_by_the_voice_where_the_server_can(demo: DemoPage) -> None:
+    found = await demo.page.evaluate(
+        """async () => {
+          const { DEFAULTS, sessionConfig } = await import("/browser/settings.js");
+          const capabilities = { output_modalities: [], voices: [], tasks: [], turn_detection: true };
+          const silence = { ...capabilities, turn_detection_types: ["server_vad"] };
+          const voice = { ...capabilities, turn_detection_types: ["server_vad", "semantic_vad"] };
+          const turns = (changes, able) => sessionConfig({ ...DEFAULTS, ...changes }, able, null).turn_detection;
+          return [turns({}, capabilities), turns({}, silence), turns({}, voice), turns({ turns: "low" }, voice),
+            turns({ turns: "silence", silenceMs: 900 }, voice), turns({ mode: "hold" }, voice)];
+        }"""
+    )
+    common = {"threshold": 0.5, "interrupt_response": True}
+    by_silence = {"type": "server_vad", "silence_duration_ms": 500, **common}
+    by_voice = {"type": "semantic_vad", "eagerness": "auto", "silence_duration_ms": None, **common}
+    assert found == [
+        *(by_silence, by_silence, by_voice, by_voice | {"eagerness": "low"}),
+        *(by_silence | {"silence_duration_ms": 900}, None),
+    ]

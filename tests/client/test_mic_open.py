@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.judges import ScriptedModel
 from support.live_server import live_server
 from support.speech_clips import clip_bytes, silence
 
@@ -18,6 +19,7 @@ from omni_ws.client import Final, SpeechStarted, SpeechStopped, TextChunk, conne
 from omni_ws.core.chunks import FinishReason, Word
 from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput
 from omni_ws.engine.fake import ScriptedEngine
+from omni_ws.service.listening.turn_judge import TurnJudge
 
 ROOT = Path(__file__).parents[2]
 #: A sound card in real time: what it records comes from a file, what it plays is counted and dropped.
@@ -94,6 +96,9 @@ async def test_who_speaks_interrupts_and_the_server_knows_what_was_heard(tmp_pat
     engine = ScriptedEngine(long_answer())
     async with live_server(engine) as server:
         server.app.sessions.advice = "There is a better one."
+        # The client has turns judged by the voice where the server can.
+        model = ScriptedModel()
+        server.app.sessions.speech_workers.judge = TurnJudge(model)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             str(ROOT / "examples" / "mic_client.py"),
@@ -110,6 +115,7 @@ async def test_who_speaks_interrupts_and_the_server_knows_what_was_heard(tmp_pat
             await server.until(lambda: len(engine.requests) == 2)
             await process.communicate(b"q\n")
         assert process.returncode == 0
+        assert model.turns
         assert seen[0]["parts"]["llm"] == {"name": engine.name, "model": engine.model}
         notes = [entry["message"] for entry in seen[1:3]]
         assert notes == ["heard and answered and spoken by scripted", "There is a better one."]
