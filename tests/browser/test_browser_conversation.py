@@ -25,6 +25,9 @@ from omni_ws.engine.embedded.engine import EmbeddedEngine
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
+#: What is answered to "go forward ten meters", the first time and the second.
+TO_GOFORWARD = ("I can't move. I'm only a voice.", "I have no wheels and no legs. I only talk.")
+
 
 @pytest.fixture
 async def server(voice_choice: VoiceChoice) -> AsyncIterator[LiveServer]:
@@ -47,7 +50,7 @@ async def say(demo: DemoPage, words: str) -> None:
     await demo.page.keyboard.down("Space")
     await demo.heard(words)
     await demo.page.keyboard.up("Space")
-    await demo.answered(words)
+    await demo.answered()
     await demo.in_state("ready")
 
 
@@ -61,7 +64,8 @@ async def test_two_spoken_turns(server: LiveServer, speech: Path, tmp_path: Path
         assert await demo.page.locator(".turn").count() == 2
         for turn in (0, 1):
             # The recording goes on in a circle: a turn may begin in the middle of it, and end behind its beginning.
-            assert re.fullmatch(rf"You said: .*{words}.*\.", await demo.answered(turn=turn))
+            assert words in await demo.page.locator(".turn").nth(turn).locator(".you").inner_text()
+            assert await demo.answered(turn=turn) == TO_GOFORWARD[turn]
             note = await demo.page.locator(".turn").nth(turn).locator(".note").inner_text()
             assert re.fullmatch(r"first sound after (\d+\sms|\d+\.\d\ss)", note), note
         async with saved_file(demo, ".wav") as sound, saved_file(demo, ".json") as text:
@@ -132,7 +136,7 @@ async def test_speaking_interrupts(server: LiveServer, speech: Path) -> None:
         await demo.answered(turn=0, state="stopped")
         await demo.heard(WORDS["goforward"])
         await demo.page.locator("#talk").press("Enter")
-        await demo.answered(WORDS["goforward"])
+        assert await demo.answered() == TO_GOFORWARD[0]
         await demo.in_state("ready")
 
 

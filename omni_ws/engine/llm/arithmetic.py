@@ -70,6 +70,17 @@ def parse_number(text: str) -> int | None:
     return None
 
 
+def parse_value(text: str) -> Fraction | None:
+    """Any number in words or digits ("minus two point five", "1,000"), or None."""
+    try:
+        tokens = _tokens(text.lower())
+    except NotArithmetic:
+        return None
+    if len(tokens) == 2 and tokens[0] == "-" and isinstance(tokens[1], Fraction):
+        return -tokens[1]
+    return tokens[0] if len(tokens) == 1 and isinstance(tokens[0], Fraction) else None
+
+
 def evaluate(text: str) -> Fraction:
     """The value. Raises NotArithmetic for what is no calculation, ZeroDivisionError where there is no value."""
     tokens = _tokens(text.lower())

@@ -25,7 +25,7 @@ from omni_ws.engine.base import (
 from omni_ws.engine.decoded_parts import MODALITIES, ImagePart, TextPart, VideoPart
 from omni_ws.engine.decoding import DECODING_THREADS, decode_request
 from omni_ws.engine.history_turns import unanswered
-from omni_ws.engine.llm.rules import NOTHING_HEARD, answer
+from omni_ws.engine.llm.rules import NOTHING_HEARD, answer, prepare
 from omni_ws.engine.llm.sights import Sights
 from omni_ws.engine.media_room import MediaShare
 from omni_ws.engine.text_pieces import PIECE_CHARACTERS
@@ -40,7 +40,10 @@ TAKES: Final = frozenset({Modality.TEXT, Modality.IMAGE, Modality.VIDEO})
 
 
 class RulesEngine:
-    """Deterministic: the same input gives the same text, but for the time of day that ``now`` tells."""
+    """Deterministic: the same conversation at the same time gives the same text.
+
+    ``now`` tells the time. Coins and dice are drawn from it, unless the request has a ``seed``.
+    """
 
     name = "rules"
 
@@ -61,8 +64,8 @@ class RulesEngine:
             output_modalities=frozenset({OutputModality.TEXT}),
             tasks=frozenset({Task.CHAT}),
             extend=True,
-            sampling=frozenset({"max_tokens", "stop"}),
-            sampling_no_ops=frozenset({"temperature", "top_p", "seed"}),
+            sampling=frozenset({"max_tokens", "seed", "stop"}),
+            sampling_no_ops=frozenset({"temperature", "top_p"}),
             raw_prompts=True,  # there is no template that could stand around them
             media_limits=frozenset(field.name for field in fields(MediaLimits)),
             nothing_heard=NOTHING_HEARD,
@@ -74,6 +77,7 @@ class RulesEngine:
     async def start(self) -> None:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(DECODING_THREADS, thread_name_prefix="rules")
+            await run_in_thread(self._threads, prepare)
 
     async def stop(self) -> None:
         threads, self._threads = self._threads, None
@@ -98,7 +102,7 @@ class RulesEngine:
         text = AnswerText(request.sampling)
         writes = OutputModality.TEXT in request.modalities
         separator = ""
-        sentences = question.answer(self._now())
+        sentences = question.answer(self._now(), request.sampling.get("seed"))
         while text.reached is None and (sentence := await question.worked_on(next, sentences, None)) is not None:
             async for piece in text.add(separator + sentence):
                 if writes:
@@ -147,7 +151,7 @@ class _Question:
         if number is None:
             raise EmptyInput("the request has no input")
 
-    def answer(self, now: datetime) -> Iterator[str]:
+    def answer(self, now: datetime, seed: object) -> Iterator[str]:
         """Yield the sentences of the answer."""
         described = self._sights.sentences()
         yield from described
@@ -155,7 +159,7 @@ class _Question:
         if text and (before := unanswered(self._request.history)):
             text = f"{before} {text}"
         if text or not described:
-            yield from answer(text, self._request.history, now)
+            yield from answer(text, self._request.history, now, seed=seed, pictured=bool(described))
 
     async def worked_on(self, call: Callable[..., T], *arguments: object) -> T:
         """Return ``call(*arguments)``, which works on the whole text and history: in a thread where they are long."""

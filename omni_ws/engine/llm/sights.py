@@ -13,6 +13,9 @@ _BRIGHT = 0.7
 
 _MOTION = {Motion.STILL: "nothing moves", Motion.SOME: "there is some motion", Motion.MUCH: "there is much motion"}
 
+#: Follows each description.
+UNSEEN = "No model looks at pictures here, so I can't tell what they show."
+
 #: More pictures than this are only counted.
 MAX_DESCRIBED = 8
 
@@ -43,7 +46,8 @@ class Sights:
     def sentences(self) -> tuple[str, ...]:
         """Return the description; empty where there are no pictures. Ends the video under way."""
         self._end_video()
-        return (*_describe_images(self._images, self._image_count), *_describe_videos(self._videos))
+        described = (*_describe_images(self._images, self._image_count), *_describe_videos(self._videos))
+        return (*described, UNSEEN) if described else ()
 
     def _end_video(self) -> None:
         observer, self._observer = self._observer, None

@@ -1,20 +1,52 @@
+import random
+import string
+import sys
+import time
+from collections.abc import Sequence
 from datetime import datetime
-from itertools import islice
+from itertools import islice, pairwise
 
 import pytest
 
 from omni_ws.engine.base import Message
-from omni_ws.engine.llm.rules import HELP, MAX_COUNT, MAX_REQUEST, NOTHING_WRITTEN, answer
+from omni_ws.engine.llm.intents.about_me import HELP
+from omni_ws.engine.llm.intents.fun import FACTS, JOKES, RIDDLES
+from omni_ws.engine.llm.intents.letters import MAX_COUNT
+from omni_ws.engine.llm.intents.unknown import CONNECT
+from omni_ws.engine.llm.rules import MAX_REQUEST, NOTHING_WRITTEN, TOO_LONG, answer
 
 NOW = datetime(2031, 3, 4, 15, 7)
 
 
-def reply(text: str, *history: Message, now: datetime = NOW) -> str:
-    return " ".join(answer(text, history, now))
+def reply(text: str, *history: Message, now: datetime = NOW, seed: object = None) -> str:
+    return " ".join(answer(text, history, now, seed=seed))
+
+
+def conversation(*texts: str) -> list[str]:
+    """The answers to ``texts``, one after the other in one conversation."""
+    history: list[Message] = []
+    for text in texts:
+        said = reply(text, *history)
+        history += (Message("user", text), Message("assistant", said))
+    return [message.text for message in history if message.role == "assistant"]
+
+
+def is_unknown(said: str) -> bool:
+    return said.endswith(CONNECT)
 
 
 @pytest.mark.parametrize(
-    "text", ["what time is it", "What time is it?", "what's the time", "Please tell me the time.", "what is the time"]
+    "text",
+    [
+        "what time is it",
+        "What time is it?",
+        "what's the time",
+        "Please tell me the time.",
+        "what is the time",
+        "Hi, can you tell me what time it is?",
+        "Um, what time is it now, please?",
+        "Hello! What time is it?",
+    ],
 )
 def test_time_is_told(text: str) -> None:
     assert reply(text) == "It is 3:07 PM."
@@ -25,9 +57,41 @@ def test_hours_of_the_clock(hour: int, said: str) -> None:
     assert reply("what time is it", now=NOW.replace(hour=hour)) == f"It is {said}."
 
 
+def test_the_time_of_other_places_is_not_invented() -> None:
+    assert reply("What time is it in Tokyo?") == "I only know the time here. It is 3:07 PM."
+
+
 @pytest.mark.parametrize("text", ["what day is it", "what's the date", "What is the date today?", "which day is today"])
 def test_date_is_told(text: str) -> None:
     assert reply(text) == "Today is Tuesday, March 4, 2031."
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("What day was July 4, 1776?", "July 4, 1776 was a Thursday."),
+        ("what day of the week is december twenty fifth", "December 25, 2031 is a Thursday."),
+        ("When is Christmas?", "Christmas is Thursday, December 25, 2031."),
+        ("When is Easter this year?", "Easter is Sunday, April 13, 2031."),
+        ("What is the date tomorrow?", "Tomorrow is Wednesday, March 5, 2031."),
+        ("what day is it in ten days", "In ten days is Friday, March 14, 2031."),
+        ("What's the date next Friday?", "Next Friday is Friday, March 7, 2031."),
+        ("How many days until Christmas?", "There are 296 days until Christmas."),
+        ("how many weeks until Easter", "There are 5 weeks and 5 days until Easter."),
+        ("How long is it until tomorrow?", "There is one day until Tomorrow."),
+        ("Is 2028 a leap year?", "2028 is a leap year."),
+        ("Is it a leap year?", "2031 is not a leap year."),
+        ("How many days are in April?", "April has 30 days."),
+        ("What year is it?", "It is the year 2031."),
+        ("Is it the weekend?", "No. It is Tuesday."),
+        ("What day is February 30?", None),
+        ("When is the thirty-fifth of May?", None),
+        ("what day is it in 9999999 days", None),
+        ("what day was march 4 0000", None),
+    ],
+)
+def test_days_of_the_calendar(text: str, said: str | None) -> None:
+    assert is_unknown(reply(text)) if said is None else reply(text) == said
 
 
 @pytest.mark.parametrize(
@@ -47,28 +111,66 @@ def test_date_is_told(text: str) -> None:
         ("1,000,000 + 1", "1000001"),
         ("calculate -2 * -3", "6"),
         ("what does two and two make", "4"),
+        ("Hello, what is 7 x 8?", "56"),
+        ("what is three plus for", "7"),
+        ("What is 20% of 80?", "16"),
+        ("what is fifteen percent off two hundred", "170"),
+        ("80 plus 10 percent", "88"),
+        ("What's a 15% tip on 40 dollars?", "6"),
+        ("What is the square root of 144?", "12"),
+        ("square root of two", "about 1.414214"),
+        ("five squared", "25"),
+        ("what is 2 to the power of 10", "1024"),
+        ("half of 9", "4.5"),
+        ("double 21", "42"),
     ],
 )
 def test_arithmetic(text: str, result: str) -> None:
     assert reply(text) == f"That makes {result}."
 
 
-def test_division_by_zero_has_no_value() -> None:
+def test_numbers_without_a_value() -> None:
     assert reply("what is five divided by zero") == "Nothing can be divided by zero."
+    assert reply("what percent of zero is five") == "Nothing is a percentage of zero."
+    assert reply("What percent of 80 is 20?") == "That is 25 percent."
+    assert reply("square root of minus four") == "Negative numbers have no real square root."
+    assert reply("999999999 to the power of 99") == "That number is too large for me."
 
 
 @pytest.mark.parametrize("text", ["what is 9999999999999999 + 1", "2 +", "(2 + 3", "plus", "seven", "1 " * 100 + "+ 1"])
-def test_what_is_no_arithmetic_is_said_back(text: str) -> None:
-    assert reply(text).startswith("You said: ")
+def test_what_is_no_arithmetic_is_not_known(text: str) -> None:
+    assert is_unknown(reply(text))
 
 
 def test_deep_parentheses_are_no_danger() -> None:
-    assert reply("(" * 5000 + "1" + ")" * 5000).startswith("You said: ")
+    assert reply("(" * 5000 + "1" + ")" * 5000) == TOO_LONG
+    assert is_unknown(reply("(" * 2000 + "1" + ")" * 2000))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("How many feet are in a mile?", "1 mile is 5280 feet."),
+        ("convert 10 kilometers to miles", "10 kilometers are about 6.214 miles."),
+        ("What is 100 degrees Fahrenheit in Celsius?", "100 degrees Fahrenheit are about 37.78 degrees Celsius."),
+        ("what's -40°C in °F", "Minus 40 degrees Celsius are minus 40 degrees Fahrenheit."),
+        ("5km in miles", "5 kilometers are about 3.107 miles."),
+        ("how many seconds are there in a day", "1 day is 86400 seconds."),
+        ("How many ounces in 2 pounds?", "2 pounds are 32 ounces."),
+        ("one and a half liters", None),
+        ("convert five meters to kilograms", "I can't turn meters into kilograms."),
+        ("minus 500 celsius to fahrenheit", "Nothing is as cold as that."),
+        ("0.0000001 mm in kilometers", "That number is beyond me."),
+    ],
+)
+def test_units(text: str, said: str | None) -> None:
+    assert is_unknown(reply(text)) if said is None else reply(text) == said
 
 
 def test_counting_comes_in_sentences() -> None:
     assert list(answer("Count to twelve", (), NOW)) == ["1, 2, 3, 4, 5, 6, 7, 8, 9, 10.", "11, 12."]
     assert reply("count from 5 down to 3") == "5, 4, 3."
+    assert reply("count backwards from 3") == "3, 2, 1, 0."
 
 
 def test_counting_at_the_limit_and_past_it() -> None:
@@ -83,20 +185,54 @@ def test_a_long_answer_is_not_made_before_it_is_asked_for() -> None:
 def test_repeating_keeps_the_words_as_they_were() -> None:
     assert reply("Repeat after me: The Quick Fox!") == "The Quick Fox."
     assert reply("repeat after me hello world") == "hello world."
+    assert reply("Repeat after me: One thing. What time is it?") == "One thing. What time is it."
 
 
 def test_spelling() -> None:
     assert reply("spell hello") == "H, E, L, L, O."
     assert reply("How do you spell the word Omni?") == "O, M, N, I."
     assert reply("spell " + "a" * 201) == "I spell up to 200 letters."
+    assert reply("spell omni backwards") == "I, N, M, O."
+    assert reply("How many r's are in strawberry?") == "The letter R is 3 times in strawberry."
 
 
 def test_history_is_used() -> None:
-    history = (Message("user", "my name is Ann"), Message("assistant", "You said: my name is Ann."))
-    assert reply("what did I say", *history) == "You said: my name is Ann."
-    assert reply("say that again", *history) == "You said: my name is Ann."
+    history = (Message("user", "my name is Ann"), Message("assistant", "Nice to meet you, Ann."))
+    assert reply("what did I say", *history) == "I heard: my name is Ann."
+    assert reply("say that again", *history) == "Nice to meet you, Ann."
+    assert reply("Pardon?", *history) == "Nice to meet you, Ann."
     assert reply("say that again") == "I have not said anything yet."
-    assert reply("what did I just say?") == "You have not said anything before."
+    assert reply("what did I just say?") == "I have not heard anything from you before."
+
+
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ("my name is ann", "Ann"),
+        ("Hi, my name is Mary Jane, and I live in Paris.", "Mary Jane"),
+        ("I'm Ann.", "Ann"),
+        ("You can call me O'Neill", "O'Neill"),
+        ("my name's bob", "Bob"),
+        ("Hello. I'm McKay.", "McKay"),
+    ],
+)
+def test_a_name_is_remembered(told: str, name: str) -> None:
+    first, again, other = conversation(told, "What's my name?", "who am i")
+    assert first == f"Nice to meet you, {name}."
+    assert again == f"Your name is {name}."
+    assert other == f"You are {name}."
+
+
+@pytest.mark.parametrize("told", ["I'm tired", "I'm German", "My name is not important", "my name is", "I am here"])
+def test_what_is_no_name_is_none(told: str) -> None:
+    assert conversation(told, "what is my name")[-1] == "You have not told me your name."
+
+
+def test_favourites_are_remembered() -> None:
+    told = conversation("my favorite color is dark blue", "What is my favourite colour?", "what is my favorite food")
+    assert told[0] == "I'll remember that your favorite color is dark blue."
+    assert told[1:] == ["Your favorite color is dark blue.", "You have not told me."]
+    assert conversation("My dog is called Rex", "what is my dog's name")[-1] == "Your dog's name is Rex."
 
 
 def test_small_talk_and_help() -> None:
@@ -106,16 +242,97 @@ def test_small_talk_and_help() -> None:
     assert reply("thank you!") == "You are welcome."
 
 
-def test_everything_else_is_said_back() -> None:
-    assert reply("go forward ten meters") == "You said: go forward ten meters."
-    assert reply("  Is   it raining? ") == "You said: Is it raining?"
+def test_no_wording_comes_twice_in_a_row() -> None:
+    for text in (
+        "hello",
+        "how are you",
+        "thanks",
+        "who are you",
+        "what's the weather like",
+        "xyzzy frobnicate",
+        "play",
+    ):
+        said = [one.removesuffix(CONNECT).strip() for one in conversation(*[text] * 7)]
+        assert all(one != following for one, following in pairwise(said)), (text, said)
+
+
+def test_all_jokes_are_told_before_one_comes_again() -> None:
+    asked = ["tell me a joke", "another one", "Tell me another joke, please.", *["one more"] * (len(JOKES) - 3)]
+    assert sorted(conversation(*asked)) == sorted(JOKES)
+    assert conversation("tell me a fact", "again")[1] in FACTS
+    assert conversation("what time is it", "again") == ["It is 3:07 PM."] * 2
+
+
+def test_riddles_can_be_solved() -> None:
+    (riddle, *_), solved = RIDDLES, ["Right! Well done."]
+    assert conversation("tell me a riddle", "Is it a piano?") == [riddle, *solved]
+    assert conversation("tell me a riddle", "a cat")[1] == "A good try. It is a piano."
+    assert conversation("tell me a riddle", "I give up")[1] == "It is a piano."
+    assert conversation("tell me a riddle", "what time is it")[1] == "It is 3:07 PM."
+
+
+def test_a_knock_knock_joke_is_listened_to() -> None:
+    said = conversation("Knock knock!", "Lettuce.", "Lettuce in, it's cold out here!")
+    assert said == ["Who is there?", "Lettuce who?", "Ha ha. That's a good one."]
+
+
+def test_the_way_to_a_model_is_told_once() -> None:
+    said = conversation("Who was Napoleon?", "And who was Caesar?", "hello", "Who was Cleopatra?")
+    assert [CONNECT in one for one in said] == [True, False, False, False]
+    assert said[0] == f"I don't know that. {CONNECT}"
+
+
+@pytest.mark.parametrize(
+    "text", ["ten of clubs", "My cat sat on the mat.", "Who painted the Mona Lisa?", "Recommend a book", "  qwertz  "]
+)
+def test_what_is_not_known_is_never_parroted(text: str) -> None:
+    said = reply(text)
+    assert is_unknown(said)
+    assert "you said" not in said.lower()
+    assert text.strip(" .?").lower() not in said.lower()
+
+
+def test_texts_without_english_words() -> None:
     assert reply("") == NOTHING_WRITTEN
-    assert reply("你好") == "You said: 你好."
+    assert reply("你好").startswith("I only understand English.")
+    assert reply("?!") == "I find no words in that."
+    assert reply("say ::") == reply("Say: :") == "Tell me what to say."
 
 
-@pytest.mark.parametrize("text", ["say ::", "repeat after me : :", "Say: :"])
-def test_nothing_to_repeat_is_said_back(text: str) -> None:
-    assert reply(text) == f"You said: {text}."
+def test_several_sentences() -> None:
+    assert reply("Hello. My name is Ann.") == "Nice to meet you, Ann."
+    assert reply("Thanks. Goodbye.") == "Goodbye."
+    assert reply("What is 2 + 2? And what day is it?") == "That makes 4. Today is Tuesday, March 4, 2031."
+    assert is_unknown(reply("Okay. Who was Napoleon?"))
+
+
+@pytest.mark.parametrize(
+    ("misheard", "meant"),
+    [
+        ("hell are you", "how are you"),
+        ("how or you", "how are you"),
+        ("watt time is it", "what time is it"),
+        ("what I miss it", "what time is it"),
+        ("can you here me", "can you hear me"),
+        ("tell me a choke", "tell me a joke"),
+        ("good by", "goodbye"),
+        ("waht can you do", "what can you do"),
+        ("who are yew", "who are you"),
+    ],
+)
+def test_what_sounds_alike_is_understood(misheard: str, meant: str) -> None:
+    assert reply(misheard) == reply(meant)
+
+
+def test_chance_is_drawn_from_the_seed_or_the_time() -> None:
+    assert {reply("flip a coin", seed=seed) for seed in range(20)} == {"Heads.", "Tails."}
+    assert reply("roll a die", seed=3) == reply("roll a die", seed=3, now=NOW.replace(second=9))
+    rolled = {reply("roll a die", now=NOW.replace(microsecond=each)) for each in range(200)}
+    assert rolled == {f"It is a {number}." for number in range(1, 7)}
+    tossed = conversation(*["flip a coin"] * 30)
+    assert set(tossed) == {"Heads.", "Tails."}
+    assert int(reply("give me a number between 5 and 7").rstrip(".")) in (5, 6, 7)
+    assert reply("Should I have tea or coffee?") in ("Tea.", "Coffee.")
 
 
 @pytest.mark.parametrize("over", [0, 1])
@@ -129,11 +346,79 @@ def test_a_long_text_is_repeated_and_spelled_all_the_same(over: int) -> None:
 
 @pytest.mark.parametrize("over", [0, 1])
 def test_courtesy_counts_up_to_the_longest_request(over: int) -> None:
-    text = ("please " * 500 + "what time is it").ljust(MAX_REQUEST + over, "!")
+    text = ("please " * 500 + "two plus two").ljust(MAX_REQUEST + over, "!")
     assert len(text) == MAX_REQUEST + over
-    assert (reply(text) == "It is 3:07 PM.") is (not over)
+    assert reply(text) == ("That makes 4." if not over else TOO_LONG)
 
 
 def test_white_space_is_one_space() -> None:
     text = " \n".join(f"{number}" + "x" * (number % 50) for number in range(1000))
-    assert reply(f"\t{text}\u2003") == f"You said: {' '.join(text.split())}."
+    assert reply(f"\tsay {text}\u2003") == f"{' '.join(text.split())}."
+
+
+def odd_texts() -> Sequence[str]:
+    generator = random.Random(7)
+    alphabets = (
+        string.printable,
+        "".join(map(chr, range(0x80, 0x3000, 7))),
+        "what is percent of 0123456789 to the -+*/().,'’ ",
+    )
+    made = ["".join(generator.choices(alphabet, k=length)) for alphabet in alphabets for length in range(1, 120)]
+    words = [
+        "what",
+        "is",
+        "the",
+        "how",
+        "many",
+        "days",
+        "until",
+        "in",
+        "to",
+        "percent",
+        "of",
+        "my",
+        "name",
+        "am",
+        "say",
+        "spell",
+        "roll",
+        "dice",
+        "5",
+        "km",
+        "miles",
+        "number",
+        "a",
+    ]
+    made += [" ".join(generator.choices(words, k=length)) for length in range(1, 12) for _ in range(40)]
+    return (
+        *made,
+        "\ud800",
+        "\0",
+        "e\u0301" * 50,
+        "\ufdfa" * 300,
+        "²³½ % of ½",
+        "'" * 99,
+        "١٢ + ٣",
+        "roll ² dice",
+        "ß" * 400,
+    )
+
+
+def test_odd_texts_are_answered_too() -> None:
+    history = [Message("user", "tell me a riddle"), Message("assistant", next(iter(RIDDLES)))]
+    for text in odd_texts():
+        assert all(answer(text, (), NOW)), text
+        assert all(answer(text, history, NOW)), text
+
+
+def test_a_short_request_takes_a_moment() -> None:
+    """It is answered on the event loop."""
+    texts = ("what is the name of the tallest mountain there is", "xyzzy frob nicate bar", "hell are you doing")
+    reply("hello")
+    for text in texts:
+        taken = []
+        for _ in range(5):
+            before = time.thread_time()
+            reply(text)
+            taken.append(time.thread_time() - before)
+        assert min(taken) < (0.015 if sys.gettrace() is None else 1), text

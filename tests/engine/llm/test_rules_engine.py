@@ -12,6 +12,7 @@ from support.engine_answers import answered, collect, open_input, text
 from omni_ws.core.chunks import FinishReason, InputChunk, Modality, OutputModality, Task
 from omni_ws.engine.base import EngineState, Message
 from omni_ws.engine.llm.rules_engine import RulesEngine
+from omni_ws.engine.llm.sights import UNSEEN
 from omni_ws.errors import EmptyInput, EngineFailed, UnsupportedModality
 
 NOW = datetime(2031, 3, 4, 15, 7)
@@ -49,10 +50,10 @@ async def test_a_long_text_is_said_back_as_it_is_whatever_pieces_it_comes_in(eng
 
 
 async def test_history_is_known_and_counted(engine: RulesEngine) -> None:
-    history = (Message("user", "my name is Ann"), Message("assistant", "You said: my name is Ann."))
+    history = (Message("user", "my name is Ann"), Message("assistant", "Nice to meet you, Ann."))
     result = await answered(engine, text("what did I say"), history=history)
-    assert result.text == "You said: my name is Ann."
-    assert result.finished.usage.input_tokens == 4 + 4 + 6
+    assert result.text == "I heard: my name is Ann."
+    assert result.finished.usage.input_tokens == 4 + 4 + 5
 
 
 async def test_whoever_goes_on_before_an_answer_is_answered_in_one(engine: RulesEngine) -> None:
@@ -92,18 +93,28 @@ async def test_limits_of_the_answer(
     assert result.finished.usage.output_tokens == len(result.text.split())
 
 
+async def test_a_seed_decides_what_is_drawn(engine: RulesEngine) -> None:
+    rolled = [(await answered(engine, text("roll a die"), sampling={"seed": seed})).text for seed in (*range(20), 3)]
+    assert rolled[3] == rolled[-1]
+    assert len({*rolled}) > 2
+
+
 async def test_an_image_is_described_plainly(engine: RulesEngine) -> None:
     result = await answered(engine, image("red"))
-    assert result.text == "The image is 64 by 48 pixels, mostly red, and of medium brightness."
-    result = await answered(engine, image("black"), text("hello"))
-    assert result.text.endswith("mostly black, and dark. Hello. How can I help you?")
+    described = f"The image is 64 by 48 pixels, mostly red, and of medium brightness. {UNSEEN}"
+    assert result.text == described
+    for asked in ("What do you see?", "Who painted this?", "describe the picture"):
+        assert (await answered(engine, image("red"), text(asked))).text == described
+    result = await answered(engine, image("black"), text("what time is it"))
+    assert result.text.endswith(f"mostly black, and dark. {UNSEEN} It is 3:07 PM.")
+    assert "Send me a picture" in (await answered(engine, text("What do you see?"))).text
 
 
 async def test_many_images_are_counted(engine: RulesEngine) -> None:
     result = await answered(engine, *(image("blue") for _ in range(9)))
     assert "Image 8 is" in result.text
     assert "Image 9" not in result.text
-    assert result.text.endswith("There are 9 images in all.")
+    assert result.text.endswith(f"There are 9 images in all. {UNSEEN}")
 
 
 async def test_a_video_of_images_is_described(engine: RulesEngine) -> None:
@@ -111,12 +122,12 @@ async def test_a_video_of_images_is_described(engine: RulesEngine) -> None:
     frames = [InputChunk(Modality.VIDEO, image(each).payload, timestamp_ms=500 * at) for at, each in enumerate(colours)]
     result = await answered(engine, *frames)
     assert result.text.startswith("The video has 6 frames over 2.5 seconds, mostly ")
-    assert result.text.endswith("and there is much motion.")
+    assert result.text.endswith(f"and there is much motion. {UNSEEN}")
 
 
 async def test_texts_around_a_picture_are_one_message(engine: RulesEngine) -> None:
     result = await answered(engine, text("repeat after me: one"), image("red"), text("two"))
-    assert result.text.endswith("of medium brightness. one two.")
+    assert result.text.endswith(f"of medium brightness. {UNSEEN} one two.")
 
 
 async def test_nothing_and_what_it_does_not_take(engine: RulesEngine) -> None:
@@ -159,7 +170,7 @@ async def test_what_it_says_about_itself() -> None:
     assert capabilities.tasks == {Task.CHAT}
     assert capabilities.input_modalities == {Modality.TEXT, Modality.IMAGE, Modality.VIDEO}
     assert capabilities.output_modalities == {OutputModality.TEXT}
-    assert capabilities.sampling == {"max_tokens", "stop"}
-    assert capabilities.sampling_no_ops == {"temperature", "top_p", "seed"}
+    assert capabilities.sampling == {"max_tokens", "seed", "stop"}
+    assert capabilities.sampling_no_ops == {"temperature", "top_p"}
     assert capabilities.raw_prompts
     assert (capabilities.tools, capabilities.logprobs, capabilities.structured_output) == (False, False, False)

@@ -1,0 +1,152 @@
+"""What people want of a voice: again, slower, louder, quiet. Nothing is promised that does not happen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
+
+
+def _again(asked: Asked, slots: Slots) -> Iterator[str]:
+    return iter((asked.talk.last_answer or "I have not said anything yet.",))
+
+
+def _what_i_heard(asked: Asked, slots: Slots) -> Iterator[str]:
+    heard = asked.talk.last_heard
+    return iter((f"I heard: {heard.rstrip('.')}." if heard else "I have not heard anything from you before.",))
+
+
+CONTROLS = (
+    Intent(
+        name="repeat",
+        phrases=(
+            "(say|repeat|tell me) (that|it|this|your last sentence|the last sentence|what you said|yourself|that "
+            "last part) [(again|once more|one more time)]",
+            "repeat the (question|answer|last sentence|joke|riddle|fact|last one|last part)",
+            "(what did you say|what did you just say|say again|come again|pardon|pardon me|what|huh|what was that|"
+            "repeat|what is that again|could you repeat|can you repeat|can you repeat that|can you say that again|"
+            "eh|what do you say|say what|i missed that|again|once more|once again|one more time|do it again|do that "
+            "again|i did not catch that|i did not get that|once again please|repeat please)",
+        ),
+        reply=_again,
+    ),
+    Intent(
+        name="what did i say",
+        phrases=(
+            "what (did|have) i [(just|already)] (say|said|ask|asked|tell you|told you) [you] [(before|last|just now)]",
+            "what did you (hear|understand) [(me say|just now)]",
+            "what was my [last] question",
+        ),
+        reply=_what_i_heard,
+    ),
+    Intent(
+        name="stop",
+        phrases=(
+            "(stop|stop it|stop that|be quiet|quiet|silence|never mind|cancel|shut up|hush|enough|that is enough|"
+            "stop talking|shut the hell up|please stop|stop now|forget it|forget about it|drop it|be silent|stop "
+            "please|stop stop|shush|mute|do not talk|do not speak|no more talking|you can stop|stop listening|pause|"
+            "abort)",
+        ),
+        says=("Okay.", "All right."),
+        light=True,
+    ),
+    Intent(
+        name="wait",
+        phrases=(
+            "(wait|wait a (minute|moment|second)|one (moment|second|minute)|hold on|hang on|just a (moment|second|"
+            "minute)|give me a (moment|second|minute)|hold on a (second|minute|moment)|let me think|wait wait|one "
+            "sec|i will be right back|be right back|let me see)",
+        ),
+        says=("Take your time.", "I'm waiting."),
+        light=True,
+    ),
+    Intent(
+        name="slower",
+        phrases=("(slower|slow down|not so fast|too fast|you are too fast)",),
+        keys=("(slower|more slowly|slow down|too fast|so fast|speak slowly|talk slowly|less quickly)",),
+        says=(
+            "I can't change my speed while we talk. The session's speed setting can, down to one half.",
+            "My speed is a setting of the session. I can't change it from here.",
+        ),
+    ),
+    Intent(
+        name="faster",
+        phrases=("(faster|speed up|hurry|hurry up|too slow|you are too slow for me)",),
+        keys=("(speak|talk|go|read|say it|say that|bit|little|be) (faster|quicker|more quickly)",),
+        says=(
+            "I can't change my speed while we talk. The session's speed setting can, up to double.",
+            "My speed is a setting of the session. I can't change it from here.",
+        ),
+    ),
+    Intent(
+        name="louder",
+        phrases=(
+            "(louder|volume up|turn up the volume|turn the volume up|turn it up|increase the volume|speak up|raise "
+            "your voice|raise the volume|too quiet|you are too quiet|make it louder)",
+        ),
+        keys=("(speak|talk|be|bit|little|say it|say that) louder", "can you (shout|scream|yell)"),
+        says=(
+            "I can't change my volume. Please turn up your speakers.",
+            "My volume is up to your device. Please turn it up there.",
+        ),
+    ),
+    Intent(
+        name="quieter",
+        phrases=(
+            "(quieter|softer|volume down|turn down the volume|turn the volume down|turn it down|decrease the volume|"
+            "lower your voice|lower the volume|too loud|you are too loud|not so loud|whisper|make it quieter)",
+        ),
+        keys=(
+            "(speak|talk|be|bit|little|say it|say that) (quieter|softer|more quietly|softly|quietly)",
+            "can you whisper",
+        ),
+        says=(
+            "I can't change my volume. Please turn down your speakers.",
+            "My volume is up to your device. Please turn it down there.",
+        ),
+    ),
+    Intent(
+        name="another voice",
+        phrases=(
+            "(change|change your|switch|switch your|use another|use a different|i want another|i want a different|"
+            "can you change your|can you use another|do you have another|do you have a different|do you have other|"
+            "i do not like this) (voice|voices|accent)",
+            "(speak with|use|talk with|speak in) a (male|female|man's|woman's|different|deeper|higher|british|"
+            "american|deep|high) (voice|accent)",
+        ),
+        says=(
+            "I can't change my voice myself. It is a setting of the session.",
+            "The voice is chosen in the settings. I can't switch it from here.",
+        ),
+    ),
+    Intent(
+        name="another language",
+        phrases=(
+            "(do|can) you (speak|understand|know|talk) [in] (german|french|spanish|italian|chinese|japanese|russian|"
+            "arabic|hindi|portuguese|dutch|polish|turkish|korean|latin|swedish|greek|any other language|other "
+            "languages|another language|mandarin|any languages)",
+            "(speak|talk|say it|say something|answer|switch to|change to|say that|say hello|speak to me|can we "
+            "speak|let us speak) [in] (german|french|spanish|italian|chinese|japanese|russian|arabic|hindi|"
+            "portuguese|dutch|polish|turkish|korean)",
+            "(what|which|how many) languages (do|can) you (speak|understand|know)",
+            "(what|which) language (do you speak|is this|are you speaking|can you speak)",
+            "(sprechen sie deutsch|sprichst du deutsch|parlez vous francais|hablas espanol|habla espanol|parli "
+            "italiano|do you speak english|can you speak english)",
+            "(change|switch) (the language|language|your language)",
+        ),
+        says=("I only speak English.", "English is all I know, I'm afraid."),
+    ),
+    Intent(
+        name="start over",
+        phrases=(
+            "(start over|start again|restart|reset|let us start over|let us start again|new conversation|start a "
+            "new conversation|begin again|clear the conversation|clear|reboot|from the beginning|new chat|forget "
+            "everything|forget me|forget what i said|forget all that|forget my name|delete everything|delete my "
+            "data|clear history|erase everything)",
+        ),
+        says=(
+            "I can't forget on demand. A new connection starts from nothing.",
+            "For that, please connect anew. I then know nothing of this.",
+        ),
+    ),
+)

@@ -1,0 +1,252 @@
+"""How people feel, what they think of the answers, and the small words between sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
+
+_I_AM = (
+    "(i am|i feel|i am feeling|i am so|i am very|i am really|i am a bit|i am a little|i am quite|i feel so|i feel very)"
+)
+
+
+def _sorry(asked: Asked, slots: Slots) -> Iterator[str]:
+    """ "Sorry?" asks for the last answer again, "sorry" excuses."""
+    if asked.text.endswith("?") and asked.talk.last_answer:
+        return iter((asked.talk.last_answer,))
+    return iter((asked.talk.fresh(("No problem.", "Don't worry about it.")),))
+
+
+FEELINGS = (
+    Intent(
+        name="crisis",
+        keys=(
+            "(kill|hurt|harm|cut) myself",
+            "(suicide|suicidal|killing myself|end my life|take my own life|end it all|want to die|wish i was dead|"
+            "wish i were dead|hurting myself|do not want to live)",
+        ),
+        says=(
+            "I'm sorry that you feel this way. I'm only a program. Please talk to someone you trust, or call a "
+            "crisis line now.",
+            "Please don't stay alone with this. Call a crisis line, or someone you trust, now. I'm only a program.",
+        ),
+    ),
+    Intent(
+        name="emergency",
+        phrases=(
+            "(emergency|fire|mayday|sos)",
+            "(i can not breathe|i am bleeding|i am hurt|i am dying|i am in danger)",
+        ),
+        keys=(
+            "(an|my) emergency",
+            "call (911|112|999|an ambulance|the police|the fire brigade|a doctor|for help)",
+            "(heart attack|house is on fire|having a stroke|is not breathing|bleeding badly)",
+        ),
+        says=(
+            "I can't call anyone. Please call your emergency number now.",
+            "Please dial your emergency number. I have no way to call for help.",
+        ),
+    ),
+    Intent(
+        name="user is sad",
+        phrases=(
+            f"{_I_AM} (sad|unhappy|depressed|lonely|down|upset|heartbroken|alone|miserable|bad|blue|awful|terrible|"
+            "not happy|not so good|not well|not good|not okay|disappointed|worried|anxious|scared|afraid|nervous|"
+            "stressed|stressed out|overwhelmed|crying)",
+            "(i had|i am having) a (bad|hard|rough|terrible|awful|horrible|stressful) (day|time|week|night|morning)",
+            "(not so good|not good|not so well|not well|bad|terrible|awful|i am not (feeling|doing) (well|good|so "
+            "good|so well)|i miss you|nobody loves me|i hate my life)",
+        ),
+        keys=("my * (died|passed away|is dead|has died)",),
+        says=(
+            "I'm sorry to hear that. I hope that it gets better soon.",
+            "That sounds hard. Maybe a good friend would like to hear about it.",
+        ),
+    ),
+    Intent(
+        name="user is angry",
+        phrases=(f"{_I_AM} (angry|mad|annoyed|furious|frustrated|angry with you|mad at you|irritated)",),
+        says=("I understand. I'm sorry if it was my fault.", "I'm sorry. Take your time."),
+    ),
+    Intent(
+        name="user is tired",
+        phrases=(
+            f"{_I_AM} (tired|sleepy|exhausted|worn out)",
+            "(i can not sleep|i want to sleep|i am going to bed|i need sleep|i need to sleep|i did not sleep)",
+        ),
+        says=("Then I hope that you can rest soon.", "Rest well, when you can."),
+    ),
+    Intent(
+        name="user is bored",
+        phrases=(
+            f"{_I_AM} bored",
+            "(entertain me|amuse me|i have nothing to do|this is boring|that is boring|you are boring|how boring|i "
+            "need something to do)",
+        ),
+        says=("Ask me for a riddle, or for a joke.", "I know some facts. Say: tell me a fact."),
+    ),
+    Intent(
+        name="user is hungry",
+        phrases=(
+            f"{_I_AM} (hungry|thirsty|starving|cold|hot|sick|ill)",
+            "(i have a (cold|headache|fever|cough)|i need a (drink|coffee|break)|my (head|stomach|back|tooth) hurts)",
+        ),
+        says=("I'd help if I could. I have only words.", "I'm sorry. I can't do anything about it from here."),
+    ),
+    Intent(
+        name="love",
+        phrases=(
+            "i [(really|do)] (love|like|adore) (you|you too|you so much|you very much|your voice|talking to you|"
+            "this|it|that)",
+            "(will you marry me|marry me|do you want to marry me|kiss me|give me a (kiss|hug)|hug me|go out with me|"
+            "can i kiss you|i want to marry you)",
+        ),
+        says=("That's very kind of you.", "Thank you. I'm only a program, but I'm flattered."),
+    ),
+    Intent(
+        name="praise",
+        phrases=(
+            "[(that is|that was|this is|you are|it is|it was|wow you are)] [(a|so|really|very|quite)] (good job|"
+            "well done|great job|nice work|good work|good one|very good|excellent|amazing|awesome|funny|great|cool|"
+            "nice|perfect|smart|clever|brilliant|wonderful|fantastic|beautiful|lovely|sweet|cute|kind|helpful|"
+            "impressive|the best|incredible|good|good answer|interesting|fun|good to know|hilarious|right|true|"
+            "genius|good girl|good boy|my hero|polite|bravo)",
+            "(you are (so|very|really) (good|funny|smart|nice|clever|kind|sweet|helpful|cool|fast)|i am impressed|"
+            "you have a (nice|beautiful|lovely|good) voice|(nice|good|great) (answer|joke|voice|talk|story|poem|"
+            "one)|you made me laugh|that made me laugh|good for you|that is (so|very|really) (good|funny|nice|cool|"
+            "interesting))",
+        ),
+        says=("Thank you.", "That's nice to hear.", "I'm glad you like it."),
+        light=True,
+    ),
+    Intent(
+        name="blame",
+        phrases=(
+            "(you are|you are so|you are very|you are really|you are a|that is|that was|this is|that is so|it is) "
+            "(stupid|dumb|useless|bad|terrible|awful|an idiot|idiot|annoying|rubbish|silly|crazy|weird|ugly|boring "
+            "me|worthless|not funny|not very smart|not smart|not very helpful|not helpful|slow|too slow|ridiculous|"
+            "nonsense|garbage|crap|creepy|moron|the worst|lame|fool|loser|broken|not very good|not good)",
+            "(you suck|this sucks|i hate you|i do not like you|shame on you|bad robot|go to hell|fuck you|fuck off|"
+            "screw you|you idiot|idiot|stupid|i hate this|i do not trust you|go away|get lost|damn you|piss off|"
+            "bullshit|fuck|shit|damn|bad joke|what a bad joke|that was a bad joke|stupid (computer|robot|machine|"
+            "thing))",
+        ),
+        says=(
+            "I'm sorry. I only know simple things.",
+            "That's fair. I'm a simple program.",
+            "I'm sorry. I do what my rules allow.",
+        ),
+    ),
+    Intent(
+        name="misunderstood",
+        phrases=(
+            "(that is|that was|you are|this is|it is) [(all|completely|totally)] (wrong|not right|not true|"
+            "incorrect|false|not correct|mistaken|not what i (said|asked|meant|wanted))",
+            "(wrong|i did not say that|i did not ask that|that is not what i asked|that is not what i said|you "
+            "misunderstood|you misunderstood me|you do not understand|you do not understand me|you did not "
+            "understand|you did not understand me|you got it wrong|you heard me wrong|you did not answer my "
+            "question|you did not answer|answer my question|answer me|listen to me|no that is wrong|you made a "
+            "mistake|you misheard me|you are not listening)",
+        ),
+        says=("I'm sorry. Please say it in other words.", "Then I misunderstood. Please try a shorter sentence."),
+    ),
+    Intent(
+        name="sorry",
+        phrases=(
+            "(i am sorry|sorry|excuse me|i apologize|my apologies|my bad|i beg your pardon|so sorry|forgive me|oops|"
+            "my mistake|sorry about that)",
+        ),
+        reply=_sorry,
+    ),
+    Intent(
+        name="yes",
+        phrases=(
+            "(yes|yes please|sure|of course|certainly|absolutely|definitely|exactly|correct|why not|yes i do|yes i "
+            "am|yes of course|indeed|i do|i am|yes you can|i think so|sounds good|i agree|agreed|right on|you are "
+            "welcome|no problem|no worries)",
+        ),
+        says=("Good.", "Fine. Go ahead.", "All right."),
+        light=True,
+    ),
+    Intent(
+        name="no",
+        phrases=(
+            "(no|no thank you|not really|not now|not at all|of course not|i do not think so|no way|never|not yet|no "
+            "i do not|no i am not|i do not|i do not want to|no it is not|certainly not|nothing|nothing else|that is "
+            "all|no more|not today|i am not)",
+        ),
+        says=("All right.", "As you like.", "Fine."),
+        light=True,
+    ),
+    Intent(
+        name="okay",
+        phrases=(
+            "(okay|all right|okay okay|i see|got it|i understand|understood|okay then|okay good|okay great|okay "
+            "cool|i know|i know that|so|well|makes sense|fair enough|aha|ah|oh|oh okay|hm|hmm|um|uh|uh "
+            "huh|mm hmm|go on|go ahead|please|let us go|then)",
+        ),
+        says=("Okay.", "Good.", "All right."),
+        light=True,
+    ),
+    Intent(
+        name="maybe",
+        phrases=(
+            "(maybe|perhaps|i guess|i guess so|possibly|it depends|i am not sure|who knows|i have no idea|we will "
+            "see|probably|i suppose|i suppose so|i hope so|i have no clue)",
+        ),
+        says=("Take your time.", "Maybe is fine, too."),
+        light=True,
+    ),
+    Intent(
+        name="really",
+        phrases=(
+            "(really|are you (sure|serious|kidding|joking|kidding me|certain|lying|telling the truth)|is that (true|"
+            "so|right|correct|a joke)|seriously|no kidding|you are (kidding|joking|lying|kidding me)|are you sure "
+            "about that|i do not believe you|do you lie)",
+        ),
+        says=("Yes, as far as I know.", "I think so, but I'm only a simple program."),
+    ),
+    Intent(
+        name="wow",
+        phrases=(
+            "(wow|oh my god|oh my|oh wow|oh no|my god|omg|unbelievable|whoa|holy cow|good grief|oh dear|yay|hooray|"
+            "hurray|yippee|gosh|oh my gosh|jesus|jesus christ|what the (hell|heck|fuck))",
+        ),
+        says=("I know.", "Yes, indeed."),
+        light=True,
+    ),
+    Intent(
+        name="laughter",
+        phrases=(
+            "(ha|ha ha|ha ha ha|ha ha ha ha|haha|hahaha|lol|he he|hehe|hihi|that made me laugh out loud|rofl|lmao)",
+        ),
+        says=("I'm glad that you laugh.", "Laughing is good."),
+        light=True,
+    ),
+    Intent(
+        name="why",
+        phrases=(
+            "(why|how|why not that|how come|why is that|why so|what for|for what|but why|and why|explain|explain "
+            "that|explain it|explain yourself|how do you know|how do you know that|how so|what do you mean|what "
+            "does that mean|what do you mean by that|in what way)",
+        ),
+        says=("I can't explain it. I only know the sentence.", "I can't give reasons. My rules end there."),
+    ),
+    Intent(
+        name="user does not know",
+        phrases=(
+            "(i do not know|i do not care|i do not understand|i do not get it|no idea|you tell me|i can not say|i "
+            "did not understand|i forgot|i do not remember|dunno|i am confused|i am lost|i do not know what to say|"
+            "i have a question|i have a question for you|can i ask you (something|a question)|may i ask you "
+            "(something|a question)|can i ask a question|let us talk|talk to me|let us chat|can we talk|i want to "
+            "talk|i want to talk to you|can you talk to me|chat with me|talk with me|can you talk|i am listening|"
+            "let us have a conversation)",
+        ),
+        says=(
+            "Ask me something. For example: what can you do?",
+            "Go ahead. You could ask me for a joke, or for the date.",
+            "I'm listening.",
+        ),
+    ),
+)

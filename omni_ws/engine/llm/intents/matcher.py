@@ -1,0 +1,83 @@
+"""Matcher: finds what somebody means among the intents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
+from omni_ws.engine.llm.intents.phrases import Key, expanded
+from omni_ws.engine.llm.plain_words import requests
+from omni_ws.engine.llm.sounds import SoundIndex
+
+#: In sentences of more words, keys may stand for anything, and whole phrases are not looked for.
+MAX_WORDS: Final = 16
+_MAX_CHARACTERS: Final = 200
+
+_NO_SLOTS: Final[Slots] = {}
+
+
+class Understood(NamedTuple):
+    """An intent, and the sentences of its answer."""
+
+    intent: Intent
+    sentences: Iterator[str]
+
+
+class Matcher:
+    """Looks for a whole phrase, then for slots, then for keys, and at last for what sounds alike."""
+
+    def __init__(self, intents: Sequence[Intent]) -> None:
+        self._phrases: dict[str, Intent] = {}
+        for intent in intents:
+            for phrase in intent.phrases:
+                for sentence in expanded(phrase):
+                    if self._phrases.setdefault(sentence, intent) is not intent:
+                        raise ValueError(f"{sentence!r} is {self._phrases[sentence].name} and {intent.name}")
+        self._slots = [(re.compile(slot), intent) for intent in intents for slot in intent.slots]
+        self._written = [(re.compile(slot, re.I), intent) for intent in intents for slot in intent.written]
+        self._keys = [
+            (Key(sentence), intent) for intent in intents for key in intent.keys for sentence in expanded(key)
+        ]
+        self._sounds = SoundIndex(self._phrases.items())
+
+    def find(self, asked: Asked, request: str) -> Understood | None:
+        """What is answered; ``request`` is the text without courtesies, as it was written."""
+        is_short = len(asked.words) <= _MAX_CHARACTERS and asked.words.count(" ") < MAX_WORDS
+        asks = tuple(requests(asked.words)) if is_short else ()
+        for found, slots in self._fitting(asks, request):
+            if (sentences := found.answer(asked, slots)) is not None:
+                return Understood(found, sentences)
+        intent = self._by_key(asked.words) or self._by_sound(asks) if asks else None
+        if intent is not None and (sentences := intent.answer(asked, _NO_SLOTS)) is not None:
+            return Understood(intent, sentences)
+        return None
+
+    def _fitting(self, asks: Sequence[str], request: str) -> Iterator[tuple[Intent, Slots]]:
+        """What fits to the letter."""
+        for ask in asks:
+            if (intent := self._phrases.get(ask)) is not None:
+                yield intent, _NO_SLOTS
+        for ask in reversed(asks):
+            for pattern, intent in self._slots:
+                if (match := pattern.fullmatch(ask)) is not None:
+                    yield intent, _filled(match)
+        for pattern, intent in self._written:
+            if (match := pattern.fullmatch(request)) is not None:
+                yield intent, _filled(match)
+
+    def _by_key(self, words: str) -> Intent | None:
+        """The intent whose key tells most; of several that tell as much, the first."""
+        inside = f" {words} "
+        found = [(key.weight, intent) for key, intent in self._keys if key.stands_in(inside)]
+        return max(found, key=lambda one: one[0])[1] if found else None
+
+    def _by_sound(self, asks: Sequence[str]) -> Intent | None:
+        """The intent with the phrase that sounds most like any of ``asks``."""
+        near = [found for ask in dict.fromkeys((asks[0], asks[-1])) if (found := self._sounds.nearest(ask)) is not None]
+        return min(near, key=lambda found: found[0])[1] if near else None
+
+
+def _filled(match: re.Match[str]) -> Slots:
+    return {name: text for name, text in match.groupdict().items() if text}

@@ -1,0 +1,170 @@
+"""Arithmetic: calculations, percentages, roots and powers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from fractions import Fraction
+from math import isqrt
+from typing import Final
+
+from omni_ws.engine.llm.arithmetic import NotArithmetic, evaluate, in_digits, parse_value
+from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
+
+_MAX_EXPONENT: Final = 100
+_MAX_POWER: Final = 10**30
+_ASKS: Final = r"(?:what is|what does|how much is|how much|how many is|calculate|compute|work out|what|the)? ?(?:the )?"
+#: What a recogniser hears instead of numbers. Only where the rest is a calculation.
+_MISHEARD: Final = {
+    "for": "four",
+    "to": "two",
+    "too": "two",
+    "won": "one",
+    "ate": "eight",
+    "tree": "three",
+    "free": "three",
+    "sex": "six",
+    "tin": "ten",
+}
+_MISHEARD_WORD: Final = re.compile(rf"\b(?:{'|'.join(_MISHEARD)})\b", re.I)
+_PARTS: Final = {
+    "half": 2,
+    "one half": 2,
+    "a half": 2,
+    "a third": 3,
+    "one third": 3,
+    "a quarter": 4,
+    "one quarter": 4,
+    "a tenth": 10,
+    "one tenth": 10,
+    "a fifth": 5,
+    "one fifth": 5,
+}
+_TIMES: Final = {"double": 2, "twice": 2, "triple": 3, "three times": 3, "quadruple": 4}
+
+
+def _that_makes(value: Fraction) -> Iterator[str]:
+    return iter((f"That makes {in_digits(value)}.",))
+
+
+def _calculate(asked: Asked, slots: Slots) -> Iterator[str] | None:
+    expression = slots["expression"]
+    for words in dict.fromkeys((expression, _MISHEARD_WORD.sub(lambda found: _MISHEARD[found[0].lower()], expression))):
+        try:
+            return _that_makes(evaluate(words))
+        except ZeroDivisionError:
+            return iter(("Nothing can be divided by zero.",))
+        except NotArithmetic:
+            continue
+    return None
+
+
+def _percent(asked: Asked, slots: Slots) -> Iterator[str] | None:
+    rate, base = parse_value(slots["rate"]), parse_value(slots["base"])
+    if rate is None or base is None:
+        return None
+    part = base * rate / 100
+    return _that_makes(
+        {"less": base - part, "more": base + part}.get(next(iter({*slots} & {"less", "more"}), ""), part)
+    )
+
+
+def _share(asked: Asked, slots: Slots) -> Iterator[str] | None:
+    """What percentage one number is of another."""
+    part, base = parse_value(slots["part"]), parse_value(slots["base"])
+    if part is None or base is None:
+        return None
+    if base == 0:
+        return iter(("Nothing is a percentage of zero.",))
+    return iter((f"That is {in_digits(part / base * 100)} percent.",))
+
+
+def _root(asked: Asked, slots: Slots) -> Iterator[str] | None:
+    value = parse_value(slots["number"])
+    if value is None:
+        return None
+    if value < 0:
+        return iter(("Negative numbers have no real square root.",))
+    # To ten places, and exact where the root is.
+    scale = 10**10
+    root = Fraction(isqrt(value.numerator), isqrt(value.denominator))
+    return _that_makes(root if root * root == value else Fraction(isqrt(int(value * scale**2)), scale))
+
+
+def _power(asked: Asked, slots: Slots) -> Iterator[str] | None:
+    base = parse_value(slots["base"])
+    exponent = {"squared": Fraction(2), "cubed": Fraction(3)}.get(slots["exponent"]) or parse_value(slots["exponent"])
+    if base is None or exponent is None or exponent.denominator != 1 or not 0 <= exponent <= _MAX_EXPONENT:
+        return None
+    if max(abs(base.numerator), base.denominator).bit_length() * int(exponent) > _MAX_POWER.bit_length():
+        return iter(("That number is too large for me.",))
+    return _that_makes(base ** int(exponent))
+
+
+def _part(asked: Asked, slots: Slots) -> Iterator[str] | None:
+    value = parse_value(slots["number"])
+    return None if value is None else _that_makes(value / _PARTS[slots["part"]])
+
+
+def _times(asked: Asked, slots: Slots) -> Iterator[str] | None:
+    value = parse_value(slots["number"])
+    return None if value is None else _that_makes(value * _TIMES[slots["times"]])
+
+
+NUMBERS = (
+    Intent(
+        name="percentage",
+        slots=(
+            rf"{_ASKS}(?P<rate>.+?) (?:percent|per cent) (?:of|from) (?P<base>.+)",
+            rf"{_ASKS}(?P<rate>.+?) (?:percent|per cent) (?P<less>off|less than) (?P<base>.+)",
+            rf"{_ASKS}(?P<rate>.+?) (?:percent|per cent) (?P<more>more than) (?P<base>.+)",
+            rf"{_ASKS}(?P<base>.+?) (?P<less>minus|less) (?P<rate>.+?) (?:percent|per cent)",
+            rf"{_ASKS}(?P<base>.+?) (?P<more>plus) (?P<rate>.+?) (?:percent|per cent)",
+            rf"{_ASKS}(?:an? )?(?P<rate>.+?) (?:percent|per cent) tip (?:on|for|of) (?P<base>.+?)(?: dollars)?",
+        ),
+        reply=_percent,
+    ),
+    Intent(
+        name="share",
+        slots=(
+            r"(?:what|how many) (?:percent|percentage|per cent) (?:of )?(?P<base>.+?) is (?P<part>.+)",
+            r"(?P<part>.+?) is (?:what|how many) (?:percent|percentage|per cent) of (?P<base>.+)",
+            r"(?:what|how many) (?:percent|percentage|per cent) is (?P<part>.+?) of (?P<base>.+)",
+        ),
+        reply=_share,
+    ),
+    Intent(name="square root", slots=(rf"{_ASKS}(?:square )?root of (?P<number>.+)",), reply=_root),
+    Intent(
+        name="power",
+        slots=(
+            rf"{_ASKS}(?P<base>.+?) (?P<exponent>squared|cubed)",
+            rf"{_ASKS}(?P<base>.+?) to the (?:power of )?(?P<exponent>.+?)(?: power)?",
+        ),
+        reply=_power,
+    ),
+    Intent(name="part", slots=(rf"{_ASKS}(?P<part>{'|'.join(_PARTS)}) of (?P<number>.+)",), reply=_part),
+    Intent(name="times", slots=(rf"{_ASKS}(?P<times>{'|'.join(_TIMES)}) (?P<number>.+)",), reply=_times),
+    Intent(
+        name="calculation",
+        written=(
+            r"(?:what does|what(?:['’]?s| is)?|how much is|how much|calculate|compute|work out|how many is|"
+            r"and)?\s*(?P<expression>.+?)"
+            r"(?: make| equal| equals| make together| is| is what)?",
+        ),
+        reply=_calculate,
+    ),
+    Intent(
+        name="can you calculate",
+        phrases=(
+            "(can you calculate|can you do math|can you count|do you know math|can you add|are you good at math|do "
+            "math|let us do some math|do you like math|can you do arithmetic|math|can you multiply|can you do "
+            "mathematics|calculate|calculate something)",
+        ),
+        says=("Yes. Ask me, for example: what is seven times eight?", "I can. Try: what is twenty percent of eighty?"),
+    ),
+    Intent(
+        name="pi",
+        phrases=("(what is|what is the value of|how much is|tell me|do you know) [the number] (pi|pie)",),
+        says=("Pi is about 3.14159.", "About 3.14159, and it never ends."),
+    ),
+)

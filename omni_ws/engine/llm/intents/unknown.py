@@ -1,0 +1,64 @@
+"""What is said where no rule fits: one short sentence, and once in a conversation how to connect a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from omni_ws.engine.llm.intents.intent import Asked
+from omni_ws.engine.llm.plain_words import listed, requests
+
+#: The way to more. Said once in a conversation.
+CONNECT: Final = "A language model knows more. Connect one with --llm ollama, as docs/compose.md explains."
+
+_QUESTION: Final = (
+    "I don't know that.",
+    "I have no answer to that.",
+    "Sorry, that is more than I know.",
+    "My rules have no answer to this one.",
+)
+_COMMAND: Final = ("I can't do that.", "I don't know how to do that.", "Sorry, my rules don't cover that.")
+_STATEMENT: Final = (
+    "I can't say much to that.",
+    "Sorry, I don't follow.",
+    "I can't make anything of that.",
+    "That is beyond my rules. Ask me what I can do.",
+)
+_FOREIGN: Final = ("I only understand English.", "Sorry, I know no language but English.")
+_WORDLESS: Final = ("I find no words in that.", "There are no words in that, I think.")
+
+_ASKING: Final = frozenset(
+    listed(
+        "who what when where why how which whose whom is are am was were do does did can could will would should "
+        "shall may might must has have had"
+    )
+)
+_DOING: Final = frozenset(
+    listed(
+        "play open close turn call send find search show write translate explain describe make create draw set add "
+        "buy order book go move put take get bring start run read give tell help list compare check change let "
+        "remember solve sort define name recommend suggest convert calculate count spell say repeat roll flip toss "
+        "choose pick look do stop try"
+    )
+)
+
+
+def unknown(asked: Asked) -> Iterator[str]:
+    """The sentences for a request that no rule fits."""
+    wordings = _wordings(asked)
+    yield asked.talk.fresh(wordings)
+    if wordings is not _WORDLESS and not asked.talk.has_said(CONNECT):
+        yield CONNECT
+
+
+def _wordings(asked: Asked) -> tuple[str, ...]:
+    letters = [letter for letter in asked.text[:200] if letter.isalpha()]
+    if not any(map(str.isalnum, asked.text)):
+        return _WORDLESS
+    if letters and sum(letter.isascii() for letter in letters) < len(letters) / 2:
+        return _FOREIGN
+    *_, request = requests(asked.words)
+    first = request.split(" ", 1)[0]
+    if first in _ASKING or asked.text.endswith("?"):
+        return _QUESTION
+    return _COMMAND if first in _DOING else _STATEMENT

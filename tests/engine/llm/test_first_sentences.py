@@ -1,0 +1,124 @@
+"""What people say first, written and spoken, and what they get for an answer (tests/data/first_sentences.jsonl)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from support.engine_answers import AUDIO, answered, text
+
+from omni_ws.audio.resample import StreamResampler
+from omni_ws.audio.samples import Samples
+from omni_ws.config.model import VoiceChoice
+from omni_ws.core.chunks import Task
+from omni_ws.engine.asr.pocketsphinx_decoder import PocketSphinxDecoder
+from omni_ws.engine.asr.utterance import to_pcm16
+from omni_ws.engine.llm.intents.catalogue import INTENTS
+from omni_ws.engine.llm.intents.unknown import CONNECT
+from omni_ws.engine.llm.plain_words import plain_words
+from omni_ws.engine.llm.rules import answer
+from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+
+NOW = datetime(2031, 3, 4, 15, 7)
+ROWS: list[dict[str, Any]] = [
+    json.loads(line)
+    for line in (Path(__file__).parents[2] / "data" / "first_sentences.jsonl").read_text("utf-8").splitlines()
+]
+#: Words in a sentence that is still easy to follow by ear.
+MOST_WORDS = 20
+#: Of the spoken sentences, how many may be misheard beyond understanding.
+MISHEARD = 1
+
+
+def reply(said: str) -> str:
+    return " ".join(answer(said, (), NOW))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["said"])
+def test_a_first_sentence_is_answered(row: dict[str, Any]) -> None:
+    said = reply(row["said"])
+    if "pattern" in row:
+        assert re.fullmatch(row["pattern"], said)
+    else:
+        assert said == (f"{row['answer']} {CONNECT}" if row.get("connect") else row["answer"])
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["said"])
+def test_as_a_recogniser_writes_it_the_answer_is_the_same(row: dict[str, Any]) -> None:
+    """Without capitals and marks, and with the small words that people begin with."""
+    if "pattern" in row or "12" in row["said"] or row["said"] in CASE_MATTERS:
+        return
+    bare = re.sub(r"[^a-z0-9' ]", "", row["said"].lower().replace("%", " percent"))
+    for spelled in (bare, f"um {bare}", f"{row['said'].upper()}"):
+        assert reply(spelled).lower() == reply(row["said"]).lower(), spelled
+
+
+#: A name without "my name is", a question by its mark alone, and words that are said back as they were.
+CASE_MATTERS = ("Hi, I'm Ann.", "Sorry?", "Repeat after me: the rain in Spain.", "What's 20% of 80?")
+
+
+def test_there_are_enough_and_most_are_understood() -> None:
+    assert len(ROWS) >= 60
+    assert len({row["said"] for row in ROWS}) == len(ROWS)
+    assert sum("connect" in row for row in ROWS) < len(ROWS) / 6
+
+
+def test_answers_are_short_plain_and_no_parrots() -> None:
+    for row in ROWS:
+        said = reply(row["said"]).removesuffix(CONNECT)
+        assert "you said" not in said.lower()
+        assert not re.search(r"[*_#`\[\]<>|{}]", said), said
+        assert all(len(sentence.split()) <= MOST_WORDS for sentence in re.split(r"(?<=[.!?]) ", said)), said
+        if not re.match(r"repeat|say", row["said"], re.I):
+            assert plain_words(said) != plain_words(row["said"]) or row["said"] in ("Hello.", "Goodbye.", "Okay.")
+
+
+def test_every_wording_is_a_sentence() -> None:
+    for intent in INTENTS:
+        assert intent.says or intent.reply
+        for wording in intent.says:
+            assert wording[-1] in ".?!", wording
+            assert not any(wording in other for other in intent.says if other != wording), wording
+
+
+@pytest_asyncio.fixture
+async def voice(voice_choice: VoiceChoice) -> AsyncIterator[SynthesisEngine]:
+    engine = SynthesisEngine(voice_choice)
+    await engine.start()
+    yield engine
+    await engine.stop()
+
+
+async def spoken(voice: SynthesisEngine, sentence: str) -> Samples:
+    """The sentence as the voice says it, with some silence around it, at 16 kHz."""
+    result = await answered(voice, text(sentence), task=Task.SPEECH, modalities=AUDIO)
+    resampler = StreamResampler(result.audio[0].sample_rate, 16_000)
+    samples = np.concatenate([output.samples for output in result.audio]).astype(np.float32)
+    quiet = np.zeros(4000, np.float32)
+    return np.concatenate([quiet, resampler.process(samples), resampler.flush(), quiet])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("voice_choice", [VoiceChoice.FLITE], indirect=True, ids=str)
+async def test_spoken_sentences_are_understood(voice: SynthesisEngine) -> None:
+    """Said by flite, written down by PocketSphinx, which understands hardly a word of espeak-ng."""
+    recogniser = PocketSphinxDecoder()
+    misheard: dict[str, str] = {}
+    try:
+        for row in ROWS:
+            if row.get("spoken"):
+                words = await asyncio.to_thread(recogniser.transcribe, to_pcm16(await spoken(voice, row["said"])))
+                heard = " ".join(word.text for word in words)
+                if reply(heard) != reply(row["said"]):
+                    misheard[row["said"]] = heard
+    finally:
+        recogniser.close()
+    assert len(misheard) <= MISHEARD, misheard
