@@ -127,7 +127,10 @@ class Listener:
         # One outdated guess may still run, for it cannot be stopped; a second one would take a core from others.
         if self._splitter.live and (self._stale is None or self._stale.done()):
             self._drop_guess()
-            self._guess = _Guess(len(pcm), self._recogniser.transcribe(pcm))
+            self._guess = _Guess(len(pcm), self._transcribe(pcm))
+
+    def _transcribe(self, pcm: Pcm16) -> Future[Recognised]:
+        return self._recogniser.transcribe(pcm, waited_for=self._splitter.live)
 
     def _drop_guess(self) -> None:
         guess, self._guess = self._guess, None
@@ -139,7 +142,7 @@ class Listener:
         guess = self._guess
         if guess is None or guess.length != len(ended.pcm):
             self._drop_guess()
-            guess = self._guess = _Guess(len(ended.pcm), self._recogniser.transcribe(ended.pcm))
+            guess = self._guess = _Guess(len(ended.pcm), self._transcribe(ended.pcm))
         with _recognising():
             recognised = await _result_of(guess.work)
         self._guess = None

@@ -64,7 +64,7 @@ class PocketSphinxRecogniser:
     def live_text(self) -> PocketSphinxLiveText:
         return PocketSphinxLiveText(self.live_decoders)
 
-    def transcribe(self, pcm: Pcm16) -> Future[Recognised]:
+    def transcribe(self, pcm: Pcm16, *, waited_for: bool = True) -> Future[Recognised]:
         return self._scribes.submit(self._transcribe, pcm)
 
     def _transcribe(self, pcm: Pcm16) -> Recognised:

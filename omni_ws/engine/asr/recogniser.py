@@ -58,9 +58,10 @@ class Recogniser(Protocol):
         """Return the reader for a new request."""
         ...
 
-    def transcribe(self, pcm: Pcm16) -> Future[Recognised]:
+    def transcribe(self, pcm: Pcm16, *, waited_for: bool = True) -> Future[Recognised]:
         """Write a whole utterance down; equal samples give equal words.
 
-        Cancelling works until the work has begun; after that, the result may be ignored.
+        ``waited_for``: a speaker waits for the words, as opposed to whoever sends a recording. Cancelling works until
+        the work has begun; after that, the result may be ignored.
         """
         ...

@@ -20,9 +20,10 @@ from omni_ws.engine.asr.urgent_first import UrgentFirst
 from omni_ws.engine.asr.utterance import SAMPLE_RATE, UtteranceLimits
 from omni_ws.engine.asr.whisper_model import WhisperTranscript
 
-#: Urgencies: a speaker waits for the settled text, and has the next interim one soon anyway.
+#: Urgencies: a speaker waits for the settled text, and has the next interim one soon anyway. Recordings can wait.
 _SETTLED: Final = 0
 _INTERIM: Final = 1
+_RECORDING: Final = 2
 _BEAM: Final = 5
 #: The first interim text is of so much speech: of less, it is mostly wrong.
 _FIRST_SAMPLES: Final = 350 * SAMPLE_RATE // 1000
@@ -44,9 +45,10 @@ class SpeechModel(Protocol):
 
 
 class WhisperRecogniser:
-    """A Recogniser. Settled texts go before interim ones; equal samples give equal words, whatever else is going on.
+    """A Recogniser. Settled texts go before interim ones, and what is being spoken before recordings.
 
-    ``load`` gives the model, which ``workers`` use at the same time; ``cost`` is told what each text took.
+    Equal samples give equal words, whatever else is going on. ``load`` gives the model, which ``workers`` use at the
+    same time; ``cost`` is told what each text took.
     """
 
     #: The model reads up to 29 s at once.
@@ -65,7 +67,7 @@ class WhisperRecogniser:
         self._clock = clock
         self._model: SpeechModel | None = None
         self._language: str | None = None
-        self._workers = UrgentFirst(workers, name="whisper")
+        self._workers = UrgentFirst(workers, name="whisper", patient=_RECORDING)
 
     @property
     def languages(self) -> frozenset[str]:
@@ -102,8 +104,8 @@ class WhisperRecogniser:
             gap=lambda read_sec, took_sec: interim_gap_sec(took_sec),
         )
 
-    def transcribe(self, pcm: Pcm16) -> Future[Recognised]:
-        return self._workers.submit(_SETTLED, partial(self._settled, pcm))
+    def transcribe(self, pcm: Pcm16, *, waited_for: bool = True) -> Future[Recognised]:
+        return self._workers.submit(_SETTLED if waited_for else _RECORDING, partial(self._settled, pcm))
 
     def _settled(self, pcm: Pcm16) -> Recognised:
         began = self._clock()

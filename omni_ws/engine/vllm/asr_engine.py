@@ -124,7 +124,7 @@ class VllmRecogniser:
     def live_text(self) -> LiveText:
         return StretchedText(self._interim, self._clock, first=FIRST_INTERIM_SAMPLES, gap=interim_gap_sec)
 
-    def transcribe(self, pcm: Pcm16) -> Future[Recognised]:
+    def transcribe(self, pcm: Pcm16, *, waited_for: bool = True) -> Future[Recognised]:
         return self._run(self._settled(pcm))
 
     async def _settled(self, pcm: Pcm16) -> Recognised:

@@ -61,7 +61,7 @@ class CountingRecogniser:
     def end(self) -> None:
         pass
 
-    def transcribe(self, pcm: Pcm16) -> Future[Recognised]:
+    def transcribe(self, pcm: Pcm16, *, waited_for: bool = True) -> Future[Recognised]:
         self.asked.append(len(pcm))
         return self._threads.submit(self._transcribe, pcm)
 

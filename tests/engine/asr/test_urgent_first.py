@@ -14,7 +14,7 @@ from omni_ws.engine.asr.urgent_first import UrgentFirst
 
 @pytest.fixture
 def one() -> Iterator[UrgentFirst]:
-    threads = UrgentFirst(1, name="one")
+    threads = UrgentFirst(1, name="one", patient=2)
     yield threads
     threads.close()
 
@@ -62,14 +62,33 @@ def test_a_failure_is_for_those_who_wait_for_it(one: UrgentFirst) -> None:
 
 
 def test_threads_work_at_the_same_time() -> None:
-    threads, together = UrgentFirst(3, name="three"), threading.Barrier(3, timeout=10)
+    threads, together = UrgentFirst(3, name="three", patient=2), threading.Barrier(3, timeout=10)
     for work in [threads.submit(0, together.wait) for _ in range(3)]:
         work.result(10)
     threads.close()
 
 
+def test_patient_work_leaves_a_thread_free() -> None:
+    threads = UrgentFirst(3, name="three", patient=2)
+    begun, goes_on = threading.Semaphore(0), threading.Event()
+
+    def patient() -> None:
+        begun.release()
+        assert goes_on.wait(10)
+
+    works = [threads.submit(2, patient) for _ in range(4)]
+    for _ in range(2):
+        assert begun.acquire(timeout=10)
+    assert threads.submit(1, lambda: "meanwhile").result(10) == "meanwhile"
+    assert not begun.acquire(blocking=False)
+    goes_on.set()
+    for work in works:
+        work.result(10)
+    threads.close()
+
+
 def test_closing_waits_for_what_has_begun_and_drops_the_rest() -> None:
-    threads = UrgentFirst(1, name="one")
+    threads = UrgentFirst(1, name="one", patient=2)
     begun, goes_on = threading.Event(), threading.Event()
 
     def slow() -> str:

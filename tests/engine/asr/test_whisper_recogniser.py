@@ -103,6 +103,18 @@ def test_settled_texts_go_before_interim_ones(recogniser: WhisperRecogniser, mod
     assert model.beams[:2] == [5, 5]
 
 
+def test_recordings_go_last(recogniser: WhisperRecogniser, model: TimedModel) -> None:
+    model.goes_on.clear()
+    first = recogniser.transcribe(pcm(1))
+    recording = recogniser.transcribe(pcm(2), waited_for=False)
+    recogniser.live_text().read(spoken(3))
+    speaker = recogniser.transcribe(pcm(4))
+    model.goes_on.set()
+    for work in (first, recording, speaker):
+        work.result(10)
+    assert [seconds for _, seconds, _ in model.begun] == [1, 4, 3, 2]
+
+
 async def test_interim_texts_are_greedy_and_come_one_at_a_time(
     recogniser: WhisperRecogniser, model: TimedModel
 ) -> None:
