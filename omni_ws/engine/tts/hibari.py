@@ -69,7 +69,7 @@ class Hibari:
             begin, end = _audible(samples)
             cut = max(0, begin - _LEAD_SAMPLES)
             if self._has_times:
-                heard = np.clip(ends - _LAG_SAMPLES, begin, end)
+                heard = np.clip(ends - _LAG_SAMPLES / max(speed, 1.0), begin, end)
                 # Slow speech begins long before the network says so.
                 heard[:_SILENT_PHONEMES] = begin
                 listener.words(_timed(piece.words, (heard + (spoken - cut)) * (1000 / SAMPLE_RATE)))
@@ -99,15 +99,21 @@ class Hibari:
         options = self._runtime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.log_severity_level = 4
+        # Pieces differ in length: what is kept for the longest is memory that the others do not need.
+        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
         return self._runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
     def _samples(
         self, network: Any, ids: Sequence[int], speed: float
     ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
         """Return the samples, and in them the end of each phoneme, if the network tells them."""
-        inputs = {"ids": np.asarray([ids], np.int64), "speed": np.asarray([speed], np.float32)}
+        # Asked to be faster, the network makes many sounds too short to be understood; frames are left out instead.
+        inputs = {"ids": np.asarray([ids], np.int64), "speed": np.asarray([min(speed, 1.0)], np.float32)}
         outputs = network.run(None, inputs)
-        spectra = (output[0] for output in outputs[:_SPECTRA])
+        spectra = [output[0] for output in outputs[:_SPECTRA]]
+        if speed > 1:
+            kept = np.arange(0, spectra[0].shape[-1], speed).astype(np.intp)
+            spectra = [spectrum[..., kept] for spectrum in spectra]
         samples: NDArray[np.float32] = self._synthesise(*spectra, np.random.default_rng(_SEED))
         if len(outputs) == _SPECTRA:
             return samples, np.empty(0)

@@ -69,7 +69,8 @@ class HibariReader:
     def pieces(self, text: str) -> Iterator[ReadPiece]:
         """Yield ``text`` in pieces of at most MAX_PHONEMES, nothing where nothing in it can be spoken."""
         written, plain = _plain_words(text)
-        normal = self._normalize(" ".join(plain)).split()
+        # It joins what marks part.
+        normal = [part for word in self._normalize(" ".join(plain)).split() for part in _parts(word, _MAX_WORD)]
         words, silent = list[_Word](), ""
         for told, phonemes in zip(_told_as(written, plain, normal), self._pronounced(normal), strict=True):
             word = self._word(silent if told == "" and silent else told, phonemes)
@@ -147,12 +148,12 @@ def _plain(word: str) -> str:
     word = "".join(filter(str.isprintable, unicodedata.normalize("NFC", word))).translate(_BRACKETS)
     word = _REPEATED_MARKS.sub(r"\1\1\1", word)
     word = _LONG_DIGITS.sub(lambda found: " ".join(found[0]), word)
-    word = _LONG_LETTERS.sub(lambda found: _in_parts(found[0], _MAX_LETTERS), word)
-    return " ".join(_in_parts(part, _MAX_WORD) for part in word.split())
+    word = _LONG_LETTERS.sub(lambda found: " ".join(_parts(found[0], _MAX_LETTERS)), word)
+    return " ".join(" ".join(_parts(part, _MAX_WORD)) for part in word.split())
 
 
-def _in_parts(word: str, length: int) -> str:
-    return " ".join(word[start : start + length] for start in range(0, len(word), length))
+def _parts(word: str, length: int) -> list[str]:
+    return [word[start : start + length] for start in range(0, len(word), length)]
 
 
 def _told_as(written: Sequence[str], plain: Sequence[str], normal: Sequence[str]) -> list[str | None]:

@@ -80,7 +80,7 @@ async def test_speech_on_request(server: LiveServer) -> None:
         samples = np.frombuffer(said.body, "<i2").astype(np.float32) / 32768
         assert np.sqrt(np.mean(samples**2)) > 0.02
         lengths.append(len(samples))
-    assert lengths[0] / lengths[1] == pytest.approx(2, rel=0.15)
+    assert lengths[0] / lengths[1] == pytest.approx(2, rel=0.05)
     refused = await post(server.port, "/v1/audio/speech", {"input": "Hello.", "voice": "emma"})
     assert (refused.status, refused.error["param"]) == (400, "voice")
     assert "heart" in refused.error["message"]
