@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 
 WORKER_MODULE = "omni_ws.engine.tts.voice_worker"
 
-START_TIMEOUT = 15.0
+#: hibari starts in a second of one core, which a busy machine takes long to give.
+START_TIMEOUT = 30.0
 STOP_TIMEOUT = 2.0
 #: A text is spoken hundreds of times faster than it is heard; a worker that is silent for so long hangs.
 SILENCE_TIMEOUT = 10.0

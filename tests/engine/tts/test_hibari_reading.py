@@ -82,6 +82,16 @@ def test_long_words_and_numbers_are_read_to_their_ends(reader: HibariReader) -> 
     assert [word.text for word in piece.words] == ["It", "is", "1234567890123456"]
 
 
+def test_a_number_on_which_the_package_breaks_costs_no_other_word(reader: HibariReader) -> None:
+    (piece,) = reader.pieces(f"It is {','.join(['9' * 15] * 3)} or more.")
+    assert [word.text for word in piece.words] == ["It", "is", "or", "more"]
+
+
+@pytest.mark.parametrize("text", [",1+X " * 60, "!/’Y" * 75, ":@i/" * 75])
+def test_marks_that_the_package_joins_make_no_endless_word(reader: HibariReader, text: str) -> None:
+    assert all(len(piece.ids) < 3 * MAX_PHONEMES for piece in reader.pieces(text))
+
+
 def test_nothing_in_a_text_means_phonemes(reader: HibariReader) -> None:
     (plain,) = reader.pieces("(hello)(/ʊps/)")
     (link,) = reader.pieces("[hello](/ʊps/)")
