@@ -27,8 +27,6 @@ _LAG_SAMPLES: Final = 1000
 #: The running sum of the lengths of the phonemes, a value inside the network.
 _ENDS: Final = "/CumSum_output_0"
 _SPECTRA: Final = 6
-#: Those before a text's first word.
-_SILENT_PHONEMES: Final = 1
 _TRIAL: Final = "Hello."
 
 
@@ -59,7 +57,9 @@ class Hibari:
         self._reader = HibariReader(british=bool(about.get("british")))
         self._network, self._has_times = self._loaded(content, file)
         language = str(about.get("language", "en")).lower()
-        source = f"{file.name}, Apache-2.0" + ("" if self._has_times else ", without word times")
+        # Of a file that is not known, the licence is not known either.
+        notes = (", Apache-2.0" if about else "", "" if self._has_times else ", without word times")
+        source = "".join((file.name, *notes))
         self.facts = VoiceFacts(f"hibari {__version__}", source, (name,), {name: language}, latin_only=True)
 
     def speak(self, text: str, voice: str, listener: SynthesisListener, *, speed: float) -> None:
@@ -70,8 +70,7 @@ class Hibari:
             cut = max(0, begin - _LEAD_SAMPLES)
             if self._has_times:
                 heard = np.clip(ends - _LAG_SAMPLES / max(speed, 1.0), begin, end)
-                # Slow speech begins long before the network says so.
-                heard[:_SILENT_PHONEMES] = begin
+                heard[0] = begin  # slow speech is heard long before the network says so
                 listener.words(_timed(piece.words, (heard + (spoken - cut)) * (1000 / SAMPLE_RATE)))
             pcm = (np.clip(samples[cut:], -1, 1) * 32767).astype("<i2")
             for start in range(0, len(pcm), CHUNK_SAMPLES):

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 MAX_PHONEMES: Final = 200
 #: The package reads no more letters than this of a word that it does not know.
 _MAX_LETTERS: Final = 24
-#: No number of more digits has a name; those before it are read one by one, too: they are no quantities.
+#: The digits of a longer number are read one by one: it is no quantity, and the package breaks on the longest.
 _MAX_DIGITS: Final = 15
 _MAX_WORD: Final = 48
 _LONG_LETTERS: Final = re.compile(rf"[^\W\d_]{{{_MAX_LETTERS + 1},}}")
@@ -67,7 +67,7 @@ class HibariReader:
         self._ids: dict[str, int] = json.loads(vocabulary)
 
     def pieces(self, text: str) -> Iterator[ReadPiece]:
-        """Yield ``text`` in pieces of at most MAX_PHONEMES, nothing where nothing in it can be spoken."""
+        """Yield ``text`` in pieces of MAX_PHONEMES or one word, nothing where nothing in it can be spoken."""
         written, plain = _plain_words(text)
         # It joins what marks part.
         normal = [part for word in self._normalize(" ".join(plain)).split() for part in _parts(word, _MAX_WORD)]
