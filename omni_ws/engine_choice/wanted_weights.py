@@ -39,4 +39,5 @@ def _names(config: ServerConfig) -> Iterator[str]:
             tts.name == "embedded" and config.embedded.voice is VoiceChoice.AUTO
         ):
             yield "hibari"
-    yield "smart-turn"
+    if config.embedded.turn_path is None:
+        yield "smart-turn"

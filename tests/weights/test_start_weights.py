@@ -103,6 +103,7 @@ def test_a_fetch_that_is_interrupted_starts_nothing(started: list[int], monkeypa
         (("--tts", "flite"), ["whisper-tiny-en", "smart-turn"]),
         (("--embedded.voice", "espeak"), ["whisper-tiny-en", "smart-turn"]),
         (("--engine", "remote", "--remote.upstreams", "http://127.0.0.1:9/v1"), ["smart-turn"]),
+        (("--embedded.turn-path", "some.onnx", "--tts", "none"), ["whisper-tiny-en"]),
         (("--engine", "fake"), []),
     ],
 )
