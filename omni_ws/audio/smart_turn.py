@@ -34,18 +34,20 @@ class SmartTurn:
         self._features = np.zeros((1, _BANDS, HEARD_SEC * FRAMES_PER_SEC), np.float32)
         self._probability = np.full((1, 1), np.nan, np.float32)
         library = runtime_library()
+        if not model.is_file():
+            raise _wrong(model, "there is no such file")
         try:
-            if not model.is_file():
-                raise RuntimeError("there is no such file")
             self._network = OnnxNetwork(library, model)
-            self._inputs = Tensors(self._network, {_INPUT: self._features})
-            self._outputs = Tensors(self._network, {_OUTPUT: self._probability})
-            # The runtime checks names and shapes when it runs.
-            silence = self.finished(np.zeros(SAMPLE_RATE, np.float32))
         except (OSError, AttributeError, RuntimeError) as error:
-            raise EngineFailed(f"{model} is not a network of Smart Turn v3: {_first_line(error)}") from error
+            raise _wrong(model, "ONNX Runtime cannot load it") from error
+        self._inputs = Tensors(self._network, {_INPUT: self._features})
+        self._outputs = Tensors(self._network, {_OUTPUT: self._probability})
+        try:  # the runtime checks names and shapes when it runs
+            silence = self.finished(np.zeros(SAMPLE_RATE, np.float32))
+        except RuntimeError as error:
+            raise _wrong(model, "it has other inputs or outputs") from error
         if not 0 <= silence <= 1:
-            raise EngineFailed(f"{model} is not a network of Smart Turn v3: it answers {silence:g}, no probability")
+            raise _wrong(model, f"it answers {silence:g}, which is no probability")
 
     def finished(self, turn: Samples) -> float:
         """Return the probability that the speaker of ``turn``, at 16 kHz, has finished. Raises RuntimeError."""
@@ -58,6 +60,5 @@ class SmartTurn:
         return float(self._probability[0, 0])
 
 
-def _first_line(error: Exception) -> str:
-    """What the runtime says, which may go on for lines about its own source."""
-    return (str(error).splitlines() or [""])[0][:200]
+def _wrong(model: Path, reason: str) -> EngineFailed:
+    return EngineFailed(f"{model} is not a network of Smart Turn v3: {reason}")
