@@ -19,7 +19,8 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.embedded import CLIPS, SAMPLE_RATE, Clip
+from benchmarks.embedded import SAMPLE_RATE
+from benchmarks.speech.corpus import recordings
 from benchmarks.turns import END_LEVEL
 from omni_ws.audio.samples import Samples
 from omni_ws.audio.smart_turn import SmartTurn
@@ -43,22 +44,29 @@ _FRAME: Final = SAMPLE_RATE // 50
 #: A cut is this far from the ends of the speech, and from another cut, in frames.
 _APART: Final = 35
 _MOST_CUTS: Final = 4
+#: Of the recordings, those that are a sentence, and of these one in so many.
+MAX_SEC: Final = 15
+EVERY: Final = 8
 #: After the speech: enough for the most patient kind.
 _AFTER_SEC: Final = 5
 
 
 class Judge:
-    """Answers at once, and counts."""
+    """Answers at once, looks at each turn once, and counts."""
 
     def __init__(self, model: SmartTurn) -> None:
         self._model = model
+        self._known: dict[bytes, bool] = {}
         self.seconds: list[float] = []
 
     def ask(self, turn: Samples) -> Future[bool]:
-        begun = time.thread_time()
+        asked = turn.tobytes()
+        if asked not in self._known:
+            begun = time.thread_time()
+            self._known[asked] = self._model.finished(turn) > FINISHED
+            self.seconds.append(time.thread_time() - begun)
         answer: Future[bool] = Future()
-        answer.set_result(self._model.finished(turn) > FINISHED)
-        self.seconds.append(time.thread_time() - begun)
+        answer.set_result(self._known[asked])
         return answer
 
     def close(self) -> None:
@@ -167,8 +175,8 @@ def _late(turns: TurnDetectionConfig, judge: Judge, sentence: Sentence) -> float
 
 def _sentences(folder: Path | None) -> Iterator[Sentence]:
     if folder is None:
-        for name in CLIPS:
-            yield Sentence.of(name, _samples(Clip.load(name).samples))
+        for clip in [clip for clip in recordings() if clip.is_sentence and clip.seconds <= MAX_SEC][::EVERY]:
+            yield Sentence.of(clip.name, clip.samples)
         return
     for path in sorted(folder.glob("*.wav")):
         with wave.open(str(path), "rb") as file:
