@@ -20,6 +20,7 @@ from contextlib import aclosing
 from typing import Any
 
 from mic_display import JsonDisplay, make_display
+from mic_echo import EchoCanceller, NoEchoCanceller
 from mic_listener import Listener
 from mic_parts import sentence
 from mic_sound import PIECE_MS, Loudspeaker, Microphone, NoSoundDevice, list_devices
@@ -41,8 +42,8 @@ from omni_ws.wire.session_config import has_field
 FAILED, USAGE, NO_SOUND, NO_SERVER, NO_KEY, INTERRUPTED = 1, 2, 3, 4, 5, 130
 #: Interval of playback reports.
 REPORT_SEC = 0.2
-EXIT_STATUSES = """exit status: 0 answered, 1 the request failed, 2 wrong usage or unreadable file, 3 no sound device,
-4 no server or the connection was lost, 5 the key was refused, 130 interrupted"""
+EXIT_STATUSES = """exit status: 0 answered, 1 the request failed, 2 wrong usage or unreadable file, 3 no sound device or
+no echo canceller, 4 no server or the connection was lost, 5 the key was refused, 130 interrupted"""
 
 
 def main() -> int:
@@ -54,7 +55,7 @@ def main() -> int:
         return asyncio.run(run(options))
     except KeyboardInterrupt:
         return INTERRUPTED
-    except NoSoundDevice as error:
+    except (NoSoundDevice, NoEchoCanceller) as error:
         return complain(error, NO_SOUND)
     except Unauthenticated as error:
         return complain(f"{error}; give one with --api-key or OMNI_WS_API_KEY", NO_KEY)
@@ -87,8 +88,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--open-mic",
         action="store_true",
-        help="keep the microphone open: the server detects when you speak, even during its answers (use a headset, or "
-        "it will hear itself)",
+        help="keep the microphone open: the server detects when you speak, even during its answers",
+    )
+    parser.add_argument(
+        "--cancel-echo",
+        action=argparse.BooleanOptionalAction,
+        help="with --open-mic: take out of what the microphone hears what the loudspeaker plays [if pywebrtc-audio is "
+        "installed; without it use a headset]",
     )
     parser.add_argument("--fast", action="store_true", help="send the file at full speed")
     parser.add_argument("--rate", type=int, default=16_000, metavar="HZ", help="sample rate of --raw [16000]")
@@ -119,6 +125,8 @@ def parse_arguments() -> argparse.Namespace:
         parser.error("--save goes with --file, --text or --raw")
     if options.open_mic and not options.live:
         parser.error("--open-mic goes with the microphone")
+    if options.cancel_echo and not options.open_mic:
+        parser.error("--cancel-echo goes with --open-mic")
     try:
         options.settings = settings(options)
         options.tls = ssl.create_default_context(cafile=options.ca_file) if options.ca_file else None
@@ -164,6 +172,8 @@ async def run(options: argparse.Namespace) -> int:
     audio = read_wav(options.file) if options.file else None
     microphone = Microphone(options.input_device) if options.live else None
     loudspeaker = open_loudspeaker(options)
+    if options.open_mic and microphone and loudspeaker:
+        cancel_echo(microphone, loudspeaker, wanted=options.cancel_echo)
     config = options.settings
     # What the server has is known once it has answered.
     may_choose = options.open_mic and "type" not in config["turn_detection"]
@@ -219,6 +229,24 @@ def open_loudspeaker(options: argparse.Namespace) -> Loudspeaker | None:
             raise
         print(f"mic_client: the reply is not played: {error}", file=sys.stderr)
         return None
+
+
+def cancel_echo(microphone: Microphone, loudspeaker: Loudspeaker, *, wanted: bool | None) -> None:
+    """Puts an echo canceller between the devices. With None for ``wanted``, only if there is one."""
+    if wanted is False:
+        return
+    try:
+        canceller = EchoCanceller(
+            microphone_rate=microphone.sample_rate,
+            loudspeaker_rate=loudspeaker.sample_rate,
+            latency_ms=microphone.latency_ms + loudspeaker.latency_ms,
+        )
+    except NoEchoCanceller as error:
+        if wanted:
+            raise
+        print(f"mic_client: no echo canceller, so use a headset: {error}", file=sys.stderr)
+    else:
+        microphone.canceller = loudspeaker.canceller = canceller
 
 
 async def ask(session: ClientSession, options: argparse.Namespace, audio: Pcm16 | None, listener: Listener) -> int:

@@ -8,6 +8,8 @@ from array import array
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
+from mic_echo import EchoCanceller
+
 from omni_ws.client.playback import PlaybackBuffer
 
 PIECE_MS: Final = 20
@@ -73,6 +75,8 @@ class Microphone:
         self.sample_rate = _sample_rate(device, "input", sample_rate)
         self.level = 0.0
         self.dropped_pieces = 0
+        #: Takes the echo of the loudspeaker out, in the thread of the device.
+        self.canceller: EchoCanceller | None = None
         self._loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
         library = sound_library()
@@ -89,7 +93,10 @@ class Microphone:
             raise NoSoundDevice(f"the microphone cannot be opened: {error}") from None
 
     def _recorded(self, data: Any, frames: int, time: Any, status: Any) -> None:
-        self._loop.call_soon_threadsafe(self._take, bytes(data))
+        piece = bytes(data)
+        if self.canceller:
+            piece = self.canceller.heard(piece)
+        self._loop.call_soon_threadsafe(self._take, piece)
 
     def _take(self, piece: bytes) -> None:
         self.level = max(map(abs, array("h", piece)), default=0) / 32768
@@ -97,6 +104,11 @@ class Microphone:
             self._pieces.put_nowait(piece)
         else:
             self.dropped_pieces += 1
+
+    @property
+    def latency_ms(self) -> float:
+        """As the device says."""
+        return float(self._stream.latency) * 1000
 
     def start(self) -> None:
         self._stream.start()
@@ -123,6 +135,7 @@ class Loudspeaker:
         self._loop = asyncio.get_running_loop()
         self._idle = asyncio.Event()
         self.buffer = PlaybackBuffer(prefill_bytes=2 * self.sample_rate * PREFILL_MS // 1000)
+        self.canceller: EchoCanceller | None = None
         library = sound_library()
         try:
             self._stream = library.RawOutputStream(
@@ -133,9 +146,17 @@ class Loudspeaker:
             raise NoSoundDevice(f"the loudspeaker cannot be opened: {error}") from None
 
     def _wanted(self, data: Any, frames: int, time: Any, status: Any) -> None:
-        data[:] = self.buffer.read(len(data))
+        audio = self.buffer.read(len(data))
+        data[:] = audio
+        if self.canceller:
+            self.canceller.played(audio)
         if self.buffer.idle:
             self._loop.call_soon_threadsafe(self._idle.set)
+
+    @property
+    def latency_ms(self) -> float:
+        """As the device says."""
+        return float(self._stream.latency) * 1000
 
     @property
     def played_ms(self) -> float:
@@ -146,7 +167,7 @@ class Loudspeaker:
         self._idle.clear()
         if not self.buffer.idle:
             await self._idle.wait()
-        await asyncio.sleep(float(self._stream.latency))
+        await asyncio.sleep(self.latency_ms / 1000)
 
     def close(self) -> None:
         self._stream.close()

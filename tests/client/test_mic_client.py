@@ -207,6 +207,7 @@ async def test_a_reply_without_sound_cannot_be_saved(url: str, tmp_path: Path) -
         (["--text", "x", "--raw"], "not allowed with"),
         (["--save", "x.wav"], "--save goes with"),
         (["--text", "x", "--open-mic"], "--open-mic goes with"),
+        (["--cancel-echo"], "--cancel-echo goes with --open-mic"),
     ],
 )
 async def test_wrong_usage(arguments: list[str], words: str) -> None:

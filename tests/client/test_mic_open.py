@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import soxr
 from support.judges import ScriptedModel
 from support.live_server import live_server
-from support.speech_clips import clip_bytes, silence
+from support.speech_clips import clip_bytes, clip_samples, silence
 
 from omni_ws.client import Final, SpeechStarted, SpeechStopped, TextChunk, connect
 from omni_ws.core.chunks import FinishReason, Word
@@ -22,9 +23,10 @@ from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.service.listening.turn_judge import TurnJudge
 
 ROOT = Path(__file__).parents[2]
-#: A sound card in real time: what it records comes from a file, what it plays is counted and dropped.
+#: A sound card in real time. It records a file, and, ECHO times as loud, what it played 120 ms ago.
 SOUND_LIBRARY = """
 import os, threading, time
+import numpy as np, soxr
 
 class PortAudioError(Exception):
     pass
@@ -38,7 +40,7 @@ def check_input_settings(**settings):
 check_output_settings = check_input_settings
 
 class _Stream:
-    latency = 0.01
+    latency = 0.05
 
     def __init__(self, *, samplerate, device, channels, dtype, callback, blocksize=None):
         self.size = 2 * (blocksize or samplerate // 50)
@@ -64,14 +66,26 @@ class _Stream:
 
 class RawInputStream(_Stream):
     recording = open(os.environ["RECORDING"], "rb").read()
+    air = bytearray(2 * 120 * 16)
+
+    def start(self):
+        del self.air[: -2 * 120 * 16]
+        super().start()
 
     def turn(self):
         data, self.recording = self.recording[: self.size], self.recording[self.size :]
-        self.callback(data.ljust(self.size, b"\\0"), self.size // 2, None, None)
+        echo = np.frombuffer(self.air[: self.size].ljust(self.size, b"\\0"), "<i2") * float(os.environ.get("ECHO", 0))
+        del self.air[: self.size]
+        heard = np.frombuffer(data.ljust(self.size, b"\\0"), "<i2") + echo
+        self.callback(heard.clip(-32768, 32767).astype("<i2").tobytes(), self.size // 2, None, None)
 
 class RawOutputStream(_Stream):
+    to_air = soxr.ResampleStream(24000, 16000, 1, dtype="int16")
+
     def turn(self):
-        self.callback(bytearray(self.size), self.size // 2, None, None)
+        data = bytearray(self.size)
+        self.callback(data, self.size // 2, None, None)
+        RawInputStream.air += self.to_air.resample_chunk(np.frombuffer(data, "<i2")).tobytes()
 """
 
 
@@ -83,17 +97,17 @@ def long_answer() -> list[EngineOutput]:
     return script
 
 
-@pytest.mark.slow
-@pytest.mark.real_time
-async def test_who_speaks_interrupts_and_the_server_knows_what_was_heard(tmp_path: Path) -> None:
+async def talked(
+    engine: ScriptedEngine, recording: bytes, tmp_path: Path, *, echo: float = 0.0
+) -> list[dict[str, Any]]:
+    """What the client tells while the recording is spoken, up to the end of its second turn."""
     (tmp_path / "sounddevice.py").write_text(SOUND_LIBRARY)
-    recording = tmp_path / "recording.raw"
-    recording.write_bytes(silence(0.5) + clip_bytes("cards_001") + silence(2) + clip_bytes("goforward"))
+    (tmp_path / "recording.raw").write_bytes(recording)
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]),
-        "RECORDING": str(recording),
+        "RECORDING": str(tmp_path / "recording.raw"),
+        "ECHO": str(echo),
     }
-    engine = ScriptedEngine(long_answer())
     async with live_server(engine) as server:
         server.app.sessions.advice = "There is a better one."
         # The client has turns judged by the voice where the server can.
@@ -116,17 +130,38 @@ async def test_who_speaks_interrupts_and_the_server_knows_what_was_heard(tmp_pat
             await process.communicate(b"q\n")
         assert process.returncode == 0
         assert model.turns
-        assert seen[0]["parts"]["llm"] == {"name": engine.name, "model": engine.model}
-        notes = [entry["message"] for entry in seen[1:3]]
-        assert notes == ["heard and answered and spoken by scripted", "There is a better one."]
-        kinds = [entry["type"] for entry in seen if entry["type"] in ("speech_started", "speech_stopped", "final")]
-        assert kinds == ["speech_started", "speech_stopped", "speech_started", "final", "speech_stopped"]
-        (final,) = (entry for entry in seen if entry["type"] == "final")
-        assert final["finish_reason"] == "cancelled"
-        (said,) = (message.text for message in engine.requests[1].history if message.role == "assistant")
-        # It talked for about two seconds, a tenth of a second a word, and was paced.
-        assert 5 <= len(said.split()) <= 40
-        assert final["usage"]["output_audio_ms"] <= len(said.split()) * 100 + 1000
+    return seen
+
+
+@pytest.mark.slow
+@pytest.mark.real_time
+async def test_who_speaks_interrupts_and_the_server_knows_what_was_heard(tmp_path: Path) -> None:
+    engine = ScriptedEngine(long_answer())
+    recording = silence(0.5) + clip_bytes("cards_001") + silence(2) + clip_bytes("goforward")
+    seen = await talked(engine, recording, tmp_path)
+    assert seen[0]["parts"]["llm"] == {"name": engine.name, "model": engine.model}
+    notes = [entry["message"] for entry in seen[1:3]]
+    assert notes == ["heard and answered and spoken by scripted", "There is a better one."]
+    kinds = [entry["type"] for entry in seen if entry["type"] in ("speech_started", "speech_stopped", "final")]
+    assert kinds == ["speech_started", "speech_stopped", "speech_started", "final", "speech_stopped"]
+    (final,) = (entry for entry in seen if entry["type"] == "final")
+    assert final["finish_reason"] == "cancelled"
+    (said,) = (message.text for message in engine.requests[1].history if message.role == "assistant")
+    # It talked for about two seconds, a tenth of a second a word, and was paced.
+    assert 5 <= len(said.split()) <= 40
+    assert final["usage"]["output_audio_ms"] <= len(said.split()) * 100 + 1000
+
+
+@pytest.mark.slow
+@pytest.mark.real_time
+async def test_a_person_interrupts_a_loudspeaker_that_does_not_interrupt_itself(tmp_path: Path) -> None:
+    pytest.importorskip("pywebrtc_audio")
+    speech = soxr.resample(np.resize(clip_samples("librivox_ss_0870"), 12 * 16_000), 16_000, 24_000)
+    engine = ScriptedEngine([TextOutput("Chapter one."), AudioOutput(speech, 24_000)])
+    before = silence(0.5) + clip_bytes("cards_001") + silence(4)
+    seen = await talked(engine, before + clip_bytes("goforward"), tmp_path, echo=0.7)
+    _, place_ms = (entry["audio_ms"] for entry in seen if entry["type"] == "speech_started")
+    assert -100 <= place_ms - len(before) / 32 <= 1000
 
 
 async def test_the_library_with_an_open_microphone() -> None:

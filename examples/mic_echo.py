@@ -1,0 +1,93 @@
+"""An echo canceller: WebRTC's, by the library pywebrtc-audio, which is imported on first use."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+import numpy as np
+import soxr
+
+from omni_ws.client.playback import PlaybackBuffer
+
+#: What is played waits at least so long for the piece of the microphone that may have its echo: the length of a piece.
+LEAST_LAG_MS: Final = 20
+#: Waiting for half of what the devices are late hides callbacks that come late, and is still ahead of the echo.
+LAG_SHARE: Final = 0.5
+#: Devices whose clocks differ let played audio pile up. More is dropped, and the canceller finds the new delay.
+MOST_LAG_MS: Final = 250
+#: While the loudspeaker sounds, and so long after it, a piece of which the canceller leaves less than this is silenced:
+#: it is echo that is yet to be learnt, as in the first words of a conversation.
+TAIL_MS: Final = 500
+LEFT_OVER: Final = 10 ** (-12 / 10)
+#: The weight of each piece's energy when the next one is judged: together they are some 100 ms.
+MEMORY: Final = 0.8
+#: Quieter samples are no sound.
+QUIET: Final = 300
+
+
+class NoEchoCanceller(Exception):
+    """The library is missing, or cannot work at the rate of a device; the message tells which."""
+
+
+def echo_library() -> Any:
+    try:
+        import pywebrtc_audio
+    except ImportError:
+        raise NoEchoCanceller(
+            f"the library pywebrtc-audio is not installed: {sys.executable} -m pip install pywebrtc-audio"
+        ) from None
+    return pywebrtc_audio
+
+
+class EchoCanceller:
+    """Takes what a loudspeaker plays out of what a microphone hears; both are 16-bit mono.
+
+    Each device calls its method from its own thread, with every piece of audio in turn. ``latency_ms`` is how late the
+    two are together, by what they say; how late the echo is, up to half a second, is found out. Raises NoEchoCanceller.
+    """
+
+    def __init__(self, *, microphone_rate: int, loudspeaker_rate: int, latency_ms: float = 0) -> None:
+        if microphone_rate % 100:
+            raise NoEchoCanceller(f"it does not work at the microphone's rate of {microphone_rate} Hz")
+        library = echo_library()
+        self._processor = library.AudioProcessor(sample_rate=microphone_rate, echo_cancellation=True)
+        #: Hum and a constant, which the canceller takes out as well, are no echo.
+        self._without_hum = library.AudioProcessor(sample_rate=microphone_rate, high_pass_filter=True)
+        self._resampler = soxr.ResampleStream(loudspeaker_rate, microphone_rate, 1, dtype="int16")
+        bytes_per_ms = 2 * microphone_rate // 1000
+        self._most_bytes = MOST_LAG_MS * bytes_per_ms
+        lag_ms = min(MOST_LAG_MS / 2, max(LEAST_LAG_MS, LAG_SHARE * latency_ms))
+        #: What was played and is yet to be heard, at the rate of the microphone.
+        self._played = PlaybackBuffer(prefill_bytes=round(lag_ms) * bytes_per_ms)
+        self._listening = False
+        self._bytes_per_ms = bytes_per_ms
+        self._tail_ms = 0.0
+        #: The energy of the latest pieces, as they were heard and as they were passed on.
+        self._heard = self._kept = 0.0
+
+    def played(self, audio: bytes) -> None:
+        """Note what the loudspeaker is given, silence included."""
+        if not self._listening:
+            return
+        if self._played.buffered_bytes > self._most_bytes:
+            self._played.clear()
+        self._played.write(self._resampler.resample_chunk(np.frombuffer(audio, "<i2")).tobytes())
+
+    def heard(self, audio: bytes) -> bytes:
+        """Return what the microphone hears without the echo."""
+        self._listening = True
+        near = np.frombuffer(audio, "<i2")
+        far = np.frombuffer(self._played.read(len(audio)), "<i2")
+        cleaned = self._processor.process(near, far)
+        self._heard = MEMORY * self._heard + _energy(self._without_hum.process(near))
+        self._kept = MEMORY * self._kept + _energy(cleaned)
+        self._tail_ms = TAIL_MS if far.max() > QUIET else self._tail_ms - len(audio) / self._bytes_per_ms
+        if self._tail_ms > 0 and self._kept < LEFT_OVER * self._heard:
+            return bytes(len(audio))
+        passed: bytes = cleaned.tobytes()
+        return passed
+
+
+def _energy(samples: Any) -> float:
+    return float(np.square(samples, dtype=np.float64).sum())

@@ -1,0 +1,142 @@
+"""The microphone client's echo canceller, in simulated rooms: whether the server would be interrupted by itself."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import soxr
+from mic_echo import MOST_LAG_MS, EchoCanceller, NoEchoCanceller
+from support.echo_room import Room
+from support.speech_clips import SAMPLE_RATE, as_pcm16, clip_samples
+
+from omni_ws.audio.samples import Samples
+from omni_ws.audio.turn_rule import BARGE_IN_BAR, SpeechOnset, TurnDetector
+from omni_ws.audio.vad import SpeechDetector
+
+LOUDSPEAKER_RATE = 24_000
+#: Of the answers and of the person, as root mean squares.
+PLAYED, SAID = 0.1, 0.05
+ROOMS = {
+    "laptop": Room(delay_ms=40, gain_db=-12, reverberation_sec=0.2),
+    "overdriven": Room(delay_ms=90, gain_db=-12, reverberation_sec=0.3, distortion=3),
+    "living room": Room(delay_ms=160, gain_db=-15, reverberation_sec=0.6),
+    "wireless": Room(delay_ms=320, gain_db=-12, reverberation_sec=0.4),
+}
+ANSWERS = ("librivox_ss_0870", "cards_005")
+WORDS = ("goforward", "cards_001")
+#: When the person begins to speak, in milliseconds after the first answer of the conversation has.
+BEGINS_MS = (1000, 4000)
+ANSWER_SEC = 8
+
+
+@pytest.fixture(autouse=True)
+def _library() -> None:
+    pytest.importorskip("pywebrtc_audio")
+
+
+def at_level(samples: Samples, level: float) -> Samples:
+    return np.asarray(samples * (level / np.sqrt(np.mean(samples**2))), np.float32)
+
+
+def answer(clip: str) -> Samples:
+    return np.resize(at_level(clip_samples(clip), PLAYED), ANSWER_SEC * SAMPLE_RATE)
+
+
+def over_it(clip: str, begin_ms: int) -> Samples:
+    speech = at_level(clip_samples(clip), SAID)
+    heard = np.zeros(ANSWER_SEC * SAMPLE_RATE, np.float32)
+    begin = begin_ms * SAMPLE_RATE // 1000
+    heard[begin : begin + len(speech)] = speech[: len(heard) - begin]
+    return heard
+
+
+def recorded(room: Room, played: Samples, said: Samples | float = 0.0) -> Samples:
+    """What the microphone hears, with its own noise at -66 dBFS."""
+    noise = np.random.default_rng(3).normal(0, 5e-4, len(played))
+    return np.asarray(room.echo(played) + said + noise, np.float32)
+
+
+def without_echo(heard: Samples, played: Samples) -> Samples:
+    """What the client sends; the devices take turns, 20 ms each."""
+    canceller = EchoCanceller(microphone_rate=SAMPLE_RATE, loudspeaker_rate=LOUDSPEAKER_RATE)
+    given = as_pcm16(soxr.resample(played, SAMPLE_RATE, LOUDSPEAKER_RATE))
+    taken = as_pcm16(heard)
+    sent = b""
+    for piece in range(len(taken) // 640):
+        canceller.played(given[960 * piece : 960 * (piece + 1)])
+        sent += canceller.heard(taken[640 * piece : 640 * (piece + 1)])
+    return np.frombuffer(sent, "<i2").astype(np.float32) / np.float32(32768)
+
+
+def interrupted_at(heard: Samples) -> int | None:
+    """The place in milliseconds where a server that speaks would hear somebody begin."""
+    turns = TurnDetector(bar=BARGE_IN_BAR)
+    for probability in SpeechDetector().process(heard):
+        if isinstance(event := turns.feed(probability), SpeechOnset):
+            return event.audio_ms
+    return None
+
+
+@pytest.mark.parametrize("gain_db", [0, 15])
+@pytest.mark.parametrize("clip", ANSWERS)
+@pytest.mark.parametrize("room", ROOMS.values(), ids=ROOMS)
+def test_an_echo_alone_does_not_interrupt(room: Room, clip: str, gain_db: float) -> None:
+    """Neither a faint one nor one that is louder than any person."""
+    room, played = replace(room, gain_db=room.gain_db + gain_db), answer(clip)
+    heard = recorded(room, played)
+    assert interrupted_at(heard) is not None
+    assert interrupted_at(without_echo(heard, played)) is None
+
+
+@pytest.mark.parametrize("begin_ms", BEGINS_MS)
+@pytest.mark.parametrize("words", WORDS)
+@pytest.mark.parametrize("clip", ANSWERS)
+@pytest.mark.parametrize("room", ROOMS.values(), ids=ROOMS)
+def test_a_person_over_the_echo_does(room: Room, clip: str, words: str, begin_ms: int) -> None:
+    played, said = answer(clip), over_it(words, begin_ms)
+    place = interrupted_at(without_echo(recorded(room, played, said), played))
+    assert place is not None
+    assert begin_ms - 100 <= place <= begin_ms + len(clip_samples(words)) * 1000 // SAMPLE_RATE
+
+
+def test_hum_is_no_echo() -> None:
+    """A person is heard over an answer in headphones, with a microphone that hums."""
+    said = over_it("goforward", 1000)
+    hum = 0.3 * np.sin(2 * np.pi * 20 * np.arange(len(said)) / SAMPLE_RATE) + 0.2
+    sent = without_echo(np.asarray(said + hum, np.float32), answer("cards_005"))
+    place = interrupted_at(sent)
+    assert place is not None
+    assert 900 <= place <= 4000
+
+
+def test_speech_while_nothing_plays_stays_as_it_is() -> None:
+    said = over_it("goforward", 1000)
+    sent = without_echo(said, np.zeros_like(said))
+    speaking = slice(SAMPLE_RATE, SAMPLE_RATE + len(clip_samples("goforward")))
+    loudness = np.sqrt(np.mean(sent[speaking] ** 2)) / np.sqrt(np.mean(said[speaking] ** 2))
+    assert loudness == pytest.approx(1, abs=0.1)
+
+
+def test_what_is_played_while_nobody_listens_is_not_kept() -> None:
+    canceller = EchoCanceller(microphone_rate=16_000, loudspeaker_rate=16_000)
+    second = bytes(2 * 16_000)
+    canceller.played(second)
+    canceller.heard(bytes(640))
+    assert canceller._played.buffered_bytes == 0
+    for _ in range(10):
+        canceller.played(second)
+    assert canceller._played.buffered_bytes <= len(second) + MOST_LAG_MS * 32
+
+
+def test_rates_that_it_cannot_work_at() -> None:
+    with pytest.raises(NoEchoCanceller, match="22050 Hz"):
+        EchoCanceller(microphone_rate=22_050, loudspeaker_rate=44_100)
+
+
+def test_the_library_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pywebrtc_audio", None)
+    with pytest.raises(NoEchoCanceller, match="pip install"):
+        EchoCanceller(microphone_rate=16_000, loudspeaker_rate=24_000)
