@@ -172,8 +172,8 @@ class GgufEngine:
                 backoff = min(2 * backoff, MAX_BACKOFF_SEC)
                 try:
                     self._running = await self._launch()
-                except EngineFailed as error:
-                    logger.error("llama.cpp does not start again: %s", error.message)
+                except (EngineFailed, OSError, ValueError) as error:  # also where the system has no memory for it
+                    logger.error("llama.cpp does not start again: %s", error)
             logger.warning("llama.cpp was started again")
 
     # requests

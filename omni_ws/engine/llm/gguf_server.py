@@ -15,7 +15,7 @@ import sys
 import threading
 import urllib.request
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -39,7 +39,7 @@ class Order:
     file: str
     #: The model's name.
     name: str
-    key: str
+    key: str = field(repr=False)
     context: int
     #: Conversations that are answered at the same time.
     parallel: int

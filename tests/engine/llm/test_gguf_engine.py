@@ -247,11 +247,17 @@ async def test_a_death_in_the_middle_of_an_answer(engine: GgufEngine, quick_rest
     assert (await answered(engine, QUESTION, sampling=GREEDY)).text == before.text
 
 
-async def test_requests_while_it_is_down(engine: GgufEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is tried again, later and later, also where the file has gone meanwhile."""
+@pytest.mark.parametrize("gone", ["file", "program"])
+async def test_requests_while_it_is_down(
+    engine: GgufEngine, gone: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is tried again, later and later, also where it cannot be started meanwhile."""
     monkeypatch.setattr("omni_ws.engine.llm.gguf_engine.FIRST_BACKOFF_SEC", 0.01)
-    there, gone = engine.settings, replace(engine.settings, file=Path("/nowhere.gguf"))
-    engine.settings = gone
+    there, program = engine.settings, sys.executable
+    if gone == "file":
+        engine.settings = replace(there, file=Path("/nowhere.gguf"))
+    else:
+        monkeypatch.setattr(sys, "executable", "/nowhere")
     try:
         os.kill(pid(engine), signal.SIGKILL)
         await until(lambda: engine.process is None)
@@ -259,8 +265,10 @@ async def test_requests_while_it_is_down(engine: GgufEngine, monkeypatch: pytest
             await answered(engine, QUESTION)
         assert failed.value.fatal
         assert engine.state is EngineState.UNHEALTHY
+        await until(lambda: "llama.cpp does not start again: " in caplog.text)
     finally:
         engine.settings = there
+        monkeypatch.setattr(sys, "executable", program)
     await until(lambda: engine.state is EngineState.OK, seconds=60)
     assert (await answered(engine, QUESTION, sampling=GREEDY)).text
 
