@@ -126,7 +126,8 @@ def _renewed(asked: Asked) -> Understood | None:
         one = _with_text(asked, heard)
         if _ANOTHER.fullmatch(one.words) is None:
             match = _found(one)
-            return match if match is not None and match.intent.renews else None
+            if match is None or not match.intent.light:
+                return match if match is not None and match.intent.renews else None
     return None
 
 

@@ -121,6 +121,7 @@ def test_days_of_the_calendar(text: str, said: str | None) -> None:
         ("square root of two", "about 1.414214"),
         ("five squared", "25"),
         ("what is 2 to the power of 10", "1024"),
+        ("What's 2 to the 8th power?", "256"),
         ("half of 9", "4.5"),
         ("double 21", "42"),
     ],
@@ -260,6 +261,7 @@ def test_all_jokes_are_told_before_one_comes_again() -> None:
     asked = ["tell me a joke", "another one", "Tell me another joke, please.", *["one more"] * (len(JOKES) - 3)]
     assert sorted(conversation(*asked)) == sorted(JOKES)
     assert conversation("tell me a fact", "again")[1] in FACTS
+    assert conversation("tell me a joke", "ha ha", "another one")[2] == JOKES[1]
     assert conversation("what time is it", "again") == ["It is 3:07 PM."] * 2
 
 
@@ -268,6 +270,7 @@ def test_riddles_can_be_solved() -> None:
     assert conversation("tell me a riddle", "Is it a piano?") == [riddle, *solved]
     assert conversation("tell me a riddle", "a cat")[1] == "A good try. It is a piano."
     assert conversation("tell me a riddle", "I give up")[1] == "It is a piano."
+    assert conversation("tell me a riddle", "I don't know")[1] == "It is a piano."
     assert conversation("tell me a riddle", "what time is it")[1] == "It is 3:07 PM."
 
 

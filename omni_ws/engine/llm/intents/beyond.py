@@ -133,7 +133,7 @@ BEYOND = (
     Intent(
         name="shopping and tickets",
         keys=(
-            "(order|buy|book|reserve) [(me|a|an|some|the|us)] (pizza|food|taxi|cab|table|flight|ticket|tickets|"
+            "(order|buy|book|reserve) [(me|us)] [(a|an|some|the)] (pizza|food|taxi|cab|table|flight|ticket|tickets|"
             "hotel|room|uber|coffee|groceries|dinner|train)",
             "(call|get) me (a|an) (taxi|cab|uber|coffee|beer|drink|tea|water)",
             "(make|cook|bring|get) me (a|some|an) (coffee|tea|sandwich|dinner|breakfast|lunch|food|pizza|drink|beer|"

@@ -80,6 +80,8 @@ def solved(asked: Asked, riddle: str) -> str | None:
     solution, right = RIDDLES[riddle]
     if any(f" {word} " in f" {asked.words} " for word in right):
         return "Right! Well done."
+    if asked.words in ("i do not know", "no idea", "i have no idea", "tell me", "no", "you tell me"):
+        return f"It is {solution}."
     if asked.words.count(" ") < 3 and asked.words.split(" ")[0] in ("a", "an", "the", "is", "your", "it"):
         return f"A good try. It is {solution}."
     return None

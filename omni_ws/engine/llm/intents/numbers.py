@@ -93,7 +93,9 @@ def _root(asked: Asked, slots: Slots) -> Iterator[str] | None:
 
 def _power(asked: Asked, slots: Slots) -> Iterator[str] | None:
     base = parse_value(slots["base"])
-    exponent = {"squared": Fraction(2), "cubed": Fraction(3)}.get(slots["exponent"]) or parse_value(slots["exponent"])
+    exponent = {"squared": Fraction(2), "cubed": Fraction(3)}.get(slots["exponent"]) or parse_value(
+        slots["exponent"].removesuffix(" th")
+    )
     if base is None or exponent is None or exponent.denominator != 1 or not 0 <= exponent <= _MAX_EXPONENT:
         return None
     if max(abs(base.numerator), base.denominator).bit_length() * int(exponent) > _MAX_POWER.bit_length():
