@@ -38,14 +38,14 @@ _SPELLINGS: Final = {
 
 #: What may stand before a request, or alone. The longest comes first.
 _BEFORE: Final = (
-    "okay google|hey google|hey siri|hey alexa|siri|alexa|would you be so kind and|do you happen to know|i would "
-    "like you to|i would like to know|i would like to hear|can you please|could you please|would you please|will "
-    "you please|would you mind|i want you to|i want to know|i want to hear|i would like|can you tell|are you able "
-    "to|let me know|let me hear|do you know|do you have|have you got|can i hear|how about|tell us|read me|good "
-    "afternoon|good morning|good evening|excuse me|thank you|tell me|give me|can you|could you|would you|will you|"
-    "may i ask|i said|go on and|my friend|all right|i want|please|hello|thanks|okay|sorry|well|great|cool|nice|good|"
-    "then|just|also|hmm|hey|and|but|now|yes|umm|uhm|hi|oh|ah|um|uh|er|hm|so|no|computer|assistant|robot|omni|there|"
-    "again"
+    "okay google|hey google|hey siri|hey alexa|siri|alexa|would you be so kind and|do you happen to know|is it "
+    "possible to|i would like you to|i would like to know|i would like to hear|can you please|could you please|"
+    "would you please|will you please|would you mind|i want you to|i want to know|i want to hear|i would like|can "
+    "you tell|are you able to|let me know|let me hear|do you know|do you have|have you got|can i hear|how about|"
+    "tell us|read me|good afternoon|good morning|good evening|excuse me|thank you|tell me|give me|can you|could you|"
+    "would you|will you|may i ask|i said|go on and|my friend|all right|i want|please|hello|thanks|okay|sorry|well|"
+    "great|cool|nice|good|then|just|also|hmm|hey|and|but|now|yes|umm|uhm|hi|oh|ah|um|uh|er|hm|so|no|computer|"
+    "assistant|robot|omni|there|again"
 )
 #: What may stand behind a request.
 _BEHIND: Final = (

@@ -118,9 +118,9 @@ CLOCK = (
         phrases=(
             f"[what is] the [current|exact] time [(is it|here)] {_NOW}".replace("[current|exact]", "[(current|exact)]"),
             f"what time [(is it|it is|do you have|do we have)] {_NOW}",
-            "(do you (know|have) the time|have you got the time|time|the time|what is time now|how late is it|what "
-            "is your time|current time|what hour is it|tell time|is it late|what is the hour|what time is it there|"
-            "what does the clock say|what time is)",
+            "(what the time is|do you (know|have) the time|have you got the time|time|the time|what is time now|how "
+            "late is it|what is your time|current time|what hour is it|tell time|is it late|what is the hour|what "
+            "time is it there|what does the clock say|what time is)",
         ),
         reply=_time,
     ),

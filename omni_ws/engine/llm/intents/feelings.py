@@ -183,8 +183,8 @@ FEELINGS = (
         name="okay",
         phrases=(
             "(okay|all right|okay okay|i see|got it|i understand|understood|okay then|okay good|okay great|okay "
-            "cool|i know|i know that|so|well|makes sense|fair enough|aha|ah|oh|oh okay|hm|hmm|um|uh|uh "
-            "huh|mm hmm|go on|go ahead|please|let us go|then)",
+            "cool|i know|i know that|so|well|makes sense|fair enough|aha|ah|oh|oh okay|hm|hmm|um|uh|uh huh|mm hmm|"
+            "go on|go ahead|please|let us go|then)",
         ),
         says=("Okay.", "Good.", "All right."),
         light=True,
@@ -201,11 +201,15 @@ FEELINGS = (
     Intent(
         name="really",
         phrases=(
-            "(really|are you (sure|serious|kidding|joking|kidding me|certain|lying|telling the truth)|is that (true|"
-            "so|right|correct|a joke)|seriously|no kidding|you are (kidding|joking|lying|kidding me)|are you sure "
-            "about that|i do not believe you|do you lie)",
+            "(really|are you (sure|serious|certain|telling the truth)|is that (true|so|right|correct|a joke)|"
+            "seriously|no kidding|are you sure about that|i do not believe you|do you lie)",
         ),
         says=("Yes, as far as I know.", "I think so, but I'm only a simple program."),
+    ),
+    Intent(
+        name="kidding",
+        phrases=("(are you|you are|you must be) (kidding|joking|lying|kidding me)",),
+        says=("No, I mean it. I can't joke unless you ask for one.", "No. I say what my rules say."),
     ),
     Intent(
         name="wow",
