@@ -129,7 +129,7 @@ async def test_a_conversation_longer_than_its_context(llama_cpp: int) -> None:
         config = {"modalities": ["text"], "sampling": {"temperature": 0, "max_tokens": 4}}
         async with connect(server.websocket_url, config=config) as session:
             for number in range(8):
-                words = f"Remember number {number}. " + "The sun is bright today. " * 40
+                words = f"Remember number {number}. " + "The sun is bright today. " * 20
                 assert (await session.ask_text(words)).text
         seen = prompts(relay)
     assert len(seen) == 8

@@ -17,7 +17,7 @@ from support.real_models import fetched
 
 from omni_ws.engine.llm.gguf_server import Order
 
-CONTEXT: Final = 1024
+CONTEXT: Final = 512
 KEY: Final = "the key of a test"
 #: SmolLM2's template with tools, which its own leaves out.
 TOOLS_TEMPLATE: Final = Path(__file__).parents[1] / "data" / "chatml_tools.jinja"
