@@ -15,6 +15,7 @@ from omni_ws.audio.samples import Pcm16, Samples
 from omni_ws.core.chunks import Word
 from omni_ws.engine.asr.recogniser import Recognised
 from omni_ws.engine.asr.recognition_cost import RecognitionCost, interim_gap_sec
+from omni_ws.engine.asr.repeats import without_repeats
 from omni_ws.engine.asr.stretched_text import StretchedText
 from omni_ws.engine.asr.urgent_first import UrgentFirst
 from omni_ws.engine.asr.utterance import SAMPLE_RATE, UtteranceLimits
@@ -113,7 +114,9 @@ class WhisperRecogniser:
         self._cost.note_settled(self._clock() - began, len(pcm) / SAMPLE_RATE)
         if heard is None:
             return Recognised()
-        return Recognised(heard.text, tuple(Word(word.text, word.start_ms, word.end_ms) for word in heard.words))
+        words = without_repeats(heard.words)
+        text = heard.text if len(words) == len(heard.words) else " ".join(word.text for word in words)
+        return Recognised(text, tuple(Word(word.text, word.start_ms, word.end_ms) for word in words))
 
     def _interim(self, pcm: Pcm16) -> str:
         began = self._clock()
