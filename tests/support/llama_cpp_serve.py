@@ -39,7 +39,7 @@ def llama_cpp_server(chat_template: Path | None = None) -> Iterator[int]:
         key=KEY,
         context=CONTEXT,
         parallel=1,
-        threads=2,
+        threads=1,
         think=True,
         chat_template=None if chat_template is None else chat_template.read_text(),
     )
