@@ -76,4 +76,6 @@ async def test_a_question_and_its_answer(voice_choice: VoiceChoice) -> None:
         words = " ".join(word.text for word in recogniser.transcribe(to_pcm16(again)))
     finally:
         recogniser.close()
-    assert "go forward" in words
+    # Of "I can't move. I'm only a voice.", it takes "move" and "a voice" for other words.
+    assert words.startswith("i can't")
+    assert "i'm only" in words
