@@ -41,26 +41,35 @@ check_output_settings = check_input_settings
 
 class _Stream:
     latency = 0.05
+    # One clock for all, as on a card: on a machine that is late, echo and speech stay where they are to each other.
+    started = []
+    clock = None
 
     def __init__(self, *, samplerate, device, channels, dtype, callback, blocksize=None):
         self.size = 2 * (blocksize or samplerate // 50)
         self.interval = self.size / 2 / samplerate
         self.callback = callback
-        self.running = False
 
     def start(self):
-        self.running = True
-        threading.Thread(target=self.run, daemon=True).start()
+        self.due = time.monotonic() + self.interval
+        _Stream.started = [*_Stream.started, self]
+        if _Stream.clock is None:
+            _Stream.clock = threading.Thread(target=_Stream.run, daemon=True)
+            _Stream.clock.start()
 
-    def run(self):
-        due = time.monotonic()
-        while self.running:
-            due += self.interval
-            time.sleep(max(0.0, due - time.monotonic()))
-            self.turn()
+    @staticmethod
+    def run():
+        while True:
+            if not _Stream.started:
+                time.sleep(0.005)
+                continue
+            stream = min(_Stream.started, key=lambda one: one.due)
+            time.sleep(max(0.0, stream.due - time.monotonic()))
+            stream.due += stream.interval
+            stream.turn()
 
     def stop(self):
-        self.running = False
+        _Stream.started = [one for one in _Stream.started if one is not self]
 
     close = stop
 
