@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from pydantic import SecretStr
 from support.live_server import LiveServer, live_server
 from support.llama_cpp_serve import KEY, llama_cpp_server
 from support.spoken_ways import WAYS
@@ -18,21 +19,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @asynccontextmanager
-async def composed(**llm: str) -> AsyncIterator[LiveServer]:
+async def composed(llm: LlmConfig) -> AsyncIterator[LiveServer]:
     """A server whose LLM is given, between ears and a voice that need no weights."""
-    config = ServerConfig(asr=AsrConfig(use="pocketsphinx"), llm=LlmConfig(**llm), tts=TtsConfig(use="espeak"))
+    config = ServerConfig(asr=AsrConfig(use="pocketsphinx"), llm=llm, tts=TtsConfig(use="espeak"))
     async with live_server(create_engine(config)) as server:
         yield server
 
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_rules(way: str) -> None:
-    async with composed(use="rules") as server:
+    async with composed(LlmConfig(use="rules")) as server:
         (await WAYS[way](server)).check()
 
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_server_of_other_people(way: str) -> None:
     with llama_cpp_server() as port:
-        async with composed(use=f"http://127.0.0.1:{port}/v1", api_key=KEY) as server:
+        async with composed(LlmConfig(use=f"http://127.0.0.1:{port}/v1", api_key=SecretStr(KEY))) as server:
             (await WAYS[way](server)).check()
