@@ -109,6 +109,7 @@ async def test_an_answer_can_be_interrupted(server: LiveServer) -> None:
         await demo.open(url(server))
         await demo.write("Count to twenty.")
         await demo.in_state("speaking")
+        await demo.until_played(0.3)
         await demo.page.locator("body").click(position={"x": 5, "y": 300})
         await demo.page.keyboard.press("Escape")
         await demo.in_state("ready")
@@ -132,6 +133,7 @@ async def test_speaking_interrupts(server: LiveServer, speech: Path) -> None:
         await demo.open(url(server))
         await demo.write("Count to twenty.")
         await demo.in_state("speaking")
+        await demo.until_played(0.3)  # what is interrupted before it is heard is answered together with what follows
         await demo.page.locator("#talk").press("Enter")  # a tap: the turn goes on until the next one
         await demo.answered(turn=0, state="stopped")
         await demo.heard(WORDS["goforward"])
