@@ -107,13 +107,11 @@ def _gguf(config: ServerConfig, file: Path, *, name: str = "", about: str = "") 
 
 def _fetched(name: str) -> Path:
     """The file of weights that were fetched. Raises EngineFailed."""
-    from omni_ws.weights import pinned_weights, weights_cache
+    from omni_ws.weights import fetched_file
 
-    weights = pinned_weights()[name]
-    if (folder := weights_cache().find(weights)) is None:
+    if (file := fetched_file(name)) is None:
         raise EngineFailed(f"the weights of {name} are not here; fetch them with: {fetch_command(name)}", fatal=True)
-    (file,) = weights.files
-    return folder / file.name
+    return file
 
 
 def _alone(vllm: VllmConfig, model: str | None) -> VllmConfig:

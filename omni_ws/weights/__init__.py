@@ -3,7 +3,7 @@
 Synchronous, and slow where something has to be fetched: for worker threads and for commands.
 """
 
-from omni_ws.weights.cache import WeightsCache, weights_cache
+from omni_ws.weights.cache import WeightsCache, fetched_file, weights_cache
 from omni_ws.weights.error import WeightsError
 from omni_ws.weights.fetching import Fetching, Progress, WeightsSource
 from omni_ws.weights.installed import InstalledSource
@@ -23,6 +23,7 @@ __all__ = [
     "WeightsCache",
     "WeightsError",
     "WeightsSource",
+    "fetched_file",
     "pinned_weights",
     "read_lock",
     "weights_cache",

@@ -17,7 +17,7 @@ from omni_ws.weights.error import WeightsError
 from omni_ws.weights.fetching import Fetching, WeightsSource, is_pinned
 from omni_ws.weights.file_lock import locked
 from omni_ws.weights.installed import InstalledSource
-from omni_ws.weights.lock import PinnedFile, PinnedWeights
+from omni_ws.weights.lock import PinnedFile, PinnedWeights, pinned_weights
 from omni_ws.weights.official import OfficialSource
 from omni_ws.weights.packages import PackageSource
 
@@ -35,6 +35,14 @@ def weights_cache(folder: Path | None = None, sources: Sequence[WeightsSource] |
         folder or user_cache_folder() / "weights",
         (InstalledSource(), OfficialSource(), PackageSource()) if sources is None else sources,
     )
+
+
+def fetched_file(name: str) -> Path | None:
+    """Return the file of pinned weights that have only one; None where they were not fetched. Blocks."""
+    weights = pinned_weights()[name]
+    (file,) = weights.files
+    folder = weights_cache().find(weights)
+    return None if folder is None else folder / file.name
 
 
 class WeightsCache:

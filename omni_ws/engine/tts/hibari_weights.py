@@ -9,7 +9,7 @@ from typing import Final
 
 from omni_ws.engine.tts.synthesiser import NoVoice
 from omni_ws.installing import install_command, this_python
-from omni_ws.weights import pinned_weights, weights_cache
+from omni_ws.weights import fetched_file
 
 #: Its network and its rules are no interface: another version may not fit.
 VERSION: Final = "0.2.1"
@@ -32,17 +32,6 @@ def hibari_file(file: Path | None = None) -> Path:
         if not file.is_file():
             raise NoVoice(f"there is no file {file}")
         return file
-    weights = pinned_weights()["hibari"]
-    folder = weights_cache().find(weights)
-    if folder is None:
+    if (fetched := fetched_file("hibari")) is None:
         raise NoVoice(f"its weights are not on this machine: {this_python()} -m omni_ws weights fetch hibari")
-    return folder / weights.files[0].name
-
-
-def why_no_hibari(file: Path | None = None) -> str:
-    """Return why hibari cannot speak here, with what to do; empty where it can. Blocks like ``hibari_file``."""
-    try:
-        hibari_file(file)
-    except NoVoice as reason:
-        return str(reason)
-    return ""
+    return fetched

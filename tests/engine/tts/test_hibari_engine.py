@@ -23,8 +23,9 @@ from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Word
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.tts import hibari_weights
-from omni_ws.engine.tts.hibari_weights import hibari_file, why_no_hibari
+from omni_ws.engine.tts.hibari_weights import hibari_file
 from omni_ws.engine.tts.synthesis_engine import SynthesisEngine
+from omni_ws.engine.tts.synthesiser import NoVoice
 from omni_ws.engine.tts.voice import Voice
 from omni_ws.errors import EngineFailed, InvalidValue
 
@@ -110,7 +111,8 @@ async def test_times_of_words_reach_the_client(server: LiveServer) -> None:
 
 async def test_a_start_without_weights_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert "-m omni_ws weights fetch hibari" in why_no_hibari()
+    with pytest.raises(NoVoice, match="-m omni_ws weights fetch hibari"):
+        hibari_file()
     with pytest.raises(EngineFailed, match=r"no voice hibari: its weights are not on this machine: .* fetch hibari$"):
         await Voice(VoiceChoice.HIBARI).start()
     with pytest.raises(EngineFailed, match=r"no voice hibari: there is no file .*mine\.onnx"):
