@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Final, Generic, TypeVar
 
+import numpy as np
+
 T = TypeVar("T")
 
 #: Words that are not spoken as they are spelled, and are in every second sentence.
@@ -44,7 +46,19 @@ _CLASSES: Final = (VOWELS, "pb", "td", "kg", "fv", "szSCJ", "mn", "lr", "jw", "h
 _CLASS: Final = {sound: number for number, sounds in enumerate(_CLASSES) for sound in sounds}
 _KIN: Final = 0.4
 _OTHER: Final = 1.0
-_LOST: Final = {sound: 0.5 if sound in VOWELS + "hjw" else 0.8 for sounds in _CLASSES for sound in sounds}
+_LOST_WEAK: Final = 0.5
+_LOST_FIRM: Final = 0.8
+_IS_WEAK: Final = tuple(sounds in (VOWELS, "jw", "h") for sounds in _CLASSES)
+_LOST: Final = {
+    sound: _LOST_WEAK if weak else _LOST_FIRM
+    for sounds, weak in zip(_CLASSES, _IS_WEAK, strict=True)
+    for sound in sounds
+}
+#: Classes as factors of the number of sounds in each.
+_WEAK: Final = np.array(_IS_WEAK, np.int16)
+_FIRM: Final = 1 - _WEAK
+#: Added costs may differ by so much from those in another order.
+_ROUNDING: Final = 1e-9
 #: How much two sentences that count as one may differ, for each sound and at most; in short ones, a little is much.
 NEAR: Final = 0.18
 _MOST: Final = 1.6
@@ -76,18 +90,24 @@ def sounds_of(words: str) -> str:
 
 
 class SoundIndex(Generic[T]):
-    """Sentences by their sounds, as a tree whose branches share the beginnings of sentences."""
+    """Sentences by their sounds.
+
+    Few are compared sound by sound: how many sounds of each class a sentence has already tells for most that they are
+    too far.
+    """
 
     def __init__(self, sentences: Iterable[tuple[str, T]]) -> None:
-        self._root: _Node[T] = _Node()
+        kept: dict[str, tuple[int, T]] = {}
         for order, (words, found) in enumerate(sentences):
             sounds = sounds_of(words)
             if MIN_SOUNDS <= len(sounds) <= MAX_SOUNDS:
-                node = self._root
-                for sound in sounds:
-                    node = node.next.setdefault(sound, _Node())
-                if node.found is None:
-                    node.found, node.order = found, order
+                kept.setdefault(sounds, (order, found))
+        #: The shortest first.
+        self._sentences = sorted(kept, key=len)
+        #: For each of them its place among all that were added, and what belongs to it.
+        self._found = [kept[sounds] for sounds in self._sentences]
+        self._lengths = np.array([len(sounds) for sounds in self._sentences], np.int16)
+        self._counts = np.array([_counts(sounds) for sounds in self._sentences], np.int16).reshape(-1, len(_CLASSES))
 
     def nearest(self, words: str) -> tuple[float, T] | None:
         """How far the sentence is that sounds most like ``words``, for each sound of these, and what belongs to it.
@@ -98,33 +118,54 @@ class SoundIndex(Generic[T]):
         sounds = sounds_of(words)
         if not MIN_SOUNDS <= len(sounds) <= MAX_SOUNDS or any(map(str.isdigit, words)):
             return None
-        most = _MOST_IN_SHORT if len(sounds) < _SHORT else min(_MOST, NEAR * len(sounds))
-        first = [0.0]
-        for sound in sounds:
-            first.append(first[-1] + _LOST[sound])
+        limit = _MOST_IN_SHORT if len(sounds) < _SHORT else min(_MOST, NEAR * len(sounds))
         best: tuple[float, int, T] | None = None
-        open_nodes = [(self._root, first)]
-        while open_nodes:
-            node, row = open_nodes.pop()
-            limit = most if best is None else best[0]
-            if node.found is not None and row[-1] <= limit and (best is None or (row[-1], node.order) < best[:2]):
-                best = (row[-1], node.order, node.found)
-            for sound, following in node.next.items():
-                costs = _next_row(row, sounds, sound)
-                if min(costs) <= limit:
-                    open_nodes.append((following, costs))
+        for least, place in self.candidates(sounds, limit):
+            if least > limit:
+                break
+            far = distance(self._sentences[place], sounds, limit)
+            if far is not None and (best is None or (far, self._found[place][0]) < best[:2]):
+                best = (far, *self._found[place])
+                limit = far
         return None if best is None else (best[0] / len(sounds), best[2])
 
+    def candidates(self, sounds: str, limit: float) -> list[tuple[float, int]]:
+        """At least how far each sentence is that may be as near as ``limit``, and its place: the nearest first."""
+        longest_gap = int(limit / min(_LOST.values()))
+        start, end = np.searchsorted(self._lengths, [len(sounds) - longest_gap, len(sounds) + longest_gap + 1])
+        more = self._counts[start:end] - np.array(_counts(sounds), np.int16)
+        missing, surplus = np.maximum(-more, 0), np.maximum(more, 0)
+        # By class at best: two firm sounds for one another, then a firm and a weak one; the rest is lost.
+        weak_missing, weak_surplus = missing @ _WEAK, surplus @ _WEAK
+        firm_missing, firm_surplus = missing @ _FIRM, surplus @ _FIRM
+        firm_left = firm_surplus - firm_missing
+        mixed = np.minimum(np.abs(firm_left), np.where(firm_left > 0, weak_missing, weak_surplus))
+        least = _LOST_WEAK * (weak_missing + weak_surplus) + _LOST_FIRM * (firm_missing + firm_surplus)
+        least -= (2 * _LOST_FIRM - _OTHER) * np.minimum(firm_missing, firm_surplus)
+        least -= (_LOST_FIRM + _LOST_WEAK - _OTHER) * mixed + _ROUNDING
+        places = np.flatnonzero(least <= limit)
+        nearest_first = places[np.argsort(least[places], kind="stable")]
+        return list(zip(least[nearest_first].tolist(), (nearest_first + int(start)).tolist(), strict=True))
 
-class _Node(Generic[T]):
-    """A place in the tree: what goes on from there, and what belongs to the sentence that ends there."""
 
-    __slots__ = ("found", "next", "order")
+def _counts(sounds: str) -> list[int]:
+    """How many of ``sounds`` belong to each class."""
+    counts = [0] * len(_CLASSES)
+    for sound in sounds:
+        counts[_CLASS[sound]] += 1
+    return counts
 
-    def __init__(self) -> None:
-        self.next: dict[str, _Node[T]] = {}
-        self.found: T | None = None
-        self.order = 0
+
+def distance(sentence: str, sounds: str, limit: float) -> float | None:
+    """What it costs to turn ``sounds`` into those of a ``sentence``; None for more than ``limit``."""
+    row = [0.0]
+    for sound in sounds:
+        row.append(row[-1] + _LOST[sound])
+    for sound in sentence:
+        row = _next_row(row, sounds, sound)
+        if min(row) > limit:
+            return None
+    return row[-1] if row[-1] <= limit else None
 
 
 def _next_row(row: list[float], sounds: str, sound: str) -> list[float]:

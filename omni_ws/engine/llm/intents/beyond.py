@@ -206,7 +206,7 @@ BEYOND = (
             "how (do|can|to) [(i|you)] (cook|bake|make|prepare|boil|fry) *",
             "what (should|can|shall) i (cook|eat|have for|make for) *",
         ),
-        says=("I know no recipes.", "I can't cook, not even in words."),
+        says=("I don't know any recipes.", "I can't help with cooking."),
     ),
     Intent(
         name="health and law",

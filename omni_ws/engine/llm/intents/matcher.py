@@ -37,9 +37,11 @@ class Matcher:
                         raise ValueError(f"{sentence!r} is {self._phrases[sentence].name} and {intent.name}")
         self._slots = [(re.compile(slot), intent) for intent in intents for slot in intent.slots]
         self._written = [(re.compile(slot, re.I), intent) for intent in intents for slot in intent.written]
-        self._keys = [
-            (Key(sentence), intent) for intent in intents for key in intent.keys for sentence in expanded(key)
-        ]
+        #: By their first words, with the place of their intent.
+        self._keys: dict[str, list[tuple[Key, int, Intent]]] = {}
+        for order, intent in enumerate(intents):
+            for key in (Key(sentence) for written in intent.keys for sentence in expanded(written)):
+                self._keys.setdefault(key.first_word, []).append((key, order, intent))
         self._sounds = SoundIndex(self._phrases.items())
 
     def find(self, asked: Asked, request: str) -> Understood | None:
@@ -70,8 +72,13 @@ class Matcher:
     def _by_key(self, words: str) -> Intent | None:
         """The intent whose key tells most; of several that tell as much, the first."""
         inside = f" {words} "
-        found = [(key.weight, intent) for key, intent in self._keys if key.stands_in(inside)]
-        return max(found, key=lambda one: one[0])[1] if found else None
+        found = [
+            (-key.weight, order, intent)
+            for word in dict.fromkeys(words.split(" "))
+            for key, order, intent in self._keys.get(word, ())
+            if key.stands_in(inside)
+        ]
+        return min(found, key=lambda one: one[:2])[2] if found else None
 
     def _by_sound(self, asks: Sequence[str]) -> Intent | None:
         """The intent with the phrase that sounds most like any of ``asks``."""

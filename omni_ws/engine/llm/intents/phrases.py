@@ -41,7 +41,8 @@ class Key:
     """Runs of words that stand in a sentence one behind the other, with any words between them."""
 
     def __init__(self, sentence: str) -> None:
-        self._runs = tuple(f" {run.strip()} " for run in sentence.split("*"))
+        self._runs = tuple(f" {run.strip()} " for run in sentence.split("*") if run.strip())
+        self.first_word = self._runs[0].split()[0]
         #: How much it tells: its letters.
         self.weight = sum(map(len, self._runs))
 
