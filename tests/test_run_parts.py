@@ -33,7 +33,8 @@ def test_{name}(held):
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "tests").mkdir()
     (tmp_path / "pytest.ini").write_text(
-        "[pytest]\ntestpaths = tests\naddopts = -p support.report -ra\nmarkers = front\n    side\n", encoding="utf-8"
+        "[pytest]\ntestpaths = tests\naddopts = -p support.report -ra\nmarkers = front\n    side\n    real_time\n",
+        encoding="utf-8",
     )
     return tmp_path
 
@@ -72,6 +73,51 @@ def test_the_end_counts_all_parts(folder: Path, arguments: tuple[str, ...], stat
     assert parts.returncode == status, output
     assert last in output.splitlines()[-1]
     assert ("FAILED tests/test_one.py::test_d - assert 0" in output.splitlines()) is (last.startswith("1 failed"))
+
+
+#: Tests in real time, of which one fails the first time and others always, and another test.
+LATE = """
+import pathlib, pytest
+
+@pytest.mark.front
+@pytest.mark.real_time
+def test_late():
+    tried = pathlib.Path("tried")
+    before = tried.exists()
+    tried.touch()
+    assert before
+
+@pytest.mark.front
+@pytest.mark.real_time
+@pytest.mark.parametrize("number", range({never}))
+def test_never(number): assert 0
+
+@pytest.mark.{mark}
+def test_other(): assert {passes}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("never", "passes", "mark", "status", "last"),
+    [
+        (1, 1, "side", 1, "1 failed, 2 passed"),
+        (0, 1, "side", 0, "2 passed, 1 skipped"),
+        (0, 0, "side", 1, "1 failed, 1 passed, 1 skipped"),
+        (0, 0, "front", 1, "1 failed, 1 passed, 1 skipped"),
+        (5, 1, "side", 1, "6 failed, 1 passed"),
+    ],
+)
+def test_in_real_time_what_a_test_does_alone_counts(
+    folder: Path, never: int, passes: int, mark: str, status: int, last: str
+) -> None:
+    late = LATE.format(never=never, passes=passes, mark=mark)
+    (folder / "tests" / "test_late.py").write_text(late, encoding="utf-8")
+    with start(folder) as parts:
+        output, _ = parts.communicate(timeout=60)
+    assert parts.returncode == status, output
+    assert last in output.splitlines()[-1]
+    assert ("real time, again alone" in output) is (never < 5)
 
 
 @pytest.mark.slow

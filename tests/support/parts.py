@@ -2,19 +2,21 @@
 
 Each command is a run of pytest of its own, and gets ``ARGUMENTS``. The first has the terminal, and the processor when
 it wants it: its tests wait in real time, and those of the others fill that time at a lower priority. What the others
-print goes to .cache/test-NAME.log, and is shown when they have ended. The last line counts the tests of all, and tells
-how long they took together.
+print goes to .cache/test-NAME.log, and is shown when they have ended. Tests marked ``real_time`` that failed beside
+others run again with the machine to themselves, unless they are many: that counts, and the output names them. The last
+line counts the tests of all, and tells how long they took together.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +26,8 @@ import pytest
 FOLDER: Final = Path(".cache")
 #: Of the parts beside the first. Not the lowest: they have to go on where a machine does other things, too.
 NICE: Final = 10
+#: The most tests that run again alone: more have failed for another reason than the machine's load.
+MAX_ALONE: Final = 5
 #: In which a part that was interrupted tears down what it has set up.
 INTERRUPTED_WITHIN_SEC: Final = 60.0
 
@@ -40,6 +44,18 @@ class Part:
     @property
     def outcomes(self) -> Path:
         return FOLDER / f"test-outcomes-{self.name}.json"
+
+    @property
+    def alone(self) -> Part:
+        """The part that runs some of these tests again."""
+        return Part(f"{self.name}-alone", self.command)
+
+    def kept(self) -> dict[str, list[dict[str, Any]]]:
+        """Reports by outcome; none where the run broke off."""
+        if not self.outcomes.exists():
+            return {}
+        kept: dict[str, list[dict[str, Any]]] = json.loads(self.outcomes.read_text("utf-8"))
+        return kept
 
     def start(self, arguments: Sequence[str], prefix: Sequence[str] = (), **options: Any) -> subprocess.Popen[bytes]:
         self.outcomes.unlink(missing_ok=True)
@@ -72,11 +88,10 @@ class Parts:
         reporter = session.config.pluginmanager.getplugin("terminalreporter")
         assert isinstance(reporter, pytest.TerminalReporter)
         kept = []
-        for part, status in self._run(reporter):
-            counts: dict[str, int] = {}
+        for part, status in self._again_alone(self._run(reporter), reporter):
+            counts = {name: len(each) for name, each in part.kept().items()}
             if part.outcomes.exists():
                 kept.append(part.outcomes)
-                counts = {name: len(each) for name, each in json.loads(part.outcomes.read_text("utf-8")).items()}
             session.testscollected += sum(counts.values())
             if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
                 session.testsfailed += max(counts.get("failed", 0) + counts.get("error", 0), 1)
@@ -114,6 +129,40 @@ class Parts:
             for each in (self._in_front, *(process for _, process in beside)):
                 if each is not None:
                     _wait_or_kill(each)
+
+    def _again_alone(self, ended: list[tuple[Part, int]], reporter: pytest.TerminalReporter) -> list[tuple[Part, int]]:
+        """Run the tests in real time that failed once more, one after another; return the parts with what counts."""
+        failed = {part: _failed_in_real_time(part) for part, _ in ended}
+        if not 0 < sum(map(len, failed.values())) <= MAX_ALONE:
+            return ended
+        again = []
+        for part, status in ended:
+            if tests := failed[part]:
+                reporter.section(f"{part.name}: in real time, again alone")
+                reporter.write_line("\n".join(tests))
+                self._in_front = part.alone.start(tests)
+                if self._in_front.wait() in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+                    status = _replace_failed(part, tests)
+            again.append((part, status))
+        return again
+
+
+def _failed_in_real_time(part: Part) -> list[str]:
+    """Node ids."""
+    kept = part.kept()
+    failed = itertools.chain(kept.get("failed", ()), kept.get("error", ()))
+    return sorted({report["nodeid"] for report in failed if "real_time" in report.get("keywords", ())})
+
+
+def _replace_failed(part: Part, tests: Collection[str]) -> int:
+    """Put what the tests did alone in the place of their failures; return the exit status of the part with that."""
+    kept = part.kept()
+    for outcome in ("failed", "error"):
+        kept[outcome] = [report for report in kept.get(outcome, ()) if report["nodeid"] not in tests]
+    for outcome, reports in part.alone.kept().items():
+        kept.setdefault(outcome, []).extend(reports)
+    part.outcomes.write_text(json.dumps({outcome: reports for outcome, reports in kept.items() if reports}), "utf-8")
+    return int(pytest.ExitCode.TESTS_FAILED if kept["failed"] or kept["error"] else pytest.ExitCode.OK)
 
 
 def _wait_or_kill(process: subprocess.Popen[bytes]) -> None:
