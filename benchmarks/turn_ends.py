@@ -28,7 +28,6 @@ from omni_ws.audio.speech_watch import SpeechWatch
 from omni_ws.audio.turn_rule import ORDINARY_BAR, SpeechOffset
 from omni_ws.audio.vad import SpeechDetector
 from omni_ws.core.audio_format import AudioFormat
-from omni_ws.service.listening.turn_judge import FINISHED
 from omni_ws.weights import WeightsCache, pinned_weights, weights_cache
 from omni_ws.wire.session_config import TurnDetectionConfig
 
@@ -56,16 +55,16 @@ class Judge:
 
     def __init__(self, model: SmartTurn) -> None:
         self._model = model
-        self._known: dict[bytes, bool] = {}
+        self._known: dict[bytes, float] = {}
         self.seconds: list[float] = []
 
-    def ask(self, turn: Samples) -> Future[bool]:
+    def ask(self, turn: Samples) -> Future[float]:
         asked = turn.tobytes()
         if asked not in self._known:
             begun = time.thread_time()
-            self._known[asked] = self._model.finished(turn) > FINISHED
+            self._known[asked] = self._model.finished(turn)
             self.seconds.append(time.thread_time() - begun)
-        answer: Future[bool] = Future()
+        answer: Future[float] = Future()
         answer.set_result(self._known[asked])
         return answer
 
@@ -129,6 +128,7 @@ def ends(turns: TurnDetectionConfig, judge: Judge, samples: Samples) -> list[flo
         threshold=turns.threshold,
         silence_duration_ms=turns.silence_ms,
         judge=judge if turns.type == "semantic_vad" else None,
+        sure=turns.sure,
     )
     data = np.clip(np.rint(samples * 32768), -32768, 32767).astype("<i2").tobytes()
     found = watch.hear(data, AudioFormat(), ORDINARY_BAR).events

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar
 
 import numpy as np
@@ -33,17 +33,20 @@ T = TypeVar("T")
 #: The delay with which the detector notices the end of speech. It is counted as silence, so that turns end after the
 #: configured silence. Measured on the recorded speech of the tests: 0 to 4 windows, about 2 on average.
 DETECTOR_LAG_MS: Final = 2 * WINDOW_MS
-#: A judge is asked after 160 ms of silence. Where the speaker has finished, the turn ends after 256 ms.
-JUDGED_PAUSES: Final = JudgedPauses(ask_ms=160 - DETECTOR_LAG_MS, finished_ms=256 - DETECTOR_LAG_MS)
+#: A judge is asked after 160 ms of silence. Where the speaker has finished, the turn ends after 256 ms; where that is
+#: only likely, after 640 ms (docs/decisions/015).
+JUDGED_PAUSES: Final = JudgedPauses(
+    ask_ms=160 - DETECTOR_LAG_MS, finished_ms=256 - DETECTOR_LAG_MS, likely_ms=640 - DETECTOR_LAG_MS
+)
 #: A judge hears what was before the onset, too: speech is detected with a delay.
 HEARD_BEFORE: Final = 300 * SAMPLE_RATE // 1000
 _LOOK_BACK: Final = MAX_START_SPAN * WINDOW_SAMPLES
 
 
 class PauseJudge(Protocol):
-    """Says of speakers who pause whether they have finished."""
+    """Says of speakers who pause how probable it is that they have finished."""
 
-    def ask(self, turn: Samples) -> Future[bool]:
+    def ask(self, turn: Samples) -> Future[float]:
         """Ask about the speaker of ``turn``, whose end is the pause. Must not raise, nor wait for the answer."""
 
     def close(self) -> None:
@@ -64,7 +67,7 @@ class Watched:
     judged_ms: int
     samples: Samples
     pausing: bool
-    question: Future[bool] | None = None
+    question: Future[float] | None = None
 
     @property
     def rest_ms(self) -> float:
@@ -87,8 +90,8 @@ class _Decoded:
 class SpeechWatch:
     """Decodes a stream, runs voice activity detection on it and reports starts and ends of speech.
 
-    A turn ends after ``silence_duration_ms`` of silence; with a ``judge``, sooner where the speaker has finished. For
-    use by one thread at a time.
+    A turn ends after ``silence_duration_ms`` of silence; with a ``judge``, sooner where the speaker has finished, and
+    soonest where that is more probable than ``sure``. For use by one thread at a time.
     """
 
     def __init__(
@@ -98,12 +101,13 @@ class SpeechWatch:
         threshold: float,
         silence_duration_ms: float,
         judge: PauseJudge | None = None,
+        sure: float = JUDGED_PAUSES.sure,
     ) -> None:
         self.detector = detector
         self._turns = TurnDetector(
             threshold,
             max(0, silence_duration_ms - DETECTOR_LAG_MS),
-            judged=None if judge is None else JUDGED_PAUSES,
+            judged=None if judge is None else replace(JUDGED_PAUSES, sure=sure),
         )
         self._pauses = None if judge is None else _Pauses(judge, self._turns)
         self._source: AudioFormat | None = None
@@ -168,7 +172,7 @@ class _Pauses:
         self._judge = judge
         self._turns = turns
         self._waiting: deque[float] = deque()
-        self._question: Future[bool] | None = None
+        self._question: Future[float] | None = None
         #: Where in the stream the turn in progress began for the judge, in samples.
         self._turn_began = 0
         self._blocks: deque[Pcm16] = deque()
@@ -180,7 +184,7 @@ class _Pauses:
         if len(samples):
             self._blocks.append(np.clip(np.rint(samples * 32768), -32768, 32767).astype(np.int16))
 
-    def judge_windows(self, probabilities: Iterable[float]) -> tuple[tuple[TurnEvent, ...], Future[bool] | None]:
+    def judge_windows(self, probabilities: Iterable[float]) -> tuple[tuple[TurnEvent, ...], Future[float] | None]:
         """Judge the next windows. Return what they cause, and the question that has to be answered first."""
         turns, waiting = self._turns, self._waiting
         waiting.extend(probabilities)
@@ -191,7 +195,7 @@ class _Pauses:
                 if not self._question.done():
                     self._forget()
                     return tuple(events), self._question
-                turns.finished = _answer_to(self._question)
+                turns.answer(_answer_to(self._question))
             event = turns.feed(waiting.popleft())
             if turns.silent_windows == 0:
                 self._drop_question()  # the speaker has gone on
@@ -228,12 +232,12 @@ class _Pauses:
             self._held_from += len(self._blocks.popleft())
 
 
-def _answer_to(question: Future[bool]) -> bool:
-    """Whether the speaker has finished; a judge that fails, or is closed, does not end turns."""
+def _answer_to(question: Future[float]) -> float:
+    """How probable it is that the speaker has finished; a judge that fails, or is closed, does not end turns."""
     try:
         return question.result()
     except (Exception, CancelledError):
-        return False
+        return 0.0
 
 
 @dataclass(frozen=True, slots=True)

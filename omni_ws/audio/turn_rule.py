@@ -25,6 +25,9 @@ MAX_START_SPAN = 8
 #: The limit of a threshold raised by ``StartBar.margin``; the model rarely reports higher probabilities.
 HIGHEST_RAISED_THRESHOLD = 0.95
 
+#: More probably than this, a speaker has finished.
+LIKELY = 0.5
+
 #: A window counts as silence only this far below the threshold, so that a fading voice does not end the turn.
 HYSTERESIS = 0.15
 LOWEST_SILENCE_THRESHOLD = 0.05
@@ -64,13 +67,16 @@ TurnEvent: TypeAlias = SpeechOnset | SpeechPause | SpeechOffset
 
 @dataclass(frozen=True, slots=True)
 class JudgedPauses:
-    """Pauses of which a judge says whether the speaker has finished.
+    """Pauses of which a judge says how probable it is that the speaker has finished.
 
-    It is asked after ``ask_ms`` of silence. If the speaker has finished, the turn ends after ``finished_ms`` of it.
+    It is asked after ``ask_ms`` of silence. The turn ends after ``finished_ms`` of it where the probability is above
+    ``sure``, and after ``likely_ms`` where it is above ``LIKELY``.
     """
 
     ask_ms: float
     finished_ms: float
+    likely_ms: float
+    sure: float = 0.9
 
     @property
     def ask_windows(self) -> int:
@@ -79,6 +85,10 @@ class JudgedPauses:
     @property
     def finished_windows(self) -> int:
         return max(self.ask_windows + 1, int(self.finished_ms // WINDOW_MS))
+
+    @property
+    def likely_windows(self) -> int:
+        return max(self.finished_windows, int(self.likely_ms // WINDOW_MS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +118,7 @@ class TurnDetector:
 
     A turn begins as ``bar`` demands, which may be changed at any time. It ends after ``silence_duration_ms`` of windows
     clearly below ``threshold``. With ``judged`` it may end sooner: a SpeechPause says when to ask whether the speaker
-    has finished, ``finished`` takes the answer, and a window that ``needs_answer`` must not be fed without it.
+    has finished, ``answer`` takes the probability, and a window that ``needs_answer`` must not be fed without it.
     """
 
     def __init__(
@@ -130,14 +140,12 @@ class TurnDetector:
         self.silent_windows = 0
         #: The windows processed so far.
         self.windows = 0
-        #: Whether the speaker, who pauses, has finished; None while that is not known.
-        self.finished: bool | None = None
         self._recent: deque[float] = deque(maxlen=MAX_START_SPAN)
-        #: The windows of silence after which a judge is asked (0: never), and those that end a turn that is finished.
-        self._ask_windows, self._finished_windows = 0, self.silence_windows
         # Nobody is asked where the answer would come too late.
-        if judged is not None and judged.finished_windows < self.silence_windows:
-            self._ask_windows, self._finished_windows = judged.ask_windows, judged.finished_windows
+        in_time = judged is not None and judged.finished_windows < self.silence_windows
+        self._judged = judged if in_time else None
+        #: The windows of silence that end the turn, by the answer about this pause; None while there is none.
+        self._answered: int | None = None
 
     @property
     def audio_ms(self) -> int:
@@ -151,15 +159,23 @@ class TurnDetector:
 
     def needs_answer(self, probability: float) -> bool:
         """Whether it depends on the answer to the last SpeechPause what the next window, of this probability, does."""
-        if not self._ask_windows or not self.speaking or self.finished is not None:
+        if self._judged is None or not self.speaking or self._answered is not None:
             return False
-        return self.silent_windows + 1 >= self._finished_windows and not self._goes_on(probability)
+        return self.silent_windows + 1 >= self._judged.finished_windows and not self._goes_on(probability)
+
+    def answer(self, probability: float) -> None:
+        """Take how probable it is that the speaker, who pauses, has finished."""
+        judged = self._judged
+        self._answered = self.silence_windows
+        if judged is not None and probability > LIKELY:
+            windows = judged.finished_windows if probability > judged.sure else judged.likely_windows
+            self._answered = min(windows, self.silence_windows)
 
     def end_turn(self) -> None:
         """End the current turn for another reason, such as a length limit; the next window may start a new one."""
         self.speaking = False
         self.silent_windows = 0
-        self.finished = None
+        self._answered = None
         self._recent.clear()
 
     def _while_silent(self, probability: float) -> SpeechOnset | None:
@@ -179,14 +195,15 @@ class TurnDetector:
     def _while_speaking(self, probability: float) -> SpeechPause | SpeechOffset | None:
         if self._goes_on(probability):
             self.silent_windows = 0
-            self.finished = None
+            self._answered = None
             return None
         self.silent_windows += 1
-        if self.silent_windows >= (self._finished_windows if self.finished else self.silence_windows):
+        if self.silent_windows >= (self.silence_windows if self._answered is None else self._answered):
             ended = (self.windows - self.silent_windows) * WINDOW_MS
             self.end_turn()
             return SpeechOffset(ended, self.audio_ms)
-        return SpeechPause(self.audio_ms) if self.silent_windows == self._ask_windows else None
+        is_asked = self._judged is not None and self.silent_windows == self._judged.ask_windows
+        return SpeechPause(self.audio_ms) if is_asked else None
 
     def _goes_on(self, probability: float) -> bool:
         """Whether the next window of a turn is speech.

@@ -88,6 +88,8 @@ Eagerness: TypeAlias = Literal["low", "medium", "high", "auto"]
 #: The silence that ends a turn, by default: with ``server_vad``, and at the latest with ``semantic_vad``.
 VAD_SILENCE_MS = 500
 LONGEST_SILENCE_MS: Mapping[Eagerness, float] = {"low": 4000, "medium": 1500, "high": 700, "auto": 1500}
+#: How probable it must be that a speaker has finished for the turn to end soonest (docs/decisions/015).
+SURE: Mapping[Eagerness, float] = {"low": 0.95, "medium": 0.9, "high": 0.5, "auto": 0.9}
 
 
 class TurnDetectionConfig(Struct, frozen=True, kw_only=True):
@@ -113,6 +115,11 @@ class TurnDetectionConfig(Struct, frozen=True, kw_only=True):
         """The silence that ends a turn at the latest."""
         assert not isinstance(self.silence_duration_ms, UnsetType)
         return self.silence_duration_ms
+
+    @property
+    def sure(self) -> float:
+        """How probable it must be that the speaker has finished for the turn to end soonest."""
+        return SURE["auto" if isinstance(self.eagerness, UnsetType) else self.eagerness]
 
 
 class SamplingConfig(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -149,7 +151,7 @@ def test_the_padding_is_the_newest_audio(lengths: list[int], padding_ms: int) ->
 
 # judged pauses
 
-JUDGED = JudgedPauses(ask_ms=96, finished_ms=192)
+JUDGED = JudgedPauses(ask_ms=96, finished_ms=192, likely_ms=480, sure=0.9)
 
 
 def judged(*, silence_ms: float = 1504) -> TurnDetector:
@@ -167,26 +169,29 @@ def test_a_pause_is_told_once() -> None:
     assert events(detector, [0.1] * 3) == [SpeechPause(20 * WINDOW_MS)]
 
 
-def test_a_turn_that_is_finished_ends_sooner() -> None:
+@pytest.mark.parametrize(
+    ("probability", "silent_windows"),
+    [(1.0, 6), (math.nextafter(0.9, 1), 6), (0.9, 15), (math.nextafter(0.5, 1), 15), (0.5, 47), (0.0, 47)],
+)
+def test_the_more_probable_the_end_is_the_sooner_the_turn_ends(probability: float, silent_windows: int) -> None:
     detector = judged()
     events(detector, [0.1] * 3)
-    detector.finished = True
-    assert events(detector, [0.1] * 2) == []
-    assert events(detector, [0.1]) == [SpeechOffset(10 * WINDOW_MS, 16 * WINDOW_MS)]
+    detector.answer(probability)
+    assert events(detector, [0.1] * (silent_windows - 4)) == []
+    assert events(detector, [0.1]) == [SpeechOffset(10 * WINDOW_MS, (10 + silent_windows) * WINDOW_MS)]
 
 
-def test_a_turn_that_is_not_finished_ends_by_silence() -> None:
-    detector = judged()
+def test_no_answer_keeps_a_turn_open_longer_than_silence_does() -> None:
+    detector = judged(silence_ms=320)
     events(detector, [0.1] * 3)
-    detector.finished = False
-    assert events(detector, [0.1] * 43) == []
-    assert events(detector, [0.1]) == [SpeechOffset(10 * WINDOW_MS, 57 * WINDOW_MS)]
+    detector.answer(0.7)
+    assert events(detector, [0.1] * 7) == [SpeechOffset(10 * WINDOW_MS, 20 * WINDOW_MS)]
 
 
 def test_who_goes_on_is_asked_about_anew() -> None:
     detector = judged()
     events(detector, [0.1] * 3)
-    detector.finished = True
+    detector.answer(1)
     assert events(detector, [0.9]) == []
     assert [type(event) for event in events(detector, [0.1] * 5)] == [SpeechPause]
 
@@ -197,7 +202,7 @@ def test_only_the_window_that_may_end_a_turn_needs_the_answer() -> None:
         assert not detector.needs_answer(0.1)
         events(detector, [0.1])
     assert [detector.needs_answer(probability) for probability in (0.1, 0.9)] == [True, False]
-    detector.finished = False
+    detector.answer(0)
     assert [detector.needs_answer(probability) for probability in (0.1, 0.9)] == [False, False]
     assert not TurnDetector(silence_duration_ms=1504).needs_answer(0.1)
 

@@ -11,14 +11,14 @@ from omni_ws.audio.samples import Samples
 class ScriptedJudge:
     """Answers each question with the next of ``answers``; None, and whatever comes after them, is for the test."""
 
-    def __init__(self, answers: Iterable[bool | None] = ()) -> None:
+    def __init__(self, answers: Iterable[float | None] = ()) -> None:
         self._answers = iter(answers)
         #: What the judge has heard, and its answers.
         self.heard: list[Samples] = []
-        self.questions: list[Future[bool]] = []
+        self.questions: list[Future[float]] = []
 
-    def ask(self, turn: Samples) -> Future[bool]:
-        question: Future[bool] = Future()
+    def ask(self, turn: Samples) -> Future[float]:
+        question: Future[float] = Future()
         self.heard.append(turn)
         self.questions.append(question)
         if (answer := next(self._answers, None)) is not None:

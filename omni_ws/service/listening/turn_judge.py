@@ -9,12 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, Protocol
 
 from omni_ws.audio.samples import Samples
+from omni_ws.audio.turn_rule import LIKELY
 from omni_ws.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-#: A turn is finished where the probability is higher.
-FINISHED: Final = 0.5
 #: Questions that may wait. One takes some 60 ms, and meanwhile the input of its session waits.
 MAX_WAITING: Final = 8
 
@@ -38,7 +37,7 @@ class TurnJudge:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="turns")
         self._room = threading.BoundedSemaphore(MAX_WAITING)
 
-    def ask(self, turn: Samples) -> Future[bool]:
+    def ask(self, turn: Samples) -> Future[float]:
         """See PauseJudge."""
         if not self._room.acquire(blocking=False):
             self._count("skipped")
@@ -55,23 +54,23 @@ class TurnJudge:
         """Wait for the question that is being answered, and drop the others. Idempotent."""
         self._executor.shutdown(cancel_futures=True)
 
-    def _answer(self, turn: Samples) -> bool:
+    def _answer(self, turn: Samples) -> float:
         begun = time.monotonic()
         try:
-            finished = self._model.finished(turn) > FINISHED
+            probability = self._model.finished(turn)
         except Exception:
             log.exception("a question of turn detection failed; the turn ends by silence")
             self._count("failed")
-            return False
+            return 0.0
         self._metrics.turn_question_seconds.inc(time.monotonic() - begun)
-        self._count("finished" if finished else "unfinished")
-        return finished
+        self._count("finished" if probability > LIKELY else "unfinished")
+        return probability
 
     def _count(self, answer: str) -> None:
         self._metrics.turn_questions.labels(answer).inc()
 
 
-def _no() -> Future[bool]:
-    answer: Future[bool] = Future()
-    answer.set_result(False)
+def _no() -> Future[float]:
+    answer: Future[float] = Future()
+    answer.set_result(0.0)
     return answer

@@ -258,6 +258,7 @@ class TurnListener:
                 threshold=min(max(turns.threshold, LOWEST_THRESHOLD), HIGHEST_THRESHOLD),
                 silence_duration_ms=turns.silence_ms,
                 judge=self._workers.judge if turns.type == "semantic_vad" else None,
+                sure=turns.sure,
             )
         self._workers.submit(StreamPiece(self._watch, piece.payload, piece.source, bar), self._on_judged)
 

@@ -75,11 +75,11 @@ class SpeechWorkers:
         if not self._in_round:
             self._wake_thread()
 
-    def when_answered(self, question: Future[bool], done: Callable[[], None]) -> None:
+    def when_answered(self, question: Future[float], done: Callable[[], None]) -> None:
         """Call ``done``, which must not raise, on the event loop of the caller once ``question`` has its answer."""
         loop = asyncio.get_running_loop()
 
-        def tell(_: Future[bool]) -> None:
+        def tell(_: Future[float]) -> None:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(done)
 

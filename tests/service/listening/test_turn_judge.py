@@ -10,7 +10,7 @@ import pytest
 
 from omni_ws.audio.samples import Samples
 from omni_ws.metrics import Metrics
-from omni_ws.service.listening.turn_judge import FINISHED, MAX_WAITING, TurnJudge
+from omni_ws.service.listening.turn_judge import MAX_WAITING, TurnJudge
 
 TURN = np.zeros(16_000, np.float32)
 
@@ -37,13 +37,14 @@ def counted(metrics: Metrics, answer: str) -> float:
     return value or 0.0
 
 
-@pytest.mark.parametrize(("probability", "finished"), [(FINISHED, False), (math.nextafter(FINISHED, 1), True)])
-def test_a_turn_is_finished_above_one_half(probability: float, finished: bool) -> None:
-    model = Model(probability)
+@pytest.mark.parametrize(("probability", "counts"), [(0.5, "unfinished"), (math.nextafter(0.5, 1), "finished")])
+def test_the_probability_is_told_and_counted(probability: float, counts: str) -> None:
+    metrics, model = Metrics(), Model(probability)
     model.may_answer.set()
-    judge = TurnJudge(model)
-    assert judge.ask(TURN).result(10) is finished
+    judge = TurnJudge(model, metrics)
+    assert judge.ask(TURN).result(10) == probability
     judge.close()
+    assert counted(metrics, counts) == 1
 
 
 def test_it_has_one_thread_of_its_own() -> None:
@@ -77,9 +78,9 @@ def test_a_failure_ends_no_turn_and_does_not_last(caplog: pytest.LogCaptureFixtu
     metrics, model = Metrics(), Model(RuntimeError("broken"), 0.1)
     model.may_answer.set()
     judge = TurnJudge(model, metrics)
-    assert not judge.ask(TURN).result(10)
+    assert judge.ask(TURN).result(10) == 0
     assert "ends by silence" in caplog.text
-    assert not judge.ask(TURN).result(10)
+    assert judge.ask(TURN).result(10) == 0.1
     assert judge.ask(TURN).result(10)
     judge.close()
     assert [counted(metrics, answer) for answer in ("failed", "unfinished", "finished")] == [1, 1, 1]

@@ -123,6 +123,36 @@ async def test_without_the_detector_nothing_is_listed(monkeypatch: pytest.Monkey
             assert (error["code"], error["param"]) == ("unsupported_parameter", "turn_detection")
 
 
+# how sure the model has to be
+
+
+@pytest.mark.parametrize(
+    ("turns", "probability", "silence_ms"),
+    [
+        ({"eagerness": "high"}, 0.51, 256),
+        ({"eagerness": "high"}, 0.5, 704),
+        ({"eagerness": "medium"}, 0.91, 256),
+        ({}, 0.91, 256),
+        ({}, 0.9, 640),
+        ({"eagerness": "low"}, 0.91, 640),
+        ({"eagerness": "low"}, 0.96, 256),
+        ({"silence_duration_ms": 512}, 0.6, 512),
+    ],
+)
+@pytest.mark.virtual_clock
+async def test_the_surer_the_model_is_the_sooner_a_turn_ends(
+    turns: dict[str, Any], probability: float, silence_ms: int
+) -> None:
+    async with judged_client(ScriptedJudge([probability])) as (_, client):
+        await client.configure(turn_detection=SEMANTIC | turns)
+        # The detector of the test has no delay, which counts as silence, and its windows begin with the stream.
+        await stream(client, quiet(96) + loud(320) + quiet(silence_ms - 64 - 32))
+        await client.barrier()
+        assert not client.seen("speech_stopped")
+        await stream(client, quiet(32))
+        await client.until("speech_stopped")
+
+
 # speakers who go on
 
 
