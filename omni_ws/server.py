@@ -22,6 +22,7 @@ from omni_ws.config import ConfigurationError, check_available, check_exposure, 
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
+from omni_ws.engine.heap import return_freed_memory, use_one_heap
 from omni_ws.engine_choice import create_engine
 from omni_ws.engine_choice.advice import advice
 from omni_ws.engine_choice.announcement import part_lines, turn_lines
@@ -68,8 +69,11 @@ def create_app(
 
 def launch_server(config: ServerConfig | None = None) -> int:
     """Runs a server until SIGTERM or SIGINT, and returns the exit status. Blocks. Raises what ``serve`` raises."""
+    config = config or ServerConfig()
+    if not config.on_vllm:  # which computes with as many threads as there are cores
+        use_one_heap()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(serve(config or ServerConfig()))
+        return runner.run(serve(config))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -238,6 +242,8 @@ async def _serve_until(stop: asyncio.Event, at_once: asyncio.Event, engine: Engi
             suggested = await suggestions(app.config) if sys.stderr.isatty() else ()
             if not await _unless(stop, engine.start(), name="engine start"):
                 return
+            # Loading takes more than what was loaded.
+            await asyncio.to_thread(return_freed_memory)
             app.sessions.advice = advice(engine, app.config, suggested)
             if token_service is not None:
                 token_service.begin()

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from omni_ws.config.model import EngineName, RemoteConfig, ServerConfig, VllmConfig
 from omni_ws.config.part_settings import PartConfig
-from omni_ws.config.parts import FORMS, GGUF_PARTS, LOCAL_PORTS, REMOTE_PARTS, needs_model, takes_model
+from omni_ws.config.parts import FORMS, GGUF_PARTS, LOCAL_PORTS, REMOTE_PARTS, VLLM_PARTS, needs_model, takes_model
 from omni_ws.installing import INSTALL_VLLM, install_command
 
 _REMOTE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -25,8 +25,6 @@ _REMOTE_WORDS: Final[Mapping[str, tuple[str, ...]]] = {
         *("presence_penalty", "frequency_penalty", "repetition_penalty"),
     ),
 }
-#: Names of parts on vLLM.
-_VLLM_PARTS: Final = frozenset({"vllm", "talker"})
 #: The package that a part needs, with the extra that installs it.
 _PACKAGES: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
     ("asr", "pocketsphinx"): ("pocketsphinx", "embedded"),
@@ -82,7 +80,7 @@ def _problems_of(part: PartConfig) -> Iterator[str]:
         yield f"{part.part}.{name} means nothing {f'beside {flag} {choice.name}' if part.use else f'without {flag}'}"
     if part.use is None:
         return
-    if choice.name in _VLLM_PARTS and find_spec("vllm") is None:
+    if choice.name in VLLM_PARTS and find_spec("vllm") is None:
         yield f"{flag} {choice.name} needs vLLM: {INSTALL_VLLM}"
     package, extra = _PACKAGES.get((part.part, choice.name), (None, ""))
     if package is not None and find_spec(package) is None:

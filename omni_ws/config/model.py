@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from omni_ws.config.part_settings import AsrConfig, LlmConfig, TtsConfig
+from omni_ws.config.parts import VLLM_PARTS
 from omni_ws.config.section import Section
 from omni_ws.config.traffic_settings import HttpConfig, LimitsConfig, StreamingInputConfig
 from omni_ws.config.values import MIB, Count, Key, Port, Seconds, SecondsOrOff, Size, Text, Whole
@@ -343,6 +344,12 @@ class ServerConfig(Section):
     def composed(self) -> bool:
         """Whether parts are named, of which the engine is composed."""
         return any(part.use is not None for part in (self.asr, self.llm, self.tts))
+
+    @property
+    def on_vllm(self) -> bool:
+        """Whether the engine, or a part of it, runs on vLLM in this process."""
+        parts = (self.asr, self.llm, self.tts)
+        return self.engine is EngineName.VLLM or any(part.choice.name in VLLM_PARTS for part in parts)
 
     @property
     def engine_name(self) -> str:

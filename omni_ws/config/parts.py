@@ -44,6 +44,8 @@ SERVER: Final = "server"
 LOCAL_PORTS: Final[Mapping[str, int]] = {"ollama": 11434, "lmstudio": 1234, "llamacpp": 8080}
 #: The names of LLMs that llama.cpp runs in a process of this server.
 GGUF_PARTS: Final = frozenset({"gguf", "smollm2"})
+#: The names of parts on vLLM.
+VLLM_PARTS: Final = frozenset({"vllm", "talker"})
 #: The names of parts that another server is.
 REMOTE_PARTS: Final = frozenset({SERVER, *LOCAL_PORTS})
 

@@ -76,7 +76,7 @@ class WhisperModel:
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise EngineFailed(f"{folder} is not a Whisper model for CTranslate2: {error}") from error
-        self._ids = {token: number for number, token in enumerate(self._vocabulary)}
+        self._ids = {token: number for number, token in enumerate(self._vocabulary) if token.startswith("<|")}
 
     @property
     def multilingual(self) -> bool:

@@ -8,7 +8,9 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from importlib import resources
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
+
+from omni_ws.engine.tts.hibari_dictionaries import hibari_g2p
 
 #: Phonemes that the network speaks at once: some 13 s, which bounds the memory for them.
 MAX_PHONEMES: Final = 200
@@ -58,10 +60,9 @@ class HibariReader:
     """Uses the rules and the dictionary of the package hibari-tts."""
 
     def __init__(self, *, british: bool = False) -> None:
-        from hibari.g2p import G2P
         from hibari.g2p.normalize import normalize
 
-        self._g2p: Any = G2P(british=british)
+        self._g2p = hibari_g2p(british=british)
         self._normalize = normalize
         vocabulary = (resources.files("hibari") / "assets" / "vocab.json").read_text(encoding="utf-8")
         self._ids: dict[str, int] = json.loads(vocabulary)

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
 
+from omni_ws.engine.heap import return_freed_memory, use_one_heap
 from omni_ws.engine.tts.espeak import Espeak
 from omni_ws.engine.tts.flite import Flite
 from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord, Synthesiser
@@ -140,6 +141,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     target = _take_over_stdout()
+    use_one_heap()
     try:
         synthesiser = _synthesiser(*(sys.argv[1:3] or ["auto"]))
     except NoVoice as reason:
@@ -148,6 +150,8 @@ def main() -> None:
         return
     target.write(encode_object(FrameKind.READY, 0, asdict(synthesiser.facts)))
     target.flush()
+    # Loading takes more than what was loaded.
+    return_freed_memory()
     _serve(synthesiser, _Inbox(sys.stdin.buffer), target)
 
 
