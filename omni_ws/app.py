@@ -27,6 +27,7 @@ from omni_ws.transport.http.front_end import FrontEnd
 from omni_ws.transport.http.router import Router
 from omni_ws.transport.native.endpoint import StreamingInput
 from omni_ws.transport.native.mode_b_reader import ModeBReaders
+from omni_ws.transport.realtime.endpoint import Realtime
 from omni_ws.transport.recording.recordings import Recordings
 from omni_ws.transport.routes.chat import ChatRoutes
 from omni_ws.transport.routes.completions import CompletionRoutes
@@ -76,6 +77,7 @@ class App:
         recorder, recorded_http = (self.recordings.recorder, self.recordings.http) if self.recordings else (None, None)
         yield ModeBReaders(self.config, authenticator, self.registry, recorded_http)
         yield StreamingInput(sessions, authenticator, recorder)
+        yield Realtime(sessions, authenticator, recorder)
         yield TelephonyStreams(sessions, authenticator, recorder)
         yield ModeBRoutes(sessions, authenticator, self.registry)
         yield ChatRoutes(sessions, authenticator)

@@ -77,7 +77,7 @@ CLIENT_MAY_IMPORT = ("omni_ws.client", "omni_ws.wire", "omni_ws.core", "omni_ws.
 #: The folders of a floor that has wings: each imports from those before it, never from one behind.
 WINGS = {
     "omni_ws.service": ("recording", "observing", "listening", "conversation", "sessions", "tokens"),
-    "omni_ws.transport": ("http", "recording", "native", "telephony", "routes", "grpc_salience"),
+    "omni_ws.transport": ("http", "recording", "native", "realtime", "telephony", "routes", "grpc_salience"),
 }
 
 MODULE_LINES = 450

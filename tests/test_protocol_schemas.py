@@ -55,7 +55,7 @@ ROUTES = {
 }
 
 #: Served on the same port, and described in asyncapi.yaml.
-NOT_HTTP = {"/v1/streaming_input": {"GET"}}
+NOT_HTTP = {"/v1/streaming_input": {"GET"}, "/v1/realtime": {"GET"}}
 BODIES: dict[str, type[Struct]] = {
     "ChatRequest": ChatBody,
     "CompletionRequest": CompletionBody,

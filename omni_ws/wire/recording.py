@@ -10,7 +10,7 @@ from msgspec import Struct
 FORMAT: Final = "omni_ws"
 VERSION: Final = 1
 
-RecordingKind: TypeAlias = Literal["websocket", "http", "session", "telephony"]
+RecordingKind: TypeAlias = Literal["websocket", "http", "session", "telephony", "realtime"]
 Side: TypeAlias = Literal["client", "server", "lost"]
 
 

@@ -100,12 +100,20 @@ class Configuration:
 
         Raises InvalidValue, UnsupportedParameter, UnsupportedFormat or ModelNotFound, and changes nothing then.
         """
-        wanted = merge(self._wanted, {key: value for key, value in patch.items() if key in FIELDS})
-        if len(msgspec.json.encode(wanted)) > MAX_CONFIGURATION_BYTES:
-            raise InvalidValue(f"the configuration must not exceed {MAX_CONFIGURATION_BYTES} bytes")
+        wanted = self._merged(patch)
         resolved = self._resolve(wanted)
         self._wanted, self.effective = wanted, resolved
         return resolved
+
+    def with_patch(self, patch: Mapping[str, Any]) -> SessionConfig:
+        """What ``apply`` would return, and raise. Nothing is changed."""
+        return self._resolve(self._merged(patch))
+
+    def _merged(self, patch: Mapping[str, Any]) -> dict[str, Any]:
+        wanted = merge(self._wanted, {key: value for key, value in patch.items() if key in FIELDS})
+        if len(msgspec.json.encode(wanted)) > MAX_CONFIGURATION_BYTES:
+            raise InvalidValue(f"the configuration must not exceed {MAX_CONFIGURATION_BYTES} bytes")
+        return wanted
 
     def input_settings(self) -> InputSettings:
         """The input settings of a request that opens now."""

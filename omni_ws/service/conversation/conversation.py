@@ -64,10 +64,7 @@ from omni_ws.wire.session_config import SessionConfig
 
 
 class Conversation:
-    """One session's input, requests and answers.
-
-    The client has got whatever ``run`` raises.
-    """
+    """One session's input, requests and answers. The client has got whatever ``run`` raises."""
 
     def __init__(
         self,
@@ -118,12 +115,12 @@ class Conversation:
         self._admit = admit or (lambda: None)
         self._counted_priority = counted_priority
         outbox.writer = self
-        self._queue = RequestQueue(
+        self.queue = RequestQueue(
             engine, outbox, self, history=self.history, loudspeaker=self.loudspeaker, observed=self.observed
         )
         #: The request whose input is open.
         self._receiving: Request | None = None
-        #: Text of a single request was refused; raised once the call that brought it is done.
+        #: The error of refused text of a single request; raised once the call that brought it is done.
         self._refusal: InvalidValue | None = None
         self._draining = False
 
@@ -143,7 +140,7 @@ class Conversation:
 
     def output_stalled(self, seconds: float) -> None:
         """See OutboxWriter."""
-        current = self._queue.current
+        current = self.queue.current
         self.observed.notify(OutputStalled(None if current is None else current.request_id, seconds))
 
     # input
@@ -163,10 +160,10 @@ class Conversation:
     def greet(self) -> None:
         """Answer with the configured greeting, if there is one and no request has opened."""
         config = self.configuration.effective
-        if config.greeting.strip() and not self._queue.opened:
-            request = self._new_request(greeting_input(), greeting_configuration(config), by_speech=False)
-            self._queue.announce_greeting(request)
-            self._admit_request(request, interrupts=False)
+        if config.greeting.strip() and not self.queue.opened:
+            request = self.new_request(greeting_input(), greeting_configuration(config), by_speech=False)
+            self.queue.announce_greeting(request)
+            self.admit_request(request, interrupts=False)
 
     def receive_chunk(self, chunk: InputChunk, *, now: float) -> None:
         """Take a chunk that has passed ``configuration.check_chunk`` and arrived at the time ``now``.
@@ -197,7 +194,7 @@ class Conversation:
 
     def cancel(self, request_id: str | None = None) -> None:
         """Cancel the named request, or with None the one that is being answered, else the newest, if there is any."""
-        if (request := self._queue.find(request_id)) is None and request_id is not None:
+        if (request := self.queue.find(request_id)) is None and request_id is not None:
             return  # it has ended, and input behind a gap belongs to others
         if request is self._receiving:
             self.stream.cancel(now=self._now())
@@ -207,7 +204,7 @@ class Conversation:
         if request is None or request.answering:
             self.loudspeaker.silence()
         if request is not None:
-            self._queue.cancel(request)
+            self.queue.cancel(request)
         if self._listener is not None and self._receiving is None:
             self._listener.cancel()
 
@@ -226,12 +223,12 @@ class Conversation:
     @property
     def busy(self) -> bool:
         """Whether any request is open or has no final yet."""
-        return bool(self._queue.requests)
+        return bool(self.queue.requests)
 
     @property
     def refused(self) -> bool:
         """Whether a request failed before its engine got it, and its error waits for earlier answers."""
-        return any(request.state is RequestState.FAILED for request in self._queue.requests)
+        return any(request.state is RequestState.FAILED for request in self.queue.requests)
 
     def input_full(self) -> bool:
         """Whether the transport must stop reading until the owner's ``input_may_continue``."""
@@ -262,7 +259,7 @@ class Conversation:
         Raises the error of a request that ends the session, after the final of that request.
         """
         try:
-            await self._queue.run()
+            await self.queue.run()
         except OmniError:
             raise
         except Exception as error:
@@ -276,8 +273,8 @@ class Conversation:
     def end(self) -> None:
         """Write the finals of all requests, and release everything. Needed only where ``run`` never ran. Idempotent."""
         self._flow.notify_observers()
-        for request in tuple(self._queue.requests):
-            self._queue.end(request, self.finish_reason_at_end)
+        for request in tuple(self.queue.requests):
+            self.queue.end(request, self.finish_reason_at_end)
         if self._listener is not None:
             self._listener.close()
         self.stream.close()
@@ -285,12 +282,12 @@ class Conversation:
 
     def close(self) -> None:
         """Let ``run`` return after the last answer."""
-        self._queue.close()
+        self.queue.close()
 
     @property
     def closing(self) -> bool:
         """Whether ``close`` was called."""
-        return self._queue.closing
+        return self.queue.closing
 
     # QueueOwner
 
@@ -342,9 +339,9 @@ class Conversation:
                 case GenerationStarted() if request is not None:
                     request.timeline.mark_policy_fired(event)
                     request.start(event)
-                    self._queue.wake()
+                    self.queue.wake()
                 case InputEnded(error=error) if request is not None:
-                    self._input_ended(request, error)
+                    self.input_ended(request, error)
                 case _:
                     pass  # for a request that was refused as it opened
 
@@ -361,15 +358,14 @@ class Conversation:
             raise refusal
 
     def _open(self, session: RequestInput, *, by_speech: bool) -> None:
-        request = self._new_request(session, self.configuration.effective, by_speech=by_speech)
+        request = self.new_request(session, self.configuration.effective, by_speech=by_speech)
         if request.config.history and not self.stream.single_request:
-            takes = self.engine.capabilities.speech_in_history
-            unwanted = None if takes else "the engine does not support speech in its history"
-            request.speech = self.history.new_speech(session.settings.audio, unwanted=unwanted)
+            request.keep_speech(self.history, supported=self.engine.capabilities.speech_in_history)
         self._receiving = request
-        self._admit_request(request, interrupts=request.interrupts(by_speech=by_speech))
+        self.admit_request(request, interrupts=request.interrupts(by_speech=by_speech))
 
-    def _new_request(self, session: RequestInput, config: SessionConfig, *, by_speech: bool) -> Request:
+    def new_request(self, session: RequestInput, config: SessionConfig, *, by_speech: bool) -> Request:
+        """A request that opens now, to be admitted."""
         request_id = new_id("req_")
         timeline = self.observed.open_request(
             request_id, task=config.task, input_mode=session.settings.mode, by_speech=by_speech
@@ -386,21 +382,21 @@ class Conversation:
             owner=self._owner,
             field_names=self.field_names,
         )
-        self._queue.open(request)
+        self.queue.open(request)
         return request
 
-    def _admit_request(self, request: Request, *, interrupts: bool) -> None:
+    def admit_request(self, request: Request, *, interrupts: bool) -> None:
         """Queue a request, or end it with the error that it is refused with."""
         try:
             self.configuration.check_options(self.options)
             self._check_room(waits=not interrupts)
         except OmniError as error:
             request.fail(error)
-            self._queue.end(request, FinishReason.ERROR)
+            self.queue.end(request, FinishReason.ERROR)
             return
         if interrupts:
-            self._queue.interrupt(by=request)
-        self._queue.append(request)
+            self.queue.interrupt(by=request)
+        self.queue.append(request)
         self._update_answering()
 
     def _check_room(self, *, waits: bool) -> None:
@@ -408,20 +404,22 @@ class Conversation:
         if self._draining:
             raise ShuttingDown("the server is shutting down", retry_after_ms=1000)
         may_wait = self.limits.max_pending_requests
-        if waits and len(self._queue.requests) > may_wait:
+        if waits and len(self.queue.requests) > may_wait:
             raise EngineOverloaded(f"at most {may_wait} requests may wait per session", retry_after_ms=1000)
         self._admit()
 
-    def _input_ended(self, request: Request, error: OmniError | None) -> None:
+    def input_ended(self, request: Request, error: OmniError | None) -> None:
+        """The input of a request is complete, or was empty."""
         self._flow.notify_observers()
         request.timeline.mark_input_ended()
-        self._stop_receiving()
+        if request is self._receiving:
+            self._stop_receiving()
         if error is not None:
             request.fail(error)
         request.input.close()
         request.input_ended.set()
         self._update_answering()
-        self._queue.wake()
+        self.queue.wake()
 
     def _input_settings(self) -> InputSettings:
         self._update_order()
@@ -441,7 +439,7 @@ class Conversation:
         """Suspend the idle time-out while an answer is due for input that is complete, or frozen."""
         answering = any(
             request is not self._receiving or (request.is_frozen and request.state is not RequestState.ANSWERED)
-            for request in self._queue.requests
+            for request in self.queue.requests
         )
         silence_begins = self.stream.answering and not answering
         self.stream.answering = answering

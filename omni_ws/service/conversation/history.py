@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Final
@@ -23,6 +23,8 @@ KEPT_MULTIPLE: Final = 2
 _STRIDE: Final = 0.25
 #: Requests that can be named, with or without items; and, beside them, ids of requests that were truncated.
 MAX_REQUESTS: Final = 1 << 14
+#: Who a message may be of.
+ALL_ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
 #: The place of messages that belong to no request: those of an HTTP body, before all requests.
 _BEFORE_ALL: Final = -1
 
@@ -177,6 +179,16 @@ class History:
         self._drop(bisect_left(self._items, first, key=lambda item: item.place), len(self._items))
         self._seek()
         return len(dropped)
+
+    def remove(self, request_id: str, *, roles: Container[str] = ALL_ROLES) -> None:
+        """Drops the items of these roles that a request, or an item that was placed like one, has left."""
+        if (place := self._places.get(request_id)) is None:
+            return
+        first, end = (bisect_left(self._items, one, key=lambda item: item.place) for one in (place, place + 1))
+        for index in reversed(range(first, end)):
+            if self._items[index].role in roles:
+                self._drop(index, index + 1)
+        self._seek()
 
     def close(self) -> None:
         """Drops everything, and keeps nothing of what is added later. Idempotent."""

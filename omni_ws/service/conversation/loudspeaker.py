@@ -33,6 +33,15 @@ class Loudspeaker:
                 request.playback.report(played_ms)
                 return
 
+    def cut(self, request_id: str, heard_ms: float) -> None:
+        """The client has played ``heard_ms`` of this answer, and plays nothing more of it."""
+        for request in self._requests:
+            if request.request_id == request_id:
+                request.playback.report(heard_ms)
+                request.playback.stop()
+                if request.state is RequestState.FINISHED:
+                    self._history.revise_answer(request_id, request.answer_message)
+
     def silence(self) -> None:
         """Playback is interrupted: the client drops the audio that it has not played."""
         for request in self._requests:

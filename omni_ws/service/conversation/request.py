@@ -28,6 +28,7 @@ from omni_ws.engine.base import (
 from omni_ws.engine.channel import Channel
 from omni_ws.engine.media_room import MediaRoom
 from omni_ws.errors import OmniError
+from omni_ws.service.conversation.history import History
 from omni_ws.service.conversation.kept_speech import KeptSpeech
 from omni_ws.service.conversation.playback import Playback, heard_part
 from omni_ws.service.observing.timeline import RequestTimeline
@@ -144,6 +145,11 @@ class Request:
     field_names: FieldNames = as_they_are
     #: The text of the answer where it is the greeting; empty for every request of the client.
     greeting: str = ""
+    #: Whether the history keeps its input, and its answer.
+    input_kept: bool = True
+    answer_kept: bool = True
+    #: What the engine sees in place of the history; None for the history.
+    context: tuple[Message, ...] | None = None
     state: RequestState = RequestState.OPEN
     #: Whether the state is ANSWERING or ANSWERED. Read for each chunk.
     answering: bool = False
@@ -240,6 +246,11 @@ class Request:
         return self.config.overlap == "interrupt" and not spares
 
     # input
+
+    def keep_speech(self, history: History, *, supported: bool) -> None:
+        """Keep the audio of the input for the history; ``supported`` says whether the engine takes it from there."""
+        unwanted = None if supported else "the engine does not support speech in its history"
+        self.speech = history.new_speech(self.session.settings.audio, unwanted=unwanted)
 
     def append(self, chunk: InputChunk) -> None:
         """Queue a chunk for the engine; after a frozen start, or the end, it is dropped."""

@@ -184,8 +184,9 @@ class RequestQueue:
         unheard = any(warning.param == "asr" for warning in request.warnings)
         all_heard = finished is not None and self._engine.capabilities.transcripts and not unheard
         audio_ms = 0 if finished is None else finished.usage.input_audio_ms
-        messages = request.take_messages(all_heard=all_heard, audio_ms=audio_ms)
-        self._history.add(messages, request_id=request.request_id)
+        *asked, answer = request.take_messages(all_heard=all_heard, audio_ms=audio_ms)
+        kept = [*(asked if request.input_kept else ()), *([answer] if request.answer_kept else ())]
+        self._history.add(kept, request_id=request.request_id)
 
     def close(self) -> None:
         """Let ``run`` return after the last answer."""
@@ -227,6 +228,8 @@ class RequestQueue:
         else:
             writer.start(started)
             history = self._history.messages if request.config.history else ()
+            if request.context is not None:
+                history = request.context
             finished = await writer.answer(self._engine.generate, history)
         if request.answering and request.is_frozen and not request.input_ended.is_set():
             await self._rest_of_input(request)

@@ -24,11 +24,15 @@ class _Living:
 class LiveSessions:
     """Opens sessions, owns the task of each, and finds those that clients resume."""
 
-    def __init__(self, factory: SessionFactory, *, origin: str, grace: float) -> None:
-        """``origin`` labels the sessions in metrics and logs; ``grace`` is in seconds, see LiveSession."""
+    def __init__(self, factory: SessionFactory, *, origin: str, grace: float, any_model: bool = False) -> None:
+        """``origin`` labels the sessions in metrics and logs; ``grace`` is in seconds, see LiveSession.
+
+        ``any_model``: clients may use any name for the model, see SessionFactory.
+        """
         self._factory = factory
         self._origin = origin
         self._grace = grace
+        self._any_model = any_model
         self._living: dict[str, _Living] = {}
 
     def open(self, key: ApiKey | None, *, client: str = "") -> LiveSession:
@@ -41,6 +45,7 @@ class LiveSessions:
             self._factory.check_ready()
             conversation = self._factory.open(
                 output_formats=STREAM_FORMATS,
+                any_model=self._any_model,
                 origin=self._origin,
                 resumable=self._grace > 0,
                 owner=key_name(key),

@@ -1,0 +1,1 @@
+"""The Realtime API of OpenAI, over the conversation of the native WebSocket."""

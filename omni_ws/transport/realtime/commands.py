@@ -1,0 +1,335 @@
+"""Commands: what the client events of the Realtime API do to a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from omni_ws.core.audio_format import AudioFormat
+from omni_ws.core.chunks import InputChunk, Modality, OutputModality
+from omni_ws.core.quota import Share
+from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, UnknownType
+from omni_ws.service.conversation.messages import ServerMessage
+from omni_ws.service.conversation.whole_requests import WholeRequest, respond
+from omni_ws.service.identifiers import new_id
+from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.live_session import LiveSession
+from omni_ws.transport.realtime.conversation_items import ConversationItems, as_input, messages_of
+from omni_ws.transport.realtime.response import Event
+from omni_ws.transport.realtime.translator import Translator
+from omni_ws.transport.realtime.turns import Turn
+from omni_ws.wire.realtime_events import base64_field, mapping_field, number_field, optional_id, text_field
+from omni_ws.wire.realtime_items import Item, read_item
+from omni_ws.wire.realtime_output import RealtimeRefusal, error_fields
+from omni_ws.wire.realtime_session import (
+    RealtimeAbilities,
+    answers_turns,
+    merged_session,
+    response_config,
+    session_config,
+    session_object,
+    transcribes_only,
+)
+
+#: Responses that may wait for the transcript of a turn.
+MAX_DEFERRED: Final = 4
+
+
+def abilities_of(factory: SessionFactory) -> RealtimeAbilities:
+    """What the engine of this server has."""
+    able = factory.engine.capabilities
+    hears = Modality.AUDIO in able.input_modalities
+    sampling = able.sampling | able.sampling_no_ops
+    return RealtimeAbilities(
+        audio_output=OutputModality.AUDIO in able.output_modalities,
+        text_output=OutputModality.TEXT in able.output_modalities,
+        turn_detection_types=tuple(factory.speech_workers.turn_detection_types) if hears else (),
+        languages=frozenset(able.languages),
+        temperature="temperature" in sampling,
+        max_tokens="max_tokens" in sampling,
+    )
+
+
+class Commands:
+    """Takes the client events of one session, and renders what its conversation says to them.
+
+    Raises an InvalidRequest for an event that is refused, and any other OmniError for the end of the session.
+    """
+
+    def __init__(self, session: LiveSession, factory: SessionFactory) -> None:
+        conversation = session.conversation
+        self._session_id = session.session_id
+        self._conversation = conversation
+        self._abilities = abilities_of(factory)
+        limit = factory.config.streaming_input.max_payload_per_session
+        self._items = ConversationItems(conversation.history, factory.budget, max_bytes=limit)
+        self._translator = Translator(conversation, self._items, {})
+        self._translator.on_transcribed = self._respond_deferred
+        #: Audio that was appended and not committed, where no turns are detected.
+        self._audio = bytearray()
+        self._audio_share = Share(factory.budget)
+        self._audio_limit = limit
+        #: ``response.create`` events that wait for the transcript of a turn.
+        self._deferred: list[tuple[Mapping[str, Any], str | None]] = []
+        self._reported: OmniError | None = None
+        #: Sends events at once. Set by the connection.
+        self.send: Callable[[Iterable[Event]], None] = lambda events: None
+        conversation.configure(session_config({}, self._abilities))
+        self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {
+            "session.update": self._update_session,
+            "transcription_session.update": self._update_session,
+            "input_audio_buffer.commit": self._commit,
+            "input_audio_buffer.clear": self._clear,
+            "output_audio_buffer.clear": self._clear_output,
+            "conversation.item.create": self._create_item,
+            "conversation.item.retrieve": self._retrieve_item,
+            "conversation.item.delete": self._delete_item,
+            "conversation.item.truncate": self._truncate_item,
+            "response.create": self._create_response,
+            "response.cancel": self._cancel_response,
+        }
+
+    def created(self) -> list[Event]:
+        """The first event of a session."""
+        return [{"type": "session.created", "session": self._session_object()}]
+
+    def receive(self, event: dict[str, Any], *, now: float) -> None:
+        """One event of the client, which arrived at the time ``now``."""
+        kind = event["type"]
+        if kind == "input_audio_buffer.append":
+            self._append(event, now)
+        elif (handler := self._handlers.get(kind)) is not None:
+            handler(event)
+        else:
+            raise UnknownType(f"unknown event type {kind[:64]!r}", param="type")
+
+    def render(self, message: ServerMessage) -> Iterator[Event]:
+        """The events of what the conversation sends."""
+        if isinstance(message, OmniError) and message.request_id is None:
+            self._reported = message
+        return self._translator.render(message)
+
+    def reported(self, error: OmniError) -> bool:
+        """Whether the client has been sent this error."""
+        return self._reported is error
+
+    def close(self) -> None:
+        """Release what is held."""
+        self._items.close()
+        self._drop_audio()
+
+    # the session
+
+    def _session_object(self) -> dict[str, Any]:
+        config = self._conversation.configuration.effective
+        return session_object(self._translator.session, config, session_id=self._session_id)
+
+    def _update_session(self, event: dict[str, Any]) -> None:
+        session = merged_session(self._translator.session, mapping_field(event, "session"))
+        self._conversation.configure(session_config(session, self._abilities))
+        self._translator.session = session
+        if self._detects_turns:
+            self._drop_audio()
+        self.send([{"type": "session.updated", "session": self._session_object()}])
+
+    @property
+    def _detects_turns(self) -> bool:
+        return self._conversation.configuration.effective.turn_detection is not None
+
+    # audio
+
+    def _append(self, event: dict[str, Any], now: float) -> None:
+        chunk = InputChunk(Modality.AUDIO, base64_field(event, "audio"))
+        self._conversation.configuration.check_chunk(chunk)
+        if self._detects_turns:
+            self._conversation.receive_chunk(chunk, now=now)
+            return
+        size = len(self._audio) + len(chunk.payload)
+        if size > self._audio_limit:
+            raise PayloadTooLarge(f"at most {self._audio_limit} bytes of audio may wait to be committed", param="audio")
+        self._audio_share.resize(size)
+        self._audio += chunk.payload
+
+    def _commit(self, event: dict[str, Any]) -> None:
+        if self._detects_turns:
+            turn = self._translator.turns.speaking
+            if turn is None or turn.committed or turn.cleared:
+                raise _empty_buffer()
+            turn.end_ms = turn.end_ms or turn.start_ms
+            self._conversation.finish()
+            self.send(self._translator.commit(turn))
+            return
+        if not self._audio:
+            raise _empty_buffer()
+        audio = InputChunk(Modality.AUDIO, bytes(self._audio))
+        item = Item(item_id=new_id("item_"), role="user", content=[{"type": "input_audio", "transcript": None}])
+        turn = Turn(item, answers_turns(self._translator.session), end_ms=self._duration_ms(len(audio.payload)))
+        self._drop_audio()
+        if turn.answered or not transcribes_only(self._translator.session):
+            item.chunks = [audio]
+        self.send(self._translator.commit(turn))
+        if transcribes_only(self._translator.session):
+            config = self._conversation.configuration.effective
+            asked = WholeRequest(chunks=[audio], config=config, input_kept=False, answer_kept=False)
+            self._translator.turns.bind(turn, respond(self._conversation, asked))
+
+    def _clear(self, event: dict[str, Any]) -> None:
+        turn = self._translator.turns.speaking
+        if self._detects_turns and turn is not None and not turn.committed:
+            turn.cleared = True
+            if self._conversation.queue.requests:  # the newest is the turn's
+                self._conversation.cancel(self._conversation.queue.requests[-1].request_id)
+        self._drop_audio()
+        self.send([{"type": "input_audio_buffer.cleared"}])
+
+    def _clear_output(self, event: dict[str, Any]) -> None:
+        if (response := self._translator.find_response()) is not None:
+            response.cancel_reason = "client_cancelled"
+            self._conversation.cancel(response.request_id)
+        self.send([{"type": "output_audio_buffer.cleared"}])
+
+    def _drop_audio(self) -> None:
+        self._audio.clear()
+        self._audio_share.resize(0)
+
+    def _duration_ms(self, size: int) -> int:
+        audio = self._conversation.configuration.effective.input_audio
+        return round(AudioFormat(audio.format, audio.sample_rate, audio.channels).duration_ms(size))
+
+    # items
+
+    def _create_item(self, event: dict[str, Any]) -> None:
+        item = read_item(mapping_field(event, "item"), new_id("item_"))
+        if self._items.get(item.item_id) is not None:
+            raise RealtimeRefusal("item_create_duplicate_item_id", "there is an item of this id", param="item.id")
+        for chunk in item.chunks:
+            self._conversation.configuration.check_chunk(chunk)
+        previous = self._items.create(item)
+        shown = item.shown()
+        self.send(
+            {"type": f"conversation.item.{step}", "previous_item_id": previous, "item": shown}
+            for step in ("added", "done")
+        )
+
+    def _retrieve_item(self, event: dict[str, Any]) -> None:
+        item = self._known_item(event, "item_retrieve_invalid_item_id")
+        self.send([{"type": "conversation.item.retrieved", "item": item.shown()}])
+
+    def _delete_item(self, event: dict[str, Any]) -> None:
+        item = self._known_item(event, "item_delete_invalid_item_id")
+        self._items.delete(item)
+        self.send([{"type": "conversation.item.deleted", "item_id": item.item_id}])
+
+    def _truncate_item(self, event: dict[str, Any]) -> None:
+        item = self._known_item(event, "item_truncate_invalid_item_id")
+        played_ms = number_field(event, "audio_end_ms")
+        if item.request_id is not None:
+            self._conversation.loudspeaker.cut(item.request_id, played_ms)
+        self.send(
+            [
+                {
+                    "type": "conversation.item.truncated",
+                    "item_id": item.item_id,
+                    "content_index": int(number_field(event, "content_index", default=0)),
+                    "audio_end_ms": round(played_ms),
+                }
+            ]
+        )
+
+    def _known_item(self, event: dict[str, Any], code: str) -> Item:
+        item = self._items.get(text_field(event, "item_id"))
+        if item is None:
+            raise RealtimeRefusal(code, "there is no item of this id", param="item_id")
+        return item
+
+    # responses
+
+    def _create_response(self, event: dict[str, Any]) -> None:
+        fields = mapping_field(event, "response")
+        event_id = optional_id(event, "event_id")
+        if transcribes_only(self._translator.session):
+            raise InvalidValue("a transcription session has no responses", param="type")
+        if fields.get("conversation") == "none":
+            self._respond_beside(fields)
+        elif self._translator.find_response() is not None:
+            raise RealtimeRefusal(
+                "conversation_already_has_active_response", "the conversation already has an active response"
+            )
+        elif self._translator.turns.transcribing:
+            if len(self._deferred) >= MAX_DEFERRED:
+                raise InvalidValue("too many responses are waiting", param="type")
+            self._deferred.append((fields, event_id))
+        else:
+            self._respond(fields)
+
+    def _respond(self, fields: Mapping[str, Any]) -> None:
+        """Answer what is pending, or else what the instructions say."""
+        config = self._conversation.configuration.with_patch({"task": None, **response_config(fields, self._abilities)})
+        own_input = self._own_input(fields)
+        items, chunks = (own_input, list(as_input(own_input))) if own_input else self._items.take_pending()
+        kept = bool(chunks)
+        if not chunks and config.instructions.strip():
+            chunks = [InputChunk(Modality.TEXT, config.instructions.encode())]
+        asked = WholeRequest(chunks=chunks, config=config, input_kept=kept)
+        request_id = respond(self._conversation, asked)
+        self._items.asked(items, request_id)
+        self._bind_audio(items, request_id)
+        self.send(self._translator.respond(request_id, config, metadata=fields.get("metadata")))
+
+    def _respond_beside(self, fields: Mapping[str, Any]) -> None:
+        """Answer without leaving anything in the conversation. With ``input``, that is all the engine sees."""
+        config = self._conversation.configuration.with_patch({"task": None, **response_config(fields, self._abilities)})
+        own_input = self._own_input(fields)
+        context = None
+        if fields.get("input") is not None:
+            last = max((i for i, one in enumerate(own_input) if not one.chunks), default=-1) + 1
+            context, own_input = tuple(messages_of(own_input[:last])), own_input[last:]
+        chunks = list(as_input(own_input))
+        if not chunks and config.instructions.strip():
+            chunks = [InputChunk(Modality.TEXT, config.instructions.encode())]
+        asked = WholeRequest(chunks=chunks, config=config, input_kept=False, answer_kept=False, context=context)
+        request_id = respond(self._conversation, asked)
+        self.send(self._translator.respond(request_id, config, metadata=fields.get("metadata"), in_conversation=False))
+
+    def _own_input(self, fields: Mapping[str, Any]) -> list[Item]:
+        """The items of a response's own ``input``, references among them."""
+        given = fields.get("input") or []
+        if not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):
+            raise InvalidValue("response.input must be a list of items", param="response.input")
+        items = []
+        for index, one in enumerate(given):
+            place = f"response.input[{index}]"
+            if one.get("type") != "item_reference":
+                items.append(read_item(one, new_id("item_"), place=place))
+                continue
+            item = self._items.get(text_field(one, "id", place=f"{place}."))
+            if item is None:
+                raise InvalidValue("there is no item of this id", param=f"{place}.id")
+            items.append(item)
+        return items
+
+    def _bind_audio(self, items: Iterable[Item], request_id: str) -> None:
+        """What the engine hears of a request is the transcript of its last audio."""
+        spoken = [item for item in items if any(part["type"] == "input_audio" for part in item.content)]
+        if spoken:
+            turn = Turn(spoken[-1], answered=True, committed=True)
+            self._translator.turns.bind(turn, request_id)
+
+    def _respond_deferred(self) -> None:
+        deferred, self._deferred = self._deferred, []
+        for fields, event_id in deferred:
+            try:
+                self._create_response({"response": fields})
+            except OmniError as error:
+                self.send([{"type": "error", "error": error_fields(error, event_id=event_id)}])
+
+    def _cancel_response(self, event: dict[str, Any]) -> None:
+        response = self._translator.find_response(optional_id(event, "response_id"))
+        if response is None:
+            raise RealtimeRefusal("response_cancel_not_active", "there is no active response to cancel")
+        response.cancel_reason = "client_cancelled"
+        self._conversation.cancel(response.request_id)
+
+
+def _empty_buffer() -> RealtimeRefusal:
+    return RealtimeRefusal("input_audio_buffer_commit_empty", "there is no audio to commit")

@@ -1,0 +1,111 @@
+"""``/v1/realtime``: the handshake of the Realtime API, and the session behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from omni_ws.config.keys import ApiKey, key_name
+from omni_ws.errors import OmniError
+from omni_ws.service.observing.trace_context import take_trace
+from omni_ws.service.recording.recorder import Recorder
+from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.live_sessions import LiveSessions
+from omni_ws.transport.http.application import UpgradeDecision
+from omni_ws.transport.http.authentication import Authenticator
+from omni_ws.transport.http.front_end import FrontEnd
+from omni_ws.transport.http.request import HttpRequest
+from omni_ws.transport.http.router import Router, needs_upgrade
+from omni_ws.transport.native.connection import StreamConnection
+from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.realtime.commands import Commands
+from omni_ws.transport.realtime.session import RealtimeConnection, close_code, write_event
+from omni_ws.transport.recording.recorded_connection import recorded
+from omni_ws.wire.frames import max_frame_bytes
+from omni_ws.wire.realtime_output import error_fields
+
+REALTIME_PATH: Final = "/v1/realtime"
+SUBPROTOCOL: Final = "realtime"
+#: Label of the sessions in metrics, logs and recordings.
+REALTIME_ORIGIN: Final = "realtime"
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    """Who a connection is of."""
+
+    key: ApiKey | None
+    address: str
+
+
+class Realtime(FrontEnd):
+    """Accepts the handshakes of OpenAI's clients, and opens a session for each."""
+
+    def __init__(
+        self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
+    ) -> None:
+        self._sessions = sessions
+        self._authenticator = authenticator
+        self._recorder = recorder
+        #: These clients do not resume: a session ends with its connection.
+        self._live = LiveSessions(sessions, origin=REALTIME_ORIGIN, grace=0, any_model=True)
+        self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
+
+    def register(self, router: Router) -> None:
+        if self._sessions.config.streaming_input.enabled:
+            router.add("GET", REALTIME_PATH, needs_upgrade)
+            router.add_websocket(REALTIME_PATH, self.upgrade)
+
+    def upgrade(self, request: HttpRequest) -> UpgradeDecision:
+        """Raises Unauthenticated or ModelNotFound, for an HTTP status. An event reports all other errors."""
+        key = self._authenticator.authenticate(request)
+        self._sessions.any_model.check(request.query.get("model"))
+        return UpgradeDecision(
+            connection=partial(
+                StreamConnection, input_pace=self._sessions.admission.input_pace(key), budget=self._sessions.budget
+            ),
+            serve=partial(self._serve, _Client(key, request.client)),
+            subprotocol=SUBPROTOCOL if SUBPROTOCOL in request.offered_subprotocols else None,
+            route=REALTIME_PATH,
+            max_size=max_frame_bytes(self._sessions.config.streaming_input.max_chunk_bytes),
+        )
+
+    async def _serve(self, client: _Client, connection: StreamConnection) -> None:
+        """One connection, from the end of its handshake to its close."""
+        if connection.request is not None:
+            take_trace(connection.request.headers.get)
+        try:
+            attachment = self._begin(client, connection)
+        except OmniError as error:
+            connection.ignore_messages()
+            if connection.is_open:
+                write_event(connection, {"type": "error", "error": error_fields(error)})
+            await connection.close_in_time(close_code(error), error.code)
+            return
+        await attachment.run()
+
+    def _begin(self, client: _Client, connection: StreamConnection) -> RealtimeConnection:
+        """Raises what ``LiveSessions.open`` raises."""
+        session = self._live.open(client.key, client=client.address)
+        if self._recorder is not None:
+            name = key_name(client.key)
+            session.recording = self._recorder.begin(REALTIME_ORIGIN, key=name, name=session.session_id)
+        try:
+            commands = Commands(session, self._sessions)
+        except OmniError:
+            session.end(None)
+            raise
+        connection = recorded(connection, session.recording)
+        attachment = RealtimeConnection(connection, session, commands, keep_alive=self._keep_alive)
+        session.attach(attachment)
+        return attachment
+
+    def drain(self, time_left: float) -> None:
+        self._live.drain(time_left)
+
+    def end_all(self, error: OmniError) -> None:
+        self._live.end_all(error)
+
+    async def wait_closed(self) -> None:
+        await self._live.wait_closed()

@@ -1,0 +1,230 @@
+"""RealtimeResponse: renders one answer of the conversation as the events of a response."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from omni_ws.core.chunks import FinishReason, OutputModality, ToolCallFragment
+from omni_ws.core.output import FinalChunk, OutputChunk
+from omni_ws.errors import OmniError
+from omni_ws.service.identifiers import new_id
+from omni_ws.wire.realtime_items import Item
+from omni_ws.wire.realtime_output import error_fields, usage_fields
+from omni_ws.wire.realtime_session import shown_audio_output
+from omni_ws.wire.session_config import SessionConfig
+
+#: A server event, without its id.
+Event: TypeAlias = dict[str, Any]
+
+_STATUS: Final = {
+    FinishReason.STOP: "completed",
+    FinishReason.TOOL_CALLS: "completed",
+    FinishReason.LENGTH: "incomplete",
+    FinishReason.CANCELLED: "cancelled",
+    FinishReason.ERROR: "failed",
+}
+
+
+@dataclass(slots=True)
+class _Output:
+    """One item of the response, with its place in it."""
+
+    item: Item
+    index: int
+    text: list[str] = field(default_factory=list)
+
+
+class RealtimeResponse:
+    """One response, from ``response.created`` to ``response.done``. Its message and its calls are items."""
+
+    def __init__(
+        self,
+        request_id: str,
+        config: SessionConfig,
+        *,
+        conversation_id: str | None,
+        metadata: Any = None,
+    ) -> None:
+        self.response_id = new_id("resp_")
+        self.request_id = request_id
+        self.conversation_id = conversation_id
+        #: Why it is cancelled, where that is known before its end.
+        self.cancel_reason = "turn_detected"
+        #: Its error, until the final that follows it.
+        self.error: OmniError | None = None
+        self._config = config
+        self._metadata = metadata
+        self._speaks = "audio" in config.modalities
+        self._outputs: list[_Output] = []
+        self._message: _Output | None = None
+        self._calls: dict[int, _Output] = {}
+
+    @property
+    def in_conversation(self) -> bool:
+        """Whether it is part of the conversation, or stands beside it."""
+        return self.conversation_id is not None
+
+    def begin(self) -> Iterator[Event]:
+        yield {"type": "response.created", "response": self._shown("in_progress")}
+
+    # outputs
+
+    def render(self, chunk: OutputChunk) -> Iterator[Event | Item]:
+        """The events of one output. An item stands where it is to be added to the conversation."""
+        match chunk.modality:
+            case OutputModality.TEXT:
+                yield from self._text(chunk.text)
+            case OutputModality.AUDIO:
+                yield from self._audio(chunk.payload)
+            case OutputModality.TOOL_CALL if chunk.tool_call is not None:
+                yield from self._call(chunk.tool_call)
+
+    def _text(self, text: str) -> Iterator[Event | Item]:
+        yield from self._open_message()
+        assert self._message is not None
+        self._message.text.append(text)
+        kind = "response.output_audio_transcript.delta" if self._speaks else "response.output_text.delta"
+        yield {"type": kind, **self._place(self._message), "content_index": 0, "delta": text}
+
+    def _audio(self, payload: bytes) -> Iterator[Event | Item]:
+        yield from self._open_message()
+        assert self._message is not None
+        yield {
+            "type": "response.output_audio.delta",
+            **self._place(self._message),
+            "content_index": 0,
+            "delta": payload,
+        }
+
+    def _call(self, fragment: ToolCallFragment) -> Iterator[Event | Item]:
+        output = self._calls.get(fragment.index)
+        if output is None:
+            item = Item(
+                item_id=new_id("item_"),
+                kind="function_call",
+                status="in_progress",
+                call_id=fragment.id or new_id("call_"),
+                name=fragment.name or "",
+                request_id=self.request_id,
+            )
+            output = self._calls[fragment.index] = self._add(item)
+            yield from self._added(output)
+        if fragment.arguments:
+            output.text.append(fragment.arguments)
+            yield {
+                "type": "response.function_call_arguments.delta",
+                **self._place(output),
+                "call_id": output.item.call_id,
+                "delta": fragment.arguments,
+            }
+
+    def _open_message(self) -> Iterator[Event | Item]:
+        if self._message is None:
+            item = Item(item_id=new_id("item_"), role="assistant", status="in_progress", request_id=self.request_id)
+            self._message = self._add(item)
+            yield from self._added(self._message)
+            yield {
+                "type": "response.content_part.added",
+                **self._place(self._message),
+                "content_index": 0,
+                "part": self._part(""),
+            }
+
+    def _add(self, item: Item) -> _Output:
+        output = _Output(item, len(self._outputs))
+        self._outputs.append(output)
+        return output
+
+    def _added(self, output: _Output) -> Iterator[Event | Item]:
+        yield {
+            "type": "response.output_item.added",
+            "response_id": self.response_id,
+            "output_index": output.index,
+            "item": output.item.shown(),
+        }
+        yield output.item
+
+    # the end
+
+    def finish(self, final: FinalChunk) -> Iterator[Event]:
+        """The events with which it ends: those of its open items, then ``response.done``."""
+        status = _STATUS[final.finish_reason]
+        for output in self._outputs:
+            output.item.status = "completed" if status == "completed" else "incomplete"
+            yield from self._end_message(output) if output is self._message else self._end_call(output)
+            yield {
+                "type": "response.output_item.done",
+                "response_id": self.response_id,
+                "output_index": output.index,
+                "item": output.item.shown(),
+            }
+            if self.in_conversation:
+                yield {"type": "conversation.item.done", "previous_item_id": None, "item": output.item.shown()}
+        yield {
+            "type": "response.done",
+            "response": {
+                **self._shown(status),
+                "status_details": self._details(status),
+                "usage": usage_fields(final.usage),
+            },
+        }
+
+    def _end_message(self, output: _Output) -> Iterator[Event]:
+        text, place = "".join(output.text), {**self._place(output), "content_index": 0}
+        part = self._part(text)
+        output.item.content = [{**part, "type": f"output_{part['type']}"}]  # as the API names it there
+        if self._speaks:
+            yield {"type": "response.output_audio.done", **place}
+            yield {"type": "response.output_audio_transcript.done", **place, "transcript": text}
+        else:
+            yield {"type": "response.output_text.done", **place, "text": text}
+        yield {"type": "response.content_part.done", **place, "part": part}
+
+    def _end_call(self, output: _Output) -> Iterator[Event]:
+        item = output.item
+        item.text = "".join(output.text)
+        yield {
+            "type": "response.function_call_arguments.done",
+            **self._place(output),
+            "call_id": item.call_id,
+            "name": item.name,
+            "arguments": item.text,
+        }
+
+    def _details(self, status: str) -> dict[str, Any] | None:
+        match status:
+            case "cancelled":
+                return {"type": "cancelled", "reason": self.cancel_reason}
+            case "incomplete":
+                return {"type": "incomplete", "reason": "max_output_tokens"}
+            case "failed" if self.error is not None:
+                fields = error_fields(self.error)
+                return {"type": "failed", "error": {name: fields[name] for name in ("type", "code", "message")}}
+            case "failed":
+                return {"type": "failed"}
+        return None
+
+    def _place(self, output: _Output) -> dict[str, Any]:
+        return {"response_id": self.response_id, "item_id": output.item.item_id, "output_index": output.index}
+
+    def _part(self, text: str) -> dict[str, Any]:
+        """A content part of the response."""
+        return {"type": "audio", "transcript": text} if self._speaks else {"type": "text", "text": text}
+
+    def _shown(self, status: str) -> dict[str, Any]:
+        limit = self._config.sampling.max_tokens
+        return {
+            "object": "realtime.response",
+            "id": self.response_id,
+            "status": status,
+            "status_details": None,
+            "output": [output.item.shown() for output in self._outputs],
+            "conversation_id": self.conversation_id,
+            "output_modalities": ["audio"] if self._speaks else ["text"],
+            "max_output_tokens": "inf" if limit is None else limit,
+            "audio": {"output": shown_audio_output(self._config)},
+            "usage": None,
+            "metadata": self._metadata,
+        }

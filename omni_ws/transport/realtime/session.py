@@ -1,0 +1,247 @@
+"""RealtimeConnection: a WebSocket of the Realtime API, and the session that it drives."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+from websockets.frames import CloseCode
+
+from omni_ws.core.output import AnyOutput, OutputChunk
+from omni_ws.errors import (
+    EngineOverloaded,
+    InvalidRequest,
+    OmniError,
+    RateLimited,
+    SlowConsumer,
+    websocket_close_code,
+)
+from omni_ws.service.failure import unexpected
+from omni_ws.service.identifiers import new_id
+from omni_ws.service.observing.observer import OutputWritten
+from omni_ws.service.sessions.live_session import LiveSession
+from omni_ws.transport.native.connection import StreamConnection
+from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings, PeerState
+from omni_ws.transport.native.pause import Pause
+from omni_ws.transport.realtime.commands import Commands
+from omni_ws.transport.realtime.response import Event
+from omni_ws.wire.realtime_events import decode_event
+from omni_ws.wire.realtime_output import encode_event, error_fields
+
+#: Messages of the session that are written in one pass of the event loop.
+WRITE_BATCH_MESSAGES: Final = 128
+#: How long a client may take to read the last events.
+GOODBYE_TIMEOUT_SEC: Final = 5.0
+
+
+def close_code(error: OmniError) -> int:
+    """The code that a connection is closed with: OpenAI's clients reconnect on 1012 and 1013, not on codes of ours."""
+    if isinstance(error, RateLimited):
+        return CloseCode.TRY_AGAIN_LATER
+    return websocket_close_code(error) or CloseCode.INTERNAL_ERROR
+
+
+def write_event(connection: StreamConnection, event: Event) -> int:
+    """Send an event with an id of its own. Returns its size."""
+    data = encode_event({"event_id": new_id("event_"), **event})
+    connection.write_message(data, is_text=True)
+    return len(data)
+
+
+class RealtimeConnection:
+    """Events in, events out, and the timers of the connection; see FrameReceiver and Attachment.
+
+    A session of the Realtime API cannot be resumed: it ends with its connection.
+    """
+
+    def __init__(
+        self, connection: StreamConnection, session: LiveSession, commands: Commands, *, keep_alive: KeepAliveSettings
+    ) -> None:
+        self._connection = connection
+        self._session = session
+        self._conversation = session.conversation
+        self._outbox = session.outbox
+        self._commands = commands
+        self._observed = session.conversation.observed
+        self._loop = asyncio.get_running_loop()
+        self._keep_alive = KeepAlive(keep_alive, now=self._loop.time())
+        self._reading_paused = False
+        self._flush_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        #: The end of the session: its reason, or None for the client's own.
+        self._over: asyncio.Future[OmniError | None] = self._loop.create_future()
+        #: Set when everything is written, or nothing can be written any more.
+        self._emptied = asyncio.Event()
+        commands.send = self._send
+
+    async def run(self) -> None:
+        """Serve the session to its end, and close the connection. The session must be attached to this."""
+        try:
+            self._send(self._commands.created())
+            self._connection.attach(self)
+            self.timer_changed()
+            error = await self._over
+            if error is not None:
+                await self._say_goodbye(error)
+                await self._connection.close_in_time(close_code(error), error.message)
+            else:
+                await self._connection.close_in_time(CloseCode.NORMAL_CLOSURE, "")
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._commands.close()
+            self._session.detach(self)
+
+    async def _say_goodbye(self, error: OmniError) -> None:
+        """Write what is left, and why the session is over."""
+        if isinstance(error, SlowConsumer):
+            self._outbox.clear()
+        self._emptied.clear()
+        self._flush()
+        if self._connection.is_open:
+            try:
+                async with asyncio.timeout(GOODBYE_TIMEOUT_SEC):
+                    await self._emptied.wait()
+            except TimeoutError:
+                return
+        if not self._commands.reported(error):
+            self._send([{"type": "error", "error": error_fields(error)}])
+
+    def session_over(self, error: OmniError | None) -> None:
+        if not self._over.done():
+            self._over.set_result(error)
+
+    def replaced(self) -> None:
+        raise AssertionError("sessions of the Realtime API cannot be resumed")
+
+    def connection_closing(self) -> None:
+        self._emptied.set()
+        self._session.end(None)
+
+    @property
+    def _listening(self) -> bool:
+        return self._session.is_open
+
+    # input
+
+    def receive_message(self, data: bytes | bytearray | memoryview, *, is_text: bool) -> None:
+        if not self._listening:
+            return
+        event_id: str | None = None
+        try:
+            event = decode_event(data)
+            event_id = event["event_id"] if isinstance(event.get("event_id"), str) else None
+            self._commands.receive(event, now=self._connection.heard_at)
+        except InvalidRequest as error:
+            self._send([{"type": "error", "error": error_fields(error, event_id=event_id)}])
+        except OmniError as error:
+            self._session.end(error)
+        except Exception as error:
+            self._session.end(unexpected(error, where="the input of a Realtime session"))
+        self._conversation.stream.touch(now=self._connection.heard_at)
+        self._conversation.take_ack()  # there are no acknowledgements; the metrics count input by them
+        if self._outbox.full or self._connection.paused or self._conversation.input_full():
+            self._pause_reading()
+        self._arm(self._connection.heard_at)
+
+    def _pause_reading(self) -> None:
+        if not self._reading_paused:
+            self._reading_paused = True
+            self._connection.pause_reading(Pause.SESSION)
+
+    def input_refused(self, error: EngineOverloaded) -> None:
+        self._session.end(error)
+
+    def input_may_continue(self) -> None:
+        blocked = self._outbox.full or self._connection.paused or self._conversation.input_full()
+        if self._reading_paused and not blocked:
+            self._reading_paused = False
+            self.resume_input()
+            self._connection.resume_reading(Pause.SESSION)
+
+    output_has_room = input_may_continue
+
+    def resume_input(self) -> None:
+        self._conversation.stream.unheard(now=self._connection.touch())
+
+    def receive_pong(self, data: bytes) -> None:
+        pass
+
+    # output
+
+    def write_now(self, output: OutputChunk) -> bool:
+        return False  # the events before it may still be queued
+
+    def output_ready(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def resume_output(self) -> None:
+        self.output_ready()
+        self.input_may_continue()
+
+    def _flush(self) -> None:
+        """Write a batch of what the outbox holds, as long as the socket takes it."""
+        self._flush_scheduled = False
+        try:
+            for _ in range(WRITE_BATCH_MESSAGES):
+                if not self._connection.is_open or self._connection.paused:
+                    break
+                if (message := self._outbox.take()) is None:
+                    break
+                self._send(self._commands.render(message))
+                if self._observed.listening_to_outputs and isinstance(message, AnyOutput):
+                    self._observed.notify(OutputWritten(message))
+        except Exception as error:
+            self._loop.call_soon(self._session.end, unexpected(error, where="the output of a Realtime session"))
+            return
+        if not self._outbox:
+            self._emptied.set()
+        elif not self._connection.paused:
+            self.output_ready()
+
+    def _send(self, events: Iterable[Event]) -> None:
+        """Write events without waiting. All of them are made, also where the connection is gone."""
+        for event in events:
+            if self._connection.is_open:
+                write_event(self._connection, event)
+
+    # time
+
+    def timer_changed(self) -> None:
+        if self._listening:
+            self._arm(self._loop.time())
+
+    def _arm(self, now: float) -> None:
+        self._keep_alive.last_sign_of_life = self._connection.heard_at
+        deadlines = (
+            self._conversation.get_timer(),
+            self._keep_alive.get_timer(listening=self._connection.is_reading),
+        )
+        if self._timer is not None:
+            self._timer.cancel()
+        when = min((deadline for deadline in deadlines if deadline is not None), default=None)
+        self._timer = None if when is None else self._loop.call_at(max(when, now), self._on_timer, when)
+
+    def _on_timer(self, due: float) -> None:
+        self._timer = None
+        if not self._listening:
+            return
+        now = max(self._loop.time(), due)  # a timer may fire a little early
+        if self._connection.held_to_pace or self._reading_paused:
+            self._conversation.stream.unheard(now=now)  # it is the server that does not read
+        try:
+            self._conversation.handle_timer(now)
+        except OmniError as error:
+            self._session.end(error)
+            return
+        self._keep_alive.last_sign_of_life = self._connection.heard_at
+        match self._keep_alive.handle_timer(now, listening=self._connection.is_reading):
+            case PeerState.SILENT if self._connection.is_open:
+                self._connection.write_ping()
+            case PeerState.GONE:
+                self._connection.fail(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
+                self.connection_closing()
+        self._arm(now)

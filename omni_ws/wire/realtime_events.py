@@ -1,0 +1,74 @@
+"""The client events of OpenAI's Realtime API: one JSON object in each message, of the kind that ``type`` names."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from omni_ws.errors import InvalidFrame, InvalidValue
+
+#: OpenAI's limit for the ids that clients choose.
+MAX_ID_CHARACTERS: Final = 512
+
+_decoder: Final = msgspec.json.Decoder()
+
+
+def decode_event(data: bytes | bytearray | memoryview) -> dict[str, Any]:
+    """The fields of an event. Raises InvalidFrame for what is no JSON object with a ``type``."""
+    try:
+        event = _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise InvalidFrame("the message is not valid JSON") from None
+    if not isinstance(event, dict):
+        raise InvalidFrame("the message must be a JSON object")
+    if not isinstance(event.get("type"), str):
+        raise InvalidFrame("the event has no type", param="type")
+    return event
+
+
+def mapping_field(fields: Mapping[str, Any], name: str, *, place: str = "") -> Mapping[str, Any]:
+    """The object in this field; an empty one where it is absent or null. Raises InvalidValue."""
+    value = fields.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise InvalidValue(f"{place}{name} must be an object", param=f"{place}{name}")
+    return value
+
+
+def text_field(fields: Mapping[str, Any], name: str, *, place: str = "") -> str:
+    """The string in this field. Raises InvalidValue where there is none."""
+    value = fields.get(name)
+    if not isinstance(value, str):
+        raise InvalidValue(f"{place}{name} must be a string", param=f"{place}{name}")
+    return value
+
+
+def optional_id(fields: Mapping[str, Any], name: str, *, place: str = "") -> str | None:
+    """The id in this field; None where it is absent, null or empty. Raises InvalidValue."""
+    if not fields.get(name):
+        return None
+    value = text_field(fields, name, place=place)
+    if len(value) > MAX_ID_CHARACTERS:
+        raise InvalidValue(f"{place}{name} is too long", param=f"{place}{name}")
+    return value
+
+
+def number_field(fields: Mapping[str, Any], name: str, *, default: float | None = None) -> float:
+    """The number in this field, which is not negative. Raises InvalidValue."""
+    value = fields.get(name, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1 << 53:
+        raise InvalidValue(f"{name} must be a number, 0 or more", param=name)
+    return value
+
+
+def base64_field(fields: Mapping[str, Any], name: str, *, place: str = "") -> bytes:
+    """The bytes in this field. Raises InvalidValue where it is not base64."""
+    try:
+        return base64.b64decode(text_field(fields, name, place=place), validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidValue(f"{place}{name} is not base64", param=f"{place}{name}") from None

@@ -1,0 +1,130 @@
+"""A client of ``/v1/realtime`` that holds every event to the types of OpenAI's library."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+from openai.types.realtime import RealtimeServerEvent
+from pydantic import TypeAdapter, ValidationError
+from support.live_server import LiveServer
+from support.virtual_clock import VirtualClockLoop
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed
+from websockets.typing import Subprotocol
+
+PATIENCE_SEC = 60
+_events: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
+
+
+def check(event: dict[str, Any]) -> None:
+    """The event is one that OpenAI's library knows, with all its fields."""
+    try:
+        _events.validate_python(event)
+    except ValidationError as error:
+        ours = [one for one in error.errors() if one["loc"] and event["type"] in str(one)]
+        raise AssertionError(f"{event['type']}: {ours or error.errors()[:3]} in {event}") from None
+
+
+class RealtimeClient:
+    """One connection. ``received`` has all events, the first among them."""
+
+    def __init__(self, connection: ClientConnection) -> None:
+        self.connection = connection
+        self.received: list[dict[str, Any]] = []
+
+    async def send(self, kind: str, **fields: Any) -> None:
+        await self.connection.send(orjson.dumps({"type": kind, **fields}).decode())
+
+    async def receive(self) -> dict[str, Any]:
+        """The next event. Raises ConnectionClosed."""
+        virtual = isinstance(asyncio.get_running_loop(), VirtualClockLoop)
+        async with asyncio.timeout(None if virtual else PATIENCE_SEC):
+            data = await self.connection.recv()
+        event: dict[str, Any] = orjson.loads(data)
+        check(event)
+        assert event["event_id"] not in {earlier["event_id"] for earlier in self.received}
+        self.received.append(event)
+        return event
+
+    async def until(self, kind: str) -> dict[str, Any]:
+        """The next event of this kind."""
+        while (event := await self.receive())["type"] != kind:
+            pass
+        return event
+
+    async def closed(self) -> tuple[int, str]:
+        """Reads to the end. Returns the code and the reason of the server's close."""
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                await self.receive()
+        assert self.connection.close_code is not None
+        return self.connection.close_code, self.connection.close_reason or ""
+
+    def kinds(self, *, since: int = 0) -> list[str]:
+        """The types of the events, those that repeat told once."""
+        kinds = [event["type"] for event in self.received[since:]]
+        return [kind for index, kind in enumerate(kinds) if not index or kinds[index - 1] != kind]
+
+    def seen(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.received if event["type"] == kind]
+
+    # what clients do
+
+    async def update(self, **session: Any) -> dict[str, Any]:
+        """Changes the session. Returns what is in effect."""
+        await self.send("session.update", session={"type": "realtime", **session})
+        updated: dict[str, Any] = (await self.until("session.updated"))["session"]
+        return updated
+
+    async def say(self, text: str, *, role: str = "user", **item: Any) -> dict[str, Any]:
+        """Creates a message. Returns it as the server shows it."""
+        kind = "output_text" if role == "assistant" else "input_text"
+        content = [{"type": kind, "text": text}]
+        await self.send("conversation.item.create", item={"type": "message", "role": role, "content": content, **item})
+        shown: dict[str, Any] = (await self.until("conversation.item.done"))["item"]
+        return shown
+
+    async def respond(self, **response: Any) -> dict[str, Any]:
+        """Asks for a response. Returns it when it is done."""
+        await self.send("response.create", response=response)
+        return await self.response()
+
+    async def response(self) -> dict[str, Any]:
+        """The next response, when it is done."""
+        done: dict[str, Any] = (await self.until("response.done"))["response"]
+        return done
+
+    async def append(self, audio: bytes, *, size: int = 4800) -> None:
+        for position in range(0, len(audio), size):
+            piece = base64.b64encode(audio[position : position + size]).decode()
+            await self.send("input_audio_buffer.append", audio=piece)
+
+    def heard(self, response_id: str) -> bytes:
+        """The audio of a response."""
+        deltas = self.seen("response.output_audio.delta")
+        return b"".join(base64.b64decode(one["delta"]) for one in deltas if one["response_id"] == response_id)
+
+
+def text_of(response: dict[str, Any]) -> str:
+    """The words of a response, written or spoken."""
+    parts = [part for item in response["output"] if item["type"] == "message" for part in item["content"]]
+    return "".join(part.get("text") or part.get("transcript") or "" for part in parts)
+
+
+@contextlib.asynccontextmanager
+async def realtime_client(
+    server: LiveServer, *, model: str = "gpt-realtime", created: bool = True, **options: Any
+) -> AsyncIterator[RealtimeClient]:
+    """A connection, whose session has been created unless not ``created``."""
+    subprotocols = [Subprotocol(name) for name in options.pop("subprotocols", ())] or None
+    url = f"ws://127.0.0.1:{server.port}/v1/realtime?model={model}"
+    async with connect(url, max_size=None, subprotocols=subprotocols, ping_interval=None, **options) as connection:
+        client = RealtimeClient(connection)
+        if created:
+            assert (await client.receive())["type"] == "session.created"
+        yield client
