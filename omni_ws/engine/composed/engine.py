@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +24,7 @@ from omni_ws.engine.composed.ahead_stage import AheadStage
 from omni_ws.engine.composed.answer_stages import AnsweringParts, AnswerStages
 from omni_ws.engine.composed.asr_stage import INPUT_LINK, AsrStage
 from omni_ws.engine.composed.capabilities import composed_capabilities, hears, speaks
-from omni_ws.engine.composed.parts import HasParts, PartDescription, Role, failures_of, parts_of
+from omni_ws.engine.composed.parts import HasParts, MeasuresMemory, PartDescription, Role, failures_of, parts_of
 from omni_ws.engine.composed.patience import FirstOutputSink, Patience
 from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.engine.pipeline import pipeline
@@ -127,22 +128,42 @@ class ComposedEngine:
     # life
 
     async def start(self) -> None:
-        """Start one part after the other, since each may measure the memory that is free. The LLM takes the longest."""
+        """Start the ASR and the TTS at the same time, and then the LLM, or before where one may be left out.
+
+        Of several that fail, the first is told.
+        """
         if self._started:
             return
         try:
-            for part, role in list(self._engines.items()):
-                if part in self._engines:
-                    with failures_of(role, part):
-                        await part.start()
-                if part is self._llm and self._where_missing:
-                    self._leave_out()
+            if self._where_missing:
+                await self._start_part(self._llm)
+                self._leave_out()
+            await self._start_others([part for part in self._engines if part is not self._llm])
+            if not self._where_missing:
+                await self._start_part(self._llm)
         except BaseException:
             await self.stop()
             raise
         self.model = self._given_model or self._llm.model
         self._capabilities = composed_capabilities(self._llm, asr=self._asr, tts=self._tts)
         self._started = True
+
+    async def _start_others(self, parts: Sequence[Engine]) -> None:
+        if any(isinstance(part, MeasuresMemory) for part in parts):
+            for part in parts:
+                await self._start_part(part)
+            return
+        starting = [asyncio.create_task(self._start_part(part), name=f"start of {part.name}") for part in parts]
+        try:
+            await asyncio.gather(*starting)
+        finally:
+            for task in starting:
+                task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+
+    async def _start_part(self, part: Engine) -> None:
+        with failures_of(self._engines[part], part):
+            await part.start()
 
     def _leave_out(self) -> None:
         """Drop the parts whose work the LLM does by itself."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from omni_ws.config.error import ConfigurationError
 from omni_ws.core.chunks import InputMode, OutputModality, Task
@@ -63,6 +63,13 @@ class HasShortcomings(Protocol):
     def shortcomings(self) -> tuple[str, ...]:
         """Why they are not, once started: a line for each, with what to do."""
         ...
+
+
+@runtime_checkable
+class MeasuresMemory(Protocol):
+    """An engine that takes the memory that is free when it starts: nothing else may start at the same time."""
+
+    measures_memory: Literal[True]
 
 
 def parts_of(engine: Engine) -> dict[str, PartDescription | None]:

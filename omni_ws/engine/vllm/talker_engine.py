@@ -30,6 +30,7 @@ class TalkerEngine:
     """
 
     name = "talker"
+    measures_memory = True
 
     def __init__(self, talker: str, *, profile: str | None = None, args: Mapping[str, Any] | None = None) -> None:
         self.model = Path(talker).name if Path(talker).is_dir() else talker

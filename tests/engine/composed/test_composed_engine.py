@@ -511,6 +511,55 @@ async def test_an_engine_that_is_two_of_the_parts_is_left_out_only_where_it_is_n
     assert (engine.parts["asr"], engine.parts["tts"]) == (None, PartDescription("both", "model of both"))
 
 
+class Waiting(Life):
+    """Its start ends with that of another."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        super().__init__(name, log)
+        self.other: Life | None = None
+        self.begun = asyncio.Event()
+
+    async def start(self) -> None:
+        self.begun.set()
+        if isinstance(self.other, Waiting):
+            await self.other.begun.wait()
+        await super().start()
+
+
+async def test_the_asr_and_the_tts_start_at_the_same_time_and_the_llm_after_them() -> None:
+    log: list[str] = []
+    ears, voice = Waiting("ears", log), Waiting("voice", log)
+    ears.other, voice.other = voice, ears
+    engine = ComposedEngine(Life("llm", log), asr=ears, tts=voice)
+    await engine.start()
+    assert sorted(log[:2]) == ["start ears", "start voice"]
+    assert log[2:] == ["start llm"]
+
+
+class Measuring(Waiting):
+    measures_memory = True
+
+
+async def test_a_part_that_measures_the_free_memory_starts_alone() -> None:
+    log: list[str] = []
+    ears, voice = Waiting("ears", log), Measuring("voice", log)
+    engine = ComposedEngine(Life("llm", log), asr=ears, tts=voice)
+    voice.other = ears
+    await engine.start()
+    assert log == ["start ears", "start voice", "start llm"]
+
+
+async def test_a_part_that_fails_ends_the_start_of_the_other() -> None:
+    log: list[str] = []
+    ears, voice = Waiting("ears", log), Life("voice", log, failure=EngineFailed("no voice"))
+    ears.other = Waiting("nobody", log)  # for whom it would wait for ever
+    engine = ComposedEngine(Life("llm", log), asr=ears, tts=voice)
+    with pytest.raises(EngineFailed, match=r"TTS \(voice\): no voice"):
+        await engine.start()
+    assert log == ["start voice", "stop ears", "stop voice", "stop llm"]
+    assert engine.state is EngineState.STARTING
+
+
 async def test_a_part_that_does_not_start_is_named_and_the_others_are_stopped() -> None:
     log: list[str] = []
     engine = ComposedEngine(Life("llm", log), asr=Life("ears", log, failure=EngineFailed("no model", fatal=True)))
