@@ -1,8 +1,10 @@
-"""Latency of the embedded engine, and its effect on the event loop.
+"""Talking to the embedded engine: how soon it answers, what it costs, and its effect on the event loop.
 
-Speech is sent in pieces of 20 ms in real time, as from a microphone. While four people speak concurrently, pings on a
-separate connection measure the round trip: the lag of the event loop, the network and the machine. Round trips to an
-idle server in another process, at the same time, show the share of the machine.
+Open microphones: recordings are sent in pieces of 20 ms in real time, silence follows, and turn detection ends the
+turn. The end of the speech is that of the last 20 ms within 26 dB of the loudest. The default parts, and the old ones,
+which need no weights. While three people speak at once, pings on a separate connection measure the round trip: the lag
+of the event loop, the network and the machine. Round trips to an idle server in another process, at the same time, show
+the share of the machine. CPU time and memory (proportional set size) are those of all processes of the server.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from typing import Any, Final
 import numpy as np
 import websockets
 
-from benchmarks.server_process import free_port, running
+from benchmarks.server_process import child_processes, cpu_seconds, free_port, proportional_mib, running
 from omni_ws.client import AudioChunk, ClientSession, TranscriptChunk, connect
 from omni_ws.client import Final as LastChunk
 from omni_ws.client.pacing import paced, pieces
@@ -36,17 +38,26 @@ SAMPLE_RATE: Final = 16_000
 PIECE_SEC: Final = 0.02
 CLIPS: Final = ("cards_001", "goforward", "cards_005", "librivox_ss_0870")
 _DATA: Final = Path(__file__).parent.parent / "tests" / "data"
-TRAILING_SILENCE_SEC: Final = 0.5
-#: RMS above which a frame is speech (full scale = 1); the clips have little noise.
-_SPEECH_LEVEL: Final = 0.02
-TALKERS: Final = 4
+#: Level of speech relative to the loudest piece; noise of the recordings is below about -29 dB.
+END_LEVEL: Final = 10 ** (-26 / 20)
+LEAD_SEC: Final = 0.5
+#: For the answer to come in.
+PATIENCE_SEC: Final = 10
+TALKERS: Final = 3
 
-#: Targets in seconds: medians, and for the last the 99th percentile.
-MAX_AFTER_SILENCE: Final = 0.150
-MAX_AT_ONCE: Final = 0.100
-MAX_AT_ONCE_PER_SECOND: Final = 0.12
-MAX_FIRST_PARTIAL: Final = 1.0
+#: What serves, as arguments, and the turn detection of its clients.
+PARTS: Final = {
+    "default": ((), "semantic_vad"),
+    "old": (("--asr", "pocketsphinx", "--tts", "flite"), "server_vad"),
+}
+
+#: Targets, of the default parts: seconds; people a core; MiB.
+MAX_FIRST_AUDIO: Final = {0.5: 0.500, 0.9: 0.700}
+MAX_FIRST_INTERIM: Final = 0.800
 MAX_LOOP_LAG: Final = 0.010
+MIN_PEOPLE: Final = 3
+MAX_MEMORY: Final = 450
+MAX_START: Final = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +70,13 @@ class Clip:
         return len(self.samples) / 2 / SAMPLE_RATE
 
     @property
-    def speech_begins(self) -> float:
-        """Onset of speech, in seconds."""
-        for number, piece in enumerate(pieces(self.audio)):
-            level = np.sqrt(np.mean((np.frombuffer(piece, "<i2") / 32768.0) ** 2))
-            if level > _SPEECH_LEVEL:
-                return number * PIECE_SEC
-        raise ValueError(f"there is no speech in {self.name}")
+    def speech(self) -> tuple[float, float]:
+        """Where the speech begins and ends, in seconds."""
+        levels = np.array(
+            [np.sqrt(np.mean((np.frombuffer(piece, "<i2") / 32768.0) ** 2)) for piece in pieces(self.audio)]
+        )
+        loud = np.flatnonzero(levels > END_LEVEL * levels.max())
+        return int(loud[0]) * PIECE_SEC, (int(loud[-1]) + 1) * PIECE_SEC
 
     @property
     def audio(self) -> Pcm16:
@@ -79,50 +90,46 @@ class Clip:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds from the end of input to the first audio, and from the onset of speech to the first transcript.
+    """Seconds from the end of the speech to the first audio, and from its beginning to the first interim transcript.
 
-    The latter is None for a transcript that arrived after the end of input.
+    The latter is None if there was none before the turn had ended.
     """
 
     first_audio: float
-    first_partial: float | None
+    first_interim: float | None
 
 
-async def speak(url: str, clip: Clip, *, paced_speech: bool, silence: float) -> Timing:
-    async with connect(url) as session:
-        listening = asyncio.create_task(first_events(session))
+async def speak(url: str, clip: Clip, turns: str) -> Timing:
+    silence = [bytes(2 * round(LEAD_SEC * SAMPLE_RATE)), bytes(2 * PATIENCE_SEC * SAMPLE_RATE)]
+    audio = Pcm16(clip.samples.join(silence), SAMPLE_RATE, 1)
+    async with connect(url, config={"turn_detection": {"type": turns}}) as session:
         began = time.perf_counter()
-        samples = clip.samples + bytes(2 * round(silence * SAMPLE_RATE))
-        if paced_speech:
-            async for piece in paced(pieces(Pcm16(samples, SAMPLE_RATE, 1)), interval=PIECE_SEC):
+
+        async def send() -> None:
+            async for piece in paced(pieces(audio), interval=PIECE_SEC):
                 await session.send_audio(piece)
-        else:
-            for piece in pieces(Pcm16(samples, SAMPLE_RATE, 1), piece_ms=100):
-                await session.send_audio(piece)
-        await session.finish()
-        ended = time.perf_counter()
-        audio, transcript = await listening
-    partial = None
-    if transcript < ended:
-        # A piece is sent when its last sample has been spoken.
-        partial = transcript - (began + clip.speech_begins + PIECE_SEC)
-    return Timing(audio - ended, partial)
+
+        sending = asyncio.create_task(send())
+        try:
+            first_audio, first_interim = await first_events(session)
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+    begins, ends = (began + LEAD_SEC + place for place in clip.speech)
+    return Timing(first_audio - ends, None if first_interim is None else first_interim - begins)
 
 
-async def first_events(session: ClientSession) -> tuple[float, float]:
-    """Returns the times of the first audio and the first transcript."""
-    audio = transcript = math.inf
-    async for event in session.response():
-        now = time.perf_counter()
-        if isinstance(event, AudioChunk):
-            audio = min(audio, now)
-        elif isinstance(event, TranscriptChunk):
-            transcript = min(transcript, now)
-        elif isinstance(event, LastChunk) and event.finish_reason != "stop":
-            raise RuntimeError(f"the answer ended with {event.finish_reason}")
-    if audio == math.inf:
-        raise RuntimeError("the answer has no audio")
-    return audio, transcript
+async def first_events(session: ClientSession) -> tuple[float, float | None]:
+    """When the first audio and the first interim transcript came."""
+    interim: float | None = None
+    async for event in session.events():
+        if isinstance(event, TranscriptChunk) and event.interim and interim is None:
+            interim = time.perf_counter()
+        elif isinstance(event, AudioChunk):
+            return time.perf_counter(), interim
+        elif isinstance(event, LastChunk):
+            raise RuntimeError(f"the answer ended with {event.finish_reason} before any audio")
+    raise RuntimeError("the session ended before its answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,40 +183,37 @@ class Report:
         print(f"| {what} | {len(values)} | {figures} | {verdict} |", flush=True)
 
 
-async def measure(url: str, *, rounds: int, talk_seconds: float) -> bool:
+async def measure(url: str, pid: int, turns: str, options: argparse.Namespace, *, judged: bool) -> bool:
     clips = [Clip.load(name) for name in CLIPS]
     report = Report()
-    await speak(url, clips[0], paced_speech=False, silence=0)  # warm-up
-    calm = [
-        await speak(url, clip, paced_speech=True, silence=TRAILING_SILENCE_SEC) for _ in range(rounds) for clip in clips
-    ]
-    report.row(
-        "end of input → first audio, live speech and 500 ms of silence",
-        [timing.first_audio for timing in calm],
-        target=MAX_AFTER_SILENCE,
-    )
-    partials = [timing.first_partial for timing in calm if timing.first_partial is not None]
-    report.row(
-        f"speech begins → first transcript ({len(calm) - len(partials)} of {len(calm)} came only after the end)",
-        partials,
-        target=MAX_FIRST_PARTIAL,
-    )
-    for what, live in (("live speech that ends at once", True), ("speech sent at once", False)):
-        timings = [
-            (clip, await speak(url, clip, paced_speech=live, silence=0)) for _ in range(rounds) for clip in clips
-        ]
-        report.row(f"end of input → first audio, {what}", [timing.first_audio for _, timing in timings])
-        report.row(
-            f"the same, less {MAX_AT_ONCE_PER_SECOND:g} × its length",
-            [timing.first_audio - MAX_AT_ONCE_PER_SECOND * clip.seconds for clip, timing in timings],
-            target=MAX_AT_ONCE,
-        )
-    report.row("ping → pong, idle", (await pings_while(url, asyncio.sleep(talk_seconds / 2))).server)
-    trips = await pings_while(url, talk(url, clips, talk_seconds))
-    report.row(f"ping → pong, {TALKERS} people speak", trips.server, target=MAX_LOOP_LAG, at=0.99)
+    await speak(url, clips[0], turns)  # warm-up
+    timings = [await speak(url, clip, turns) for _ in range(options.rounds) for clip in clips]
+    first_audio = [timing.first_audio for timing in timings]
+    for (at, limit), what in zip(MAX_FIRST_AUDIO.items(), ("end of speech → first audio", "the same"), strict=True):
+        report.row(what, first_audio, target=limit if judged else None, at=at)
+    interims = [timing.first_interim for timing in timings if timing.first_interim is not None]
+    what = f"speech begins → first interim transcript (none in {len(timings) - len(interims)} of {len(timings)} turns)"
+    report.row(what, interims, target=MAX_FIRST_INTERIM if judged else None)
+    report.row("ping → pong, idle", (await pings_while(url, asyncio.sleep(options.talk_seconds / 2))).server)
+    before = cpu_seconds_of_all(pid)
+    trips = await pings_while(url, talk(url, clips, options.talk_seconds))
+    spent = (cpu_seconds_of_all(pid) - before) / (TALKERS * options.talk_seconds)
+    what = f"ping → pong, {TALKERS} people speak without pause"
+    report.row(what, trips.server, target=MAX_LOOP_LAG if judged else None, at=0.99)
     what = f"meanwhile, to a server that does nothing (p99 {percentile(trips.idle, 0.99) * 1000:.1f} ms)"
     report.row(what, trips.idle)
-    return report.met
+    memory = sum(map(proportional_mib, (pid, *child_processes(pid))))
+    print("\n| of the server | | target |\n|---|---|---|")
+    people = f"≥ {MIN_PEOPLE}: {'met' if 1 / spent >= MIN_PEOPLE else 'MISSED'}" if judged else ""
+    print(f"| people who talk without pause, with interim transcripts, on a core | {1 / spent:.1f} | {people} |")
+    most = f"≤ {MAX_MEMORY} MiB: {'met' if memory <= MAX_MEMORY else 'MISSED'}" if judged else ""
+    print(f"| memory, all processes | {memory:.0f} MiB | {most} |", flush=True)
+    return report.met and (not judged or (1 / spent >= MIN_PEOPLE and memory <= MAX_MEMORY))
+
+
+def cpu_seconds_of_all(pid: int) -> float:
+    """Of a server and its processes."""
+    return sum(map(cpu_seconds, (pid, *child_processes(pid))))
 
 
 async def pings_while(url: str, activity: Coroutine[Any, Any, None]) -> RoundTrips:
@@ -226,15 +230,18 @@ async def pings_while(url: str, activity: Coroutine[Any, Any, None]) -> RoundTri
 
 
 async def talk(url: str, clips: Sequence[Clip], seconds: float) -> None:
-    """Lets each talker speak one clip after another."""
+    """Lets each talker say one clip after another, without a pause that would end the turn."""
 
     async def one(number: int) -> None:
-        turn = number
-        while time.perf_counter() < until:
-            await speak(url, clips[turn % len(clips)], paced_speech=True, silence=TRAILING_SILENCE_SEC)
-            turn += 1
+        said = b"".join(clip.samples for clip in (*clips[number:], *clips[:number]))
+        count = math.ceil(2 * SAMPLE_RATE * seconds / len(said))
+        samples = (said * count)[: 2 * round(SAMPLE_RATE * seconds)]
+        # Nobody answers before the talker has finished.
+        config = {"turn_detection": {"type": "server_vad", "silence_duration_ms": 2000}}
+        async with connect(url, config=config) as session:
+            async for piece in paced(pieces(Pcm16(samples, SAMPLE_RATE, 1)), interval=PIECE_SEC):
+                await session.send_audio(piece)
 
-    until = time.perf_counter() + seconds
     async with asyncio.TaskGroup() as talkers:
         for number in range(TALKERS):
             talkers.create_task(one(number))
@@ -264,12 +271,21 @@ def main(arguments: Sequence[str] = ()) -> bool:
         return True
     if options.quick:
         options.rounds, options.talk_seconds = 1, 8.0
-    port = free_port()
-    print("### The embedded engine\n")
-    with running("omni_ws", "serve", "--engine", "embedded", "--log-level", "warning", port=port):
-        wait_until_ready(port)
-        url = f"ws://127.0.0.1:{port}/v1/streaming_input"
-        return asyncio.run(measure(url, rounds=options.rounds, talk_seconds=options.talk_seconds))
+    met = True
+    for name, (parts, turns) in PARTS.items():
+        judged = name == "default"
+        port = free_port()
+        print(f"### The embedded engine: {name} parts\n")
+        began = time.perf_counter()
+        with running("omni_ws", "serve", *parts, "--log-level", "warning", port=port) as process:
+            wait_until_ready(port)
+            started = time.perf_counter() - began
+            url = f"ws://127.0.0.1:{port}/v1/streaming_input"
+            met = asyncio.run(measure(url, process.pid, turns, options, judged=judged)) and met
+        limit = f"≤ {MAX_START:g} s: {'met' if started <= MAX_START else 'MISSED'}" if judged else ""
+        print(f"| start, with the weights in the cache | {started:.1f} s | {limit} |\n", flush=True)
+        met = met and (not judged or started <= MAX_START)
+    return met
 
 
 if __name__ == "__main__":

@@ -72,6 +72,14 @@ def memory_mib(pid: int) -> float:
     return _status_mib(pid, "VmRSS")
 
 
+def proportional_mib(pid: int) -> float:
+    """Memory of a process; what several share counts in part for each."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"no memory for process {pid}")
+
+
 def _status_mib(pid: int, field: str) -> float:
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(f"{field}:"):

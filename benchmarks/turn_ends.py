@@ -19,9 +19,8 @@ from typing import Final
 
 import numpy as np
 
-from benchmarks.embedded import SAMPLE_RATE
+from benchmarks.embedded import END_LEVEL, SAMPLE_RATE
 from benchmarks.speech.corpus import recordings
-from benchmarks.turns import END_LEVEL
 from omni_ws.audio.samples import Samples
 from omni_ws.audio.smart_turn import SmartTurn
 from omni_ws.audio.speech_watch import SpeechWatch

@@ -38,8 +38,6 @@ TURNS: Final = {"type": "server_vad", "silence_duration_ms": SILENCE_MS}
 MAX_CPU_SHARE: Final = 0.005
 MAX_INTERRUPTION: Final = 0.020
 MAX_END_OF_TURN: Final = 0.100
-#: Level of speech relative to the loudest piece; noise of the recordings is below about -29 dB.
-END_LEVEL: Final = 10 ** (-26 / 20)
 LISTENING_STREAMS: Final = 20
 #: As many windows as a round usually has of a session.
 DETECTOR_WINDOWS: Final = 8
@@ -172,7 +170,7 @@ async def end_of_turn(url: str, clip: Clip, *, shift_ms: int) -> float:
     """Seconds from the labelled end of speech, plus the configured silence, to ``speech_stopped``."""
     lead = bytes(2 * (SAMPLE_RATE // 2 + shift_ms * SAMPLE_RATE // 1000))
     audio = Pcm16(lead + clip.samples + bytes(2 * 2 * SAMPLE_RATE), SAMPLE_RATE, 1)
-    end = len(lead) / 2 / SAMPLE_RATE + speech_ends(clip)
+    end = len(lead) / 2 / SAMPLE_RATE + clip.speech[1]
     async with connect(url, config={"turn_detection": TURNS, "start_policy": "on_end_only"}) as session:
         began = time.perf_counter()
 
@@ -192,13 +190,6 @@ async def end_of_turn(url: str, clip: Clip, *, shift_ms: int) -> float:
             speaking.cancel()
             await asyncio.gather(speaking, return_exceptions=True)
     return stopped - end - SILENCE_MS / 1000
-
-
-def speech_ends(clip: Clip) -> float:
-    """End of speech, in seconds of the clip."""
-    levels = [float(np.sqrt(np.mean(np.frombuffer(piece, "<i2").astype(float) ** 2))) for piece in pieces(clip.audio)]
-    last = max(number for number, level in enumerate(levels) if level > END_LEVEL * max(levels))
-    return (last + 1) * PIECE_SEC
 
 
 if __name__ == "__main__":
