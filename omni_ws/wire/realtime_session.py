@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from omni_ws.core.audio_format import AudioEncoding
-from omni_ws.errors import InvalidValue, UnsupportedFormat
+from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
 from omni_ws.wire.realtime_events import mapping_field
 from omni_ws.wire.session_config import SessionConfig
 
@@ -217,7 +217,11 @@ def tools(wanted: Any) -> list[Any]:
     if wanted is None:
         return []
     if not isinstance(wanted, list) or not all(isinstance(one, Mapping) for one in wanted):
-        raise InvalidValue("tools must be a list of objects", param="session.tools")
+        raise InvalidValue("tools must be a list of objects", param="tools")
+    for index, one in enumerate(wanted):
+        if one.get("type") != "function":
+            place = f"tools[{index}].type"
+            raise UnsupportedParameter(f"{place}: tools other than functions are not supported", param=place)
     return [
         {"type": one.get("type"), "function": {name: value for name, value in one.items() if name != "type"}}
         if "function" not in one

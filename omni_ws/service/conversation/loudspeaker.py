@@ -33,14 +33,20 @@ class Loudspeaker:
                 request.playback.report(played_ms)
                 return
 
-    def cut(self, request_id: str, heard_ms: float) -> None:
-        """The client has played ``heard_ms`` of this answer, and plays nothing more of it."""
+    def cut(self, request_id: str, heard_ms: float) -> str | None:
+        """The client has played ``heard_ms`` of this answer, and plays nothing more of it.
+
+        Returns the text that it heard; None where the answer is not over, or too long ago.
+        """
         for request in self._requests:
             if request.request_id == request_id:
                 request.playback.report(heard_ms)
                 request.playback.stop()
                 if request.state is RequestState.FINISHED:
-                    self._history.revise_answer(request_id, request.answer_message)
+                    answer = request.answer_message
+                    self._history.revise_answer(request_id, answer)
+                    return answer.text
+        return None
 
     def silence(self) -> None:
         """Playback is interrupted: the client drops the audio that it has not played."""

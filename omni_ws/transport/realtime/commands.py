@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality, OutputModality
 from omni_ws.core.quota import Share
-from omni_ws.errors import InvalidValue, OmniError, PayloadTooLarge, UnknownType
+from omni_ws.engine.base import Message
+from omni_ws.errors import InvalidRequest, InvalidValue, OmniError, PayloadTooLarge, UnknownType
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.conversation.whole_requests import WholeRequest, respond
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.live_session import LiveSession
-from omni_ws.transport.realtime.conversation_items import ConversationItems, as_input, messages_of
+from omni_ws.transport.realtime.conversation_items import ConversationItems, as_input, as_new, messages_of
 from omni_ws.transport.realtime.response import Event
 from omni_ws.transport.realtime.translator import Translator
 from omni_ws.transport.realtime.turns import Turn
@@ -31,6 +34,21 @@ from omni_ws.wire.realtime_session import (
     transcribes_only,
 )
 
+#: Where a field of ``session_config`` comes from.
+_FIELDS: Final = {
+    "voice": "audio.output.voice",
+    "speed": "audio.output.speed",
+    "modalities": "output_modalities",
+    "sampling.max_tokens": "max_output_tokens",
+    "sampling.temperature": "temperature",
+    "input_audio.sample_rate": "audio.input.format.rate",
+    "output_audio.sample_rate": "audio.output.format.rate",
+    "task": "audio.input.turn_detection.create_response",
+    **{
+        f"turn_detection.{name}": f"audio.input.turn_detection.{name}"
+        for name in ("threshold", "prefix_padding_ms", "silence_duration_ms", "interrupt_response", "eagerness")
+    },
+}
 #: Responses that may wait for the transcript of a turn.
 MAX_DEFERRED: Final = 4
 
@@ -65,6 +83,8 @@ class Commands:
         self._items = ConversationItems(conversation.history, factory.budget, max_bytes=limit)
         self._translator = Translator(conversation, self._items, {})
         self._translator.on_transcribed = self._respond_deferred
+        self._translator.on_speech = self._feed
+        self._now = asyncio.get_running_loop().time
         #: Audio that was appended and not committed, where no turns are detected.
         self._audio = bytearray()
         self._audio_share = Share(factory.budget)
@@ -126,10 +146,15 @@ class Commands:
 
     def _update_session(self, event: dict[str, Any]) -> None:
         session = merged_session(self._translator.session, mapping_field(event, "session"))
-        self._conversation.configure(session_config(session, self._abilities))
+        detected = self._detects_turns
+        with _session_names():
+            self._conversation.configure(session_config(session, self._abilities))
         self._translator.session = session
         if self._detects_turns:
             self._drop_audio()
+        elif detected and (turn := self._translator.turns.speaking) is not None:  # no silence will end it
+            self._conversation.finish()
+            self.send(self._translator.commit(turn))
         self.send([{"type": "session.updated", "session": self._session_object()}])
 
     @property
@@ -210,6 +235,14 @@ class Commands:
             {"type": f"conversation.item.{step}", "previous_item_id": previous, "item": shown}
             for step in ("added", "done")
         )
+        turn = self._translator.turns.speaking
+        if turn is not None and turn.answered and not turn.committed:
+            self._feed()
+
+    def _feed(self) -> None:
+        """Show the engine, with what is being spoken, the images that wait."""
+        for chunk in self._items.feed():
+            self._conversation.receive_chunk(chunk, now=self._now())
 
     def _retrieve_item(self, event: dict[str, Any]) -> None:
         item = self._known_item(event, "item_retrieve_invalid_item_id")
@@ -223,8 +256,10 @@ class Commands:
     def _truncate_item(self, event: dict[str, Any]) -> None:
         item = self._known_item(event, "item_truncate_invalid_item_id")
         played_ms = number_field(event, "audio_end_ms")
-        if item.request_id is not None:
-            self._conversation.loudspeaker.cut(item.request_id, played_ms)
+        if item.role == "assistant" and item.request_id is not None:
+            heard = self._conversation.loudspeaker.cut(item.request_id, played_ms)
+            if heard is not None:
+                self._items.cut(item, heard)
         self.send(
             [
                 {
@@ -250,7 +285,7 @@ class Commands:
         if transcribes_only(self._translator.session):
             raise InvalidValue("a transcription session has no responses", param="type")
         if fields.get("conversation") == "none":
-            self._respond_beside(fields)
+            self._respond(fields, in_conversation=False)
         elif self._translator.find_response() is not None:
             raise RealtimeRefusal(
                 "conversation_already_has_active_response", "the conversation already has an active response"
@@ -260,40 +295,35 @@ class Commands:
                 raise InvalidValue("too many responses are waiting", param="type")
             self._deferred.append((fields, event_id))
         else:
-            self._respond(fields)
+            self._respond(fields, in_conversation=True)
 
-    def _respond(self, fields: Mapping[str, Any]) -> None:
-        """Answer what is pending, or else what the instructions say."""
-        config = self._conversation.configuration.with_patch({"task": None, **response_config(fields, self._abilities)})
-        own_input = self._own_input(fields)
-        items, chunks = (own_input, list(as_input(own_input))) if own_input else self._items.take_pending()
-        kept = bool(chunks)
-        if not chunks and config.instructions.strip():
-            chunks = [InputChunk(Modality.TEXT, config.instructions.encode())]
-        asked = WholeRequest(chunks=chunks, config=config, input_kept=kept)
-        request_id = respond(self._conversation, asked)
-        self._items.asked(items, request_id)
-        self._bind_audio(items, request_id)
-        self.send(self._translator.respond(request_id, config, metadata=fields.get("metadata")))
-
-    def _respond_beside(self, fields: Mapping[str, Any]) -> None:
-        """Answer without leaving anything in the conversation. With ``input``, that is all the engine sees."""
-        config = self._conversation.configuration.with_patch({"task": None, **response_config(fields, self._abilities)})
-        own_input = self._own_input(fields)
-        context = None
+    def _respond(self, fields: Mapping[str, Any], *, in_conversation: bool) -> None:
+        """Answer the input of the response, or what is pending, or else what the instructions say."""
+        patch = response_config(fields, self._abilities)
+        items: list[Item] = []
+        context: tuple[Message, ...] | None = None
+        chunks: list[InputChunk] = []
         if fields.get("input") is not None:
-            last = max((i for i, one in enumerate(own_input) if not one.chunks), default=-1) + 1
-            context, own_input = tuple(messages_of(own_input[:last])), own_input[last:]
-        chunks = list(as_input(own_input))
-        if not chunks and config.instructions.strip():
-            chunks = [InputChunk(Modality.TEXT, config.instructions.encode())]
-        asked = WholeRequest(chunks=chunks, config=config, input_kept=False, answer_kept=False, context=context)
+            context, chunks = self._own_input(fields["input"])
+        elif in_conversation:
+            items, chunks = self._items.take_pending()
+        if not chunks:
+            instructions = patch.pop("instructions", None) or self._translator.session.get("instructions") or ""
+            chunks = [InputChunk(Modality.TEXT, instructions.encode())]
+        with _response_names():
+            config = self._conversation.configuration.with_patch({"task": None, **patch})
+        asked = WholeRequest(
+            chunks=chunks, config=config, input_kept=bool(items), answer_kept=in_conversation, context=context
+        )
         request_id = respond(self._conversation, asked)
-        self.send(self._translator.respond(request_id, config, metadata=fields.get("metadata"), in_conversation=False))
+        if items:
+            self._items.asked(items, request_id)
+            self._bind_audio(items, request_id)
+        metadata = fields.get("metadata")
+        self.send(self._translator.respond(request_id, config, metadata=metadata, in_conversation=in_conversation))
 
-    def _own_input(self, fields: Mapping[str, Any]) -> list[Item]:
-        """The items of a response's own ``input``, references among them."""
-        given = fields.get("input") or []
+    def _own_input(self, given: Any) -> tuple[tuple[Message, ...], list[InputChunk]]:
+        """A response's own ``input``: what is context, and what comes behind the last answer in it."""
         if not isinstance(given, list) or not all(isinstance(one, Mapping) for one in given):
             raise InvalidValue("response.input must be a list of items", param="response.input")
         items = []
@@ -305,8 +335,13 @@ class Commands:
             item = self._items.get(text_field(one, "id", place=f"{place}."))
             if item is None:
                 raise InvalidValue("there is no item of this id", param=f"{place}.id")
-            items.append(item)
-        return items
+            items.append(as_new(item))
+        for chunk in (chunk for item in items for chunk in item.chunks):
+            self._conversation.configuration.check_chunk(chunk)
+        asked = len(items)
+        while asked and items[asked - 1].chunks and items[asked - 1].role != "system":
+            asked -= 1
+        return tuple(messages_of(items[:asked])), list(as_input(items[asked:]))
 
     def _bind_audio(self, items: Iterable[Item], request_id: str) -> None:
         """What the engine hears of a request is the transcript of its last audio."""
@@ -329,6 +364,28 @@ class Commands:
             raise RealtimeRefusal("response_cancel_not_active", "there is no active response to cancel")
         response.cancel_reason = "client_cancelled"
         self._conversation.cancel(response.request_id)
+
+
+@contextmanager
+def _session_names() -> Iterator[None]:
+    """An error that the block raises names the field of the session object."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param is not None and not error.param.startswith("session."):
+            error.param = "session." + _FIELDS.get(error.param, error.param)
+        raise
+
+
+@contextmanager
+def _response_names() -> Iterator[None]:
+    """An error that the block raises names the field of the response."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param is not None:
+            error.param = "response." + _FIELDS.get(error.param, error.param)
+        raise
 
 
 def _empty_buffer() -> RealtimeRefusal:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from omni_ws.core.chunks import InputChunk, Modality, ToolCall
@@ -106,6 +107,21 @@ class ConversationItems:
             self._remember(item)
         self._charge(item)
 
+    def feed(self) -> Iterator[InputChunk]:
+        """The input that pending items with images are: it joins the turn that is being spoken."""
+        for item in self.pending():
+            if any(chunk.modality is Modality.IMAGE for chunk in item.chunks):
+                self._history.remove(item.item_id)
+                chunks, item.chunks = item.chunks, []
+                self._charge(item)
+                yield from chunks
+
+    def cut(self, item: Item, heard: str) -> None:
+        """Of what the assistant said, only this was heard."""
+        for part in item.content:
+            part["transcript" if "transcript" in part else "text"] = heard
+        self._charge(item)
+
     def delete(self, item: Item) -> None:
         """Drop an item, and what the history has of it."""
         answer = {"assistant"}
@@ -137,6 +153,13 @@ class ConversationItems:
     def _remember(self, item: Item) -> None:
         self._history.open(item.item_id)
         self._history.add(messages_of([item]), request_id=item.item_id)
+
+
+def as_new(item: Item) -> Item:
+    """The item as if it were created again: with input, where it is a message of the user or the system."""
+    if item.chunks or item.role not in ("user", "system") or not item.message_text:
+        return item
+    return replace(item, chunks=[InputChunk(Modality.TEXT, item.message_text.encode())])
 
 
 def as_input(items: Iterable[Item]) -> Iterator[InputChunk]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -17,6 +17,8 @@ from omni_ws.wire.session_config import SessionConfig
 
 #: A server event, without its id.
 Event: TypeAlias = dict[str, Any]
+#: Adds an item to the conversation, and returns the id of the one before it.
+AddItem: TypeAlias = Callable[[Item], str | None]
 
 _STATUS: Final = {
     FinishReason.STOP: "completed",
@@ -33,6 +35,8 @@ class _Output:
 
     item: Item
     index: int
+    #: The item before it, once it is in the conversation.
+    previous_item_id: str | None = None
     text: list[str] = field(default_factory=list)
 
 
@@ -68,28 +72,29 @@ class RealtimeResponse:
 
     def begin(self) -> Iterator[Event]:
         yield {"type": "response.created", "response": self._shown("in_progress")}
+        yield {"type": "rate_limits.updated", "rate_limits": []}  # limits of a key are not those of tokens
 
     # outputs
 
-    def render(self, chunk: OutputChunk) -> Iterator[Event | Item]:
-        """The events of one output. An item stands where it is to be added to the conversation."""
+    def render(self, chunk: OutputChunk, add: AddItem) -> Iterator[Event]:
+        """The events of one output. ``add`` is called with each new item, where that is part of the conversation."""
         match chunk.modality:
             case OutputModality.TEXT:
-                yield from self._text(chunk.text)
+                yield from self._text(chunk.text, add)
             case OutputModality.AUDIO:
-                yield from self._audio(chunk.payload)
+                yield from self._audio(chunk.payload, add)
             case OutputModality.TOOL_CALL if chunk.tool_call is not None:
-                yield from self._call(chunk.tool_call)
+                yield from self._call(chunk.tool_call, add)
 
-    def _text(self, text: str) -> Iterator[Event | Item]:
-        yield from self._open_message()
+    def _text(self, text: str, add: AddItem) -> Iterator[Event]:
+        yield from self._open_message(add)
         assert self._message is not None
         self._message.text.append(text)
         kind = "response.output_audio_transcript.delta" if self._speaks else "response.output_text.delta"
         yield {"type": kind, **self._place(self._message), "content_index": 0, "delta": text}
 
-    def _audio(self, payload: bytes) -> Iterator[Event | Item]:
-        yield from self._open_message()
+    def _audio(self, payload: bytes, add: AddItem) -> Iterator[Event]:
+        yield from self._open_message(add)
         assert self._message is not None
         yield {
             "type": "response.output_audio.delta",
@@ -98,7 +103,7 @@ class RealtimeResponse:
             "delta": payload,
         }
 
-    def _call(self, fragment: ToolCallFragment) -> Iterator[Event | Item]:
+    def _call(self, fragment: ToolCallFragment, add: AddItem) -> Iterator[Event]:
         output = self._calls.get(fragment.index)
         if output is None:
             item = Item(
@@ -109,8 +114,8 @@ class RealtimeResponse:
                 name=fragment.name or "",
                 request_id=self.request_id,
             )
-            output = self._calls[fragment.index] = self._add(item)
-            yield from self._added(output)
+            output = self._calls[fragment.index] = self._open(item)
+            yield from self._added(output, add)
         if fragment.arguments:
             output.text.append(fragment.arguments)
             yield {
@@ -120,11 +125,11 @@ class RealtimeResponse:
                 "delta": fragment.arguments,
             }
 
-    def _open_message(self) -> Iterator[Event | Item]:
+    def _open_message(self, add: AddItem) -> Iterator[Event]:
         if self._message is None:
             item = Item(item_id=new_id("item_"), role="assistant", status="in_progress", request_id=self.request_id)
-            self._message = self._add(item)
-            yield from self._added(self._message)
+            self._message = self._open(item)
+            yield from self._added(self._message, add)
             yield {
                 "type": "response.content_part.added",
                 **self._place(self._message),
@@ -132,19 +137,21 @@ class RealtimeResponse:
                 "part": self._part(""),
             }
 
-    def _add(self, item: Item) -> _Output:
+    def _open(self, item: Item) -> _Output:
         output = _Output(item, len(self._outputs))
         self._outputs.append(output)
         return output
 
-    def _added(self, output: _Output) -> Iterator[Event | Item]:
+    def _added(self, output: _Output, add: AddItem) -> Iterator[Event]:
         yield {
             "type": "response.output_item.added",
             "response_id": self.response_id,
             "output_index": output.index,
             "item": output.item.shown(),
         }
-        yield output.item
+        if self.in_conversation:
+            output.previous_item_id = add(output.item)
+            yield {"type": "conversation.item.added", **self._as_item(output)}
 
     # the end
 
@@ -161,7 +168,7 @@ class RealtimeResponse:
                 "item": output.item.shown(),
             }
             if self.in_conversation:
-                yield {"type": "conversation.item.done", "previous_item_id": None, "item": output.item.shown()}
+                yield {"type": "conversation.item.done", **self._as_item(output)}
         yield {
             "type": "response.done",
             "response": {
@@ -205,6 +212,9 @@ class RealtimeResponse:
             case "failed":
                 return {"type": "failed"}
         return None
+
+    def _as_item(self, output: _Output) -> dict[str, Any]:
+        return {"previous_item_id": output.previous_item_id, "item": output.item.shown()}
 
     def _place(self, output: _Output) -> dict[str, Any]:
         return {"response_id": self.response_id, "item_id": output.item.item_id, "output_index": output.index}

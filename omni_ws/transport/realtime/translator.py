@@ -14,7 +14,6 @@ from omni_ws.service.identifiers import new_id
 from omni_ws.transport.realtime.conversation_items import ConversationItems
 from omni_ws.transport.realtime.response import Event, RealtimeResponse
 from omni_ws.transport.realtime.turns import Turn, Turns
-from omni_ws.wire.realtime_items import Item
 from omni_ws.wire.realtime_output import error_fields
 from omni_ws.wire.realtime_session import answers_turns, interrupts_answers, wants_transcripts
 from omni_ws.wire.server_frames import ResponseStartedFrame, SpeechStartedFrame, SpeechStoppedFrame
@@ -33,6 +32,8 @@ class Translator:
         self.conversation_id = new_id("conv_")
         #: Called when the last turn that waits for a response is transcribed.
         self.on_transcribed: Callable[[], None] = lambda: None
+        #: Called when a turn has begun that is answered at its end.
+        self.on_speech: Callable[[], None] = lambda: None
         self._conversation = conversation
         self._items = items
         #: By request, the responses that are not done.
@@ -102,7 +103,9 @@ class Translator:
             "audio_start_ms": audio_ms,
             "item_id": turn.item.item_id,
         }
-        if not turn.answered and interrupts_answers(session) and (response := self.find_response()) is not None:
+        if turn.answered:
+            self.on_speech()
+        elif interrupts_answers(session) and (response := self.find_response()) is not None:
             self._conversation.cancel(response.request_id)
 
     def _speech_stopped(self, audio_ms: int) -> Iterator[Event]:
@@ -141,13 +144,7 @@ class Translator:
                 response = self._responses[request_id]
             yield from self._transcribed(turn)
         if response is not None:
-            for event in response.render(chunk):
-                yield from self._item_added(response, event) if isinstance(event, Item) else (event,)
-
-    def _item_added(self, response: RealtimeResponse, item: Item) -> Iterator[Event]:
-        if response.in_conversation:
-            previous = self._items.add(item)
-            yield {"type": "conversation.item.added", "item": item.shown(), "previous_item_id": previous}
+            yield from response.render(chunk, self._items.add)
 
     def _final(self, final: FinalChunk) -> Iterator[Event]:
         request_id = final.request_id

@@ -8,6 +8,7 @@ from support.realtime_client import realtime_client, text_of
 
 MESSAGE_IN_ORDER = [
     "response.created",
+    "rate_limits.updated",
     "response.output_item.added",
     "conversation.item.added",
     "response.content_part.added",

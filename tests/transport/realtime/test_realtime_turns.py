@@ -56,6 +56,7 @@ async def test_a_detected_turn_is_an_item_and_is_answered() -> None:
             "conversation.item.added",
             "conversation.item.done",
             "response.created",
+            "rate_limits.updated",
             "conversation.item.input_audio_transcription.delta",
             "conversation.item.input_audio_transcription.completed",
             "response.output_item.added",
