@@ -27,6 +27,8 @@ from omni_ws.transport.http.front_end import FrontEnd
 from omni_ws.transport.http.router import Router
 from omni_ws.transport.native.endpoint import StreamingInput
 from omni_ws.transport.native.mode_b_reader import ModeBReaders
+from omni_ws.transport.realtime.client_secret_route import ClientSecretRoutes
+from omni_ws.transport.realtime.client_secrets import ClientSecrets
 from omni_ws.transport.realtime.endpoint import Realtime
 from omni_ws.transport.recording.recordings import Recordings
 from omni_ws.transport.routes.chat import ChatRoutes
@@ -73,11 +75,12 @@ class App:
 
     def _front_ends(self) -> Iterator[FrontEnd]:
         """The registry: every way into the server, in the order in which they drain and end."""
-        sessions, authenticator = self.sessions, self.authenticator
+        sessions, authenticator, secrets = self.sessions, self.authenticator, ClientSecrets()
         recorder, recorded_http = (self.recordings.recorder, self.recordings.http) if self.recordings else (None, None)
         yield ModeBReaders(self.config, authenticator, self.registry, recorded_http)
         yield StreamingInput(sessions, authenticator, recorder)
-        yield Realtime(sessions, authenticator, recorder)
+        yield Realtime(sessions, authenticator, secrets, recorder)
+        yield ClientSecretRoutes(sessions, authenticator, secrets)
         yield TelephonyStreams(sessions, authenticator, recorder)
         yield ModeBRoutes(sessions, authenticator, self.registry)
         yield ChatRoutes(sessions, authenticator)

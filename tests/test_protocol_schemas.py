@@ -20,6 +20,7 @@ from omni_ws.engine.fake import EchoEngine
 from omni_ws.errors import leaves
 from omni_ws.server import create_app
 from omni_ws.tools.schemas import frames_schema
+from omni_ws.wire.client_secret_body import ClientSecretBody
 from omni_ws.wire.frames import CLIENT_FRAMES, CLIENT_TYPES
 from omni_ws.wire.openai_completion import CompletionBody
 from omni_ws.wire.openai_request import ChatBody, SpeechBody
@@ -48,6 +49,7 @@ ROUTES = {
     "/v1/streaming_input/sessions/{id}/append": {"post"},
     "/v1/streaming_input/sessions/{id}/finish": {"post"},
     "/v1/streaming_input/sessions/{id}/result": {"get"},
+    "/v1/realtime/client_secrets": {"post"},
     "/start_profile": {"post"},
     "/stop_profile": {"post"},
     "/start_request_profile": {"post"},
@@ -57,6 +59,7 @@ ROUTES = {
 #: Served on the same port, and described in asyncapi.yaml.
 NOT_HTTP = {"/v1/streaming_input": {"GET"}, "/v1/realtime": {"GET"}}
 BODIES: dict[str, type[Struct]] = {
+    "ClientSecretRequest": ClientSecretBody,
     "ChatRequest": ChatBody,
     "CompletionRequest": CompletionBody,
     "SpeechRequest": SpeechBody,

@@ -188,7 +188,7 @@ class SessionFactory:
         observed.opened()
         conversation = Conversation(
             self.engine,
-            Configuration(self._rules(output_formats, any_model=any_model, single_request=single_request)),
+            self.configuration(output_formats, any_model=any_model, single_request=single_request),
             outbox,
             limits=self._limits_of(single_request=single_request, streamed_body=streamed_body),
             budget=self.budget,
@@ -203,6 +203,12 @@ class SessionFactory:
         )
         self.conversations.add(conversation)
         return conversation
+
+    def configuration(
+        self, output_formats: frozenset[AudioEncoding], *, any_model: bool = False, single_request: bool = False
+    ) -> Configuration:
+        """The configuration that a session begins with; see ``open``."""
+        return Configuration(self._rules(output_formats, any_model=any_model, single_request=single_request))
 
     def connect_gauges(self) -> None:
         """Bind the gauges of the metrics, which are read at each scrape and cost nothing in between."""

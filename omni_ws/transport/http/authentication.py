@@ -31,7 +31,7 @@ class Authenticator:
 
         Raises Unauthenticated for a missing, malformed or unknown key.
         """
-        return self._find(_presented_key(request)) if self._keys else None
+        return self._find(_needed_key(request)) if self._keys else None
 
     def authenticate_header(self, authorization: str | None) -> ApiKey | None:
         """Do the same as ``authenticate``, for protocols that have only the ``Authorization`` field."""
@@ -54,7 +54,15 @@ class Authenticator:
         return found
 
 
-def _presented_key(request: HttpRequest) -> str:
+def presented_key(request: HttpRequest) -> str | None:
+    """The key that a request presents, known or not; None where there is none, or it is malformed."""
+    try:
+        return _needed_key(request)
+    except Unauthenticated:
+        return None
+
+
+def _needed_key(request: HttpRequest) -> str:
     authorization = request.headers.get("authorization")
     if authorization is not None:
         return _bearer(authorization)

@@ -21,6 +21,7 @@ from omni_ws.transport.realtime.conversation_items import ConversationItems, as_
 from omni_ws.transport.realtime.response import Event
 from omni_ws.transport.realtime.translator import Translator
 from omni_ws.transport.realtime.turns import Turn
+from omni_ws.transport.realtime.vllm_dialect import created_fields
 from omni_ws.wire.realtime_events import base64_field, mapping_field, number_field, optional_id, text_field
 from omni_ws.wire.realtime_items import Item, read_item
 from omni_ws.wire.realtime_output import RealtimeRefusal, error_fields
@@ -74,14 +75,15 @@ class Commands:
     Raises an InvalidRequest for an event that is refused, and any other OmniError for the end of the session.
     """
 
-    def __init__(self, session: LiveSession, factory: SessionFactory) -> None:
+    def __init__(self, session: LiveSession, factory: SessionFactory, bound: Mapping[str, Any]) -> None:
         conversation = session.conversation
         self._session_id = session.session_id
         self._conversation = conversation
         self._abilities = abilities_of(factory)
         limit = factory.config.streaming_input.max_payload_per_session
         self._items = ConversationItems(conversation.history, factory.budget, max_bytes=limit)
-        self._translator = Translator(conversation, self._items, {})
+        start = merged_session({}, bound)
+        self._translator = Translator(conversation, self._items, start)
         self._translator.on_transcribed = self._respond_deferred
         self._translator.on_speech = self._feed
         self._now = asyncio.get_running_loop().time
@@ -94,7 +96,7 @@ class Commands:
         self._reported: OmniError | None = None
         #: Sends events at once. Set by the connection.
         self.send: Callable[[Iterable[Event]], None] = lambda events: None
-        conversation.configure(session_config({}, self._abilities))
+        conversation.configure(session_config(start, self._abilities))
         self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {
             "session.update": self._update_session,
             "transcription_session.update": self._update_session,
@@ -111,7 +113,7 @@ class Commands:
 
     def created(self) -> list[Event]:
         """The first event of a session."""
-        return [{"type": "session.created", "session": self._session_object()}]
+        return [{"type": "session.created", "session": self._session_object(), **created_fields(self._session_id)}]
 
     def receive(self, event: dict[str, Any], *, now: float) -> None:
         """One event of the client, which arrived at the time ``now``."""
@@ -128,6 +130,10 @@ class Commands:
         if isinstance(message, OmniError) and message.request_id is None:
             self._reported = message
         return self._translator.render(message)
+
+    def error(self, error: OmniError, *, event_id: str | None = None) -> Event:
+        """The event that reports an error; ``event_id`` is that of the client's event that caused it."""
+        return {"type": "error", "error": error_fields(error, event_id=event_id)}
 
     def reported(self, error: OmniError) -> bool:
         """Whether the client has been sent this error."""

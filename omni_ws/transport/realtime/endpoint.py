@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
+
+import orjson
 
 from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.errors import OmniError
@@ -13,12 +17,13 @@ from omni_ws.service.recording.recorder import Recorder
 from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.live_sessions import LiveSessions
 from omni_ws.transport.http.application import UpgradeDecision
-from omni_ws.transport.http.authentication import Authenticator
+from omni_ws.transport.http.authentication import Authenticator, presented_key
 from omni_ws.transport.http.front_end import FrontEnd
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.http.router import Router, needs_upgrade
 from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.realtime.client_secrets import ClientSecrets
 from omni_ws.transport.realtime.commands import Commands
 from omni_ws.transport.realtime.session import RealtimeConnection, close_code, write_event
 from omni_ws.transport.recording.recorded_connection import recorded
@@ -33,20 +38,26 @@ REALTIME_ORIGIN: Final = "realtime"
 
 @dataclass(frozen=True, slots=True)
 class _Client:
-    """Who a connection is of."""
+    """Who a connection is of, and the settings that its client secret is bound to."""
 
     key: ApiKey | None
     address: str
+    bound: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Realtime(FrontEnd):
     """Accepts the handshakes of OpenAI's clients, and opens a session for each."""
 
     def __init__(
-        self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
+        self,
+        sessions: SessionFactory,
+        authenticator: Authenticator,
+        secrets: ClientSecrets,
+        recorder: Recorder | None = None,
     ) -> None:
         self._sessions = sessions
         self._authenticator = authenticator
+        self._secrets = secrets
         self._recorder = recorder
         #: These clients do not resume: a session ends with its connection.
         self._live = LiveSessions(sessions, origin=REALTIME_ORIGIN, grace=0, any_model=True)
@@ -59,17 +70,26 @@ class Realtime(FrontEnd):
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
         """Raises Unauthenticated or ModelNotFound, for an HTTP status. An event reports all other errors."""
-        key = self._authenticator.authenticate(request)
+        client = self._client(request)
         self._sessions.any_model.check(request.query.get("model"))
         return UpgradeDecision(
             connection=partial(
-                StreamConnection, input_pace=self._sessions.admission.input_pace(key), budget=self._sessions.budget
+                StreamConnection,
+                input_pace=self._sessions.admission.input_pace(client.key),
+                budget=self._sessions.budget,
             ),
-            serve=partial(self._serve, _Client(key, request.client)),
+            serve=partial(self._serve, client),
             subprotocol=SUBPROTOCOL if SUBPROTOCOL in request.offered_subprotocols else None,
             route=REALTIME_PATH,
             max_size=max_frame_bytes(self._sessions.config.streaming_input.max_chunk_bytes),
         )
+
+    def _client(self, request: HttpRequest) -> _Client:
+        """A client secret stands for the key that made it. Raises Unauthenticated."""
+        secret = self._secrets.find(presented_key(request), asyncio.get_running_loop().time())
+        if secret is None:
+            return _Client(self._authenticator.authenticate(request), request.client)
+        return _Client(secret.key, request.client, orjson.loads(secret.session))
 
     async def _serve(self, client: _Client, connection: StreamConnection) -> None:
         """One connection, from the end of its handshake to its close."""
@@ -92,7 +112,7 @@ class Realtime(FrontEnd):
             name = key_name(client.key)
             session.recording = self._recorder.begin(REALTIME_ORIGIN, key=name, name=session.session_id)
         try:
-            commands = Commands(session, self._sessions)
+            commands = Commands(session, self._sessions, client.bound)
         except OmniError:
             session.end(None)
             raise

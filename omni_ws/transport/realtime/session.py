@@ -26,8 +26,9 @@ from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings, Pe
 from omni_ws.transport.native.pause import Pause
 from omni_ws.transport.realtime.commands import Commands
 from omni_ws.transport.realtime.response import Event
+from omni_ws.transport.realtime.vllm_dialect import VllmDialect, begins_vllm_dialect
 from omni_ws.wire.realtime_events import decode_event
-from omni_ws.wire.realtime_output import encode_event, error_fields
+from omni_ws.wire.realtime_output import encode_event
 
 #: Messages of the session that are written in one pass of the event loop.
 WRITE_BATCH_MESSAGES: Final = 128
@@ -62,7 +63,9 @@ class RealtimeConnection:
         self._session = session
         self._conversation = session.conversation
         self._outbox = session.outbox
-        self._commands = commands
+        self._created = commands.created()
+        self._commands: Commands | VllmDialect = commands
+        self._dialect_known = False
         self._observed = session.conversation.observed
         self._loop = asyncio.get_running_loop()
         self._keep_alive = KeepAlive(keep_alive, now=self._loop.time())
@@ -78,7 +81,7 @@ class RealtimeConnection:
     async def run(self) -> None:
         """Serve the session to its end, and close the connection. The session must be attached to this."""
         try:
-            self._send(self._commands.created())
+            self._send(self._created)
             self._connection.attach(self)
             self.timer_changed()
             error = await self._over
@@ -106,7 +109,7 @@ class RealtimeConnection:
             except TimeoutError:
                 return
         if not self._commands.reported(error):
-            self._send([{"type": "error", "error": error_fields(error)}])
+            self._send([self._commands.error(error)])
 
     def session_over(self, error: OmniError | None) -> None:
         if not self._over.done():
@@ -132,9 +135,13 @@ class RealtimeConnection:
         try:
             event = decode_event(data)
             event_id = event["event_id"] if isinstance(event.get("event_id"), str) else None
+            if not self._dialect_known:
+                self._dialect_known = True
+                if begins_vllm_dialect(event):
+                    self._commands = VllmDialect(self._conversation, self._send)
             self._commands.receive(event, now=self._connection.heard_at)
         except InvalidRequest as error:
-            self._send([{"type": "error", "error": error_fields(error, event_id=event_id)}])
+            self._send([self._commands.error(error, event_id=event_id)])
         except OmniError as error:
             self._session.end(error)
         except Exception as error:

@@ -396,7 +396,7 @@ async def test_origins() -> None:
                 await peer.until("session_created")
 
 
-@pytest.mark.parametrize("path", ["/v1/nothing", "/v1/realtime", "/health", "/v1/streaming_input/x", "/"])
+@pytest.mark.parametrize("path", ["/v1/nothing", "/v1/realtime/x", "/health", "/v1/streaming_input/x", "/"])
 async def test_other_paths_are_no_websockets(path: str) -> None:
     async with live_server() as server:
         assert await refused(server, target=path) == (404, "not_found")

@@ -1,0 +1,65 @@
+"""``POST /v1/realtime/client_secrets``: short-lived keys for clients that must not know the real one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any, Final
+
+import orjson
+
+from omni_ws.service.identifiers import new_id
+from omni_ws.service.sessions.factory import STREAM_FORMATS, SessionFactory
+from omni_ws.transport.http.authentication import Authenticator
+from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.front_end import FrontEnd
+from omni_ws.transport.http.json_body import read_json_object
+from omni_ws.transport.http.router import Router
+from omni_ws.transport.realtime.client_secrets import ClientSecret, ClientSecrets
+from omni_ws.transport.realtime.commands import abilities_of
+from omni_ws.wire.client_secret_body import read_client_secret
+from omni_ws.wire.realtime_session import merged_session, session_config, session_object
+
+CLIENT_SECRETS_PATH: Final = "/v1/realtime/client_secrets"
+#: Of a body; a session's settings are mostly its instructions and tools.
+MAX_BODY_BYTES: Final = 256 * 1024
+
+
+class ClientSecretRoutes(FrontEnd):
+    """The handler. It needs a real key where keys are configured: one secret cannot create another."""
+
+    def __init__(self, sessions: SessionFactory, authenticator: Authenticator, secrets: ClientSecrets) -> None:
+        self._sessions = sessions
+        self._authenticator = authenticator
+        self._secrets = secrets
+
+    def register(self, router: Router) -> None:
+        if self._sessions.config.streaming_input.enabled:
+            router.add("POST", CLIENT_SECRETS_PATH, self.create)
+
+    async def create(self, exchange: HttpExchange) -> None:
+        """Create a secret.
+
+        Raises Unauthenticated, RateLimited where the key has too many, and what its sessions would be refused with.
+        """
+        key = self._authenticator.authenticate(exchange.request)
+        self._sessions.check_ready()
+        fields, _ = await read_json_object(exchange, MAX_BODY_BYTES, may_be_empty=True)
+        body = read_client_secret(fields)
+        session = body.session or {}
+        shown = self._shown(session)
+        secret = ClientSecret(key=key, session=orjson.dumps(session))
+        now = asyncio.get_running_loop().time()
+        value = self._secrets.create(secret, lifetime=body.lifetime, now=now)
+        expires_at = int(time.time()) + body.lifetime
+        await exchange.respond_json(
+            200, {"value": value, "expires_at": expires_at, "session": shown}, [("Cache-Control", "no-store")]
+        )
+
+    def _shown(self, session: Mapping[str, Any]) -> dict[str, Any]:
+        """The session object that a session with these settings begins with."""
+        start = merged_session({}, session)
+        configuration = self._sessions.configuration(STREAM_FORMATS, any_model=True)
+        config = configuration.apply(session_config(start, abilities_of(self._sessions)))
+        return session_object(start, config, session_id=new_id("sess_"))
