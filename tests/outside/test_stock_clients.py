@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import re
-import shutil
 from pathlib import Path
 
 import pytest
-from support.commands import run_command
 from support.live_server import live_server
 from support.obliging_engine import ObligingEngine
+from support.outside import run_in_node, run_outside, tool
 
 from omni_ws.engine.base import Engine
 from omni_ws.engine.fake import EchoEngine
@@ -26,38 +23,11 @@ SNIPPETS = sorted(path.name for path in (HERE / "snippets").iterdir())
 pytestmark = pytest.mark.slow
 
 
-def tool(variable: str) -> str:
-    """What ``make test-outside`` says where it is."""
-    path = os.environ.get(variable)
-    if path is None:
-        pytest.skip(f"{variable} is not set: make test-outside sets it")
-    return path
-
-
-async def run(*command: str, cwd: Path | None = None) -> str:
-    """The output of a command that succeeds within a minute."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    ended = await run_command(*command, seconds=100, environment=environment, cwd=cwd)
-    assert ended.status == 0, (ended.output + ended.errors)[-4000:]
-    return ended.output
-
-
-async def run_in_node(script: Path, folder: Path, *arguments: str) -> str:
-    """Where its packages are: a module looks for them from where it stands."""
-    home = Path(tool("OUTSIDE_NODE"))
-    place = home / f"{folder.name}-{script.name}"
-    await asyncio.to_thread(shutil.copy, script, place)
-    try:
-        return await run(str(home / "node_modules" / ".bin" / "node"), str(place), *arguments)
-    finally:
-        place.unlink()
-
-
 async def test_the_openai_package_of_python() -> None:
     python = tool("OUTSIDE_PYTHON")
     async with live_server(ObligingEngine()) as server:
         url = f"http://127.0.0.1:{server.port}/v1"
-        output = await run(python, str(HERE / "clients" / "openai_python.py"), url, str(RECORDING))
+        output = await run_outside(python, str(HERE / "clients" / "openai_python.py"), url, str(RECORDING))
     assert output.count("passed") == 8
 
 
@@ -79,9 +49,9 @@ async def test_snippets_run_as_they_are_printed(name: str, engine: type[Engine],
         script.write_text(source.replace(":8080/", f":{server.port}/"), encoding="utf-8")
         match script.suffix:
             case ".sh":
-                output = await run("bash", str(script))
+                output = await run_outside("bash", str(script))
             case ".py":
-                output = await run(tool("OUTSIDE_PYTHON"), str(script))
+                output = await run_outside(tool("OUTSIDE_PYTHON"), str(script))
             case _:
                 output = await run_in_node(script, tmp_path)
     if script.suffix == ".sh":
@@ -97,7 +67,7 @@ async def test_a_reader_of_events_sees_the_error() -> None:
     body = '{"messages":[{"role":"user","content":"please break now"}],"stream":true}'
     async with live_server(ObligingEngine()) as server:
         url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
-        output = await run("curl", "-sSN", url, "-H", "content-type: application/json", "-d", body)
+        output = await run_outside("curl", "-sSN", url, "-H", "content-type: application/json", "-d", body)
     blocks = output.strip().split("\n\n")
     assert blocks[-1].startswith("event: error\ndata: {")
     assert "[DONE]" not in output
@@ -109,7 +79,7 @@ async def test_schemathesis(tmp_path: Path) -> None:
     checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
     # It leaves sessions behind, which must be gone when the server is looked at.
     async with live_server(EchoEngine(), streaming_input={"session_timeout_sec": 1}) as server:
-        output = await run(
+        output = await run_outside(
             str(Path(python).with_name("schemathesis")),
             *("run", f"http://127.0.0.1:{server.port}/openapi.json", "--checks", checks),
             *(
