@@ -19,7 +19,7 @@ from benchmarks.results import printed, write_results
 
 NAMES: Final = (
     *("frames", "events", "sse", "embedded", "turns", "idle", "long_text", "mode_a_memory", "salience"),
-    *("composition", "turn_ends"),
+    *("composition", "turn_ends", "realtime"),
 )
 #: Need vLLM, Chromium, or what they fetch, so they run by name only.
 ELSEWHERE: Final = ("vllm", "browser", "asr", "voices")

@@ -99,14 +99,18 @@ class Timing:
     first_interim: float | None
 
 
-async def speak(url: str, clip: Clip, turns: str) -> Timing:
+def microphone(clip: Clip) -> Pcm16:
+    """What a microphone picks up: silence before and after the speech."""
     silence = [bytes(2 * round(LEAD_SEC * SAMPLE_RATE)), bytes(2 * PATIENCE_SEC * SAMPLE_RATE)]
-    audio = Pcm16(clip.samples.join(silence), SAMPLE_RATE, 1)
+    return Pcm16(clip.samples.join(silence), SAMPLE_RATE, 1)
+
+
+async def speak(url: str, clip: Clip, turns: str) -> Timing:
     async with connect(url, config={"turn_detection": {"type": turns}}) as session:
         began = time.perf_counter()
 
         async def send() -> None:
-            async for piece in paced(pieces(audio), interval=PIECE_SEC):
+            async for piece in paced(pieces(microphone(clip)), interval=PIECE_SEC):
                 await session.send_audio(piece)
 
         sending = asyncio.create_task(send())
