@@ -108,7 +108,7 @@ test-fast: $(VENV)/.ready-to-test ## tests below a second each, without vLLM, in
 	@$(BIN)/python -m pytest -m "not slow and not vllm" -n $(WORKERS) --dist worksteal --one-loop --hypothesis-profile=fast $(ARGS)
 
 # Speech, the browser and whole servers, with only Chromium and what `make serve` installs.
-BARE_TESTS := tests/browser tests/client tests/end_to_end tests/replay tests/engine/asr tests/engine/llm tests/engine/tts \
+BARE_TESTS := tests/browser tests/client tests/end_to_end tests/replay tests/engine/asr tests/engine/tts \
   tests/engine/test_embedded_engine.py tests/engine/remote/test_remote_chain.py
 test-bare: $(VENV)/.ready-to-test distribution ## some tests again, with optional programs of the machine hidden
 	@PYTHONPATH=tests$${PYTHONPATH:+:$$PYTHONPATH} $(BIN)/python -m support.bare_machine $(CURDIR)/$(BIN)/python -m pytest \
