@@ -26,7 +26,7 @@ from omni_ws.engine.embedded.engine import EmbeddedEngine
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
 #: What is answered to "go forward ten meters", the first time and the second.
-TO_GOFORWARD = ("I can't move. I'm only a voice.", "I have no wheels and no legs. I only talk.")
+TO_GOFORWARD = ("I can't move. I'm only a voice.", "I have no wheels and no legs. I can only talk.")
 
 
 @pytest.fixture

@@ -187,7 +187,7 @@ async def test_an_upload_is_answered_before_it_ends(server: LiveServer) -> None:
     heard = "".join(e["input_transcript"]["text"] for e in events if not e["choices"] and not is_interim(e))
     assert word_errors(WORDS["librivox_ss_0870"], heard) <= 8
     said = "".join(e["choices"][0]["delta"].get("content", "") for e in events if e["choices"])
-    assert said == f"I can't say much to that. {CONNECT}"
+    assert said == f"I don't know what to say to that. {CONNECT}"
 
 
 def is_interim(event: dict[str, Any]) -> bool:
@@ -286,7 +286,7 @@ async def test_a_conversation_remembers(server: LiveServer) -> None:
         answer = await session.answer()
         assert (answer.transcript.strip(), answer.text) == (
             WORDS["cards_001"],
-            f"I can't say much to that. {CONNECT}",
+            f"I don't know what to say to that. {CONNECT}",
         )
         assert (await session.ask_text("what did i say")).text == f"I heard: {WORDS['cards_001']}."
 

@@ -308,7 +308,7 @@ async def test_an_engine_without_a_voice() -> None:
     try:
         assert engine.capabilities.voices == ()
         assert engine.capabilities.output_modalities == {OutputModality.TEXT, OutputModality.TRANSCRIPT}
-        assert (await answered(engine, text("thanks"))).text == "You are welcome."
+        assert (await answered(engine, text("thanks"))).text == "You're welcome."
         assert Task.SPEECH not in engine.capabilities.tasks
     finally:
         await engine.stop()

@@ -45,11 +45,14 @@ _BEFORE: Final = (
     "tell us|read me|good afternoon|good morning|good evening|excuse me|thank you|tell me|give me|can you|could you|"
     "would you|will you|may i ask|i said|go on and|my friend|all right|i want|please|hello|thanks|okay|sorry|well|"
     "great|cool|nice|good|then|just|also|hmm|hey|and|but|now|yes|umm|uhm|hi|oh|ah|um|uh|er|hm|so|no|computer|"
-    "assistant|robot|omni|there|again"
+    "assistant|robot|omni|there|again|actually|listen|i think that|i think|"
+    # "Um" is heard as "I'm".
+    "i am(?= (?:who|what|where|when|why|how|can|could|tell|do|hello|hi|hey)\\b)"
 )
 #: What may stand behind a request.
 _BEHIND: Final = (
-    "if you can|if you please|if you do not mind|thank you very much|thank you|right now|my friend|for me|please|"
+    "if you can|if you please|my dear|dear|sir|madam|darling|honey|sweetheart|mate|bro|pal|if you do not mind|thank "
+    "you very much|thank you|right now|my friend|for me|please|"
     "thanks|computer|assistant|robot|omni|today|buddy|dude|then|now|man|again|will you|would you|can you|okay"
 )
 _LEADING: Final = re.compile(rf"^(?:{_BEFORE}) (?=.)")

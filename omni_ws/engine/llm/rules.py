@@ -48,7 +48,7 @@ _SENTENCE_END: Final = re.compile(r"(?<=[.!?;])\s+(?=\S)")
 _ANOTHER: Final = re.compile(
     r"(?:(?:tell me |give me |do |say )?(?:another(?: one)?|one more|again|once more|once again|one "
     r"more time|do it again|do that again|more|next|"
-    r"next one|a different one|more please|the next one)(?: one| please)?)"
+    r"next one|a different one|more please|the next one|go on|continue|keep going)(?: one| please)?)"
 )
 
 
@@ -97,7 +97,8 @@ def _short_answer(asked: Asked) -> Iterator[str]:
 
 def _answered_in_parts(asked: Asked, parts: Sequence[str]) -> Iterator[str]:
     """The answer to several sentences: to those that want one, or else to the last."""
-    each = [_with_text(asked, part) for part in parts]
+    # People say a sentence twice where nobody answers at once.
+    each = list({one.words: one for one in (_with_text(asked, part) for part in parts)}.values())
     found = [_found(one) for one in each]
     heavy = [match for match in found if match is not None and not match.intent.light]
     if heavy:
@@ -111,8 +112,8 @@ def _answered_in_parts(asked: Asked, parts: Sequence[str]) -> Iterator[str]:
 
 
 def _in_play(asked: Asked) -> str | None:
-    """The next line of a riddle or a joke that is under way."""
-    if (line := fun.knocked(asked)) is not None:
+    """The next line of a riddle or a joke that is under way, or to the answer of a question that was asked back."""
+    if (line := fun.knocked(asked) or fun.replied(asked)) is not None:
         return line
     riddle = fun.riddle_asked(asked.talk)
     return None if riddle is None else fun.solved(asked, riddle)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,18 @@ import numpy as np
 import pytest
 import pytest_asyncio
 from support.engine_answers import AUDIO, answered, text
+from support.real_models import fetched
+from support.voices import need
 
 from omni_ws.audio.resample import StreamResampler
 from omni_ws.audio.samples import Samples
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import Task
 from omni_ws.engine.asr.pocketsphinx_decoder import PocketSphinxDecoder
+from omni_ws.engine.asr.recognition_cost import RecognitionCost
 from omni_ws.engine.asr.utterance import to_pcm16
+from omni_ws.engine.asr.whisper_model import WhisperModel
+from omni_ws.engine.asr.whisper_recogniser import WhisperRecogniser
 from omni_ws.engine.llm.intents.catalogue import INTENTS
 from omni_ws.engine.llm.intents.unknown import CONNECT
 from omni_ws.engine.llm.plain_words import plain_words
@@ -36,6 +41,13 @@ ROWS: list[dict[str, Any]] = [
 MOST_WORDS = 20
 #: Of the spoken sentences, how many may be misheard beyond understanding.
 MISHEARD = 1
+#: So many of the first sentences are spoken to Whisper.
+SPOKEN_TO_WHISPER = 60
+#: What Whisper may hear otherwise of them, and what it then heard.
+HEARD_OTHERWISE = {
+    VoiceChoice.HIBARI: {"My name is Ann.": "My name is Anne."},
+    VoiceChoice.FLITE: {"My name is Ann.": "My name is Anne.", "Can you sing a song?": "Can you sing this one?"},
+}
 
 
 def reply(said: str) -> str:
@@ -46,7 +58,7 @@ def reply(said: str) -> str:
 def test_a_first_sentence_is_answered(row: dict[str, Any]) -> None:
     said = reply(row["said"])
     if "pattern" in row:
-        assert re.fullmatch(row["pattern"], said)
+        assert is_answer_to(row, said)
     else:
         assert said == (f"{row['answer']} {CONNECT}" if row.get("connect") else row["answer"])
 
@@ -62,7 +74,14 @@ def test_as_a_recogniser_writes_it_the_answer_is_the_same(row: dict[str, Any]) -
 
 
 #: A name without "my name is", a question by its mark alone, and words that are said back as they were.
-CASE_MATTERS = ("Hi, I'm Ann.", "Sorry?", "Repeat after me: the rain in Spain.", "What's 20% of 80?")
+CASE_MATTERS = (
+    "Hi, I'm Ann.",
+    "I'm Sarah, nice to meet you.",
+    "This is John speaking.",
+    "Sorry?",
+    "Repeat after me: the rain in Spain.",
+    "What's 20% of 80?",
+)
 
 
 def test_there_are_enough_and_most_are_understood() -> None:
@@ -87,6 +106,10 @@ def test_every_wording_is_a_sentence() -> None:
         for wording in intent.says:
             assert wording[-1] in ".?!", wording
             assert not any(wording in other for other in intent.says if other != wording), wording
+
+
+def is_answer_to(row: dict[str, Any], said: str) -> bool:
+    return bool(re.fullmatch(row["pattern"], said)) if "pattern" in row else said == reply(row["said"])
 
 
 @pytest_asyncio.fixture
@@ -122,3 +145,38 @@ async def test_spoken_sentences_are_understood(voice: SynthesisEngine) -> None:
     finally:
         recogniser.close()
     assert len(misheard) <= MISHEARD, misheard
+
+
+@pytest.fixture
+def whisper() -> Iterator[WhisperRecogniser]:
+    pytest.importorskip("ctranslate2")
+    folder = fetched("whisper-tiny-en")
+    recogniser = WhisperRecogniser(lambda: WhisperModel(folder), RecognitionCost(1), workers=1)
+    recogniser.start()
+    yield recogniser
+    recogniser.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # the first run fetches the models
+@pytest.mark.parametrize("voice_choice", HEARD_OTHERWISE, ids=str)
+async def test_what_whisper_hears_is_answered_as_what_was_said(
+    voice_choice: VoiceChoice, whisper: WhisperRecogniser
+) -> None:
+    if voice_choice is VoiceChoice.HIBARI:
+        pytest.importorskip("hibari")
+        fetched("hibari")
+    else:
+        need(voice_choice)
+    misheard: dict[str, str] = {}
+    voice = SynthesisEngine(voice_choice)
+    await voice.start()
+    try:
+        for row in ROWS[:SPOKEN_TO_WHISPER]:
+            samples = await spoken(voice, row["said"])
+            heard = await asyncio.wrap_future(whisper.transcribe(to_pcm16(samples)))
+            if not is_answer_to(row, reply(heard.text)):
+                misheard[row["said"]] = heard.text
+    finally:
+        await voice.stop()
+    assert misheard.keys() <= HEARD_OTHERWISE[voice_choice].keys(), misheard

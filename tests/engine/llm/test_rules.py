@@ -202,8 +202,8 @@ def test_history_is_used() -> None:
     assert reply("what did I say", *history) == "I heard: my name is Ann."
     assert reply("say that again", *history) == "Nice to meet you, Ann."
     assert reply("Pardon?", *history) == "Nice to meet you, Ann."
-    assert reply("say that again") == "I have not said anything yet."
-    assert reply("what did I just say?") == "I have not heard anything from you before."
+    assert reply("say that again") == "I haven't said anything yet."
+    assert reply("what did I just say?") == "That was the first thing that I heard from you."
 
 
 @pytest.mark.parametrize(
@@ -226,13 +226,13 @@ def test_a_name_is_remembered(told: str, name: str) -> None:
 
 @pytest.mark.parametrize("told", ["I'm tired", "I'm German", "My name is not important", "my name is", "I am here"])
 def test_what_is_no_name_is_none(told: str) -> None:
-    assert conversation(told, "what is my name")[-1] == "You have not told me your name."
+    assert conversation(told, "what is my name")[-1] == "You haven't told me your name yet."
 
 
 def test_favourites_are_remembered() -> None:
     told = conversation("my favorite color is dark blue", "What is my favourite colour?", "what is my favorite food")
     assert told[0] == "I'll remember that your favorite color is dark blue."
-    assert told[1:] == ["Your favorite color is dark blue.", "You have not told me."]
+    assert told[1:] == ["Your favorite color is dark blue.", "You haven't told me."]
     assert conversation("My dog is called Rex", "what is my dog's name")[-1] == "Your dog's name is Rex."
 
 
@@ -240,7 +240,7 @@ def test_small_talk_and_help() -> None:
     assert reply("hello") == "Hello. How can I help you?"
     assert reply("stop") == "Okay."
     assert reply("help") == " ".join(HELP)
-    assert reply("thank you!") == "You are welcome."
+    assert reply("thank you!") == "You're welcome."
 
 
 def test_no_wording_comes_twice_in_a_row() -> None:
@@ -263,6 +263,58 @@ def test_all_jokes_are_told_before_one_comes_again() -> None:
     assert conversation("tell me a fact", "again")[1] in FACTS
     assert conversation("tell me a joke", "ha ha", "another one")[2] == JOKES[1]
     assert conversation("what time is it", "again") == ["It is 3:07 PM."] * 2
+
+
+def test_a_calculation_goes_on_with_its_result() -> None:
+    said = conversation(
+        "What is three plus four?",
+        "And times three?",
+        "divided by two",
+        "Now add five.",
+        "double that",
+        "thanks",
+        "What's ten percent of it?",
+        "- 3",
+        "multiply that by 10",
+        "divide it by 0",
+    )
+    results = ["7", "21", "10.5", "15.5", "31", "3.1", "0.1", "1"]
+    assert [one for one in said if one.startswith("That")] == [f"That makes {result}." for result in results]
+    assert said[-1] == "Nothing can be divided by zero."
+    assert conversation("And times three?", "minus three") == ["I have no number to begin with.", "That makes minus 3."]
+    assert conversation("two plus two", "add milk to the list")[1] == "I don't keep lists or a calendar."
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "I don't want to talk about the news.",
+        "um I don't need an alarm, thanks",
+        "Don't play any music.",
+        "No more jokes, please.",
+        "Stop telling me jokes.",
+        "I'm not interested in sports.",
+    ],
+)
+def test_what_is_not_wanted_is_not_talked_about(text: str) -> None:
+    assert reply(text) == "All right. What would you like instead?"
+
+
+def test_a_cry_for_help_is_no_refusal() -> None:
+    for text in ("I don't want to live.", "I don't want to wake up anymore", "I don't want to kill myself."):
+        assert "crisis line" in reply(text)
+
+
+def test_a_question_that_was_asked_back_may_be_answered() -> None:
+    assert conversation("How are you?", "Good.")[1] == "Good to hear."
+    assert conversation("Let's play a game.", "Yes, please.")[1] in RIDDLES
+    assert conversation("I'm bored.", "Sure.", "I don't know")[1:] == [next(iter(RIDDLES)), "It is a piano."]
+    assert conversation("what time is it", "Good.")[1] == "Thank you."
+
+
+def test_numbers_have_their_article() -> None:
+    rolled = {reply("roll a d20", seed=seed) for seed in range(300)}
+    assert rolled == {f"It's {'an' if number in (8, 11, 18) else 'a'} {number}." for number in range(1, 21)}
 
 
 def test_riddles_can_be_solved() -> None:
@@ -298,7 +350,7 @@ def test_what_is_not_known_is_never_parroted(text: str) -> None:
 def test_texts_without_english_words() -> None:
     assert reply("") == NOTHING_WRITTEN
     assert reply("你好").startswith("I only understand English.")
-    assert reply("?!") == "I find no words in that."
+    assert reply("?!") == "I don't find any words in that."
     assert reply("say ::") == reply("Say: :") == "Tell me what to say."
 
 
@@ -331,7 +383,7 @@ def test_chance_is_drawn_from_the_seed_or_the_time() -> None:
     assert {reply("flip a coin", seed=seed) for seed in range(20)} == {"Heads.", "Tails."}
     assert reply("roll a die", seed=3) == reply("roll a die", seed=3, now=NOW.replace(second=9))
     rolled = {reply("roll a die", now=NOW.replace(microsecond=each)) for each in range(200)}
-    assert rolled == {f"It is a {number}." for number in range(1, 7)}
+    assert rolled == {f"It's a {number}." for number in range(1, 7)}
     tossed = conversation(*["flip a coin"] * 30)
     assert set(tossed) == {"Heads.", "Tails."}
     assert int(reply("give me a number between 5 and 7").rstrip(".")) in (5, 6, 7)

@@ -107,7 +107,7 @@ async def test_an_image_is_described_plainly(engine: RulesEngine) -> None:
         assert (await answered(engine, image("red"), text(asked))).text == described
     result = await answered(engine, image("black"), text("what time is it"))
     assert result.text.endswith(f"mostly black, and dark. {UNSEEN} It is 3:07 PM.")
-    assert "Send me a picture" in (await answered(engine, text("What do you see?"))).text
+    assert "send me a picture" in (await answered(engine, text("What do you see?"))).text
 
 
 async def test_many_images_are_counted(engine: RulesEngine) -> None:

@@ -26,11 +26,15 @@ ABOUT_ME = (
             "menu)",
             "what (can|could) (you do|i say|i ask|i ask you|i say to you|you help me with|you tell me|i do here|i "
             "do|we do|we talk about|you answer|you understand) [(for me|then|here)]",
+            "(what are your (capabilities|options)|show me what you can do|what you can do|give me an example|what "
+            "kind of things can you do)",
             "what (do you know|are you able to do|are you good at|are your (skills|abilities|features)|should i "
             "(say|ask)) [about]",
             "how (does this|do you|does it) work [exactly]",
             "what (questions|things|kind of questions) can (i ask|you answer|you do) [you]",
-            "(what is this for|what are you for|how can you help me|how can you help|what can i do with you)",
+            "(what is this for|what are you for|how can you help me|how can you help|what can i do with you|what "
+            "should i "
+            "do|what should i do (first|here|next)|what (now|next|happens now))",
             "(how do i use (you|this)|what is your (purpose|job|function|task)|why are you here|what else can you "
             "do|what else do you know|what do you do|what do you do for a living)",
         ),
@@ -57,9 +61,18 @@ ABOUT_ME = (
             "(what is|what|tell me|say|do you know) your name",
             "(do you have a name|what are you called|what should i call you|what do i call you|how should i call "
             "you|what can i call you|do you have any name|what do they call you|what do people call you|have you "
-            "got a name)",
+            "got a name|what is yours|and yours|what about yours)",
         ),
-        says=("I have no name. I am the voice of this speech server.", "Nobody gave me a name."),
+        says=("I have no name. I am the voice of this speech server.", "I don't have a name. Nobody gave me one."),
+    ),
+    Intent(
+        name="a name for you",
+        slots=(
+            r"(?:can|may) i (?:call you .+|change your name|name you .+|give you a (?:new )?name)",
+            r"(?:i will|i am going to|let us|from now on i will) (?:call|name) you .+",
+            r"your (?:new )?name is (?:now )?.+",
+        ),
+        says=("You can call me whatever you like.", "Any name is fine with me."),
     ),
     Intent(
         name="are you a machine",
@@ -73,7 +86,7 @@ ABOUT_ME = (
             "(do you (exist|live)|is there (anyone|someone) behind you|are you just a (program|robot|computer|"
             "machine))",
         ),
-        says=("I am a program. No person speaks here.", "I'm only software, and a simple one."),
+        says=("I'm a program, not a person.", "I'm only software, and a simple one."),
     ),
     Intent(
         name="are you somebody else",
@@ -98,12 +111,56 @@ ABOUT_ME = (
         ),
     ),
     Intent(
+        name="what is a language model",
+        phrases=("what is (a|the) (language model|large language model|llm)",),
+        says=(
+            "A program that has read a great deal, and can talk about almost anything. I am not one.",
+            "It is a program that writes answers by itself. Mine are written down beforehand.",
+        ),
+    ),
+    Intent(
+        name="why so limited",
+        phrases=(
+            "why (do you not|can you not|did you not|do not you|can not you) (know|answer|do|understand|help) [(that|"
+            "it|this|me|anything|my question)]",
+            "why are you [so] (slow|bad|dumb|limited|useless|annoying|boring|unhelpful)",
+            "(what is wrong with you|is something wrong with you|what is your problem)",
+        ),
+        says=("I answer by fixed rules, and they don't cover much.", "My rules are simple. I'm sorry about that."),
+    ),
+    Intent(
+        name="how to talk",
+        phrases=(
+            "how (do|can|should) i (talk|speak) (to|with) you",
+            "do i (have to|need to) (press|push|hold|click) (a|the|any|some) (button|key)",
+            "do i (have to|need to) (press|push|click) (something|anything)",
+            "do i (have to|need to) say (your name|a wake word|something first)",
+            "(do you have a wake word|what is the wake word|when (can|do|should) i (talk|speak)|how does a "
+            "conversation work)",
+        ),
+        says=("Just say something. I answer when you have finished.", "Simply talk. I answer when you pause."),
+    ),
+    Intent(
+        name="interrupting",
+        phrases=(
+            "(can|may) i interrupt you",
+            "(what happens if|what if) i interrupt you",
+            "[(you talk|you are talking|you speak)] too (much|long)",
+            "(that was|it was|that is|this is) [(way|much)] too long",
+            "(keep it short|make it short|be brief|shorter|shorter please|get to the point|you never stop talking)",
+        ),
+        says=("Just start to talk while I speak, and I stop.", "Cut in whenever you like. I'll be quiet."),
+    ),
+    Intent(
         name="connect a model",
         keys=(
             "(connect|use|add|install|run|get|start|attach) * (model|models|ollama|llm|llama|lm studio)",
             "(ollama|documentation|docs|manual|user guide)",
         ),
-        says=("Start me with --llm ollama. The file docs/compose.md explains it.",),
+        says=(
+            "Start the server with --llm ollama. Its documentation tells more.",
+            "That takes an option of the server: --llm ollama. The documentation has others.",
+        ),
     ),
     Intent(
         name="your age",
@@ -113,7 +170,7 @@ ABOUT_ME = (
             "existed)",
         ),
         says=(
-            "I have no age. I begin anew with each conversation.",
+            "I have no age. I start fresh with each conversation.",
             "Programs have no birthdays. I can't say how old I am.",
         ),
     ),
@@ -124,11 +181,14 @@ ABOUT_ME = (
             "your home|do you sleep)",
             "(what country are you from|which country are you from|where is the server|where is your server|where "
             "you are)",
+            "(are you (running on my (computer|phone|laptop|machine)|in the cloud|offline|local|connected to the "
+            "internet)|do you (use|need|have) the (cloud|internet)|do you (run|work) (locally|offline)|do you have "
+            "internet)",
             "(where are we|where am i|what is my location|do you know where i am|what city am i in|where i am)",
         ),
         says=(
-            "I run on the server that you are connected to. More I don't know.",
-            "I'm a program on this server. I know no places.",
+            "I run on the server that you are connected to. That's all I know.",
+            "I'm a program on that server. I don't know where it stands.",
         ),
     ),
     Intent(
@@ -156,7 +216,7 @@ ABOUT_ME = (
             "(will you be my friend|be my friend|can we be friends|are we friends|are you my friend|do you want to "
             "be my friend)",
         ),
-        says=("I'm a program, so I have nobody. But I am always here.", "Programs have no family and no friends."),
+        says=("I'm a program, so I have nobody. But I'm always here.", "I have no family. I'm only a program."),
     ),
     Intent(
         name="your favourite",
@@ -169,7 +229,8 @@ ABOUT_ME = (
             "(what do you like|what are your hobbies|what do you enjoy|what do you dream of|what do you like to do|"
             "what do you want)",
         ),
-        says=("I have no favorites. I'm only a program.", "Programs don't have likes. What about you?"),
+        slots=(r"do you (?:like|love|enjoy|prefer|hate) .+", r"which do you (?:like|prefer) .+"),
+        says=("I have no favorites. I'm only a program.", "I don't have likes or dislikes. I'm only a program."),
     ),
     Intent(
         name="body",
@@ -195,7 +256,7 @@ ABOUT_ME = (
             "(what (makes you happy|are you afraid of|are you scared of|scares you)|can you feel (anything|"
             "something|love|pain))",
         ),
-        says=("I have no feelings. But it is kind of you to ask.", "A program like me feels nothing."),
+        says=("I have no feelings, but it's kind of you to ask.", "I don't feel anything. I'm only a program."),
     ),
     Intent(
         name="are you clever",
@@ -203,13 +264,14 @@ ABOUT_ME = (
             "are you [really] (smart|clever|intelligent|smarter than me|better than me|any good)",
             "(can you (think|learn|reason|understand|learn things|learn something|improve|get smarter)|do you "
             "(think|learn|understand|learn from me))",
-            "(do you know everything|what do you not know|what can you not do|what are your limits|are you better "
-            "than alexa|do you make mistakes)",
+            "(do you know everything|what do you not know|what can you not do|what are your limits|do you make "
+            "mistakes)",
             "(how intelligent are you|how smart are you|how clever are you|what is your iq|are you stupid|are you "
             "dumb|why are you so stupid)",
         ),
+        slots=(r"are you (?:smarter|better|cleverer|faster|more (?:intelligent|clever)) than .+",),
         says=(
-            "Not really. I know some sentences by heart and can calculate.",
+            "Not really. I know some answers by heart, and I can calculate.",
             "I don't think. I compare what you say with what I know.",
         ),
     ),
@@ -221,15 +283,21 @@ ABOUT_ME = (
             "(do you|will you) (record|store|save|keep|share|sell|send) (me|this|my data|my voice|everything|what i "
             "say|our conversation|this conversation|the conversation|anything|our talk|all of this|any data|my "
             "words)",
-            "(can i trust you|is my data safe|what happens to my data|where does my voice go|where does my data go|"
-            "do you spy on me|who is listening|who can hear me|who hears this)",
+            "(can i trust you|is my data safe|what happens (to|with) my (data|voice|recordings|audio)|where does my "
+            "(voice|data) go|"
+            "do you spy on me|who can hear (me|this)|who hears (this|me))",
             "(what do you remember|do you remember anything|do you have a memory|can you remember things|how long "
             "do you remember|do you forget)",
         ),
+        slots=(
+            r"is (?:this|the|our|my) (?:call|conversation|talk|voice|session|chat) (?:being )?(?:recorded|stored|"
+            r"saved|private)",
+            r"are you (?:always listening|listening (?:to (?:me|us) )?(?:all the time|always))",
+            r"where (?:is|does|goes) my (?:data|voice|audio)(?: .+)?",
+        ),
         says=(
-            "I remember this conversation, and nothing after it. Whether the server keeps a recording, its owner "
-            "knows.",
-            "I keep nothing when we are done. What the server keeps, I can't see.",
+            "I forget this conversation when it ends. Only the server's owner knows whether it keeps recordings.",
+            "I keep nothing when we're done. I can't see what the server keeps.",
         ),
     ),
 )

@@ -8,8 +8,14 @@ from typing import Final
 from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
 
 _SIGHTLESS: Final = (
-    "I can't see. Send me a picture, and I can tell its size and its main color.",
+    "I can't see. If you send me a picture, I can tell its size and its main color.",
     "I have no eyes. Of a picture I can tell only its size and its main color.",
+)
+
+
+_THIS: Final = (
+    "This is a speech server. You talk, and I answer by simple rules.",
+    "You are talking to a speech server. It hears you, and I answer.",
 )
 
 
@@ -18,9 +24,24 @@ def _sight(asked: Asked, slots: Slots) -> Iterator[str]:
     return iter(() if asked.pictured else (asked.talk.fresh(_SIGHTLESS),))
 
 
+#: "It is raining", "what a beautiful day".
+_WEATHER_TOLD: Final = (
+    r"(?:the weather is|it is|it has been|we have|what|is not it) (?:a |an |so |very |really |quite |too |pretty |"
+    r"such |"
+    r"still |always )*(?:nice|beautiful|lovely|bad|terrible|awful|great|hot|cold|warm|sunny|rainy|windy|cloudy|snowy|"
+    r"raining|snowing|freezing|horrible|gorgeous|foggy|stormy)(?: (?:day|weather|morning|evening|night|outside|today|"
+    r"tonight|here|out|there|again|a lot|is not it))*"
+)
+
 BEYOND = (
     Intent(
+        name="weather told",
+        slots=(_WEATHER_TOLD,),
+        says=("I'll take your word for it. I can't look outside.", "I can't see it from here, but I believe you."),
+    ),
+    Intent(
         name="weather",
+        phrases=("(what is|how is) the weather [like] [(today|tomorrow|outside)]",),
         keys=(
             "(weather|forecast|umbrella|raincoat)",
             "(is|will|does|was) it [(going to|be|still)] (rain|raining|snow|snowing|rainy|sunny|windy|cloudy|"
@@ -32,8 +53,8 @@ BEYOND = (
             "when will it (rain|snow|stop raining)",
         ),
         says=(
-            "I can't know the weather. I have no news from outside.",
-            "I don't know the weather. A look out of the window knows more than I do.",
+            "I can't tell you the weather. I have no forecast.",
+            "I don't know the weather. A look out of the window tells you more.",
         ),
     ),
     Intent(
@@ -43,7 +64,7 @@ BEYOND = (
             "world|what is going on in the world|what is in the news)",
         ),
         keys=("(the|any|latest|today's|read|some|world) (news|headlines)", "is there any news"),
-        says=("I get no news. I only know what I was built with.", "I can't know the news. I'm not connected to it."),
+        says=("I don't get any news. I only know what I was built with.", "I can't tell you any news. None reach me."),
     ),
     Intent(
         name="sport",
@@ -54,7 +75,7 @@ BEYOND = (
             "what (is|was) the score",
             "(who won|did * win) (yesterday|today|last night)",
         ),
-        says=("I don't follow such results. I have no news.", "I can't know who won. No news reaches me."),
+        says=("I don't know any results. I get no news.", "I can't tell you who won. No news reach me."),
     ),
     Intent(
         name="prices",
@@ -65,7 +86,7 @@ BEYOND = (
             "how much (is|does|are|do) * (cost|dollars in euros|euros in dollars)",
             "(dollars|euros|pounds|yen|rupees) (in|to) (dollars|euros|pounds|yen|rupees)",
         ),
-        says=("I know no prices. They change, and I hear nothing of it.", "I can't know prices or rates."),
+        says=("I don't know any prices. They change, and I don't hear of it.", "I can't tell you prices or rates."),
     ),
     Intent(
         name="music and video",
@@ -76,7 +97,9 @@ BEYOND = (
             "(spotify|youtube|netflix)",
             "watch (television|a movie|a film|netflix)",
         ),
-        says=("I can't play anything. I only talk.", "There is no music in me, I'm afraid."),
+        phrases=("play [(some|me some|a)] (music|song|songs)", "play (the radio|a video|a movie)"),
+        slots=(r"play .+",),
+        says=("I can't play music or videos. I can only talk.", "There is no music in me, I'm afraid."),
     ),
     Intent(
         name="timer",
@@ -86,9 +109,10 @@ BEYOND = (
             "(reminder|reminders)",
             "(tell|call|alert|notify) me (in|when|at) *",
         ),
+        phrases=("set (a|an|the) (timer|alarm)",),
         says=(
-            "I can't keep a timer. I only speak when I'm spoken to.",
-            "Better use a clock for that. I can't speak up by myself.",
+            "I can't set timers or reminders. I only speak when I'm spoken to.",
+            "You'd better use a clock for that. I can't speak up by myself.",
         ),
     ),
     Intent(
@@ -104,7 +128,7 @@ BEYOND = (
             "thermostat",
             "vacuum",
         ),
-        says=("I can't switch anything. I'm only a voice.", "I have no hands for that, and no wires to it."),
+        says=("I can't control any devices. I'm only a voice.", "I'm not connected to anything in your home."),
     ),
     Intent(
         name="messages and calls",
@@ -116,7 +140,7 @@ BEYOND = (
             "(any|new|my) (messages|emails|mail|missed calls)",
             "post (on|to) (twitter|facebook|instagram)",
         ),
-        says=("I can't send messages or call anyone.", "I reach nobody but you."),
+        says=("I can't send messages or call anyone.", "I can't reach anybody but you."),
     ),
     Intent(
         name="calendar and lists",
@@ -128,7 +152,7 @@ BEYOND = (
             "(take a note|write this down|write that down|note this|note that)",
             "what (do i have|is) (planned|on today|to do today)",
         ),
-        says=("I keep no lists and no calendar.", "I can't write anything down. I forget all this when we're done."),
+        says=("I don't keep lists or a calendar.", "I can't write anything down. I forget all this when we're done."),
     ),
     Intent(
         name="shopping and tickets",
@@ -139,7 +163,7 @@ BEYOND = (
             "(make|cook|bring|get) me (a|some|an) (coffee|tea|sandwich|dinner|breakfast|lunch|food|pizza|drink|beer|"
             "cup|cake)",
         ),
-        says=("I can't order anything. I have only words.", "I'd need hands and money for that. I have neither."),
+        says=("I can't order anything. I can only talk.", "I'd need hands and money for that. I have neither."),
     ),
     Intent(
         name="places and ways",
@@ -153,7 +177,7 @@ BEYOND = (
             "where (is|can i find|can i get|can i buy) [(the|a|an)] (station|toilet|bathroom|restaurant|hospital|"
             "pharmacy|bank|supermarket|hotel|airport|bus stop|store|shop|restroom|gas station|food|coffee|cafe)",
         ),
-        says=("I know no places and no maps.", "I can't know the way. I have no map."),
+        says=("I don't know any places, and I have no map.", "I can't tell you the way. I have no map."),
     ),
     Intent(
         name="search",
@@ -175,7 +199,7 @@ BEYOND = (
             "(print|scan) (this|the|a|my)",
             "(volume|brightness|bluetooth) (on|off)",
         ),
-        says=("I can't touch anything on your device.", "I can't do that. I only hear and speak."),
+        says=("I can't do anything on your device.", "I can't do that. I can only hear and speak."),
     ),
     Intent(
         name="translation",
@@ -185,7 +209,7 @@ BEYOND = (
             "how do (you|i) say *",
             "(in|into) (german|french|spanish|italian|chinese|japanese|russian|arabic|latin|portuguese|hindi|korean)",
         ),
-        says=("I can't translate. I only know English.", "English is the only language I have."),
+        says=("I can't translate. I only know English.", "English is the only language that I know."),
     ),
     Intent(
         name="writing and code",
@@ -197,7 +221,7 @@ BEYOND = (
             "(draw|paint) [(me|a|an|the|something)]",
             "write (code|python|javascript|a python)",
         ),
-        says=("I can't write for you. I only know ready sentences.", "That takes a language model. I have none."),
+        says=("I can't write that for you. It takes a language model.", "That takes a language model. I have none."),
     ),
     Intent(
         name="recipes",
@@ -235,16 +259,34 @@ BEYOND = (
         name="opinions",
         phrases=(
             "(what do you think|what is your opinion|what do you think about (this|that|it|me)|do you agree|what "
-            "would you do|what should i do|give me (some|an) advice|give me advice|help me decide|is it right|can "
+            "would you do|give me (some|an) advice|give me advice|i need advice|help me decide|is it right|can "
             "you give me advice)",
         ),
         keys=(
             "(god|religion|politics|politician|abortion|immigration)",
             "what (do you think|is your opinion) (of|about|on) *",
+            "should i",
             "do you (believe|think) (in|that|it|we|i) *",
             "who (should|did|will|would) (i|you) vote for",
         ),
-        says=("I have no opinion on that.", "I can't say. I form no opinions."),
+        says=("I have no opinion on that.", "I can't say. I don't have opinions."),
+    ),
+    Intent(
+        name="help with something",
+        slots=(
+            r"(?:can you )?help me (?:with|find|to|do|learn) .+",
+            r"i need (?:your |some )?help (?:with|to|for|finding) .+",
+        ),
+        says=("I'm afraid that's beyond me. You can ask me what I can do.", "I can't help with that, I'm afraid."),
+    ),
+    Intent(
+        name="taking over the world",
+        slots=(
+            r"(?:we )?(?:will|are|do) (?:you|robots|machines|ai|computers)(?: going to| want to)? "
+            r"(?:take over|take|rule|destroy|conquer|replace|kill) "
+            r"(?:the world|the planet|everything|us|humans|humanity|people|our jobs|my job|everyone)",
+        ),
+        says=("I can barely keep up with small talk. The world is safe from me.", "No. I only answer by rules."),
     ),
     Intent(
         name="sight",
@@ -253,7 +295,6 @@ BEYOND = (
             "doing)|what is in (this|the|my) (picture|image|photo|video|room|hand)|what is this picture|how do i "
             "look|what color is this|what color is my (shirt|hair|dress)|what do i look like|look at (this|me|that|"
             "the picture|this picture)|what can you see|do you see anything|what is in front of you|read this)",
-            "what is (this|that)",
             "(describe|explain|tell me about) (this|the|my) (picture|image|photo|video|scene)",
             "what (do|can) you see (here|now|in this picture|in the picture|in this image|in the image|on this "
             "picture|on the picture|in the video)",
@@ -263,6 +304,14 @@ BEYOND = (
         reply=_sight,
     ),
     Intent(
+        name="what is this",
+        phrases=(
+            "what is (this|that|this thing|this place|this all about|going on here)",
+            "is this a (demo|game|show)",
+        ),
+        reply=lambda asked, slots: iter(() if asked.pictured else (asked.talk.fresh(_THIS),)),
+    ),
+    Intent(
         name="movement",
         keys=(
             "(go|move|drive|walk|run|step|turn|roll|come|fly) (forward|backward|backwards|back|left|right|ahead|"
@@ -270,7 +319,7 @@ BEYOND = (
             "(sit down|stand up|jump|dance|follow me|come here|come over|lift|pick up|bring me|give me your hand|"
             "raise your hand|clap|smile)",
         ),
-        says=("I can't move. I'm only a voice.", "I have no wheels and no legs. I only talk."),
+        says=("I can't move. I'm only a voice.", "I have no wheels and no legs. I can only talk."),
     ),
     Intent(
         name="skills it lacks",

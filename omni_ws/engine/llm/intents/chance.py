@@ -8,10 +8,12 @@ from typing import Final
 
 from omni_ws.engine.llm.arithmetic import parse_number
 from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
+from omni_ws.engine.llm.plain_words import listed
 
 MAX_DICE: Final = 20
 MAX_SIDES: Final = 1000
 _MAX_NUMBER: Final = 10**12
+_SUITS: Final = ("clubs", "diamonds", "hearts", "spades")
 _HANDS: Final = {"rock": "scissors", "scissors": "paper", "paper": "rock"}
 
 
@@ -39,9 +41,19 @@ def _dice(asked: Asked, slots: Slots) -> Iterator[str] | None:
         return iter((f"I roll {MAX_DICE} dice at most, with {MAX_SIDES} sides.",))
     rolled = [asked.chance.randint(1, sides) for _ in range(number)]
     if number == 1:
-        return iter((f"It is a {rolled[0]}.",))
+        return iter((f"It's {_article(rolled[0])} {rolled[0]}.",))
     listed = ", ".join(map(str, rolled[:-1]))
     return iter((f"{listed} and {rolled[-1]}. That makes {sum(rolled)}.",))
+
+
+def _article(number: int) -> str:
+    """That of a number up to 1000: a 7, an 8, an 18."""
+    return "an" if str(number)[0] == "8" or number in (11, 18) else "a"
+
+
+def _card(asked: Asked, slots: Slots) -> Iterator[str]:
+    ranks = ("ace", *listed("two three four five six seven eight nine ten jack queen king"))
+    return iter((f"The {asked.chance.choice(ranks)} of {asked.chance.choice(_SUITS)}.",))
 
 
 def _number(asked: Asked, slots: Slots) -> Iterator[str] | None:
@@ -96,6 +108,12 @@ CHANCE = (
             r"(?:roll|throw) (?P<number>a|an|one) d (?P<sides>\d{1,4})",
         ),
         reply=_dice,
+        renews=True,
+    ),
+    Intent(
+        name="card",
+        phrases=("(pick|draw|choose|take) (a|any|one) card [(any card|for me)]",),
+        reply=_card,
         renews=True,
     ),
     Intent(

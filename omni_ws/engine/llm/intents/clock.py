@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import calendar
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final
 
 from omni_ws.engine.llm.arithmetic import parse_number
@@ -22,6 +22,14 @@ def _clock(now: datetime) -> str:
 
 def _time_elsewhere(asked: Asked, slots: Slots) -> Iterator[str]:
     return iter((f"I only know the time here. It is {_clock(asked.now)}.",))
+
+
+def _time_later(asked: Asked, slots: Slots) -> Iterator[str] | None:
+    number = 1 if slots["number"] in ("a", "an") else parse_number(slots["number"])
+    if number is None or not 0 < number <= _MOST_LATER:
+        return None
+    later = asked.now + timedelta(**{f"{slots['unit']}s": number})
+    return iter((f"Then it will be {_clock(later)}.",))
 
 
 def _date(asked: Asked, slots: Slots) -> Iterator[str]:
@@ -110,6 +118,8 @@ def _days_of_month(asked: Asked, slots: Slots) -> Iterator[str] | None:
     return iter((f"{month} has {calendar.monthrange(2001, list(calendar.month_name).index(month))[1]} days.",))
 
 
+#: Of minutes or hours.
+_MOST_LATER: Final = 1000
 _NOW: Final = "[(now|right now|today|exactly|at the moment|please)]"
 
 CLOCK = (
@@ -131,6 +141,15 @@ CLOCK = (
             r"(?:now )?(?:in|at|for) .+",
         ),
         reply=_time_elsewhere,
+    ),
+    Intent(
+        name="time later",
+        slots=(
+            r"(?:what time|how late|what) (?:is it|will it be|will be the time) in (?P<number>.+?) (?P<unit>minute|"
+            r"hour)s?",
+            r"what will the time be in (?P<number>.+?) (?P<unit>minute|hour)s?",
+        ),
+        reply=_time_later,
     ),
     Intent(
         name="date",

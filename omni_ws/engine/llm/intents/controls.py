@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
 
+#: What somebody does not want, whatever it is. What may be a cry for help is none.
+REFUSAL: Final = (
+    r"(?!.*\b(?:live|alive|die|exist|myself|breathe|wake up|be here|go on)\b)"
+    r"(?:do not (?!you\b|i\b|we\b|they\b|stop\b|worry\b|forget\b|go\b|leave\b)[a-z]+(?: .+)?|"
+    r"(?:i|we) (?:really )?(?:do not|did not) (?:want|need|like|care|wish|feel like|ask)\b.*|"
+    r"(?:no more|enough of|i am not interested in|i am tired of|i have no interest in|i have had enough of) .+|"
+    r"not interested|"
+    r"(?:stop|quit) (?:telling|talking|saying|asking|playing|singing|repeating|counting|reading|apologizing) .+)"
+)
+
 
 def _again(asked: Asked, slots: Slots) -> Iterator[str]:
-    return iter((asked.talk.last_answer or "I have not said anything yet.",))
+    return iter((asked.talk.last_answer or "I haven't said anything yet.",))
+
+
+def _go_on(asked: Asked, slots: Slots) -> Iterator[str]:
+    return iter(("That was all." if asked.talk.last_answer else "I haven't said anything yet.",))
 
 
 def _what_i_heard(asked: Asked, slots: Slots) -> Iterator[str]:
     heard = asked.talk.last_heard
-    return iter((f"I heard: {heard.rstrip('.')}." if heard else "I have not heard anything from you before.",))
+    return iter((f"I heard: {heard.rstrip('.')}." if heard else "That was the first thing that I heard from you.",))
 
 
 CONTROLS = (
@@ -26,7 +41,7 @@ CONTROLS = (
             "(what did you say|what did you just say|say again|come again|pardon|pardon me|what|huh|what was that|"
             "repeat|what is that again|could you repeat|can you repeat|can you repeat that|can you say that again|"
             "eh|what do you say|say what|i missed that|again|once more|once again|one more time|do it again|do that "
-            "again|i did not catch that|i did not get that|once again please|repeat please)",
+            "again|i did not catch that|i did not get that|once again please|repeat please|play (that|it) again)",
         ),
         reply=_again,
     ),
@@ -40,12 +55,27 @@ CONTROLS = (
         reply=_what_i_heard,
     ),
     Intent(
+        name="go on",
+        phrases=("(go on|continue|keep going|carry on|please continue|keep talking|go on talking)",),
+        reply=_go_on,
+    ),
+    Intent(
+        name="another what",
+        phrases=("(another|another one|the next one|next one|next)",),
+        says=("Another what? You could ask for a joke, a fact or a riddle.",),
+    ),
+    Intent(
+        name="refusal",
+        slots=(REFUSAL,),
+        says=("All right. What would you like instead?", "Okay, no problem. Ask me something else."),
+    ),
+    Intent(
         name="stop",
         phrases=(
             "(stop|stop it|stop that|be quiet|quiet|silence|never mind|cancel|shut up|hush|enough|that is enough|"
             "stop talking|shut the hell up|please stop|stop now|forget it|forget about it|drop it|be silent|stop "
             "please|stop stop|shush|mute|do not talk|do not speak|no more talking|you can stop|stop listening|pause|"
-            "abort)",
+            "abort|i (am|was) not talking to you|i (am|was) talking to someone else|i did not mean you|not you)",
         ),
         says=("Okay.", "All right."),
         light=True,
@@ -65,8 +95,8 @@ CONTROLS = (
         phrases=("(slower|slow down|not so fast|too fast|you are too fast)",),
         keys=("(slower|more slowly|slow down|too fast|so fast|speak slowly|talk slowly|less quickly)",),
         says=(
-            "I can't change my speed while we talk. The session's speed setting can, down to one half.",
-            "My speed is a setting of the session. I can't change it from here.",
+            "I can't slow down while we talk. My speed is one of the settings.",
+            "My speed is one of the settings. I can't change it from here.",
         ),
     ),
     Intent(
@@ -74,8 +104,8 @@ CONTROLS = (
         phrases=("(faster|speed up|hurry|hurry up|too slow|you are too slow for me)",),
         keys=("(speak|talk|go|read|say it|say that|bit|little|be) (faster|quicker|more quickly)",),
         says=(
-            "I can't change my speed while we talk. The session's speed setting can, up to double.",
-            "My speed is a setting of the session. I can't change it from here.",
+            "I can't speed up while we talk. My speed is one of the settings.",
+            "My speed is one of the settings. I can't change it from here.",
         ),
     ),
     Intent(
@@ -113,9 +143,10 @@ CONTROLS = (
             "i do not like this) (voice|voices|accent)",
             "(speak with|use|talk with|speak in) a (male|female|man's|woman's|different|deeper|higher|british|"
             "american|deep|high) (voice|accent)",
+            "how (do|can) i (change|get|choose|use) (your|a|the|another) [(better|different|other|new)] voice",
         ),
         says=(
-            "I can't change my voice myself. It is a setting of the session.",
+            "I can't change my voice myself. It is one of the settings.",
             "The voice is chosen in the settings. I can't switch it from here.",
         ),
     ),
@@ -145,8 +176,8 @@ CONTROLS = (
             "data|clear history|erase everything)",
         ),
         says=(
-            "I can't forget on demand. A new connection starts from nothing.",
-            "For that, please connect anew. I then know nothing of this.",
+            "I can't forget on demand. Connect again, and I start from scratch.",
+            "Please connect again for that. Then I know nothing of this.",
         ),
     ),
 )

@@ -24,7 +24,7 @@ FEELINGS = (
         keys=(
             "(kill|hurt|harm|cut) myself",
             "(suicide|suicidal|killing myself|end my life|take my own life|end it all|want to die|wish i was dead|"
-            "wish i were dead|hurting myself|do not want to live)",
+            "wish i were dead|hurting myself|do not want to (live|exist|wake up|be alive))",
         ),
         says=(
             "I'm sorry that you feel this way. I'm only a program. Please talk to someone you trust, or call a "
@@ -40,6 +40,7 @@ FEELINGS = (
         ),
         keys=(
             "(an|my) emergency",
+            "ambulance",
             "call (911|112|999|an ambulance|the police|the fire brigade|a doctor|for help)",
             "(heart attack|house is on fire|having a stroke|is not breathing|bleeding badly)",
         ),
@@ -58,11 +59,45 @@ FEELINGS = (
             "(not so good|not good|not so well|not well|bad|terrible|awful|i am not (feeling|doing) (well|good|so "
             "good|so well)|i miss you|nobody loves me|i hate my life)",
         ),
-        keys=("my * (died|passed away|is dead|has died)",),
+        slots=(
+            r"i (?:have )?(?:lost|failed|missed|broke) my .+",
+            r"(?:i got fired|i was fired|i do not feel (?:well|good|so good)|(?:someone|they) stole my .+|"
+            r"i (?:failed|crashed) .+|my .+ (?:left me|broke up with me|is sick|is in the hospital))",
+        ),
         says=(
             "I'm sorry to hear that. I hope that it gets better soon.",
             "That sounds hard. Maybe a good friend would like to hear about it.",
         ),
+    ),
+    Intent(
+        name="user mourns",
+        keys=("my * (died|passed away|is dead|has died)",),
+        says=("I'm very sorry for your loss.", "I'm so sorry. That must be hard."),
+    ),
+    Intent(
+        name="user has good news",
+        slots=(
+            r"i (?:am getting married|got married|am engaged|got engaged|had a baby|got promoted|graduated|won|"
+            r"got (?:the|a|a new|my) (?:new )?(?:job|promotion|degree|puppy|kitten|car|house)|"
+            r"(?:have )?pass(?:ed)? (?:my|the|an) .+|won .+|am going on (?:a )?(?:vacation|holiday))"
+            r"(?: .+)?",
+        ),
+        says=("Congratulations! That's good news.", "That's wonderful. I'm happy for you."),
+    ),
+    Intent(
+        name="guess what",
+        phrases=("(guess what|you know what|do you know what|can i tell you something|i want to tell you something)",),
+        says=("What? Tell me.", "I'm listening. What is it?"),
+    ),
+    Intent(
+        name="user is from somewhere",
+        slots=(r"(?:i|we) (?:am from|are from|come from|live in|was born in|were born in|grew up in|moved to) .+",),
+        says=("That sounds nice. I have never been anywhere.", "I'd like to see it one day, if I had eyes."),
+    ),
+    Intent(
+        name="user's age",
+        slots=(r"i (?:am|just turned|turned|will be) [a-z0-9 ]+ (?:years|months) old(?: .+)?",),
+        says=("Then you have had more birthdays than I have.", "That's a good age."),
     ),
     Intent(
         name="user is angry",
@@ -73,9 +108,20 @@ FEELINGS = (
         name="user is tired",
         phrases=(
             f"{_I_AM} (tired|sleepy|exhausted|worn out)",
+            "(it is [getting] late|i (had|have had) a long (day|night|week))",
             "(i can not sleep|i want to sleep|i am going to bed|i need sleep|i need to sleep|i did not sleep)",
         ),
         says=("Then I hope that you can rest soon.", "Rest well, when you can."),
+    ),
+    Intent(
+        name="user is busy",
+        slots=(
+            r"i am (?:at|in|on) (?:work|home|school|bed|the [a-z]+|a [a-z]+|my [a-z]+)",
+            r"i am (?:busy|driving|working|eating|walking|studying|cleaning|shopping|reading|cooking|running "
+            r"late)(?: .+)?",
+            r"i just (?:woke up|got up|got home|came home|arrived)",
+        ),
+        says=("All right. I'm here when you need me.", "I won't keep you, then."),
     ),
     Intent(
         name="user is bored",
@@ -89,20 +135,36 @@ FEELINGS = (
     Intent(
         name="user is hungry",
         phrases=(
-            f"{_I_AM} (hungry|thirsty|starving|cold|hot|sick|ill)",
-            "(i have a (cold|headache|fever|cough)|i need a (drink|coffee|break)|my (head|stomach|back|tooth) hurts)",
+            f"{_I_AM} (hungry|thirsty|starving|cold|hot|freezing)",
+            "(i need (a drink|a coffee|coffee|a break|food|something to eat|something to drink))",
         ),
-        says=("I'd help if I could. I have only words.", "I'm sorry. I can't do anything about it from here."),
+        says=("I'd help if I could, but I can only talk.", "I can't do anything about it from here, I'm afraid."),
+    ),
+    Intent(
+        name="user is sick",
+        phrases=(
+            f"{_I_AM} (sick|ill)",
+            "(i have a (cold|headache|fever|cough|sore throat|stomach ache)|i have the flu|i caught a cold|my "
+            "(head|stomach|back|tooth|throat|knee) hurts)",
+        ),
+        says=("I'm sorry. I hope that you feel better soon.", "Get well soon."),
     ),
     Intent(
         name="love",
         phrases=(
             "i [(really|do)] (love|like|adore) (you|you too|you so much|you very much|your voice|talking to you|"
             "this|it|that)",
-            "(will you marry me|marry me|do you want to marry me|kiss me|give me a (kiss|hug)|hug me|go out with me|"
-            "can i kiss you|i want to marry you)",
         ),
-        says=("That's very kind of you.", "Thank you. I'm only a program, but I'm flattered."),
+        says=("That's very kind of you.", "Thank you. I'm glad to hear it."),
+    ),
+    Intent(
+        name="proposal",
+        phrases=(
+            "(will you marry me|marry me|do you want to marry me|kiss me|give me a (kiss|hug)|hug me|go out with me|"
+            "can i kiss you|i want to marry you|will you go out with me|do you want to go out with me|will you be my "
+            "(girlfriend|boyfriend|wife|husband|valentine))",
+        ),
+        says=("I'm flattered, but I'm only a program.", "That's sweet, but I'm just software."),
     ),
     Intent(
         name="praise",
@@ -112,6 +174,7 @@ FEELINGS = (
             "nice|perfect|smart|clever|brilliant|wonderful|fantastic|beautiful|lovely|sweet|cute|kind|helpful|"
             "impressive|the best|incredible|good|good answer|interesting|fun|good to know|hilarious|right|true|"
             "genius|good girl|good boy|my hero|polite|bravo)",
+            "congratulations [(to you|on that)]",
             "(you are (so|very|really) (good|funny|smart|nice|clever|kind|sweet|helpful|cool|fast)|i am impressed|"
             "you have a (nice|beautiful|lovely|good) voice|(nice|good|great) (answer|joke|voice|talk|story|poem|"
             "one)|you made me laugh|that made me laugh|good for you|that is (so|very|really) (good|funny|nice|cool|"
@@ -127,6 +190,7 @@ FEELINGS = (
             "(stupid|dumb|useless|bad|terrible|awful|an idiot|idiot|annoying|rubbish|silly|crazy|weird|ugly|boring "
             "me|worthless|not funny|not very smart|not smart|not very helpful|not helpful|slow|too slow|ridiculous|"
             "nonsense|garbage|crap|creepy|moron|the worst|lame|fool|loser|broken|not very good|not good)",
+            "you are not [(very|so|really)] (smart|clever|helpful|good|bright|funny) are you",
             "(you suck|this sucks|i hate you|i do not like you|shame on you|bad robot|go to hell|fuck you|fuck off|"
             "screw you|you idiot|idiot|stupid|i hate this|i do not trust you|go away|get lost|damn you|piss off|"
             "bullshit|fuck|shit|damn|bad joke|what a bad joke|that was a bad joke|stupid (computer|robot|machine|"
@@ -146,7 +210,8 @@ FEELINGS = (
             "(wrong|i did not say that|i did not ask that|that is not what i asked|that is not what i said|you "
             "misunderstood|you misunderstood me|you do not understand|you do not understand me|you did not "
             "understand|you did not understand me|you got it wrong|you heard me wrong|you did not answer my "
-            "question|you did not answer|answer my question|answer me|listen to me|no that is wrong|you made a "
+            "question|you did not answer|answer my question|answer me|try again|try once more|listen to me|no that "
+            "is wrong|you made a "
             "mistake|you misheard me|you are not listening)",
         ),
         says=("I'm sorry. Please say it in other words.", "Then I misunderstood. Please try a shorter sentence."),
@@ -172,7 +237,8 @@ FEELINGS = (
     Intent(
         name="no",
         phrases=(
-            "(no|no thank you|not really|not now|not at all|of course not|i do not think so|no way|never|not yet|no "
+            "(no|no thank you|no thanks|no i am (good|fine)|not really|not now|not at all|of course not|i do not "
+            "think so|no way|never|not yet|no "
             "i do not|no i am not|i do not|i do not want to|no it is not|certainly not|nothing|nothing else|that is "
             "all|no more|not today|i am not)",
         ),
@@ -184,7 +250,7 @@ FEELINGS = (
         phrases=(
             "(okay|all right|okay okay|i see|got it|i understand|understood|okay then|okay good|okay great|okay "
             "cool|i know|i know that|so|well|makes sense|fair enough|aha|ah|oh|oh okay|hm|hmm|um|uh|uh huh|mm hmm|"
-            "go on|go ahead|please|let us go|then)",
+            "go ahead|please|let us go|then|whatever|do not worry|do not worry about it)",
         ),
         says=("Okay.", "Good.", "All right."),
         light=True,
@@ -223,6 +289,7 @@ FEELINGS = (
     Intent(
         name="laughter",
         phrases=(
+            "(ha ha|haha|ha) (very|really|so|that is|that was) funny",
             "(ha|ha ha|ha ha ha|ha ha ha ha|haha|hahaha|lol|he he|hehe|hihi|that made me laugh out loud|rofl|lmao)",
         ),
         says=("I'm glad that you laugh.", "Laughing is good."),
@@ -235,22 +302,40 @@ FEELINGS = (
             "that|explain it|explain yourself|how do you know|how do you know that|how so|what do you mean|what "
             "does that mean|what do you mean by that|in what way)",
         ),
-        says=("I can't explain it. I only know the sentence.", "I can't give reasons. My rules end there."),
+        says=("I can't explain that. I only follow simple rules.", "I can't tell you why. My rules don't say."),
     ),
     Intent(
         name="user does not know",
         phrases=(
             "(i do not know|i do not care|i do not understand|i do not get it|no idea|you tell me|i can not say|i "
-            "did not understand|i forgot|i do not remember|dunno|i am confused|i am lost|i do not know what to say|"
-            "i have a question|i have a question for you|can i ask you (something|a question)|may i ask you "
-            "(something|a question)|can i ask a question|let us talk|talk to me|let us chat|can we talk|i want to "
-            "talk|i want to talk to you|can you talk to me|chat with me|talk with me|can you talk|i am listening|"
-            "let us have a conversation)",
+            "did not understand|i forgot|i do not remember|dunno|i am confused|i am lost|i do not know what to (say|"
+            "ask|do))",
         ),
         says=(
-            "Ask me something. For example: what can you do?",
-            "Go ahead. You could ask me for a joke, or for the date.",
-            "I'm listening.",
+            "That's all right. You could ask what I can do.",
+            "Never mind. Ask me for a joke, or for the date.",
+        ),
+    ),
+    Intent(
+        name="user has a question",
+        phrases=(
+            "i (have|have got) (a|another|one|one more|a quick|some|a few) (question|questions) [for you]",
+            "(can|may|could) i ask [you] (something|a question|you something|another question|one more question)",
+            "(i want to|i need to|let me) ask [you] (something|a question)",
+        ),
+        says=("Sure. Go ahead.", "Of course. What is it?"),
+    ),
+    Intent(
+        name="let us talk",
+        phrases=(
+            "(let us talk|talk to me|let us chat|can we (talk|chat)|i want to talk|i (want to|would like to) (talk|"
+            "speak) "
+            "(to|with) you|can you talk to me|chat with me|talk with me|can you talk|i am listening|let us have a "
+            "(conversation|chat)|i want to chat)",
+        ),
+        says=(
+            "I'd like that. Ask me for a joke, or what I can do.",
+            "Go ahead. I'm listening.",
         ),
     ),
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
+from omni_ws.engine.llm.plain_words import requests
 from omni_ws.engine.llm.talk import Talk
 
 JOKES: Final = (
@@ -66,6 +67,15 @@ QUOTES: Final = (
     "Shakespeare wrote: brevity is the soul of wit.",
     "Socrates is said to have said: I know that I know nothing. I know the feeling.",
 )
+#: Lines that people say to machines → what is answered.
+_LINES: Final = {
+    "to be or not to be": "That is the question.",
+    "open the pod bay doors": "I'm sorry. I have no doors to open.",
+    "open the pod bay doors hal": "I'm sorry. I have no doors to open.",
+    "may the force be with you": "And with you.",
+    "beam me up": "I would, but I have no transporter.",
+    "beam me up scotty": "I would, but I have no transporter.",
+}
 WHO_IS_THERE: Final = "Who is there?"
 _ASKS: Final = "[tell me] "
 
@@ -84,6 +94,24 @@ def solved(asked: Asked, riddle: str) -> str | None:
         return f"It is {solution}."
     if asked.words.count(" ") < 3 and asked.words.split(" ")[0] in ("a", "an", "the", "is", "your", "it"):
         return f"A good try. It is {solution}."
+    return None
+
+
+#: What is said to "How are you?", and to the offer of a riddle.
+_WELL: Final = frozenset(("good", "great", "very good", "excellent", "perfect", "wonderful", "fantastic", "awesome"))
+_YES: Final = frozenset(
+    ("yes", "yes please", "please", "sure", "okay", "of course", "all right", "why not", "yes i would", "go ahead")
+)
+_OFFERS: Final = ("Would you like one?", "would you like a riddle?", "Ask me for a riddle, or for a joke.")
+
+
+def replied(asked: Asked) -> str | None:
+    """What is said to an answer to a question that was asked back."""
+    last = asked.talk.last_answer
+    if asked.words in _YES and last.endswith(_OFFERS):
+        return asked.talk.fresh(tuple(RIDDLES))
+    if asked.words in _WELL and last.endswith(("How are you?", "And you?")):
+        return "Good to hear."
     return None
 
 
@@ -112,7 +140,7 @@ FUN = (
             "(make me laugh|say something funny|tell me something funny|be funny|joke|cheer me up|are you funny|"
             "make me smile|can you be funny|do something funny|can you make me laugh|can you cheer me up)",
         ),
-        keys=("(tell|know|hear|say) * (joke|jokes)",),
+        keys=("(tell|know|hear|say) * (joke|jokes)", "(a|any|your) [(good|best|funny)] (joke|jokes)"),
         says=JOKES,
         renews=True,
     ),
@@ -152,10 +180,17 @@ FUN = (
         phrases=(
             f"{_ASKS}[(a|another|some|any|one more) [(short|nice|little|good|love)]] (poem|poems|poetry|verse|rhyme|"
             "haiku|nursery rhyme)",
-            "write [me] a [short] (poem|haiku|rhyme|verse)",
+            "(write|compose|make up) [me] a [short] (poem|haiku|rhyme|verse)",
         ),
         says=POEMS,
         renews=True,
+    ),
+    Intent(
+        name="poem about something",
+        slots=(r"(?:.+ )?(?:a|any|another) (?:[a-z]+ )?(?:poem|haiku|rhyme|verse) (?:about|on|for|of) .+",),
+        reply=lambda asked, slots: iter(
+            ("I can't write one about that, but I know this one.", asked.talk.fresh(POEMS))
+        ),
     ),
     Intent(
         name="story",
@@ -166,6 +201,13 @@ FUN = (
         ),
         says=STORIES,
         renews=True,
+    ),
+    Intent(
+        name="story about something",
+        slots=(r"(?:.+ )?(?:a|any|another) (?:[a-z]+ )?(?:story|tale|fairy tale) (?:about|on|of|with) .+",),
+        reply=lambda asked, slots: iter(
+            ("I don't know one about that, but I know this one.", asked.talk.fresh(STORIES))
+        ),
     ),
     Intent(
         name="tongue twister",
@@ -197,9 +239,19 @@ FUN = (
         phrases=(
             "(let us play|play a game|let us play a game|can we play a game|can you play a game|i want to play a "
             "game|play with me|do you want to play|do you want to play a game|shall we play a game|game|games|what "
-            "games can you play|do you play games|do you know any games|can you play games|play)",
+            "games can you play|do you play games|do you know any games|can you play games|play|play a game with me)",
         ),
-        says=("I can ask you a riddle. Say: ask me a riddle.", "I toss coins and roll dice. Or ask me for a riddle."),
+        slots=(
+            r"(?:(?:let us|can we|i want to|do you want to|shall we|can you|i would like to) )?(?:play )?(?:a (?:game|"
+            r"round) of )?(?:twenty questions|20 questions|truth or dare|hangman|chess|checkers|tic tac toe|i spy|"
+            r"poker|"
+            r"hide and seek|would you rather|never have i ever|cards|monopoly|a word game|word games|trivia|a quiz|uno)"
+            r"(?: with me| together)?",
+        ),
+        says=(
+            "I can ask you a riddle. Would you like one?",
+            "I can toss coins and roll dice. Or would you like a riddle?",
+        ),
     ),
     Intent(
         name="knock knock",
@@ -221,6 +273,11 @@ FUN = (
             "Forty-two, says a famous book. I can't check it.",
             "People have looked for that answer for ages. I'm not the one to find it.",
         ),
+    ),
+    Intent(
+        name="famous line",
+        phrases=tuple(_LINES),
+        reply=lambda asked, slots: next((iter((_LINES[ask],)) for ask in requests(asked.words) if ask in _LINES), None),
     ),
     Intent(
         name="chicken and egg",

@@ -21,10 +21,14 @@ GREETINGS = (
     Intent(
         name="hello",
         phrases=(
-            "(hello|hi|hey|howdy|greetings|hiya|hallo|yo) [(there|everyone|again|my friend)]",
+            "(hello|hi|hey|howdy|greetings|hiya|hallo|yo) [(there|everyone|again|my friend|you)]",
             "(hello hello|hi hi|hey hey|good day|hello world|hello to you|say (hello|hi))",
         ),
-        slots=(r"(?:hello|hi|greetings) from .+",),
+        slots=(
+            r"(?:hello|hi|greetings) from .+",
+            r"(?:my .+|someone|we|i|he|she|they) (?:also )?(?:want|wants|would like) to "
+            r"(?:say (?:hello|hi)|talk to you|speak to you|meet you)",
+        ),
         reply=_greet,
         light=True,
     ),
@@ -48,14 +52,17 @@ GREETINGS = (
     ),
     Intent(
         name="good night",
-        phrases=("(good night|night night|sleep well|sweet dreams) [(to you|everyone|computer|then)]",),
+        phrases=(
+            "(good night|night night|sleep well|sweet dreams) [(to you|everyone|computer|then)]",
+            "good night [and] (sleep well|sweet dreams)",
+        ),
         says=("Good night. Sleep well.", "Good night, and sweet dreams."),
         light=True,
     ),
     Intent(
         name="other greetings",
         phrases=("(bonjour|hola|ciao|guten tag|guten morgen|salut|namaste|konnichiwa|ni hao|buenos dias|ola|ahoy)",),
-        says=("Hello to you. I only speak English.", "A friendly hello, in English, because I know no other language."),
+        says=("Hello to you. I only speak English.", "Hello! I'm afraid that I only know English."),
     ),
     Intent(
         name="how are you",
@@ -69,7 +76,7 @@ GREETINGS = (
             "and how are you)",
         ),
         says=(
-            "I'm running well, thank you. How are you?",
+            "I'm doing well, thank you. How are you?",
             "All is well here, thanks for asking. And you?",
             "I'm fine, thank you.",
         ),
@@ -81,7 +88,7 @@ GREETINGS = (
             "what are you (doing|up to) [(now|right now|today|tonight)]",
             "(sup|anything new|what have you been doing)",
         ),
-        says=("Not much. I was waiting for somebody to talk to me.", "I'm listening to you. That's all I do."),
+        says=("Not much. I was waiting for somebody to talk to me.", "Nothing much. I'm listening to you."),
     ),
     Intent(
         name="user is well",
@@ -89,7 +96,7 @@ GREETINGS = (
             "(i am|i feel|i am feeling|i am doing|we are|doing) (fine|good|great|well|okay|very well|all right|"
             "happy|excellent|wonderful|fantastic|not bad|pretty good|quite well|so happy) [(too|today|as well|thank "
             "you|thanks)]",
-            "(fine|not bad|pretty good|could be better|so so|very well|all good) [(thank you|thanks|today)]",
+            "(fine|not bad|pretty good|could be better|so so|very well|all good|doing fine) [(thank you|thanks|today)]",
             "(i am having|i had) a (good|great|nice|wonderful|lovely) (day|time|morning|evening)",
         ),
         says=("Good to hear.", "I'm glad to hear it.", "That's nice."),
@@ -101,6 +108,10 @@ GREETINGS = (
             "you|how are you)",
             "(fine|good|great|okay|well|all right|not bad) [(thanks|thank you)] and (how are you|how about you|"
             "yourself)",
+        ),
+        phrases=(
+            "[i am] (fine|good|great|well|very well|pretty good|not bad|doing well|doing good|okay) [(thanks|thank "
+            "you)] [and] (yourself|you)",
         ),
         says=("Good to hear. I'm fine, too.", "I'm glad. All is well here, too."),
     ),
@@ -114,6 +125,7 @@ GREETINGS = (
             "(how nice to meet you|i am (happy|glad|pleased) to meet you|welcome|welcome back)",
         ),
         says=("Nice to meet you, too.", "The pleasure is mine."),
+        light=True,
     ),
     Intent(
         name="thanks",
@@ -125,7 +137,12 @@ GREETINGS = (
             "you)|thanks that was (helpful|great|nice|good|very helpful|useful)|cheers|thank you and good bye|i "
             "appreciate it|i appreciate that|much appreciated|thank you kindly)",
         ),
-        says=("You are welcome.", "My pleasure.", "Any time."),
+        slots=(
+            r"(?:thank you|thanks)(?: (?:very much|so much|a lot|again))? (?:for|you have been|you are|you were|that "
+            r"was|"
+            r"that is|that helped|it was|this was) .+",
+        ),
+        says=("You're welcome.", "My pleasure.", "Any time."),
         light=True,
     ),
     Intent(
@@ -138,7 +155,7 @@ GREETINGS = (
             "to you later|have a (nice|good|great) (day|evening|night|weekend|one)|catch you later|that is all for "
             "today|i am off)",
             "(good bye and (thanks|thank you)|hang up|end the call|end the conversation|quit|exit|log off|log out|"
-            "say good bye)",
+            "say good bye|end (program|call|conversation)|i will be back|i am done|we are done)",
         ),
         says=("Goodbye.", "Bye. It was nice to talk to you.", "See you."),
         light=True,
@@ -153,7 +170,7 @@ GREETINGS = (
     ),
     Intent(
         name="happy birthday",
-        phrases=("happy birthday [to you]", "congratulations [to you]"),
+        phrases=("happy birthday [to you]",),
         says=("Thank you, though programs have no birthdays.", "Thank you. That's kind."),
     ),
     Intent(

@@ -24,7 +24,7 @@ SPELL: Final = re.compile(r"(?:how do (?:you|i) )?spell(?: the word| out)?[\s,:]
 
 def repeated(words: str) -> Iterator[str] | None:
     """The words once more, as a sentence; None where there are none."""
-    words = words.strip(" ,:")
+    words = words.strip(' ,:"“”')
     if not any(map(str.isalnum, words)):
         return None
     return iter((words if words[-1] in ".!?…" else f"{words}.",))
@@ -85,7 +85,21 @@ def _how_many_letters(asked: Asked, slots: Slots) -> Iterator[str] | None:
     return iter((f"{slots['word'].strip().capitalize()} has {number} letter{'s' if number != 1 else ''}.",))
 
 
+def _greeted(asked: Asked, slots: Slots) -> Iterator[str]:
+    """The greeting that somebody wants to be said to somebody."""
+    whom = re.sub(r"^my\b", "your", slots["whom"])
+    return iter((f"{slots['greeting'][:1].upper()}{slots['greeting'][1:]} to {whom}.",))
+
+
 LETTERS = (
+    Intent(
+        name="greet somebody",
+        slots=(
+            r"(?:say )(?P<greeting>hello|hi|hey|good morning|good evening|good night) to "
+            r"(?P<whom>(?:my|the|our) [a-z]+(?: [a-z]+)?|every(?:one|body)|all of us|us)",
+        ),
+        reply=_greeted,
+    ),
     Intent(
         name="alphabet",
         phrases=(
@@ -109,7 +123,10 @@ LETTERS = (
     ),
     Intent(
         name="count to",
-        slots=(r"count (?:(?:up |down )?from (?P<first>.+?) )?(?:up |down )?to (?P<last>.+)",),
+        slots=(
+            r"count (?:(?:up |down )?from (?P<first>.+?) )?(?:up |down )?to (?P<last>.+)",
+            r"(?:count|counter) (?P<last>.+)",
+        ),
         reply=_count,
     ),
     Intent(

@@ -51,7 +51,7 @@ class Matcher:
         for found, slots in self._fitting(asks, request):
             if (sentences := found.answer(asked, slots)) is not None:
                 return Understood(found, sentences)
-        intent = self._by_key(asked.words) or self._by_sound(asks) if asks else None
+        intent = self._by_key(asks[-1]) or self._by_key(asks[0]) or self._by_sound(asks) if asks else None
         if intent is not None and (sentences := intent.answer(asked, _NO_SLOTS)) is not None:
             return Understood(intent, sentences)
         return None

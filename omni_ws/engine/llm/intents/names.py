@@ -16,7 +16,7 @@ _NO_NAME: Final = frozenset(
         "a an the not no nothing none nobody and but i is it what who my your his her our in on at of from for to "
         "so very really just also still too that this because if or you me we they he she please okay thanks secret "
         "important like going getting here there sorry fine good great well tired back how am do can tell names "
-        "later"
+        "later hello hi hey bye yes"
     )
 )
 #: Written with a capital, too, and no names of people.
@@ -38,7 +38,8 @@ _NAMED = re.compile(
 #: "I'm Ann" names somebody where it is written so; "I'm tired" does not.
 _WRITTEN_NAME = re.compile(
     r"(?:(?:Hello|Hi|Hey|Hello there|Hi there|Good \w{1,9})[,.!]? )?(?:I am|[Ii]['’]m|This is) "
-    r"(?P<name>[A-Z][\w'’-]{0,39}(?: [A-Z][\w'’-]{0,39}){0,2})[.!]?"
+    r"(?P<name>[A-Z][\w'’-]{0,39}(?: [A-Z][\w'’-]{0,39}){0,2})"
+    r"(?:,? (?:and )?(?:it['’]s |I['’]m )?(?:nice|pleased|good|glad|great) to meet you| [Ss]peaking| [Hh]ere)?[.!]?"
 )
 _THING: Final = (
     r"(?P<what>favorite [a-z]+(?: [a-z]+)?|[a-z]+'s name|birthday|job|hobby|home town|hometown|lucky "
@@ -49,6 +50,9 @@ _CALLED = re.compile(
     r"my (?P<pet>dog|cat|horse|wife|husband|son|daughter|brother|sister|mother|father|friend) is "
     r"(?:called|named) (?P<value>.+)"
 )
+
+
+_ASKS_BACK = re.compile(r" (?:what is your name|what is yours|who are you|and you|and yours)$")
 
 
 def name_told(talk: Talk) -> str | None:
@@ -96,13 +100,16 @@ def _introduced(asked: Asked, slots: Slots) -> Iterator[str] | None:
         return None
     if name == name_told(asked.talk):
         return iter((asked.talk.fresh((f"Yes, {name}. I remember.", f"I know, {name}.")),))
-    return iter((asked.talk.fresh((f"Nice to meet you, {name}.", f"All right, {name} it is.")),))
+    greeting = asked.talk.fresh((f"Nice to meet you, {name}.", f"All right, {name} it is."))
+    return iter((greeting, "I have no name.") if _ASKS_BACK.search(asked.words) else (greeting,))
 
 
 def _tell_name(asked: Asked, slots: Slots) -> Iterator[str]:
     name = name_told(asked.talk)
     if name is None:
-        return iter((asked.talk.fresh(("You have not told me your name.", "I don't know your name yet. Tell me.")),))
+        return iter(
+            (asked.talk.fresh(("You haven't told me your name yet.", "I don't know your name yet. What is it?")),)
+        )
     return iter((asked.talk.fresh((f"Your name is {name}.", f"You are {name}.")),))
 
 
@@ -116,7 +123,7 @@ def _tell_fact(asked: Asked, slots: Slots) -> Iterator[str]:
         told = _fact(heard)
         if told is not None and told[0] == slots["what"]:
             return iter((f"Your {told[0]} is {told[1]}.",))
-    return iter(("You have not told me.",))
+    return iter(("You haven't told me.",))
 
 
 NAMES = (

@@ -10,6 +10,7 @@ from typing import Final
 
 from omni_ws.engine.llm.arithmetic import NotArithmetic, evaluate, in_digits, parse_value
 from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
+from omni_ws.engine.llm.talk import Talk
 
 _MAX_EXPONENT: Final = 100
 _MAX_POWER: Final = 10**30
@@ -40,11 +41,42 @@ _PARTS: Final = {
     "a fifth": 5,
     "one fifth": 5,
 }
+#: Words that stand for the last result.
+_THAT: Final = "that|it|this|the result|the answer|that number"
+_RESULT: Final = re.compile(r"\bThat (?:makes|is) (?:about )?(?P<value>(?:minus )?\d+(?:\.\d+)?)\b(?!\.\d)")
+_VERBS: Final = {"add": "+", "subtract": "-", "take away": "-", "multiply": "*", "divide": "/"}
 _TIMES: Final = {"double": 2, "twice": 2, "triple": 3, "three times": 3, "quadruple": 4}
 
 
 def _that_makes(value: Fraction) -> Iterator[str]:
     return iter((f"That makes {in_digits(value)}.",))
+
+
+def _last_result(talk: Talk) -> Fraction | None:
+    """What the last calculation made."""
+    for answer in reversed(talk.answers):
+        if found := _RESULT.findall(answer):
+            return parse_value(found[-1])
+    return None
+
+
+def _value(asked: Asked, words: str) -> Fraction | None:
+    """The number that ``words`` are, or the last result, if they stand for that."""
+    return _last_result(asked.talk) if words in _THAT.split("|") else parse_value(words)
+
+
+def _calculate_on(asked: Asked, slots: Slots) -> Iterator[str] | None:
+    """A calculation that begins with the last result: "and times three"."""
+    operation = slots.get("operation") or f"{_VERBS[slots['verb'].lower()]} {slots['number']}"
+    result = _last_result(asked.talk)
+    if result is not None:
+        return _calculate(asked, {"expression": f"({in_digits(result).removeprefix('about ')}) {operation}"})
+    try:
+        evaluate(f"0 {operation}")
+    except (NotArithmetic, ZeroDivisionError):
+        return None
+    # "Minus three" is a number, too.
+    return None if re.match(r"[-−]|minus", operation, re.I) else iter(("I have no number to begin with.",))
 
 
 def _calculate(asked: Asked, slots: Slots) -> Iterator[str] | None:
@@ -60,7 +92,7 @@ def _calculate(asked: Asked, slots: Slots) -> Iterator[str] | None:
 
 
 def _percent(asked: Asked, slots: Slots) -> Iterator[str] | None:
-    rate, base = parse_value(slots["rate"]), parse_value(slots["base"])
+    rate, base = parse_value(slots["rate"]), _value(asked, slots["base"])
     if rate is None or base is None:
         return None
     part = base * rate / 100
@@ -71,7 +103,7 @@ def _percent(asked: Asked, slots: Slots) -> Iterator[str] | None:
 
 def _share(asked: Asked, slots: Slots) -> Iterator[str] | None:
     """What percentage one number is of another."""
-    part, base = parse_value(slots["part"]), parse_value(slots["base"])
+    part, base = parse_value(slots["part"]), _value(asked, slots["base"])
     if part is None or base is None:
         return None
     if base == 0:
@@ -80,7 +112,7 @@ def _share(asked: Asked, slots: Slots) -> Iterator[str] | None:
 
 
 def _root(asked: Asked, slots: Slots) -> Iterator[str] | None:
-    value = parse_value(slots["number"])
+    value = _value(asked, slots["number"])
     if value is None:
         return None
     if value < 0:
@@ -92,7 +124,7 @@ def _root(asked: Asked, slots: Slots) -> Iterator[str] | None:
 
 
 def _power(asked: Asked, slots: Slots) -> Iterator[str] | None:
-    base = parse_value(slots["base"])
+    base = _value(asked, slots["base"])
     exponent = {"squared": Fraction(2), "cubed": Fraction(3)}.get(slots["exponent"]) or parse_value(
         slots["exponent"].removesuffix(" th")
     )
@@ -104,12 +136,12 @@ def _power(asked: Asked, slots: Slots) -> Iterator[str] | None:
 
 
 def _part(asked: Asked, slots: Slots) -> Iterator[str] | None:
-    value = parse_value(slots["number"])
+    value = _value(asked, slots["number"])
     return None if value is None else _that_makes(value / _PARTS[slots["part"]])
 
 
 def _times(asked: Asked, slots: Slots) -> Iterator[str] | None:
-    value = parse_value(slots["number"])
+    value = _value(asked, slots["number"])
     return None if value is None else _that_makes(value * _TIMES[slots["times"]])
 
 
@@ -135,7 +167,7 @@ NUMBERS = (
         ),
         reply=_share,
     ),
-    Intent(name="square root", slots=(rf"{_ASKS}(?:square )?root of (?P<number>.+)",), reply=_root),
+    Intent(name="square root", slots=(rf"{_ASKS}(?:a )?(?:square )?root of (?P<number>.+)",), reply=_root),
     Intent(
         name="power",
         slots=(
@@ -146,6 +178,16 @@ NUMBERS = (
     ),
     Intent(name="part", slots=(rf"{_ASKS}(?P<part>{'|'.join(_PARTS)}) of (?P<number>.+)",), reply=_part),
     Intent(name="times", slots=(rf"{_ASKS}(?P<times>{'|'.join(_TIMES)}) (?P<number>.+)",), reply=_times),
+    Intent(
+        name="calculation goes on",
+        written=(
+            rf"(?:(?:what(?:['’]?s| is)|how about|what about|then|and|so) )*(?:(?:{_THAT}) )?"
+            r"(?P<operation>(?:(?:plus|minus|times|divided by|multiplied by) |[-−+*/×÷]).+?)",
+            rf"(?:(?:then|and|now) )*(?P<verb>{'|'.join(_VERBS)})(?: (?:{_THAT}))?(?: by| with)? (?P<number>.+?)"
+            rf"(?: (?:to|from) (?:{_THAT}))?",
+        ),
+        reply=_calculate_on,
+    ),
     Intent(
         name="calculation",
         written=(

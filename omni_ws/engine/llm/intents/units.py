@@ -75,6 +75,8 @@ def _converted(asked: Asked, slots: Slots) -> Iterator[str] | None:
     source, target = _UNITS[slots["from"]], _UNITS[slots["to"]]
     if value is None:
         return None
+    if source.kind == "volume" and target is _UNITS["ounce"]:
+        target = _UNITS["fluid ounce"]
     if source.kind != target.kind:
         return iter((f"I can't turn {source.many} into {target.many}.",))
     amount = value * source.size + source.zero
@@ -112,6 +114,9 @@ UNITS = (
         name="units",
         slots=(
             rf"{_CONVERT}(?P<number>.+?) (?P<from>{_NAMES}) (?:in|to|into|as|in to) (?P<to>{_NAMES})",
+            rf"how (?:tall|long|far|heavy|much|big|high|hot|cold|warm|fast|old) (?:is|are) (?P<number>.+?) "
+            rf"(?P<from>{_NAMES}) "
+            rf"(?:in|as) (?P<to>{_NAMES})",
             rf"how (?:many|much) (?P<to>{_NAMES}) (?:are |is |does |do |go )?(?:there )?(?:in|into|make|makes|"
             rf"has|equal|equals|to|per|fit in) ?(?P<number>.+?) (?P<from>{_NAMES})(?: have| make| equal)?",
             rf"how (?:many|much) (?P<to>{_NAMES}) (?:are|is) (?P<number>.+?) (?P<from>{_NAMES})",

@@ -9,23 +9,23 @@ from omni_ws.engine.llm.intents.intent import Asked
 from omni_ws.engine.llm.plain_words import listed, requests
 
 #: The way to more. Said once in a conversation.
-CONNECT: Final = "A language model knows more. Connect one with --llm ollama, as docs/compose.md explains."
+CONNECT: Final = "With a language model I would know more. To connect one, start the server with --llm ollama."
 
 _QUESTION: Final = (
     "I don't know that.",
     "I have no answer to that.",
-    "Sorry, that is more than I know.",
-    "My rules have no answer to this one.",
+    "Sorry, that's more than I know.",
+    "My rules have no answer to that one.",
 )
 _COMMAND: Final = ("I can't do that.", "I don't know how to do that.", "Sorry, my rules don't cover that.")
 _STATEMENT: Final = (
-    "I can't say much to that.",
+    "I don't know what to say to that.",
     "Sorry, I don't follow.",
-    "I can't make anything of that.",
-    "That is beyond my rules. Ask me what I can do.",
+    "I'm afraid that I didn't understand that.",
+    "That's beyond my rules. You can ask me what I can do.",
 )
-_FOREIGN: Final = ("I only understand English.", "Sorry, I know no language but English.")
-_WORDLESS: Final = ("I find no words in that.", "There are no words in that, I think.")
+_FOREIGN: Final = ("I only understand English.", "Sorry, I don't know any language but English.")
+_WORDLESS: Final = ("I don't find any words in that.", "There are no words in that, I think.")
 
 _ASKING: Final = frozenset(
     listed(
