@@ -27,10 +27,14 @@ MOST_CONTEXT_SEC: Final = 30
 _SILENCE_SEC: Final = 1.0
 #: The longest audio.
 LONGEST_SEC: Final = MOST_CONTEXT_SEC - _SILENCE_SEC
-#: More than anybody says in a second: an answer that repeats itself ends there.
+#: More than anybody says in a second: an answer that repeats itself ends there. A token of English is a word or a part
+#: of one; of other languages it may be a part of a letter.
 _TOKENS_PER_SEC: Final = 8
+_TOKENS_PER_SEC_ELSEWHERE: Final = 24
 _TOKENS_AT_LEAST: Final = 12
-_LONGEST_ANSWER: Final = 448
+#: What a model has room for. CTranslate2 takes one half of what it is told for the answer, and leaves the other half to
+#: a prompt, as Whisper does.
+_ROOM: Final = 448
 _MS_PER_ALIGNED_FRAME: Final = 20
 
 
@@ -114,7 +118,7 @@ class WhisperModel:
             encoded,
             [[*prompt, self._id("<|notimestamps|>")]],
             beam_size=beam,
-            max_length=min(_LONGEST_ANSWER, int(seconds * _TOKENS_PER_SEC) + _TOKENS_AT_LEAST),
+            max_length=min(_ROOM, 2 * self._longest_answer(seconds, language)),
             return_scores=True,
             return_no_speech_prob=True,
         )
@@ -125,6 +129,10 @@ class WhisperModel:
             float(result.no_speech_prob),
             float(result.scores[0]),
         )
+
+    def _longest_answer(self, seconds: float, language: str | None) -> int:
+        per_sec = _TOKENS_PER_SEC_ELSEWHERE if self.multilingual and language != "en" else _TOKENS_PER_SEC
+        return int(seconds * per_sec) + _TOKENS_AT_LEAST
 
     def _language_of(self, encoded: ctranslate2.StorageView) -> str:
         ((likeliest, *_),) = self._model.detect_language(encoded)

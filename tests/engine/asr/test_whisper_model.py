@@ -111,6 +111,14 @@ def test_text_from_noise_is_told_apart(model: WhisperModel, name: str) -> None:
     assert (transcript.no_speech > 0.6 and transcript.score < -1.0) == (name not in WORDS)
 
 
+@pytest.mark.parametrize("beam", [1, 5])
+def test_the_text_of_fast_speech_is_whole(model: WhisperModel, beam: int) -> None:
+    """21 words in less than five seconds."""
+    clip = clip_samples("librivox_ss_0870")
+    faster = np.interp(np.arange(0, len(clip), 1.5), np.arange(len(clip)), clip).astype(np.float32)
+    assert spoken(model.transcribe(faster, beam=beam, words=False).text).endswith("power to do for them")
+
+
 @pytest.mark.parametrize("seconds", [0.0, 0.01, LONGEST_SEC])
 def test_the_shortest_and_the_longest_audio(model: WhisperModel, seconds: float) -> None:
     audio = np.resize(clip_samples("librivox_ss_0870"), int(seconds * SAMPLE_RATE))
