@@ -95,7 +95,9 @@ class Listener:
     def _new_guess(self) -> str:
         """Return the text of the guess, once, when it has been worked out; empty text otherwise."""
         guess = self._guess
-        if guess is None or guess.told or not guess.work.done() or guess.work.exception() is not None:
+        if guess is None or guess.told or not guess.work.done():
+            return ""
+        if guess.work.cancelled() or guess.work.exception() is not None:  # whoever settles the utterance is told
             return ""
         guess.told = True
         return guess.work.result().text

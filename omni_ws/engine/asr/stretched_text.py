@@ -29,7 +29,8 @@ class StretchedText:
         self._first = first
         self._gap = gap
         self._work: Future[str] | None = None
-        #: What is done, with the length from which the utterance is read again. Set by another thread.
+        #: What is done, with the length from which the utterance is read again. Set by another thread, and only for
+        #: what is under way: what was left may end at the same time, after what followed it.
         self._done: tuple[Future[str], int] | None = None
         #: Of an utterance that has ended; it may still run.
         self._left: Future[str] | None = None
@@ -56,6 +57,8 @@ class StretchedText:
         began, length = self._clock(), utterance.length
 
         def note(work: Future[str]) -> None:
+            if work is not self._work:
+                return
             gap = self._gap(length / SAMPLE_RATE, self._clock() - began)
             self._done = work, length + round(gap * SAMPLE_RATE)
 

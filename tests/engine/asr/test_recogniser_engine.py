@@ -49,6 +49,10 @@ class CountingRecogniser:
     def close(self) -> None:
         self._threads.shutdown(cancel_futures=True)
 
+    def drop(self) -> None:
+        """Drop what waits, as ``close`` does before it waits for the rest."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
     def expect(self, talkers: int) -> None:
         self.expected.append(talkers)
 
@@ -193,3 +197,23 @@ async def test_at_a_pause_what_would_be_settled_is_told_to_those_who_ask(
         assert (taken_back, last) == ("", settled)
     else:
         assert guesses == []
+
+
+async def test_a_recogniser_that_stops_in_a_pause_fails_what_is_settled(recogniser: CountingRecogniser) -> None:
+    recogniser.limits = UtteranceLimits(cut_after=20 * SAMPLE_RATE, longest=30 * SAMPLE_RATE)
+    recogniser.goes_on.clear()
+    recogniser.transcribe(np.zeros(1, np.int16))  # so that the guess waits
+    with ThreadPoolExecutor(1) as executor:
+        clock = itertools.count(0, 10)
+        listening = Listening(Seats(1), recogniser, executor)
+        listener = Listener(listening, clock=lambda: next(clock), tells_guesses=True)
+        words = np.concatenate((clip_samples("goforward")[8_000:36_000], np.zeros(4_800, np.float32)))
+        for piece in np.array_split(words, 20):
+            assert not [one async for one in listener.hear(piece) if isinstance(one, TranscriptGuess)]
+        assert len(recogniser.asked) == 2
+        recogniser.drop()
+        assert [one async for one in listener.hear(np.zeros(1, np.float32))] == []
+        with pytest.raises(EngineFailed, match="stopped"):
+            assert not [one async for one in listener.end_part()]
+        await listener.close()
+    recogniser.goes_on.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from itertools import pairwise
 
@@ -19,11 +20,15 @@ class Reader:
     def __init__(self) -> None:
         self.now = 0.0
         self.asked: list[tuple[int, Future[str]]] = []
+        #: Told of the end of a recognition before the StretchedText is.
+        self.told_first: Callable[[Future[str]], None] | None = None
         self.text = StretchedText(self._recognise, lambda: self.now, first=SAMPLE_RATE, gap=interim_gap_sec)
         self.utterance = Utterance(0)
 
     def _recognise(self, pcm: Pcm16) -> Future[str]:
         work: Future[str] = Future()
+        if self.told_first is not None:
+            work.add_done_callback(self.told_first)
         self.asked.append((len(pcm), work))
         return work
 
@@ -124,3 +129,23 @@ def test_what_still_runs_for_an_utterance_that_has_ended_is_waited_for() -> None
     first.set_result("of the utterance before")
     assert reader.hear(0.1) == ""
     assert len(reader.asked) == 2
+
+
+def test_what_was_left_ends_after_what_followed_it() -> None:
+    """A recognition is done before all who wait for it have been told."""
+    reader = Reader()
+
+    def hear_on(_: Future[str]) -> None:
+        reader.hear(1)
+        reader.settle("of the next")
+
+    reader.told_first = hear_on
+    reader.hear(1)
+    reader.told_first = None
+    (_, left), *_ = reader.asked
+    assert left.set_running_or_notify_cancel()
+    reader.text.end()
+    reader.utterance = Utterance(0)
+    left.set_result("of the utterance before")
+    assert len(reader.asked) == 2
+    assert reader.hear(0.1) == "of the next"
