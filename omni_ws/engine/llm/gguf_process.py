@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 _MODULE: Final = "omni_ws.engine.llm.gguf_server"
 #: The newest lines of its log, which are kept for the reason of its end.
 _LAST_LINES: Final = 5
+#: What is kept of a line. llama.cpp quotes templates and prompts, which may be long.
+_MOST_CHARACTERS: Final = 500
 
 
 class GgufProcess:
@@ -101,13 +103,16 @@ class GgufProcess:
     async def _listen(self) -> None:
         stderr = self._process.stderr
         assert stderr is not None
-        try:
-            while line := await stderr.readline():
-                if text := line.decode(errors="replace").strip():
-                    self._said.append(text)
-                    logger.debug("llama.cpp: %s", text)
-        except ValueError:  # a line without end
-            self._process.kill()
+        while True:
+            try:
+                line = await stderr.readline()
+            except ValueError:  # too long to be held: so much of it is left out
+                continue
+            if not line:
+                return
+            if text := line.decode(errors="replace").strip()[:_MOST_CHARACTERS]:
+                self._said.append(text)
+                logger.debug("llama.cpp: %s", text)
 
 
 def _end(status: int) -> str:

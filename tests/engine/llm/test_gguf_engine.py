@@ -32,6 +32,7 @@ from omni_ws.core.chunks import FinishReason
 from omni_ws.engine.base import AnswerOptions, EngineState, Finished, Message, StructuredOutput, TextOutput
 from omni_ws.engine.composed.engine import ComposedEngine
 from omni_ws.engine.llm.gguf_engine import GgufEngine, GgufSettings
+from omni_ws.engine.llm.gguf_process import GgufProcess
 from omni_ws.engine.llm.gguf_server import Order
 from omni_ws.errors import EngineFailed, EngineOverloaded
 
@@ -339,6 +340,30 @@ process.stdin.write(sys.argv[1] + "\\n")
 process.stdin.flush()
 print(process.pid, flush=True)
 process.wait()
+"""
+
+
+async def test_a_line_of_its_log_may_be_long() -> None:
+    process = GgufProcess(
+        await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", _TALKATIVE),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    )
+    await until(lambda: process.last_words.endswith("; the end"))
+    assert not process.ended
+    assert len(process.last_words) < 2000
+    await process.end()
+
+
+#: Quotes a long prompt, goes on, and waits.
+_TALKATIVE = """
+import sys
+print("x" * 300_000, file=sys.stderr)
+print("the end", file=sys.stderr, flush=True)
+sys.stdin.read()
 """
 
 
