@@ -36,7 +36,7 @@ def _names(config: ServerConfig) -> Iterator[str]:
         if asr.name in ("embedded", "whisper") and (name := PINNED.get(asr.model or DEFAULT_MODEL)) is not None:
             yield name
         if (tts.name == "hibari" and tts.model is None) or (
-            tts.name == "embedded" and config.embedded.voice is VoiceChoice.AUTO
+            tts.name == "embedded" and config.embedded.voice in (VoiceChoice.AUTO, VoiceChoice.HIBARI)
         ):
             yield "hibari"
     if config.embedded.turn_path is None:

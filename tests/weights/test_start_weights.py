@@ -101,6 +101,7 @@ def test_a_fetch_that_is_interrupted_starts_nothing(started: list[int], monkeypa
         (("--llm", "smollm2"), ["smollm2", "whisper-tiny-en", "hibari", "smart-turn"]),
         (("--asr", "pocketsphinx"), ["hibari", "smart-turn"]),
         (("--tts", "flite"), ["whisper-tiny-en", "smart-turn"]),
+        (("--embedded.voice", "hibari"), ["whisper-tiny-en", "hibari", "smart-turn"]),
         (("--embedded.voice", "espeak"), ["whisper-tiny-en", "smart-turn"]),
         (("--engine", "remote", "--remote.upstreams", "http://127.0.0.1:9/v1"), ["smart-turn"]),
         (("--embedded.turn-path", "some.onnx", "--tts", "none"), ["whisper-tiny-en"]),
