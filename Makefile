@@ -144,10 +144,10 @@ test-outside: $(VENV)/.ready-to-test $(OUTSIDE_VENV)/.ready $(OUTSIDE_NODE)/.rea
 	  $(if $(wildcard $(VLLM_VENV)/.ready),OUTSIDE_VLLM='$(CURDIR)/$(VLLM_BIN)/python') \
 	  $(BIN)/python -m pytest tests/outside $(ARGS)
 
-$(OUTSIDE_VENV)/.ready: requirements/outside.txt | $(BIN)/python
+$(OUTSIDE_VENV)/.ready: requirements/outside.txt requirements/outside.lock | $(BIN)/python
 	@echo 'installing third-party clients'
 	@$(BIN)/python -m venv $(OUTSIDE_VENV)
-	@$(INSTALL) $(OUTSIDE_VENV)/bin/python --requirement requirements/outside.txt
+	@$(INSTALL) $(OUTSIDE_VENV)/bin/python --requirement requirements/outside.txt --constraint requirements/outside.lock
 	@touch $@
 
 $(OUTSIDE_NODE)/.ready: requirements/outside-node.json

@@ -127,6 +127,7 @@ async def test_clients_of_python(client: str, tmp_path: Path) -> None:
 
 async def test_the_openai_package_of_node(tmp_path: Path) -> None:
     """It connects by TLS only."""
+    tool("OUTSIDE_NODE")
     tls_contexts(tmp_path)
     certificate = tmp_path / "certificate.pem"
     async with servers(ssl_certfile=certificate, ssl_keyfile=tmp_path / "key.pem") as (urls, model):
@@ -138,6 +139,7 @@ async def test_the_openai_package_of_node(tmp_path: Path) -> None:
 
 
 async def test_the_agents_package_of_node(tmp_path: Path) -> None:
+    tool("OUTSIDE_NODE")
     async with servers() as (urls, model):
         output = await run_in_node(CLIENTS / "realtime_agents_node.mjs", tmp_path, *arguments(urls, tmp_path))
     assert check(output, tmp_path, model)["interrupted"]

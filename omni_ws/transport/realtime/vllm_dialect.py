@@ -16,6 +16,13 @@ from omni_ws.wire.realtime_events import base64_field, text_field
 
 #: The one format of its audio.
 SAMPLE_RATE: Final = 16_000
+_CONFIGURATION: Final = {
+    "task": "transcribe",
+    "modalities": ["text"],
+    "input_audio": {"format": "pcm16", "sample_rate": SAMPLE_RATE},
+    "turn_detection": None,
+    "history": False,
+}
 #: The codes of vLLM where they differ.
 _CODES: Final = {"unknown_type": "unknown_event", "invalid_frame": "invalid_json", "invalid_value": "invalid_event"}
 
@@ -42,21 +49,16 @@ class VllmDialect:
     def __init__(self, conversation: Conversation, send: Callable[[Iterable[Event]], None]) -> None:
         self.send = send
         self._conversation = conversation
+        self._transcribes = False
         self._hears = False
         self._text: list[str] = []
         self._reported: OmniError | None = None
-        conversation.configure(
-            {
-                "task": "transcribe",
-                "modalities": ["text"],
-                "input_audio": {"format": "pcm16", "sample_rate": SAMPLE_RATE},
-                "turn_detection": None,
-                "history": False,
-            }
-        )
 
     def receive(self, event: Mapping[str, Any], *, now: float) -> None:
         """One event of the client, which arrived at the time ``now``. Raises OmniError."""
+        if not self._transcribes:  # an engine that cannot refuses each event
+            self._conversation.configure(_CONFIGURATION)
+            self._transcribes = True
         match event["type"]:
             case "session.update":
                 self._conversation.configure({"model": text_field(event, "model")})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -15,7 +16,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from omni_ws.config.model import VoiceChoice
 from omni_ws.core.chunks import FinishReason, OutputModality, Task, Usage
-from omni_ws.engine.base import Finished, TextOutput
+from omni_ws.engine.base import EngineCapabilities, Finished, TextOutput
 from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.fake import ScriptedEngine
@@ -142,6 +143,20 @@ async def test_an_engine_that_fails() -> None:
         assert (await receive(connection))["delta"] == "go"
         error = await receive(connection)
         assert (error["type"], error["code"]) == ("error", "engine_failed")
+
+
+async def test_an_engine_that_does_not_transcribe() -> None:
+    class Speaker(Listener):
+        @property
+        def capabilities(self) -> EngineCapabilities:
+            return replace(super().capabilities, tasks=frozenset({Task.CHAT}))
+
+    async with live_server(Speaker()) as server, vllm_client(server) as connection:
+        for kind in (COMMIT, APPEND):
+            await send(connection, kind)
+            error = await receive(connection)
+            assert (error["type"], error["code"]) == ("error", "unsupported_parameter")
+            assert isinstance(error["error"], str)
 
 
 @pytest.mark.parametrize(
