@@ -185,12 +185,14 @@ stubs: $(VENV)/.ready-to-test ## generate the code of the gRPC protocol
 
 venv: $(VENV)/.ready-to-test ## the environment for development
 
-# The first interpreter that is recent enough and can create an environment.
+# The first interpreter that is recent enough and can create an environment. Python 3.11 adds setuptools (10 MB) to it,
+# which nothing that serves needs.
 $(BIN)/python:
 	@for candidate in $(or $(PYTHON),python3 python3.13 python3.12 python3.11 python); do \
 	  if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
 	    echo "creating $(VENV) with $$("$$candidate" --version)"; \
-	    exec "$$candidate" -m venv $(VENV); \
+	    "$$candidate" -m venv $(VENV); \
+	    exec $(BIN)/python -m pip --disable-pip-version-check uninstall --quiet --yes setuptools 2>/dev/null; \
 	  fi; \
 	done; \
 	echo 'Python 3.11 or newer with its venv module is needed (on Debian: python3-venv); name one by PYTHON=' >&2; \
@@ -199,10 +201,13 @@ $(BIN)/python:
 # The stamps keep later runs off the network. The packages for tests include those for serving.
 # Neural ears and a neural voice, where there are packages for this machine.
 NEURAL := whisper,hibari
+# hibari's package asks for onnxruntime, which this project does not use (80 MB). What is not imported is not compiled.
+HIBARI = $(shell grep -om1 'hibari-tts==[0-9.]*' pyproject.toml)
 $(VENV)/.ready-to-serve: pyproject.toml | $(BIN)/python
 	@echo 'installing the server and its engines (a minute)'
-	@$(PIP) --editable '.[embedded,espeak,remote,$(NEURAL)]' || { \
-	  echo 'once more, without Whisper and hibari:' >&2; $(PIP) --editable '.[embedded,espeak,remote]'; }
+	@{ $(PIP) --no-compile --editable '.[embedded,espeak,remote,whisper]' && \
+	  $(PIP) --no-compile --no-deps '$(HIBARI)'; } || { \
+	  echo 'once more, without Whisper and hibari:' >&2; $(PIP) --no-compile --editable '.[embedded,espeak,remote]'; }
 	@touch $@
 
 $(VENV)/.ready-for-gguf: $(VENV)/.ready-to-serve

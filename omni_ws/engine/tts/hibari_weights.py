@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from omni_ws.audio.vad import PACKAGE as RUNTIME
 from omni_ws.engine.tts.synthesiser import NoVoice
 from omni_ws.installing import install_command, this_python
 from omni_ws.weights import fetched_file
@@ -24,7 +25,7 @@ def hibari_file(file: Path | None = None) -> Path:
         installed = version("hibari-tts")
     except PackageNotFoundError:
         installed = ""
-    if not installed or find_spec("onnxruntime") is None:
+    if not installed or not all(map(find_spec, ("hibari", RUNTIME))):
         raise NoVoice(f"its packages are not installed: {install_command('hibari')}")
     if installed != VERSION:
         raise NoVoice(f"it needs hibari-tts {VERSION}, and {installed} is installed: {install_command('hibari')}")

@@ -40,6 +40,7 @@ def test_sentences_are_pronounced_as_by_the_package(british: bool) -> None:
     for text in (
         "I read it, the record, in Reading; 'why?' she used to ask.",
         "Schedule the Wednesday refactoring of zyzzyvas, McDonald's 42nd O'Reilly book costs $3.50.",
+        "Blorptastic quuxification, said Mxyzptlk the Snorgle.",
         "The lead singer's tears live on; we live in the present, and present it.",
     ):
         assert ours(text) == own(text)
