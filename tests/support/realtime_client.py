@@ -116,6 +116,13 @@ def text_of(response: dict[str, Any]) -> str:
     return "".join(part.get("text") or part.get("transcript") or "" for part in parts)
 
 
+async def failed(client: RealtimeClient, kind: str, **fields: Any) -> dict[str, Any]:
+    """The error that an event is refused with."""
+    await client.send(kind, **fields)
+    error: dict[str, Any] = (await client.until("error"))["error"]
+    return error
+
+
 @contextlib.asynccontextmanager
 async def realtime_client(
     server: LiveServer, *, model: str = "gpt-realtime", created: bool = True, **options: Any

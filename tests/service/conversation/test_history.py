@@ -420,3 +420,16 @@ def test_speech_that_is_truncated_is_given_back() -> None:
     assert budget.used == history.held_bytes == len(TOKEN) + 256
     history.truncate("a")
     assert budget.used == history.held_bytes == 0
+
+
+def test_a_removed_request_leaves_the_others_in_their_places() -> None:
+    history = History(100, ByteBudget(1 << 20))
+    for number in range(3):
+        turn(history, f"req_{number}", f"ask {number}", f"tell {number}")
+    history.remove("req_1", roles={"user"})
+    assert [item.message.text for item in history.items] == ["ask 0", "tell 0", "tell 1", "ask 2", "tell 2"]
+    history.remove("req_1")
+    history.remove("req_1")
+    history.remove("nobody")
+    assert [item.message.text for item in history.items] == ["ask 0", "tell 0", "ask 2", "tell 2"]
+    assert history.truncate("req_2") == 1

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 from typing import Any
 
 import numpy as np
 import pytest
+from support.capable_engine import CapableEngine
 from support.inline_workers import InlineWorkers
 from support.live_server import LiveServer, live_server
 from support.realtime_client import RealtimeClient, realtime_client, text_of
 
 from omni_ws.core.chunks import FinishReason, Usage
-from omni_ws.engine.base import AudioOutput, Finished, TextOutput, TranscriptOutput
+from omni_ws.engine.base import AudioOutput, EngineOutput, Finished, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
+from omni_ws.errors import EngineFailed
 
+PNG = base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNk+M8AAAMBAQDJ/pLvAAAAAElFTkSuQmCC")
 TRANSCRIBED: dict[str, Any] = {"transcription": {"model": "gpt-4o-mini-transcribe"}}
 HEARD_AND_ANSWERED = (
     TranscriptOutput("go forward"),
@@ -119,8 +124,6 @@ async def test_speech_cancels_the_response() -> None:
 
 
 async def _never() -> None:
-    import asyncio
-
     await asyncio.Event().wait()
 
 
@@ -138,3 +141,144 @@ async def test_a_turn_without_a_response_is_transcribed_and_answered_on_request(
         assert text_of(await client.respond()) == "I go"
         assert [one.task for one in engine.requests] == ["transcribe", "chat"]
         assert not engine.requests[1].history
+
+
+@pytest.mark.virtual_clock
+async def test_a_response_waits_for_the_transcript_of_the_turn() -> None:
+    transcribed = asyncio.Event()
+    engine = CapableEngine([lambda: transcribed.wait(), *HEARD_AND_ANSWERED])
+    async with live_server(engine) as server, realtime_client(inline(server)) as client:
+        detection = {"type": "server_vad", "create_response": False, "interrupt_response": False}
+        await client.update(audio={"input": {"turn_detection": detection}})
+        await speak(client)
+        await client.until("input_audio_buffer.committed")
+        await client.send("response.create")
+        await server.until(lambda: bool(engine.inputs))
+        assert not client.seen("response.created")
+        transcribed.set()
+        assert text_of(await client.response()) == "I go"
+        assert b"".join(chunk.payload for chunk in engine.inputs[1]) == b"go forward"
+
+
+@pytest.mark.virtual_clock
+async def test_what_was_heard_of_an_answer_stays_in_the_history() -> None:
+    words: list[EngineOutput] = [
+        TextOutput("one two three four"),
+        AudioOutput(np.full(24_000, 0.25, np.float32), 24_000),
+    ]
+    engine = ScriptedEngine(words)
+    async with live_server(engine) as server, realtime_client(inline(server)) as client:
+        await speak(client)
+        (item,) = (await client.response())["output"]
+        await client.send("conversation.item.truncate", item_id=item["id"], content_index=0, audio_end_ms=520)
+        truncated = await client.until("conversation.item.truncated")
+        assert (truncated["item_id"], truncated["audio_end_ms"]) == (item["id"], 520)
+        await client.send("conversation.item.retrieve", item_id=item["id"])
+        retrieved = (await client.until("conversation.item.retrieved"))["item"]
+        assert retrieved["content"] == [{"type": "output_audio", "transcript": "one two"}]
+        await client.say("And then?")
+        await client.respond()
+        assert engine.requests[1].history[-1].text == "one two"
+
+
+@pytest.mark.virtual_clock
+async def test_a_truncation_at_nothing_or_beyond_the_end_is_answered() -> None:
+    engine = ScriptedEngine(HEARD_AND_ANSWERED)
+    async with live_server(engine) as server, realtime_client(inline(server)) as client:
+        await speak(client)
+        (item,) = (await client.response())["output"]
+        for end_ms in (100_000, 0, 0):
+            await client.send("conversation.item.truncate", item_id=item["id"], content_index=0, audio_end_ms=end_ms)
+            assert (await client.until("conversation.item.truncated"))["audio_end_ms"] == end_ms
+        await client.say("And then?")
+        await client.respond()
+        assert [message.role for message in engine.requests[1].history] == ["user"]
+        assert not client.seen("error")
+
+
+@pytest.mark.virtual_clock
+async def test_clear_takes_back_what_is_being_spoken() -> None:
+    async with live_server(ScriptedEngine(HEARD_AND_ANSWERED)) as server, realtime_client(inline(server)) as client:
+        await client.append(quiet(96) + loud(320))
+        await client.until("input_audio_buffer.speech_started")
+        await client.send("input_audio_buffer.clear")
+        await client.until("input_audio_buffer.cleared")
+        await client.append(quiet(640))
+        await client.until("input_audio_buffer.speech_stopped")
+        begin = len(client.received)
+        await speak(client)
+        await client.response()
+        assert client.kinds(since=begin)[:3] == [
+            "input_audio_buffer.speech_started",
+            "input_audio_buffer.speech_stopped",
+            "input_audio_buffer.committed",
+        ]
+        assert len(client.seen("response.created")) == 1
+        assert len(client.seen("input_audio_buffer.committed")) == 1
+
+
+@pytest.mark.virtual_clock
+async def test_commit_ends_the_turn_that_is_being_spoken() -> None:
+    async with live_server(ScriptedEngine(HEARD_AND_ANSWERED)) as server, realtime_client(inline(server)) as client:
+        await client.append(quiet(96) + loud(320))
+        await client.until("input_audio_buffer.speech_started")
+        await client.send("input_audio_buffer.commit")
+        assert text_of(await client.response()) == "I go"
+        assert len(client.seen("input_audio_buffer.committed")) == 1
+        await client.send("input_audio_buffer.commit")
+        assert (await client.until("error"))["error"]["code"] == "input_audio_buffer_commit_empty"
+
+
+@pytest.mark.virtual_clock
+async def test_a_turn_in_which_detection_is_turned_off_is_answered() -> None:
+    async with live_server(ScriptedEngine(HEARD_AND_ANSWERED)) as server, realtime_client(inline(server)) as client:
+        await client.append(quiet(96) + loud(320))
+        await client.until("input_audio_buffer.speech_started")
+        await client.update(audio={"input": {"turn_detection": None}})
+        assert text_of(await client.response()) == "I go"
+        await client.append(loud(100))
+        await client.send("input_audio_buffer.commit")
+        assert text_of(await client.respond()) == "I go"
+
+
+@pytest.mark.virtual_clock
+async def test_an_image_is_seen_with_the_next_turn() -> None:
+    engine = CapableEngine(HEARD_AND_ANSWERED)
+    async with live_server(engine) as server, realtime_client(inline(server)) as client:
+        url = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+        content = [{"type": "input_image", "image_url": url}]
+        item = {"type": "message", "role": "user", "content": content}
+        await client.send("conversation.item.create", item=item)
+        await client.append(quiet(96) + loud(320))
+        await client.until("input_audio_buffer.speech_started")
+        await client.append(quiet(640))
+        await client.response()
+        assert {chunk.modality for chunk in engine.inputs[0]} == {"audio", "image"}
+
+
+@pytest.mark.virtual_clock
+async def test_a_failed_recognition_is_told_of_its_item() -> None:
+    engine = ScriptedEngine([EngineFailed("no", param="asr")])
+    async with live_server(engine, expect_errors=True) as server, realtime_client(inline(server)) as client:
+        await client.update(audio={"input": TRANSCRIBED})
+        await speak(client)
+        response = await client.response()
+        assert response["status"] == "failed"
+        (failure,) = client.seen("conversation.item.input_audio_transcription.failed")
+        assert failure["error"]["code"] == "engine_failed"
+        assert not client.seen("error")
+
+
+@pytest.mark.virtual_clock
+async def test_speech_may_spare_the_response() -> None:
+    going = asyncio.Event()
+    engine = ScriptedEngine([*HEARD_AND_ANSWERED, lambda: going.wait()])
+    async with live_server(engine) as server, realtime_client(inline(server)) as client:
+        detection = {"type": "server_vad", "interrupt_response": False}
+        await client.update(audio={"input": {"turn_detection": detection}})
+        await speak(client)
+        await client.until("response.output_audio.delta")
+        await speak(client, 640)
+        await client.until("input_audio_buffer.committed")
+        going.set()
+        assert [(await client.response())["status"] for _ in range(2)] == ["completed", "completed"]

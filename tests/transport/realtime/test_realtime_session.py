@@ -1,0 +1,219 @@
+"""The session of ``/v1/realtime``: its fields, by their names of today and of the beta version; what is no event."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import pytest
+from support.capable_engine import CapableEngine
+from support.inline_workers import InlineWorkers
+from support.live_server import LiveServer, live_server
+from support.part_engines import RetortEngine
+from support.realtime_client import RealtimeClient, realtime_client, text_of
+
+from omni_ws.audio.g711 import decode_mu_law
+from omni_ws.engine.base import AudioOutput, TranscriptOutput
+from omni_ws.engine.fake import ScriptedEngine
+
+TOOL = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}}
+
+
+def inline(server: LiveServer) -> LiveServer:
+    server.app.sessions.speech_workers = InlineWorkers()
+    return server
+
+
+async def refused(client: RealtimeClient, **session: Any) -> dict[str, Any]:
+    """The error that a change of the session is refused with."""
+    await client.send("session.update", event_id="mine", session={"type": "realtime", **session})
+    error: dict[str, Any] = (await client.until("error"))["error"]
+    assert error["event_id"] == "mine"
+    return error
+
+
+async def test_a_session_begins_with_what_is_in_effect() -> None:
+    async with live_server() as server, realtime_client(inline(server)) as client:
+        session = client.received[0]["session"]
+        assert session["id"].startswith("sess_")
+        assert session["audio"] == {
+            "input": {
+                "format": {"type": "audio/pcm", "rate": 24000},
+                "transcription": None,
+                "noise_reduction": None,
+                "turn_detection": {
+                    "type": "server_vad",
+                    "threshold": 0.5,
+                    "prefix_padding_ms": 300,
+                    "silence_duration_ms": 500,
+                    "create_response": True,
+                    "interrupt_response": True,
+                    "idle_timeout_ms": None,
+                },
+            },
+            "output": {"format": {"type": "audio/pcm", "rate": 24000}, "voice": "echo", "speed": 1.0},
+        }
+        assert (session["output_modalities"], session["max_output_tokens"]) == (["audio"], "inf")
+
+
+async def test_fields_are_merged_and_null_is_a_value() -> None:
+    async with live_server(CapableEngine()) as server, realtime_client(inline(server)) as client:
+        session = await client.update(
+            instructions="Be brief.",
+            tools=[TOOL],
+            tool_choice={"type": "function", "name": "look"},
+            max_output_tokens=20,
+            audio={"input": {"transcription": {"model": "whisper-1"}}, "output": {"voice": "marin"}},
+            tracing="auto",
+            truncation="disabled",
+            include=None,
+        )
+        assert (session["instructions"], session["tools"]) == ("Be brief.", [TOOL])
+        assert session["tool_choice"] == {"type": "function", "name": "look"}
+        assert (session["max_output_tokens"], session["audio"]["output"]["voice"]) == (20, "echo")
+        session = await client.update(audio={"input": {"turn_detection": None}}, tools=[], tool_choice="auto")
+        assert (session["instructions"], session["tools"]) == ("Be brief.", [])
+        assert session["audio"]["input"]["turn_detection"] is None
+        assert session["audio"]["input"]["transcription"] == {"model": "whisper-1"}
+
+
+async def test_fields_of_the_beta_version_are_taken() -> None:
+    async with live_server() as server, realtime_client(inline(server)) as client:
+        await client.send(
+            "session.update",
+            session={
+                "modalities": ["text"],
+                "voice": "alloy",
+                "input_audio_format": "g711_ulaw",
+                "output_audio_format": "g711_alaw",
+                "turn_detection": {"type": "server_vad", "silence_duration_ms": 200, "create_response": True},
+                "input_audio_transcription": {"model": "whisper-1"},
+                "max_response_output_tokens": "inf",
+                "temperature": 0.8,
+            },
+        )
+        session = (await client.until("session.updated"))["session"]
+        assert session["output_modalities"] == ["text"]
+        assert session["audio"]["input"]["format"] == {"type": "audio/pcmu"}
+        assert session["audio"]["output"]["format"] == {"type": "audio/pcma"}
+        assert session["audio"]["input"]["turn_detection"]["silence_duration_ms"] == 200
+        assert session["audio"]["input"]["transcription"] == {"model": "whisper-1"}
+
+
+@pytest.mark.parametrize(("eagerness", "silence"), [("low", 1000), ("auto", 500), ("medium", 500), ("high", 300)])
+async def test_without_a_model_semantic_vad_is_a_silence(eagerness: str, silence: int) -> None:
+    async with live_server() as server, realtime_client(inline(server)) as client:
+        detection = {"type": "semantic_vad", "eagerness": eagerness, "interrupt_response": False}
+        found = (await client.update(audio={"input": {"turn_detection": detection}}))["audio"]["input"][
+            "turn_detection"
+        ]
+        assert (found["type"], found["silence_duration_ms"]) == ("server_vad", silence)
+        assert found["interrupt_response"] is False
+
+
+async def test_an_engine_that_only_writes_says_so() -> None:
+    async with live_server(RetortEngine("yes")) as server, realtime_client(server) as client:
+        session = await client.update(output_modalities=["audio"])
+        assert session["output_modalities"] == ["text"]
+        assert session["audio"]["input"]["turn_detection"] is None
+        await client.say("is it so?")
+        assert text_of(await client.respond()) == "yes"
+
+
+@pytest.mark.parametrize(
+    ("session", "code", "param"),
+    [
+        ({"audio": {"output": {"voice": "nobody"}}}, "invalid_value", "session.audio.output.voice"),
+        ({"audio": {"output": {"speed": 9}}}, "invalid_value", "session.audio.output.speed"),
+        (
+            {"audio": {"input": {"format": {"type": "audio/opus"}}}},
+            "unsupported_format",
+            "session.audio.input.format.type",
+        ),
+        ({"audio": {"input": 5}}, "invalid_value", "session.audio.input"),
+        (
+            {"audio": {"input": {"turn_detection": {"type": "none"}}}},
+            "invalid_value",
+            "session.audio.input.turn_detection.type",
+        ),
+        (
+            {"audio": {"input": {"turn_detection": {"type": "semantic_vad", "eagerness": "so"}}}},
+            "invalid_value",
+            "session.audio.input.turn_detection.eagerness",
+        ),
+        ({"output_modalities": ["video"]}, "invalid_value", "session.output_modalities"),
+        ({"tools": [{"type": "mcp"}]}, "unsupported_parameter", "session.tools[0].type"),
+        ({"tools": [TOOL]}, "unsupported_parameter", "session.tools"),
+        ({"tools": "all"}, "invalid_value", "session.tools"),
+        ({"max_output_tokens": 0}, "invalid_value", "session.max_output_tokens"),
+        ({"instructions": 5}, "invalid_value", "session.instructions"),
+    ],
+)
+async def test_a_refused_change_names_its_field_and_changes_nothing(session: Any, code: str, param: str) -> None:
+    async with live_server() as server, realtime_client(inline(server)) as client:
+        error = await refused(client, **session)
+        assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", code, param)
+        assert await client.update() == client.received[0]["session"]
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        ("{", "invalid_event"),
+        ("[]", "invalid_event"),
+        ('{"type": 5}', "invalid_event"),
+        ('{"type": "session.destroy"}', "invalid_event"),
+        ('{"type": "input_audio_buffer.append", "audio": "?"}', "invalid_value"),
+        ('{"type": "input_audio_buffer.append"}', "invalid_value"),
+        ('{"type": "session.update", "session": 1}', "invalid_value"),
+    ],
+)
+async def test_what_is_no_event_is_an_error_and_the_session_goes_on(data: str, code: str) -> None:
+    async with live_server() as server, realtime_client(server) as client:
+        await client.connection.send(data)
+        assert (await client.until("error"))["error"]["code"] == code
+        await client.say("hello")
+        assert text_of(await client.respond()) == "hello"
+
+
+async def test_events_may_be_binary_messages() -> None:
+    async with live_server() as server, realtime_client(server) as client:
+        await client.connection.send(b'{"type": "input_audio_buffer.clear"}')
+        await client.until("input_audio_buffer.cleared")
+
+
+@pytest.mark.virtual_clock
+async def test_g711_both_ways() -> None:
+    tone = AudioOutput(np.full(2400, 0.25, np.float32), 24_000)
+    engine = ScriptedEngine([tone])
+    async with live_server(engine) as server, realtime_client(server) as client:
+        g711 = {"format": {"type": "audio/pcmu"}}
+        await client.update(audio={"input": {**g711, "turn_detection": None}, "output": g711})
+        await client.append(b"\xff" * 1600)
+        await client.send("input_audio_buffer.commit")
+        response = await client.respond()
+        heard = decode_mu_law(client.heard(response["id"]))
+        assert len(heard) == pytest.approx(800, abs=8)
+        assert np.median(heard) == pytest.approx(0.25, abs=0.02)
+        assert engine.requests[0].input_audio.encoding == "pcmu"
+        assert engine.requests[0].input_audio.sample_rate == 8000
+
+
+@pytest.mark.virtual_clock
+async def test_a_transcription_session_has_transcripts_only() -> None:
+    async with (
+        live_server(ScriptedEngine([TranscriptOutput("go forward")])) as server,
+        realtime_client(server) as client,
+    ):
+        await client.send(
+            "session.update", session={"type": "transcription", "audio": {"input": {"turn_detection": None}}}
+        )
+        assert (await client.receive())["session"]["type"] == "transcription"
+        await client.send("input_audio_buffer.append", audio=base64.b64encode(bytes(4800)).decode())
+        await client.send("input_audio_buffer.commit")
+        completed = await client.until("conversation.item.input_audio_transcription.completed")
+        assert (completed["transcript"], completed["usage"]) == ("go forward", {"type": "duration", "seconds": 0.1})
+        await client.send("response.create")
+        assert (await client.until("error"))["error"]["code"] == "invalid_value"
+        assert not client.seen("response.created")
