@@ -40,8 +40,11 @@ class Listener:
         self.input_ended_at: float | None = None
         #: Whether barge-in is configured.
         self.interruptible = False
-        #: Audio played or buffered when the answer started.
+        #: The request whose answer is played, and the audio that was played or buffered at the beginning of that.
+        self.playing: str | None = None
         self.played_before = 0
+        #: What was heard of an answer that speech has interrupted, until it ends or goes on.
+        self.paused_ms: float | None = None
         self.first: dict[str, float] = {}
         self.error: OmniError | None = None
 
@@ -49,15 +52,21 @@ class Listener:
         self.input_ended_at = time.perf_counter()
 
     def silence(self) -> None:
-        """Stops playback of the current answer, for a barge-in."""
+        """Stops playback of the current answer, for good."""
         self.silenced = self.answering
-        self.played_before = 0
+        self.paused_ms = None
+        self.stop_playing()
+
+    def stop_playing(self) -> None:
+        self.playing, self.played_before = None, 0
         if self.loudspeaker:
             self.loudspeaker.buffer.clear()
 
     @property
     def played_ms(self) -> float | None:
         """Playback position of the last answer; None if there is nothing to report."""
+        if self.paused_ms is not None:
+            return self.paused_ms
         if self.loudspeaker is None or self.loudspeaker.buffer.idle:
             return None
         bytes_per_ms = 2 * self.loudspeaker.sample_rate / 1000
@@ -69,8 +78,9 @@ class Listener:
                 self.answering = request_id
                 self.reply.clear()
             case SpeechStarted(audio_ms=audio_ms):
-                if self.interruptible:
-                    self.silence()
+                if self.interruptible:  # the server sends no more of the answer, unless this turns out to have no words
+                    self.paused_ms = self.played_ms
+                    self.stop_playing()
                 self.display.show("speech_started", audio_ms=audio_ms)
             case SpeechStopped(audio_ms=audio_ms):
                 self.input_ended()
@@ -99,9 +109,11 @@ class Listener:
             return
         if "audio" not in self.first:
             self.first["audio"] = time.perf_counter()
-            if self.loudspeaker:
-                buffer = self.loudspeaker.buffer
-                self.played_before = buffer.played_bytes + buffer.buffered_bytes
+        if self.loudspeaker and event.request_id != self.playing:
+            buffer, before_ms = self.loudspeaker.buffer, event.start_ms or 0
+            before = round(before_ms * self.loudspeaker.sample_rate / 1000) * 2
+            self.playing, self.paused_ms = event.request_id, None
+            self.played_before = buffer.played_bytes + buffer.buffered_bytes - before
         self.reply += event.audio
         self.reply_rate = event.sample_rate
         self.display.show("audio", bytes=len(event.audio), start_ms=event.start_ms, sample_rate=event.sample_rate)
@@ -109,6 +121,9 @@ class Listener:
             self.loudspeaker.buffer.write(event.audio)
 
     def take_final(self, event: Final) -> None:
+        if self.answering not in (None, event.request_id) and event.finish_reason is FinishReason.STOP:
+            self.display.show("note", message="there were no words in that; the answer goes on")
+            return
         if event.finish_reason is FinishReason.CANCELLED:
             self.silence()
         if self.loudspeaker:

@@ -29,6 +29,7 @@ export class ConversationView {
       this.#nodes.set(turn.number, nodes);
       this.#log.append(nodes.turn);
     }
+    nodes.turn.hidden = wentUnheard(turn);
     this.#showUser(nodes, turn);
     this.#showAnswer(nodes, turn);
     this.#follow();
@@ -64,6 +65,11 @@ export class ConversationView {
     else if (answer.state === "failed") said.push("no answer came");
     setText(note, said.join(" · "));
   }
+}
+
+/* A cough during an answer, which went on. */
+function wentUnheard({ interrupts, user, answer }) {
+  return interrupts && answer.state === "done" && !user.text && !user.images.length && !answer.text && !answer.calls.length;
 }
 
 /* What stands for words that did not come. Of a turn that was stopped nobody knows whether there were any. */

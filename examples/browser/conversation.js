@@ -9,11 +9,13 @@ const MAX_KEPT_SAMPLES = 50_000_000;
 const UNANSWERED = "The connection was lost before this was answered. Please say it again.";
 const BROKEN_OFF = "The connection was lost in the middle of this answer.";
 
-/* What the state of an answer may become. All of an answer that is `done` has come, but playing it may be stopped. */
+/* What the state of an answer may become. All of an answer that is `done` has come, but playing it may be stopped. One
+   that is `held` goes on if the speech that interrupted it turns out to have no words. */
 const NEXT = {
   none: ["thinking", "speaking", "done", "stopped", "failed"],
-  thinking: ["speaking", "done", "stopped", "failed"],
-  speaking: ["done", "stopped", "failed"],
+  thinking: ["speaking", "held", "done", "stopped", "failed"],
+  speaking: ["held", "done", "stopped", "failed"],
+  held: ["speaking", "done", "stopped", "failed"],
   done: ["stopped"],
   stopped: [],
   failed: [],
@@ -43,6 +45,7 @@ export class Conversation extends EventTarget {
       answer: { text: "", state: done ? "thinking" : "none", error: "", finishReason: null, usage: null, calls: [] },
       requestId: null,
       unwanted: false,
+      interrupts: false,
       speechEndedAt: null,
       firstSoundMs: null,
       heardMs: null,
@@ -60,6 +63,16 @@ export class Conversation extends EventTarget {
     turn.speechEndedAt = at;
     if (turn.answer.state === "none") become(turn, "thinking");
     this.#changed(turn);
+  }
+
+  /* Someone speaks: answers that are awaited or under way go on only if that has no words, which the server tells by
+     going on. `turn` is what is being said. */
+  hold(turn) {
+    for (const held of this.turns) {
+      if (held === turn || !become(held, "held")) continue;
+      turn.interrupts = true;
+      this.#changed(held);
+    }
   }
 
   /* Nobody wants to hear more of it: what still comes is not shown. */
@@ -81,7 +94,7 @@ export class Conversation extends EventTarget {
 
   /* Playing was stopped: so much was heard. */
   cut(turn, heardMs) {
-    become(turn, "stopped");
+    if (turn.answer.state !== "held") become(turn, "stopped");
     this.heard(turn, { heardMs });
   }
 
@@ -122,13 +135,17 @@ export class Conversation extends EventTarget {
 
   /* Takes one frame of the server in. Returns its turn, or null where it belongs to none. */
   apply(frame) {
-    if (frame.type === "audio") return this.#named;
+    if (frame.type === "audio") {
+      if (this.#named?.answer.state === "held") this.#goOn(this.#named, frame.place);
+      return this.#named;
+    }
     const requestId = frame.request_id ?? frame.error?.request_id;
     if (!requestId) return null;
     const turn = frame.trigger === "greeting" ? this.#greeting(requestId) : this.#turnOf(requestId);
     if (frame.type === "output_chunk") this.#output(turn, frame);
     if (frame.type === "error" && !turn.unwanted) turn.answer.error = frame.error.code;
-    if (frame.type !== "error") this.#named = turn;
+    // Sound is that of the answer that was announced last, whatever has ended without one meanwhile.
+    if (frame.type !== "error" && !frame.final) this.#named = turn;
     this.#changed(turn);
     return turn;
   }
@@ -172,10 +189,26 @@ export class Conversation extends EventTarget {
         settle(user);
       }
     } else if (!turn.unwanted) {
-      become(turn, "speaking");
+      if (answer.state === "held") this.#goOn(turn);
+      else become(turn, "speaking");
       if (frame.modality === "text") answer.text += frame.text;
       if (frame.modality === "tool_call") addCall(answer.calls, frame);
     }
+  }
+
+  /* What comes of an answer that was held goes on at a sample of its sound: what was kept behind it was not heard. */
+  #goOn(turn, place = Infinity) {
+    become(turn, "speaking");
+    turn.heardMs = null;
+    const { server } = turn.sound;
+    let after = server.reduce((sum, piece) => sum + piece.length, 0) - place;
+    while (after > 0 && server.length > 0) {
+      const piece = server.pop();
+      this.#keptSamples -= Math.min(after, piece.length);
+      if (piece.length > after) server.push(piece.subarray(0, piece.length - after));
+      after -= piece.length;
+    }
+    this.#changed(turn);
   }
 
   #changed(turn) {
@@ -193,7 +226,7 @@ function addCall(calls, { index, id, name, arguments: piece }) {
 
 /* An answer is awaited, or comes. */
 export function isOwed({ answer }) {
-  return answer.state === "thinking" || answer.state === "speaking";
+  return answer.state === "thinking" || answer.state === "speaking" || answer.state === "held";
 }
 
 /* The one place where the state of an answer changes. False where it may not become that any more. */

@@ -118,11 +118,12 @@ session.addEventListener("frame", ({ detail: frame }) => {
   if (frame.type === "session_closing" && frame.reason === "shutting_down") {
     return messages.show("connection", "The server is going to restart.", { kind: "busy" });
   }
+  if (frame.type === "audio") frame.place = Math.round((frame.startMs / 1000) * configuredRate);
   const turn = conversation.apply(frame);
   if (!turn) return;
   if (frame.type === "audio" && !turn.unwanted) {
     conversation.keepSound(turn, "server", frame.samples.slice());
-    speaker.play(turn.number, frame.samples);
+    speaker.play(turn.number, frame.samples, frame.place);
     if (sound.locked || sound.rate === null) showLocked();
   }
   if (frame.final) {
@@ -172,12 +173,14 @@ element("key-form").addEventListener("submit", (event) => {
 
 // --- turns
 
-/* With an open microphone the server says when someone begins to speak, and has stopped its answer by then. */
+/* With an open microphone the server says when someone begins to speak, and sends nothing more of its answer, unless
+   that turns out to have no words. */
 function speechStarted({ audio_ms: audioMs }) {
   if (audioMs <= lastSpeechMs) return; // a resumed connection repeats what it is not sure of
   lastSpeechMs = audioMs;
-  silence();
   heardTurn = conversation.begin("heard");
+  conversation.hold(heardTurn);
+  speaker.flush();
   heardTurn.beganAtMs = audioMs;
   heardTurn.user.images = attachments.beginTurn();
   conversation.heard(heardTurn, {});
@@ -267,7 +270,7 @@ speaker.addEventListener("started", ({ detail: { id, heardAt } }) => {
   const turn = conversation.turns[id];
   const firstSoundMs = heardAt - turn.speechEndedAt;
   // A turn that waited for a connection says nothing about how fast the server is.
-  if (turn.speechEndedAt !== null && turn.speechEndedAt >= openSince && firstSoundMs > 0) {
+  if (turn.speechEndedAt !== null && turn.speechEndedAt >= openSince && firstSoundMs > 0 && turn.firstSoundMs === null) {
     figures.firstSound(firstSoundMs);
     conversation.heard(turn, { firstSoundMs });
   }

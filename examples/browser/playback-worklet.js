@@ -35,14 +35,15 @@ export class PlayoutBuffer {
     return this.#segments[0] ?? null;
   }
 
-  push(id, samples) {
+  /* `place` is where the samples begin in the answer, in samples: an answer that was flushed may go on. */
+  push(id, samples, place = 0) {
     if (this.queued + samples.length > MAX_SECONDS * this.rate) {
       this.report({ type: "overflow", id });
       return;
     }
     let segment = this.#segments.find((one) => one.id === id);
     if (!segment) {
-      segment = { id, chunks: [], place: 0, queued: 0, played: 0, ended: false, begun: false };
+      segment = { id, chunks: [], place: 0, queued: 0, played: place, ended: false, begun: false };
       this.#segments.push(segment);
     }
     if (samples.length === 0) return;
@@ -91,7 +92,7 @@ export class PlayoutBuffer {
       if (!segment.ended && segment.queued < (this.targetMs / 1000) * this.rate) return false;
       this.#waiting = false;
       this.#gain = 0;
-      if (!segment.begun) this.report({ type: "started", id: segment.id, played: 0, offset });
+      if (!segment.begun) this.report({ type: "started", id: segment.id, played: segment.played, offset });
       segment.begun = true;
     }
     if (!segment.ended && segment.queued <= this.fade) {
@@ -173,7 +174,7 @@ if (globalThis.AudioWorkletProcessor) {
     constructor() {
       super();
       this.port.onmessage = ({ data }) => {
-        if (data.type === "push") this.#buffer.push(data.id, data.samples);
+        if (data.type === "push") this.#buffer.push(data.id, data.samples, data.place);
         else if (data.type === "end") this.#buffer.end(data.id);
         else if (data.type === "flush") this.#buffer.flush();
       };

@@ -71,7 +71,7 @@ export function judgesTurns(capabilities) {
 }
 
 function turnDetection(settings, capabilities) {
-  const common = { threshold: settings.threshold, interrupt_response: true };
+  const common = { threshold: settings.threshold, interrupt_response: true, interrupt_resume: true };
   if (!judgesTurns(capabilities) || settings.turns === "silence") {
     return { type: "server_vad", silence_duration_ms: settings.silenceMs, ...common };
   }

@@ -39,9 +39,9 @@ export class Speaker extends EventTarget {
     return this.#id === null ? undefined : this.#heardMs(this.#played);
   }
 
-  /* `samples` (Int16Array) are given away. */
-  play(id, samples) {
-    this.#post({ type: "push", id, samples }, [samples.buffer]);
+  /* `samples` (Int16Array) are given away; they begin `place` samples into the answer. */
+  play(id, samples, place) {
+    this.#post({ type: "push", id, samples, place }, [samples.buffer]);
   }
 
   end(id) {
@@ -64,7 +64,7 @@ export class Speaker extends EventTarget {
     switch (data.type) {
       case "started":
         this.#id = id;
-        this.#played = 0;
+        this.#played = played;
         return emit({ id, heardAt: this.#sound.heardAt(data.time) });
       case "ended":
         this.#id = null;

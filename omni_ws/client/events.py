@@ -98,7 +98,8 @@ class Final:
 class SpeechStarted:
     """Turn detection: the user started to speak, ``audio_ms`` into the input audio.
 
-    If barge-in is configured, stop the playback of the current answer.
+    If barge-in is configured, stop the playback of the current answer. With ``interrupt_resume`` it goes on where more
+    of it arrives, from the ``start_ms`` of that.
     """
 
     audio_ms: int

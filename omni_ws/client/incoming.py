@@ -183,9 +183,7 @@ class IncomingFrames:
     def _event(self, frame: ServerFrame | None) -> Event | None:
         match frame:
             case server_frames.OutputChunkFrame():
-                self.last_output_sequence_id = max(self.last_output_sequence_id, frame.sequence_id)
-                self._answering = frame.request_id
-                return self._output(output_event(frame))
+                return self._chunk(frame)
             case server_frames.InputAckFrame():
                 self._outgoing.acknowledge(frame.next_sequence_id, frame.credit_bytes)
                 return InputAck(frame.next_sequence_id, frame.buffered_chunks, frame.received_bytes, frame.credit_bytes)
@@ -209,6 +207,12 @@ class IncomingFrames:
                 self.closing = Closing(frame.reason, frame.retryable, frame.time_left_ms)
                 return self.closing
         return None
+
+    def _chunk(self, frame: server_frames.OutputChunkFrame) -> Event | None:
+        self.last_output_sequence_id = max(self.last_output_sequence_id, frame.sequence_id)
+        if not frame.final:  # a turn without words has nothing but its final, and an answer may go on behind that
+            self._answering = frame.request_id
+        return self._output(output_event(frame))
 
     def _started(self, frame: server_frames.ResponseStartedFrame) -> Event | None:
         self._answering = frame.request_id

@@ -105,6 +105,8 @@ class EngineCapabilities:
     word_times: bool = False
     #: Whether messages of the history may contain ``speech``.
     speech_in_history: bool = False
+    #: Whether an answer to speech follows its transcripts: one without any is an answer to speech without words.
+    transcribes_first: bool = False
     #: The answer of a text model to speech without words, which a composition keeps from it; empty for none.
     nothing_heard: str = ""
 

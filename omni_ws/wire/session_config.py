@@ -101,6 +101,7 @@ class TurnDetectionConfig(Struct, frozen=True, kw_only=True):
     silence_duration_ms: Annotated[float, Meta(ge=0, le=MAX_SILENCE_DURATION_MS)] | UnsetType = UNSET
     eagerness: Eagerness | UnsetType = UNSET
     interrupt_response: bool = True
+    interrupt_resume: bool = False
 
     def __post_init__(self) -> None:
         """Set the silence, unless it was given; and the eagerness, where it has a meaning."""

@@ -227,9 +227,9 @@ _PLAY = """async ({ rate, quanta, script }) => {
   });
   const out = [];
   for (; quantum < quanta; quantum++) {
-    for (const [when, what, id, samples] of script) {
+    for (const [when, what, id, samples, place] of script) {
       if (when !== quantum) continue;
-      if (what === "push") buffer.push(id, new Int16Array(samples).fill(16384));
+      if (what === "push") buffer.push(id, new Int16Array(samples).fill(16384), place);
       else buffer[what](id);
     }
     const output = new Float32Array(128);
@@ -299,6 +299,49 @@ async def test_a_flush_is_silent_within_milliseconds(demo: DemoPage) -> None:
     assert np.flatnonzero(flushed[:128])[-1] < fade
     assert np.abs(np.diff(flushed[:100])).max() <= 0.5 / fade * 1.01
     assert found["queued"] == 0
+
+
+async def test_an_answer_that_goes_on_counts_from_where_it_was_heard_to(demo: DemoPage) -> None:
+    found = await play(demo, 30, (0, "push", 1, 4000), (10, "flush"), (12, "push", 1, 1600, 1000), (12, "end", 1))
+    assert kinds(found)[2:] == [("started", 1, 1000), ("ended", 1, 2600)]
+
+
+async def test_what_was_held_goes_on_or_ends(demo: DemoPage) -> None:
+    found = await demo.page.evaluate(
+        """async () => {
+          const { Conversation, isOwed } = await import("/browser/conversation.js");
+          const conversation = new Conversation();
+          const frame = (id, more) => conversation.apply({ type: "output_chunk", request_id: id, ...more });
+          const sound = (place) => conversation.apply({ type: "audio", place });
+          const answer = conversation.begin("written", { text: "talk" });
+          conversation.apply({ type: "response_started", request_id: "r" });
+          frame("r", { modality: "text", text: "one" });
+          for (const at of [0, 4]) { sound(at); conversation.keepSound(answer, "server", new Int16Array(4)); }
+          const steps = [];
+          const tell = () => steps.push([answer.answer.state, isOwed(answer), answer.heardMs]);
+          const cough = conversation.begin("heard");
+          conversation.hold(cough);
+          conversation.cut(answer, 500);
+          tell();
+          frame("c", { final: true, finish_reason: "stop" });
+          const belongs = sound(6) === answer;
+          conversation.keepSound(answer, "server", new Int16Array(3));
+          tell();
+          const kept = answer.sound.server.map((piece) => piece.length);
+          const words = conversation.begin("heard");
+          conversation.hold(words);
+          frame("r", { final: true, finish_reason: "cancelled" });
+          tell();
+          return { steps, belongs, kept, interrupts: [cough.interrupts, words.interrupts], cough: cough.answer.state };
+        }"""
+    )
+    assert found == {
+        "steps": [["held", True, 500], ["speaking", True, None], ["stopped", False, None]],
+        "belongs": True,
+        "kept": [4, 2, 3],
+        "interrupts": [True, True],
+        "cough": "done",
+    }
 
 
 async def test_more_than_minutes_are_not_held(demo: DemoPage) -> None:
@@ -505,7 +548,7 @@ async def test_turns_are_judged_by_the_voice_where_the_server_can(demo: DemoPage
             turns({ turns: "silence", silenceMs: 900 }, voice), turns({ mode: "hold" }, voice)];
         }"""
     )
-    common = {"threshold": 0.5, "interrupt_response": True}
+    common = {"threshold": 0.5, "interrupt_response": True, "interrupt_resume": True}
     by_silence = {"type": "server_vad", "silence_duration_ms": 500, **common}
     by_voice = {"type": "semantic_vad", "eagerness": "auto", "silence_duration_ms": None, **common}
     assert found == [

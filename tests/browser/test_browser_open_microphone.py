@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.chromium import chromium_path, demo_page, recording
+from support.hearing_engine import HearingEngine
 from support.live_server import LiveServer, live_server
 from support.speech_clips import WORDS, clip_bytes, silence
 from support.tcp_relay import tcp_relay
 
 from omni_ws.config.model import VoiceChoice
+from omni_ws.engine.base import AudioOutput, TextOutput
 from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
 from omni_ws.engine.llm.intents.unknown import CONNECT
@@ -70,6 +73,28 @@ async def test_speech_interrupts_an_answer(server: LiveServer, tmp_path: Path) -
         await demo.answered(TO_FORWARD, turn=1)
         await demo.in_state("listening")
         assert "stopped after" in await demo.page.locator(".turn .note").first.inner_text()
+
+
+async def test_an_answer_goes_on_after_a_voice_without_words(tmp_path: Path) -> None:
+    """Every piece of it is played, and nothing is left of what interrupted it."""
+    levels = [number / 100 for number in range(1, 61)]
+    pieces = [AudioOutput(np.full(2400, level, np.float32), 24_000) for level in levels]
+    noise = recording(tmp_path / "noise.wav", silence(2), clip_bytes("goforward"), silence(30))
+    engine = HearingEngine([TextOutput("It goes on."), *pieces])
+    async with live_server(engine) as server, demo_page(microphone=noise, settings=OPEN) as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.write("Talk to me.")
+        await demo.in_state("speaking")
+        await demo.page.locator("#talk").click()
+        await demo.answered(turn=0, state="held")
+        assert await demo.answered(turn=0) == "It goes on."
+        await demo.in_state("listening")
+        played = await demo.played()
+        assert len(engine.requests) == 2
+        assert await demo.page.locator(".turn:visible").count() == 1
+        assert "stopped" not in await demo.page.locator(".turn .note").first.inner_text()
+        for level in levels:
+            assert np.count_nonzero(np.abs(played.samples - level) < 0.002) / played.rate > 0.08, level
 
 
 async def test_a_broken_connection_is_resumed(server: LiveServer, tmp_path: Path) -> None:

@@ -6,19 +6,22 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import soxr
+from support.hearing_engine import HearingEngine
+from support.inline_workers import InlineWorkers, loud, quiet
 from support.judges import ScriptedModel
 from support.live_server import live_server
 from support.speech_clips import clip_bytes, clip_samples, silence
 
-from omni_ws.client import Final, SpeechStarted, SpeechStopped, TextChunk, connect
+from omni_ws.client import AudioChunk, Final, SpeechStarted, SpeechStopped, TextChunk, connect
 from omni_ws.core.chunks import FinishReason, Word
-from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput
+from omni_ws.engine.base import AudioOutput, EngineOutput, TextOutput, TranscriptOutput
 from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.service.listening.turn_judge import TurnJudge
 
@@ -106,8 +109,17 @@ def long_answer() -> list[EngineOutput]:
     return script
 
 
+def second_turn_ended(seen: list[dict[str, Any]]) -> bool:
+    return [entry["type"] for entry in seen].count("speech_stopped") == 2
+
+
 async def talked(
-    engine: ScriptedEngine, recording: bytes, tmp_path: Path, *, echo: float = 0.0
+    engine: ScriptedEngine,
+    recording: bytes,
+    tmp_path: Path,
+    *,
+    echo: float = 0.0,
+    over: Callable[[list[dict[str, Any]]], bool] = second_turn_ended,
 ) -> list[dict[str, Any]]:
     """What the client tells while the recording is spoken, up to the end of its second turn."""
     (tmp_path / "sounddevice.py").write_text(SOUND_LIBRARY)
@@ -133,7 +145,7 @@ async def talked(
         assert process.stdout is not None
         seen: list[dict[str, Any]] = []
         async with asyncio.timeout(60):
-            while [entry["type"] for entry in seen].count("speech_stopped") < 2:
+            while not over(seen):
                 seen.append(json.loads(await process.stdout.readline()))
             await server.until(lambda: len(engine.requests) == 2)
             await process.communicate(b"q\n")
@@ -159,6 +171,24 @@ async def test_who_speaks_interrupts_and_the_server_knows_what_was_heard(tmp_pat
     # It talked for about two seconds, a tenth of a second a word, and was paced.
     assert 5 <= len(said.split()) <= 40
     assert final["usage"]["output_audio_ms"] <= len(said.split()) * 100 + 1000
+
+
+@pytest.mark.slow
+@pytest.mark.real_time
+async def test_an_answer_goes_on_after_a_voice_without_words(tmp_path: Path) -> None:
+    engine = HearingEngine()
+    engine.heard_in_turn = iter([(TranscriptOutput("ten of clubs"), *long_answer()), ()])
+    recording = silence(0.5) + clip_bytes("cards_001") + silence(2) + clip_bytes("goforward")
+
+    def goes_on(seen: list[dict[str, Any]]) -> bool:
+        return second_turn_ended(seen) and seen[-1]["type"] == "audio"
+
+    seen = await talked(engine, recording, tmp_path, over=goes_on)
+    assert not [entry for entry in seen if entry["type"] == "final"]
+    noted = [entry.get("message") for entry in seen].index("there were no words in that; the answer goes on")
+    before = [entry["start_ms"] for entry in seen[:noted] if entry["type"] == "audio"]
+    # It had played about all of it by then, less what the server was ahead.
+    assert before[-1] - 1000 <= seen[-1]["start_ms"] <= before[-1]
 
 
 @pytest.mark.slow
@@ -204,4 +234,32 @@ async def test_the_library_with_an_open_microphone() -> None:
                 if len(finals) == 2:
                     break
             assert (finals, texts) == ([FinishReason.STOP] * 2, "typed")
+            assert not session._link.outgoing.requests
+
+
+async def test_the_library_names_the_answer_that_goes_on() -> None:
+    """Binary audio names no request, and the turn without words has had its final just before."""
+    spoken = asyncio.Event()
+    first, rest = long_answer()[:6], long_answer()[6:10]
+    async with live_server(HearingEngine([*first, spoken.wait, *rest])) as server:
+        server.app.sessions.speech_workers = InlineWorkers()
+        config = {"turn_detection": {"type": "server_vad", "interrupt_resume": True}, "max_lead_ms": 60_000}
+        async with connect(server.websocket_url, config=config) as session:
+            await session.send_text("talk to me")
+            await session.finish()
+            events: list[Any] = []
+            async for event in session.events():
+                events.append(event)
+                if isinstance(event, AudioChunk) and event.start_ms == 400:
+                    await session.acknowledge_output(played_ms=250)
+                    await session.send_audio(quiet(96) + loud(320) + quiet(1000))
+                elif isinstance(event, SpeechStarted):
+                    spoken.set()
+                elif isinstance(event, Final) and len([one for one in events if isinstance(one, Final)]) == 2:
+                    break
+            turn, answer = (event for event in events if isinstance(event, Final))
+            assert (turn.finish_reason, answer.finish_reason) == (FinishReason.STOP, FinishReason.STOP)
+            audio = [event for event in events if isinstance(event, AudioChunk)]
+            assert {event.request_id for event in audio} == {answer.request_id}
+            assert [event.start_ms for event in audio] == [0, 100, 200, 300, 400, 250, 300, 400, 500, 600, 700, 800]
             assert not session._link.outgoing.requests

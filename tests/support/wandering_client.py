@@ -190,7 +190,10 @@ class WanderingClient:
         patch: dict[str, Any] = {}
         if rng.random() < 0.7:
             patch["turn_detection"] = rng.choice(
-                [None, VAD, VAD | {"interrupt_response": False}, VAD | {"prefix_padding_ms": 0}]
+                [
+                    *(None, VAD, VAD | {"interrupt_response": False}, VAD | {"prefix_padding_ms": 0}),
+                    VAD | {"interrupt_resume": True},
+                ]
             )
         if rng.random() < 0.3:
             patch["overlap"] = rng.choice([None, "wait", "interrupt"])

@@ -36,6 +36,8 @@ def composed_capabilities(llm: Engine, *, asr: Engine | None, tts: Engine | None
             stage_sampling=able.stage_sampling | ears.stage_sampling,
             # The whole input is read before the LLM has to have it: what it cannot take late, it gets in time.
             extend=able.extend or ears.extend,
+            # An LLM that hears does not wait for them.
+            transcribes_first=Modality.AUDIO not in able.input_modalities,
         )
     if tts is not None and speaks(tts):
         voice = tts.capabilities

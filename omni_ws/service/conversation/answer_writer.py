@@ -24,9 +24,11 @@ from omni_ws.engine.base import (
 )
 from omni_ws.errors import OmniError
 from omni_ws.profiler import events
+from omni_ws.service.conversation.held_answer import HeldAnswer
 from omni_ws.service.conversation.messages import RequestWarning
 from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.service.conversation.request import Request
+from omni_ws.service.conversation.request_state import RequestState
 from omni_ws.service.conversation.speech_output import SpeechOutput
 from omni_ws.service.failure import being_cancelled, identified, unexpected
 from omni_ws.service.observing.observer import ObservedSession, OutputMade
@@ -48,8 +50,20 @@ class AnswerWriter:
     request what was sent. The final is the queue's: a cancelled answer gets it before its engine has wound up.
     """
 
-    def __init__(self, request: Request, outbox: Outbox, sequencer: OutputSequencer, observed: ObservedSession) -> None:
+    def __init__(
+        self,
+        request: Request,
+        outbox: Outbox,
+        sequencer: OutputSequencer,
+        observed: ObservedSession,
+        *,
+        held: HeldAnswer | None = None,
+        transcribes_first: bool = False,
+    ) -> None:
+        """``held`` is the answer that the request interrupted; until it has words, nothing of its own is written."""
         self._request = request
+        self._held = held
+        self._transcribes_first = transcribes_first
         self._observed = observed
         self._outbox = outbox
         self._sequencer = sequencer
@@ -60,11 +74,12 @@ class AnswerWriter:
         self._begun = request.timeline.first_outputs
         #: Whether an output is waiting, or being encoded. Nothing may overtake it.
         self._busy = False
-        self._speech = SpeechOutput(self._audio_format, request.playback, max_lead_ms=request.config.max_lead_ms)
-
-    def start(self, event: GenerationStarted) -> None:
-        """Announce the answer."""
-        self._outbox.put_nowait(started_frame(self._request, event))
+        self._speech = SpeechOutput(
+            self._audio_format,
+            request.playback,
+            max_lead_ms=request.config.max_lead_ms,
+            released=request.released,
+        )
 
     async def answer(self, generate: Generate, history: tuple[Message, ...]) -> Finished:
         """Write the whole answer. A failure becomes the error of the request, unless that was cancelled before."""
@@ -84,6 +99,7 @@ class AnswerWriter:
             failure = unexpected(error, where=f"request {request.request_id}")
         finally:
             request.timeline.mark_engine_ended(whole=finished is not None, error=failure)
+        await request.released()  # what is held neither ends nor fails
         if failure is not None and request.answering:
             request.fail(failure)
         return finished or Finished(FinishReason.ERROR, Usage())
@@ -96,18 +112,29 @@ class AnswerWriter:
                 if isinstance(output, Finished):
                     finished = output
                     break
+                if self._held is not None and not self._held.decided:
+                    words = self._held.judge(output, transcribes_first=self._transcribes_first)
+                    if words is None:
+                        continue
+                    if not words:
+                        finished = Finished(FinishReason.STOP, self._request.input_usage)
+                        break
                 if self.offer(output):
                     continue
                 with events.span("answer"):
                     await self._write(output)
         with events.span("answer"):
             self._busy = True
-            self._put_audio(await self._speech.flush())
+            audio = await self._speech.flush()
+            await self._request.released()
+            self._put_audio(audio)
         return finished
 
     def offer(self, output: EngineOutput) -> bool:
         """See OutputSink."""
         if self._busy or self._outbox.full_since is not None or not self._request.answering:
+            return False
+        if self._held is not None and not self._held.decided:
             return False
         if events.recorder is not None:
             return False  # so that each output has its span
@@ -135,15 +162,22 @@ class AnswerWriter:
             if isinstance(output, AudioOutput):
                 if self._speaks:
                     payload = await self._speech.encode(output.samples, output.sample_rate)
-                    await self._outbox.room()
+                    await self._room()
                     self._put_audio(payload, output.words)
                 return
             if isinstance(output, TranscriptOutput):
                 self._hear(output)
-            await self._outbox.room()
+            await self._room()
             self._put_output(output)
         finally:
             self._busy = False
+
+    async def _room(self) -> None:
+        """Wait until there is room, and the answer is not held."""
+        await self._outbox.room()
+        while self._request.state is RequestState.HELD:
+            await self._request.released()
+            await self._outbox.room()
 
     def _hear(self, transcript: TranscriptOutput) -> None:
         """Keep what the user said, whether its transcript will be sent or not."""
@@ -193,18 +227,20 @@ class AnswerWriter:
         if payload:
             start_ms = round(speech.start_ms)
             number = self._sequencer.take_number(request.request_id)
-            self._put(
-                OutputChunk(
-                    request.request_id,
-                    number,
-                    OutputModality.AUDIO,
-                    payload=payload,
-                    format=self._audio_format,
-                    start_ms=start_ms,
-                    words=words,
-                )
+            chunk = OutputChunk(
+                request.request_id,
+                number,
+                OutputModality.AUDIO,
+                payload=payload,
+                format=self._audio_format,
+                start_ms=start_ms,
+                words=words,
             )
+            self._put(chunk)
             request.playback.sending(number, start_ms, speech.end_ms)
+            if request.unheard_output is not None:
+                heard_ms = request.playback.resume_ms
+                request.unheard_output.append(chunk, start_ms=speech.start_ms, end_ms=speech.end_ms, heard_ms=heard_ms)
         if words and len(request.spoken) < MAX_KEPT_WORDS:
             request.spoken += words
 

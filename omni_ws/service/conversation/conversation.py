@@ -14,10 +14,10 @@ Order. Requests are answered in the order in which they opened. Input for the ne
 fire, while earlier ones are answered. Each request has exactly one final, its last message. Outputs are numbered over
 the whole session without gaps: those that are withdrawn give their numbers to the outputs behind them.
 
-Interruption. A client cancels a request, or a request that opens with ``overlap: interrupt`` cancels all earlier ones;
-one that speech opened does so only if turn detection has ``interrupt_response``. A request that is being answered then
-has its final at once: outputs that still wait in the outbox are withdrawn, its last interim transcript is settled, and
-the history keeps the part of the answer that was heard. The next answer waits until the engine has released it.
+Interruption. A client cancels a request, or one that opens with ``overlap: interrupt`` cancels all earlier ones; one
+that speech opened, only with ``interrupt_response``, and with ``interrupt_resume`` once it has words. A request that is
+being answered then has its final at once: outputs in the outbox are withdrawn, its last interim transcript is settled,
+and the history keeps what was heard of the answer. The next answer waits until the engine has released it.
 
 Backpressure. Input: while the engine or the turn listener is behind, ``input_full`` is true and the transport stops
 reading; acknowledgements carry the credit that is left. The owner's ``input_may_continue`` ends the pause. Output:
@@ -25,8 +25,7 @@ while the outbox is full, the writer does not advance the engine's generator. Al
 
 Ends. A request ends with its engine's Finished, an error, a cancellation, or its session. An error of a request ends
 the session only if it has a WebSocket close code; ``run`` raises it then. Fatal errors of the input, and those of
-``handle_timer``, are raised to the transport, which ends the session. ``close`` lets the last answers finish; ``end``
-writes the finals of all requests that are left and releases everything.
+``handle_timer``, are raised to the transport, which ends the session. ``close`` lets answers finish, ``end`` ends all.
 """
 
 from __future__ import annotations
@@ -52,8 +51,9 @@ from omni_ws.service.conversation.loudspeaker import Loudspeaker
 from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.service.conversation.owner import NOBODY, ConversationOwner
 from omni_ws.service.conversation.playback import Playback
-from omni_ws.service.conversation.request import FieldNames, Request, RequestState, as_they_are
+from omni_ws.service.conversation.request import FieldNames, Request, as_they_are
 from omni_ws.service.conversation.request_queue import RequestQueue
+from omni_ws.service.conversation.request_state import RequestState
 from omni_ws.service.failure import identified, unexpected
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.listening.turn_listener import TurnListener

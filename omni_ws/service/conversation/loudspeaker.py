@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from omni_ws.service.conversation.history import History
-from omni_ws.service.conversation.request import Request, RequestState
+from omni_ws.service.conversation.request import Request
+from omni_ws.service.conversation.request_state import RequestState
 
 
 class Loudspeaker:
@@ -48,9 +49,11 @@ class Loudspeaker:
                     return answer.text
         return None
 
-    def silence(self) -> None:
-        """Playback is interrupted: the client drops the audio that it has not played."""
+    def silence(self, *, spared: Request | None = None) -> None:
+        """Playback is interrupted: the client drops the audio that it has not played. That of ``spared`` may go on."""
         for request in self._requests:
+            if request is spared:
+                continue
             playback = request.playback
             heard_in_part = playback.playing and playback.reported_ms is not None
             playback.stop()

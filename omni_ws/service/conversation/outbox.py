@@ -62,7 +62,7 @@ class Outbox:
         self.written_at = -math.inf
         self._write_timeout = write_timeout
         self._now = now
-        self._budget = budget
+        self.budget = budget
         #: Each message with its cost.
         self._messages: deque[tuple[ServerMessage, int]] = deque()
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -97,8 +97,8 @@ class Outbox:
         cost = message_cost(message)
         messages.append((message, cost))
         self.queued += cost
-        if self._budget is not None:
-            self._budget.used += cost
+        if self.budget is not None:
+            self.budget.used += cost
         if self.full_since is None and self._over_limit:
             self.full_since = self._now()
             self.writer.output_full()
@@ -108,8 +108,8 @@ class Outbox:
     def _keep(self, journal: Journal, output: OutputChunk) -> None:
         """Record an output that was never queued."""
         cost = message_cost(output)
-        if self._budget is not None:
-            self._budget.used += cost
+        if self.budget is not None:
+            self.budget.used += cost
         journal.record(output, cost)
 
     async def room(self) -> None:
@@ -139,8 +139,8 @@ class Outbox:
 
     def _give_back(self, cost: int) -> None:
         self.queued -= cost
-        if self._budget is not None:
-            self._budget.used -= cost
+        if self.budget is not None:
+            self.budget.used -= cost
         if self.full_since is not None:
             self._make_room()
 
@@ -212,7 +212,7 @@ class Outbox:
     def close(self) -> None:
         """Drop everything, for good. What a late writer queues is not charged to the budget."""
         self.clear()
-        self._budget = None
+        self.budget = None
 
     def get_timer(self) -> float | None:
         """When ``handle_timer`` is due; None while the outbox has room."""
@@ -239,7 +239,7 @@ class Outbox:
         """Whether the limit, which depends on the load of the server, is reached."""
         if self.queued >= self.capacity:
             return True
-        budget = self._budget
+        budget = self.budget
         return self.queued > FAIR_SHARE_BYTES and budget is not None and budget.held > budget.capacity // 2
 
 

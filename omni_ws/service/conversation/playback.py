@@ -32,6 +32,9 @@ class Playback:
         self._origin: float | None = None
         #: Whether the answer was interrupted: the client plays nothing more of it.
         self.stopped = False
+        #: Where it stands while the answer is held; None while it is not.
+        self._held_ms: float | None = None
+        self._sent_before_hold_ms: float = 0
         #: How often a client that reports had played everything before more audio was sent, and for how long together.
         self.underruns = 0
         self.underrun_sec: float = 0
@@ -41,17 +44,24 @@ class Playback:
     @property
     def position_ms(self) -> float:
         """The estimated position."""
+        if self._held_ms is not None:
+            return self._held_ms
         return 0 if self._origin is None else min(self.sent_ms, (self._now() - self._origin) * 1000)
 
     @property
     def playing(self) -> bool:
         """Whether audio that was sent is not played yet."""
-        return not self.stopped and self.position_ms < self.sent_ms
+        return not self.stopped and self._held_ms is None and self.position_ms < self.sent_ms
 
     @property
     def heard_ms(self) -> float:
         """What was heard: by the latest report, or, without reports, all that was sent."""
         return self.sent_ms if self.reported_ms is None else min(self.reported_ms, self.sent_ms)
+
+    @property
+    def resume_ms(self) -> float:
+        """Where an answer that is held goes on: at the latest report, or, without reports, where the clock was."""
+        return self.position_ms if self.reported_ms is None else min(self.reported_ms, self.sent_ms)
 
     @property
     def statistics(self) -> PlayerStatistics:
@@ -80,6 +90,18 @@ class Playback:
     def withdraw(self, start_ms: float) -> None:
         """Audio from here on was taken back before it was sent."""
         self.sent_ms = min(self.sent_ms, start_ms)
+
+    def hold(self) -> None:
+        """The client has stopped playing, until ``go_on``; it may still report what it had heard by then."""
+        self._held_ms = self.position_ms
+        self._sent_before_hold_ms = self.sent_ms
+
+    def go_on(self) -> None:
+        """What was not heard, and what was withdrawn meanwhile, is sent now, and plays from where it was heard to."""
+        if self._origin is not None:
+            self._origin = self._now() - self.resume_ms / 1000
+        self.sent_ms = self._sent_before_hold_ms
+        self._held_ms = None
 
     def stop(self) -> None:
         """The answer is interrupted: the client plays nothing more of it."""

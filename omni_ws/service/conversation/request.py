@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -31,6 +30,8 @@ from omni_ws.errors import OmniError
 from omni_ws.service.conversation.history import History
 from omni_ws.service.conversation.kept_speech import KeptSpeech
 from omni_ws.service.conversation.playback import Playback, heard_part
+from omni_ws.service.conversation.request_state import ANSWERING_STATES, RequestState
+from omni_ws.service.conversation.unheard_output import UnheardOutput
 from omni_ws.service.observing.timeline import RequestTimeline
 from omni_ws.wire.session_config import SessionConfig, spoken_language
 
@@ -49,43 +50,6 @@ FieldNames: TypeAlias = Callable[[str | None], str | None]
 def as_they_are(param: str | None) -> str | None:
     """The names of a client that writes ``session_config`` itself."""
     return param
-
-
-class RequestState(Enum):
-    """Where a request stands; see ``Request`` for the transitions."""
-
-    #: Collects input; its start policy has not fired.
-    OPEN = "open"
-    #: Its policy has fired; earlier requests are answered first.
-    WAITING = "waiting"
-    #: The engine works on it.
-    ANSWERING = "answering"
-    #: The engine is done with frozen input, and the rest of the input has not ended.
-    ANSWERED = "answered"
-    #: ``error`` is known, and its final is not written yet.
-    FAILED = "failed"
-    #: Cancelled or interrupted, and its final is not written yet.
-    CANCELLED = "cancelled"
-    #: Its final is in the outbox.
-    FINISHED = "finished"
-
-
-_ANSWERING: Final = frozenset({RequestState.ANSWERING, RequestState.ANSWERED})
-_TRANSITIONS: Final[dict[RequestState, frozenset[RequestState]]] = {
-    RequestState.OPEN: frozenset(
-        {RequestState.WAITING, RequestState.FAILED, RequestState.CANCELLED, RequestState.FINISHED}
-    ),
-    RequestState.WAITING: frozenset(
-        {RequestState.ANSWERING, RequestState.FAILED, RequestState.CANCELLED, RequestState.FINISHED}
-    ),
-    RequestState.ANSWERING: frozenset(
-        {RequestState.ANSWERED, RequestState.FAILED, RequestState.CANCELLED, RequestState.FINISHED}
-    ),
-    RequestState.ANSWERED: frozenset({RequestState.CANCELLED, RequestState.FINISHED}),
-    RequestState.FAILED: frozenset({RequestState.CANCELLED, RequestState.FINISHED}),
-    RequestState.CANCELLED: frozenset({RequestState.FINISHED}),
-    RequestState.FINISHED: frozenset(),
-}
 
 
 class KeptText:
@@ -121,7 +85,8 @@ class Request:
     =========  ==================================================================================
     OPEN       ``start`` → WAITING, ``fail`` → FAILED, ``cancel`` → CANCELLED
     WAITING    ``begin_answer`` → ANSWERING, ``fail`` → FAILED, ``cancel`` → CANCELLED
-    ANSWERING  ``await_rest_of_input`` → ANSWERED, ``fail`` → FAILED, ``cancel`` → CANCELLED
+    ANSWERING  ``hold`` → HELD, ``await_rest_of_input`` → ANSWERED, ``fail`` → FAILED, ``cancel`` → CANCELLED
+    HELD       ``go_on`` → ANSWERING, ``cancel`` → CANCELLED
     ANSWERED   ``cancel`` → CANCELLED
     FAILED     ``cancel`` → CANCELLED, which drops the error
     CANCELLED  ``cancel`` again changes nothing
@@ -150,6 +115,10 @@ class Request:
     answer_kept: bool = True
     #: What the engine sees in place of the history; None for the history.
     context: tuple[Message, ...] | None = None
+    #: What was sent and not heard; None where speech that interrupts always ends the answer.
+    unheard_output: UnheardOutput | None = None
+    #: Whether its input has been nothing but audio.
+    only_speech: bool = True
     state: RequestState = RequestState.OPEN
     #: Whether the state is ANSWERING or ANSWERED. Read for each chunk.
     answering: bool = False
@@ -164,6 +133,7 @@ class Request:
     #: Input that the engine has not taken.
     input: Channel[InputChunk] = field(init=False)
     input_ended: asyncio.Event = field(default_factory=asyncio.Event)
+    _released: asyncio.Event = field(default_factory=asyncio.Event)
     #: Text of the input, as much of it as a history can use.
     typed: bytearray = field(default_factory=bytearray)
     #: Transcripts of the input that are settled.
@@ -176,6 +146,8 @@ class Request:
     tool_results: dict[str, bytearray] = field(default_factory=dict)
     #: Words of the audio that was sent, where the engine reports them.
     spoken: list[Word] = field(default_factory=list)
+    #: Words of audio that was withdrawn as the answer was held.
+    _unspoken: tuple[Word, ...] = ()
     #: Bytes of typed text and results of tools that may still be kept.
     _text_room: int = MAX_KEPT_TEXT
     #: Id and name of each tool call that was sent, by its index; and its arguments in pieces.
@@ -205,6 +177,40 @@ class Request:
         """The engine gets the request."""
         self._set_state(RequestState.ANSWERING)
 
+    def hold(self, withdrawn: Sequence[OutputChunk]) -> None:
+        """Speech interrupts the answer, which may go on: nothing of it is sent meanwhile, and it does not end.
+
+        ``withdrawn`` are outputs, the latest of the answer, that were taken back from the outbox.
+        """
+        assert self.unheard_output is not None
+        self._set_state(RequestState.HELD)
+        self._released.clear()
+        self.playback.hold()
+        self.unheard_output.set_aside(withdrawn)
+        spoken = tuple(self.spoken)
+        self.withdrawn(withdrawn)
+        self._unspoken = spoken[len(self.spoken) :]
+
+    def go_on(self) -> list[OutputChunk]:
+        """The speech had no words. Returns what has to be sent first, numbered as it was."""
+        assert self.unheard_output is not None
+        outputs = self.unheard_output.take(self.playback.resume_ms)
+        self._set_state(RequestState.ANSWERING)
+        self.playback.go_on()
+        self.spoken += self._unspoken
+        for chunk in outputs:
+            if chunk.modality is OutputModality.TEXT:
+                self.said.append(chunk.text)
+            if chunk.tool_call is not None:
+                self.called(chunk.tool_call)
+        self._released.set()
+        return outputs
+
+    async def released(self) -> None:
+        """Wait while the answer is held."""
+        while self.state is RequestState.HELD:
+            await self._released.wait()
+
     def await_rest_of_input(self) -> None:
         """The engine has answered frozen input, and the rest of the input goes on."""
         self._set_state(RequestState.ANSWERED)
@@ -217,8 +223,7 @@ class Request:
     def cancel(self, *, by: Request | None = None) -> None:
         """Drop input and error; ``by`` is the request that interrupts this one. ``finish`` must follow, as above."""
         self.timeline.mark_cancelled(None if by is None else by.timeline)
-        spoken = "audio" in self.config.modalities
-        if by is not None and by.timeline.by_speech and spoken and not self.playback.sent_ms:
+        if by is not None and by.timeline.by_speech and self._speaks and not self.playback.sent_ms:
             self.unheard = True
         if self.state is not RequestState.CANCELLED:
             self._set_state(RequestState.CANCELLED)
@@ -232,12 +237,13 @@ class Request:
         self.meter = UsageMeter()  # through which an engine might hold on to its work
         if self.speech is not None:
             self.speech.release()
+        if self.unheard_output is not None:
+            self.unheard_output.release()
 
     def _set_state(self, state: RequestState) -> None:
-        if state not in _TRANSITIONS[self.state]:
-            raise RuntimeError(f"illegal transition from {self.state.name} to {state.name}")
+        self.state.check(state)
         self.state = state
-        self.answering = state in _ANSWERING
+        self.answering = state in ANSWERING_STATES
 
     def interrupts(self, *, by_speech: bool) -> bool:
         """Whether it ends earlier requests as it opens. Detected speech does so unless turn detection is set not to."""
@@ -256,6 +262,7 @@ class Request:
         """Queue a chunk for the engine; after a frozen start, or the end, it is dropped."""
         if self.input.closed:
             return
+        self.only_speech = self.only_speech and (chunk.modality is Modality.AUDIO or not chunk.has_content)
         if chunk.modality is Modality.TEXT:
             self._keep_text(chunk)
         elif chunk.modality is Modality.AUDIO and self.speech is not None:
@@ -315,14 +322,22 @@ class Request:
         ``all_heard`` says that the transcripts have all the words there were; ``audio_ms`` is the length of the audio
         as the engine decoded it, 0 where it did not report that.
         """
-        results = (
-            Message("tool", text.decode("utf-8", "replace"), tool_call_id=call)
-            for call, text in self.tool_results.items()
-        )
         user = Message("user", self.user_text)
         if not all_heard and not self.heard.joined():
             user = self._spoken(audio_ms)
-        return (*results, user, self.answer_message)
+        return (*self._results, user, self.answer_message)
+
+    @property
+    def _results(self) -> tuple[Message, ...]:
+        return tuple(
+            Message("tool", text.decode("utf-8", "replace"), tool_call_id=call)
+            for call, text in self.tool_results.items()
+        )
+
+    def messages_if_cut(self) -> tuple[Message, ...]:
+        """What the history would get if the answer, which is held, had ended where it was interrupted."""
+        heard = [self.user_text, self.interim.text if self.interim is not None else ""]
+        return (*self._results, Message("user", " ".join(filter(None, heard))), self._answer(cut=True))
 
     def _spoken(self, audio_ms: float) -> Message:
         """The message of a user whose spoken words, if there were any, are not known."""
@@ -337,13 +352,21 @@ class Request:
     @property
     def answer_message(self) -> Message:
         """The answer for the history: where its playback was stopped, only the part that was heard."""
+        return self._answer(cut=self.playback.stopped)
+
+    def _answer(self, *, cut: bool) -> Message:
         text = self.said.joined()
-        if self.playback.stopped:
-            text = "" if self.unheard else heard_part(text, self.spoken, self.playback)
+        if cut:
+            nothing_sent = self.state is RequestState.HELD and self._speaks and not self.playback.sent_ms
+            text = "" if self.unheard or nothing_sent else heard_part(text, self.spoken, self.playback)
         # A cancelled answer may end within a call: no client can answer that, and no engine takes it.
-        cancelled = self.state is RequestState.CANCELLED
+        cancelled = self.state in (RequestState.CANCELLED, RequestState.HELD)
         calls = tuple(call for call in self.tool_calls if call.is_whole or not cancelled)
         return Message("assistant", text, tool_calls=calls)
+
+    @property
+    def _speaks(self) -> bool:
+        return "audio" in self.config.modalities
 
     # the engine
 
@@ -376,6 +399,11 @@ class Request:
             sink=sink,
             media_room=self.media_room,
         )
+
+    @property
+    def input_usage(self) -> Usage:
+        """The usage of an answer of which nothing was made."""
+        return Usage(input_audio_ms=round(self.session.received.audio_ms))
 
     @property
     def output_format(self) -> AudioFormat:

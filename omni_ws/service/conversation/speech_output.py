@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from omni_ws.audio.encoder import AudioEncoder
@@ -22,9 +23,17 @@ class SpeechOutput:
     """Turns the samples of one answer into audio of the format ``target``.
 
     With ``max_lead_ms`` no audio is returned earlier than that before its playback is due; with None, at once.
+    ``released`` waits while the playback is held.
     """
 
-    def __init__(self, target: AudioFormat, playback: Playback, *, max_lead_ms: float | None) -> None:
+    def __init__(
+        self,
+        target: AudioFormat,
+        playback: Playback,
+        *,
+        max_lead_ms: float | None,
+        released: Callable[[], Awaitable[None]],
+    ) -> None:
         #: Where the latest audio begins in the answer, and where it ends.
         self.start_ms: float = 0
         self.end_ms: float = 0
@@ -33,6 +42,7 @@ class SpeechOutput:
         self._bytes_per_second = target.bytes_per_second
         self._playback = playback
         self._max_lead_ms = max_lead_ms
+        self._released = released
         self._encoder: AudioEncoder | None = None
         self._source_rate = 0
         self._header_left = len(wav_header(sample_rate=target.sample_rate, channels=1, data_bytes=None))
@@ -86,9 +96,10 @@ class SpeechOutput:
         else:
             self.end_ms += self._target.duration_ms(size) if self._is_raw else source_ms
         if payload:
-            # Again after the sleep: a report meanwhile may have set the position back.
-            while (ahead_ms := self._ahead_ms(self.start_ms)) >= _LEAST_SLEEP_MS:  # noqa: ASYNC110 - waits for time, not for an event
+            # Again after the sleep: a report, or a hold, may have set the position back meanwhile.
+            while (ahead_ms := self._ahead_ms(self.start_ms)) >= _LEAST_SLEEP_MS:
                 await asyncio.sleep(ahead_ms / 1000)
+                await self._released()
         return payload
 
     def _ahead_ms(self, start_ms: float) -> float:

@@ -10,7 +10,7 @@ from omni_ws.core.request_input import GenerationStarted, InputEnded, InputSetti
 from omni_ws.core.start_policy import OnEndOnly
 from omni_ws.engine.base import Message
 from omni_ws.service.conversation.conversation import Conversation
-from omni_ws.service.conversation.request import RequestState
+from omni_ws.service.conversation.request_state import RequestState
 from omni_ws.wire.session_config import SessionConfig
 
 

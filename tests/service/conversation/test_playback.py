@@ -157,3 +157,26 @@ def test_without_reports_there_are_no_statistics() -> None:
     clock.now += 5
     playback.sending(8, 100, 200)
     assert (playback.underruns, playback.least_lead_ms) == (0, None)
+
+
+@pytest.mark.parametrize("reports", [True, False])
+def test_an_answer_that_is_held_goes_on_where_it_was_heard_to(reports: bool) -> None:
+    playback, clock = playing(sent_ms=1000)
+    clock.now += 0.4
+    if reports:
+        playback.report(350)
+    playback.hold()
+    playback.withdraw(800)
+    clock.now += 5
+    plays = [playback.playing]
+    assert playback.resume_ms == pytest.approx(350 if reports else 400)
+    if reports:
+        playback.report(380)  # what had been heard when it was held
+    playback.go_on()
+    plays.append(playback.playing)
+    assert playback.sent_ms == 1000
+    assert playback.position_ms == pytest.approx(380 if reports else 400)
+    clock.now += 0.1
+    assert playback.position_ms == pytest.approx(480 if reports else 500)
+    assert plays == [False, True]
+    assert playback.underruns == 0

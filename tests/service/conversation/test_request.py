@@ -8,17 +8,22 @@ import pytest
 from support.made_requests import make_request
 
 from omni_ws.core.chunks import InputChunk, InputMode, Modality, StartTrigger
+from omni_ws.core.quota import ByteBudget
 from omni_ws.core.request_input import GenerationStarted
 from omni_ws.errors import EmptyInput, EngineFailed
-from omni_ws.service.conversation.request import Request, RequestState
+from omni_ws.service.conversation.request import Request
+from omni_ws.service.conversation.request_state import RequestState
+from omni_ws.service.conversation.unheard_output import UnheardOutput
 
 STARTED = GenerationStarted(StartTrigger.END_OF_INPUT, 0, (InputChunk(Modality.TEXT, b"hello", 0),))
 ERROR = EngineFailed("broken")
 
 #: Each method that changes the state, and the state that it leads to.
-STEPS: dict[str, tuple[Callable[[Request], None], RequestState]] = {
+STEPS: dict[str, tuple[Callable[[Request], object], RequestState]] = {
     "start": (lambda request: request.start(STARTED), RequestState.WAITING),
     "begin_answer": (Request.begin_answer, RequestState.ANSWERING),
+    "hold": (lambda request: request.hold([]), RequestState.HELD),
+    "go_on": (lambda request: request.go_on(), RequestState.ANSWERING),
     "await_rest_of_input": (Request.await_rest_of_input, RequestState.ANSWERED),
     "fail": (lambda request: request.fail(ERROR), RequestState.FAILED),
     "cancel": (lambda request: request.cancel(), RequestState.CANCELLED),
@@ -29,6 +34,7 @@ PATHS = {
     RequestState.OPEN: (),
     RequestState.WAITING: ("start",),
     RequestState.ANSWERING: ("start", "begin_answer"),
+    RequestState.HELD: ("start", "begin_answer", "hold"),
     RequestState.ANSWERED: ("start", "begin_answer", "await_rest_of_input"),
     RequestState.FAILED: ("fail",),
     RequestState.CANCELLED: ("cancel",),
@@ -37,8 +43,9 @@ PATHS = {
 #: The table in the docstring of Request.
 LEGAL = {
     RequestState.OPEN: {"start", "fail", "cancel", "finish"},
-    RequestState.WAITING: {"begin_answer", "fail", "cancel", "finish"},
-    RequestState.ANSWERING: {"await_rest_of_input", "fail", "cancel", "finish"},
+    RequestState.WAITING: {"begin_answer", "go_on", "fail", "cancel", "finish"},
+    RequestState.ANSWERING: {"hold", "await_rest_of_input", "fail", "cancel", "finish"},
+    RequestState.HELD: {"begin_answer", "go_on", "cancel", "finish"},
     RequestState.ANSWERED: {"cancel", "finish"},
     RequestState.FAILED: {"cancel", "finish"},
     RequestState.CANCELLED: {"cancel", "finish"},
@@ -48,6 +55,7 @@ LEGAL = {
 
 def request_in(state: RequestState, *, mode: InputMode = InputMode.EXTEND) -> Request:
     request = make_request(mode=mode)
+    request.unheard_output = UnheardOutput(ByteBudget(1 << 20))
     for step in PATHS[state]:
         STEPS[step][0](request)
     assert request.state is state

@@ -21,8 +21,9 @@ from omni_ws.service.conversation.history import History
 from omni_ws.service.conversation.loudspeaker import Loudspeaker
 from omni_ws.service.conversation.messages import ServerMessage
 from omni_ws.service.conversation.outbox import Outbox
-from omni_ws.service.conversation.request import Request, RequestState
+from omni_ws.service.conversation.request import Request
 from omni_ws.service.conversation.request_queue import RequestQueue
+from omni_ws.service.conversation.request_state import RequestState
 from omni_ws.service.observing.observer import ObservedSession
 from omni_ws.wire.server_frames import ResponseStartedFrame
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
+from itertools import cycle
 
 import numpy as np
 import pytest
+from support.hearing_engine import HearingEngine
 from support.inline_workers import InlineWorkers
 from support.live_server import live_server
 from support.wandering_client import WanderingClient
 
 from omni_ws.core.chunks import ToolCallFragment, Word
-from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, TextOutput, ToolCallOutput
+from omni_ws.engine.base import AudioOutput, Engine, EngineOutput, TextOutput, ToolCallOutput, TranscriptOutput
 from omni_ws.engine.fake import EchoEngine, EchoSettings, ScriptedEngine
 
 pytestmark = pytest.mark.slow
@@ -45,8 +47,18 @@ async def _a_while() -> None:
     await asyncio.sleep(0.2)
 
 
+def _hearing_engine() -> Engine:
+    """It takes a while to hear whether anything was said, which is the case every other time."""
+    words = [_a_while, TranscriptOutput("some", interim=True), _a_while, TranscriptOutput("some words"), *_speech()]
+    engine = HearingEngine([*_speech()[:5], _a_while, *_speech()[5:]])
+    engine.heard_in_turn = cycle([(_a_while,), words, (), words])
+    return engine
+
+
 def _engine(name: str) -> Engine:
     match name:
+        case "hears":
+            return _hearing_engine()
         case "echo":
             return EchoEngine()
         case "slow echo":
@@ -59,7 +71,7 @@ def _engine(name: str) -> Engine:
             return ScriptedEngine([_a_while, *_speech()[:5], _a_while, *_speech()[5:], _a_while])
 
 
-ENGINES = ["echo", "slow echo", "talks", "talks long", "talks slowly"]
+ENGINES = ["hears", "echo", "slow echo", "talks", "talks long", "talks slowly"]
 
 
 async def converse(engine: Engine, seed: int, *, kept_bytes: int = 8 << 20, drain: bool = False) -> None:
