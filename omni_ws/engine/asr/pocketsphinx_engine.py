@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +9,7 @@ from typing import Final
 
 from omni_ws.engine.asr.pocketsphinx_recogniser import PocketSphinxRecogniser
 from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
+from omni_ws.engine.cores import cores
 
 #: Utterances that are written down at the same time: one a core, up to so many.
 MAX_SCRIBES: Final = 8
@@ -25,7 +25,7 @@ class PocketSphinxEngine(RecogniserEngine):
         warm_recognisers: int = 2,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        scribes = min(os.cpu_count() or 1, MAX_SCRIBES)
+        scribes = min(cores(), MAX_SCRIBES)
         super().__init__(
             "pocketsphinx",
             partial(

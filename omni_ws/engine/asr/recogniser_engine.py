@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +26,7 @@ from omni_ws.engine.base import (
     TranscriptGuess,
     TranscriptOutput,
 )
+from omni_ws.engine.cores import cores
 from omni_ws.engine.decoded_parts import AudioPart
 from omni_ws.engine.decoding import DECODING_THREADS, decode_request
 from omni_ws.engine.media_room import MediaShare
@@ -63,7 +63,7 @@ class RecogniserEngine:
         self.listening: Listening | None = None
         self._load = load
         self._languages = languages
-        self._seats = max_talkers or TALKERS_PER_CORE * (os.cpu_count() or 1)
+        self._seats = max_talkers or TALKERS_PER_CORE * cores()
         self._carried = carried
         self._clock = clock
         self._decoding: ThreadPoolExecutor | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,6 +15,7 @@ from omni_ws.engine.asr.whisper_model import WhisperModel
 from omni_ws.engine.asr.whisper_recogniser import WhisperRecogniser
 from omni_ws.engine.asr.whisper_weights import DEFAULT_MODEL, PINNED, whisper_folder, whisper_problem
 from omni_ws.engine.base import EngineCapabilities, GenerationRequest
+from omni_ws.engine.cores import cores
 from omni_ws.errors import EngineFailed
 
 #: More than any core carries.
@@ -37,16 +37,17 @@ class WhisperEngine(RecogniserEngine):
         max_recognisers: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._workers = os.cpu_count() or 1
+        #: Utterances that are read at the same time.
+        self.workers = cores()
         self._model = model
         self._recogniser: WhisperRecogniser | None = None
-        self._cost = RecognitionCost(self._workers)
+        self._cost = RecognitionCost(self.workers)
         super().__init__(
             "whisper",
             self._new_recogniser,
             model=model if model in PINNED else Path(model).resolve().name,
             languages=frozenset({"en"}),
-            max_talkers=max_recognisers or _MOST_PER_CORE * self._workers,
+            max_talkers=max_recognisers or _MOST_PER_CORE * self.workers,
             carried=self._cost.talkers,
             clock=clock,
         )
@@ -62,10 +63,10 @@ class WhisperEngine(RecogniserEngine):
         return replace(listening, recogniser=self._recogniser.in_language(request.language))
 
     def _new_recogniser(self) -> WhisperRecogniser:
-        self._recogniser = WhisperRecogniser(self._load_model, self._cost, workers=self._workers)
+        self._recogniser = WhisperRecogniser(self._load_model, self._cost, workers=self.workers)
         return self._recogniser
 
     def _load_model(self) -> WhisperModel:
         if (problem := whisper_problem(self._model)) is not None:
             raise EngineFailed(problem)
-        return WhisperModel(whisper_folder(self._model), workers=self._workers)
+        return WhisperModel(whisper_folder(self._model), workers=self.workers)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
@@ -14,6 +13,7 @@ from typing import Final
 
 from omni_ws.core.chunks import InputChunk
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, GenerationRequest, InputSource
+from omni_ws.engine.cores import cores
 from omni_ws.engine.llm.gguf_file import check_model_file
 from omni_ws.engine.llm.gguf_process import GgufProcess
 from omni_ws.engine.llm.gguf_server import Order
@@ -72,9 +72,9 @@ class GgufEngine:
         self.model = settings.name
         self.active_requests = 0
         self.settings = settings
-        self.parallel = settings.parallel or max(_FEWEST_PARALLEL, min(_cores() // 2, _MOST_PARALLEL))
+        self.parallel = settings.parallel or max(_FEWEST_PARALLEL, min(cores() // 2, _MOST_PARALLEL))
         #: The other cores are for those who hear and speak.
-        self.threads = settings.threads or max(1, _cores() // 2)
+        self.threads = settings.threads or max(1, cores() // 2)
         self._places = asyncio.Semaphore(self.parallel)
         self._running: _Running | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -267,12 +267,6 @@ def _settings_of(settings: GgufSettings, address: str, key: str, *, tools: bool)
         first_byte_timeout=settings.first_byte_timeout,
         options=("response_format", "logprobs", *(("tools",) if tools else ())),
     )
-
-
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _count(number: int, what: str) -> str:

@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import os
+import sys
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,9 +20,10 @@ from omni_ws.audio.samples import Pcm16
 from omni_ws.core.chunks import Task, Word
 from omni_ws.engine.asr.listener import Listener, Listening
 from omni_ws.engine.asr.recogniser import Recognised
-from omni_ws.engine.asr.recogniser_engine import RecogniserEngine
+from omni_ws.engine.asr.recogniser_engine import TALKERS_PER_CORE, RecogniserEngine
 from omni_ws.engine.asr.seats import Seats
 from omni_ws.engine.asr.utterance import SAMPLE_RATE, Utterance, UtteranceLimits
+from omni_ws.engine.asr.whisper_engine import WhisperEngine
 from omni_ws.engine.base import EngineState, TranscriptGuess, TranscriptOutput
 from omni_ws.errors import EngineFailed
 
@@ -169,6 +172,22 @@ async def test_a_recogniser_that_cannot_start_fails_the_start() -> None:
     with pytest.raises(EngineFailed, match="no model"):
         await engine.start()
     assert engine.state is EngineState.STARTING
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only there a process can be bound to some cores")
+async def test_cores_that_the_process_may_not_use_carry_nobody(recogniser: CountingRecogniser) -> None:
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        engine = RecogniserEngine("counting", lambda: recogniser, model="none", languages=frozenset())
+        whisper = WhisperEngine(max_recognisers=None)
+    finally:
+        os.sched_setaffinity(0, allowed)
+    await engine.start()
+    assert engine.listening is not None
+    assert engine.listening.seats.count == TALKERS_PER_CORE
+    await engine.stop()
+    assert whisper.workers == 1
 
 
 @pytest.mark.parametrize("asked", [True, False])
