@@ -367,7 +367,9 @@ class Commands:
     def _cancel_response(self, event: dict[str, Any]) -> None:
         response = self._translator.find_response(optional_id(event, "response_id"))
         if response is None:
-            raise RealtimeRefusal("response_cancel_not_active", "there is no active response to cancel")
+            # In OpenAI's words: LiveKit's client knows by their beginning that a late cancel is harmless.
+            message = "Cancellation failed: no active response found"
+            raise RealtimeRefusal("response_cancel_not_active", message)
         response.cancel_reason = "client_cancelled"
         self._conversation.cancel(response.request_id)
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import orjson
 import pytest
+from openai.types.realtime import ClientSecretCreateResponse
+from pydantic import TypeAdapter
 from support.live_server import LiveServer, live_server
 from support.raw_http import RawResponse, post, raw_client, request, websocket_upgrade
 from websockets.asyncio.client import ClientConnection, connect
@@ -85,6 +87,16 @@ async def test_what_is_created() -> None:
     assert made["value"].startswith("ek_")
     assert len(made["value"]) == 35
     assert made["value"] != other
+
+
+@pytest.mark.parametrize("kind", ["realtime", "transcription"])
+async def test_the_response_has_the_form_of_openai(kind: str) -> None:
+    session = {"type": kind, "audio": {"input": {"transcription": {"model": "gpt-4o-mini-transcribe"}}}}
+    async with live_server() as server:
+        made = (await create(server, session=session)).json()
+        assert TypeAdapter(ClientSecretCreateResponse).validate_python(made).session.type == kind
+        async with realtime(server, **bearing(made["value"])) as connection:
+            assert (await created(connection))["type"] == kind
 
 
 async def test_a_body_may_be_empty() -> None:
