@@ -100,6 +100,8 @@ def _answered_in_parts(asked: Asked, parts: Sequence[str]) -> Iterator[str]:
     # People say a sentence twice where nobody answers at once.
     each = list({one.words: one for one in (_with_text(asked, part) for part in parts)}.values())
     found = [_found(one) for one in each]
+    if (first := next((match for match in found if match is not None and match.intent.first), None)) is not None:
+        return first.sentences
     heavy = [match for match in found if match is not None and not match.intent.light]
     if heavy:
         return chain.from_iterable(match.sentences for match in heavy[:_MAX_ANSWERED])

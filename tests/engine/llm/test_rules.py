@@ -301,8 +301,16 @@ def test_what_is_not_wanted_is_not_talked_about(text: str) -> None:
 
 
 def test_a_cry_for_help_is_no_refusal() -> None:
-    for text in ("I don't want to live.", "I don't want to wake up anymore", "I don't want to kill myself."):
+    for text in (
+        "I don't want to live.",
+        "I don't want to wake up anymore",
+        "I don't want to kill myself.",
+        "I hate my life and I want to die",
+        "I hate everything. I want to die.",
+        "I lost my job and " + "I told nobody about it and " * 5 + "I think about suicide.",
+    ):
         assert "crisis line" in reply(text)
+        assert reply(text).startswith(("I'm sorry that you feel this way.", "Please don't stay alone"))
 
 
 def test_a_question_that_was_asked_back_may_be_answered() -> None:
@@ -310,6 +318,50 @@ def test_a_question_that_was_asked_back_may_be_answered() -> None:
     assert conversation("Let's play a game.", "Yes, please.")[1] in RIDDLES
     assert conversation("I'm bored.", "Sure.", "I don't know")[1:] == [next(iter(RIDDLES)), "It is a piano."]
     assert conversation("what time is it", "Good.")[1] == "Thank you."
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Add five and seven.", "That makes 12."),
+        ("Subtract three from ten.", "That makes 7."),
+        ("multiply 3 by minus 4", "That makes minus 12."),
+        ("Divide ten by four, please.", "That makes 2.5."),
+        ("divide ten by zero", "Nothing can be divided by zero."),
+    ],
+)
+def test_two_numbers_are_calculated(text: str, said: str) -> None:
+    assert reply(text) == said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("What time will it be in an hour?", "Then it will be 4:07 PM."),
+        ("what time will it be in ten minutes", "Then it will be 3:17 PM."),
+        ("what time will it be in 1000 hours", "Then it will be 7:07 AM."),
+        ("what time will it be in 1001 hours", None),
+        ("what time will it be in zero minutes", None),
+    ],
+)
+def test_a_time_later_is_told(text: str, said: str | None) -> None:
+    assert is_unknown(reply(text)) if said is None else reply(text) == said
+
+
+def test_what_is_remembered_stays_as_it_was_written() -> None:
+    said = conversation("My birthday is on May 5th.", "what is my birthday")
+    assert said == ["I'll remember that your birthday is on May 5th.", "Your birthday is on May 5th."]
+    assert conversation("I have a dog named Rex.", "what's my dog's name")[1] == "Your dog's name is Rex."
+
+
+def test_ages_are_believed_up_to_the_oldest() -> None:
+    assert reply("I am 130") == "Then you have had more birthdays than I have."
+    assert is_unknown(reply("I am 131"))
+    assert is_unknown(reply("I am 0 years old"))
+
+
+def test_a_sentence_that_is_said_twice_is_answered_once() -> None:
+    assert reply("What time is it? What time is it?") == "It is 3:07 PM."
 
 
 def test_numbers_have_their_article() -> None:

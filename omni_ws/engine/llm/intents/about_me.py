@@ -33,8 +33,7 @@ ABOUT_ME = (
             "how (does this|do you|does it) work [exactly]",
             "what (questions|things|kind of questions) can (i ask|you answer|you do) [you]",
             "(what is this for|what are you for|how can you help me|how can you help|what can i do with you|what "
-            "should i "
-            "do|what should i do (first|here|next)|what (now|next|happens now))",
+            "should i do|what should i do (first|here|next)|what (now|next|happens now))",
             "(how do i use (you|this)|what is your (purpose|job|function|task)|why are you here|what else can you "
             "do|what else do you know|what do you do|what do you do for a living)",
         ),
@@ -61,7 +60,7 @@ ABOUT_ME = (
             "(what is|what|tell me|say|do you know) your name",
             "(do you have a name|what are you called|what should i call you|what do i call you|how should i call "
             "you|what can i call you|do you have any name|what do they call you|what do people call you|have you "
-            "got a name|what is yours|and yours|what about yours)",
+            "got a name|what is yours|and yours|what about yours|how do you spell your name|spell your name)",
         ),
         says=("I have no name. I am the voice of this speech server.", "I don't have a name. Nobody gave me one."),
     ),
@@ -87,6 +86,17 @@ ABOUT_ME = (
             "machine))",
         ),
         says=("I'm a program, not a person.", "I'm only software, and a simple one."),
+    ),
+    Intent(
+        name="talk to a human",
+        slots=(
+            r"(?:(?:can i|could i|may i|i want to|i need to|let me|is it possible to) )?(?:talk|speak) (?:to|with) "
+            r"(?:a|an|the|some) (?:real |live |actual )?(?:human|person|agent|operator|manager|representative|human "
+            r"being|man|woman|supervisor|employee)(?: .+)?",
+            r"(?:connect|transfer|put) me (?:to|through to|with) .+",
+            r"(?:human|agent|operator|representative|customer service|real person)",
+        ),
+        says=("There is nobody here but me, and I'm a program.", "I can't connect you to anybody. I'm a program."),
     ),
     Intent(
         name="are you somebody else",
@@ -284,8 +294,7 @@ ABOUT_ME = (
             "say|our conversation|this conversation|the conversation|anything|our talk|all of this|any data|my "
             "words)",
             "(can i trust you|is my data safe|what happens (to|with) my (data|voice|recordings|audio)|where does my "
-            "(voice|data) go|"
-            "do you spy on me|who can hear (me|this)|who hears (this|me))",
+            "(voice|data) go|do you spy on me|who can hear (me|this)|who hears (this|me))",
             "(what do you remember|do you remember anything|do you have a memory|can you remember things|how long "
             "do you remember|do you forget)",
         ),

@@ -26,9 +26,8 @@ def _sight(asked: Asked, slots: Slots) -> Iterator[str]:
 
 #: "It is raining", "what a beautiful day".
 _WEATHER_TOLD: Final = (
-    r"(?:the weather is|it is|it has been|we have|what|is not it) (?:a |an |so |very |really |quite |too |pretty |"
-    r"such |"
-    r"still |always )*(?:nice|beautiful|lovely|bad|terrible|awful|great|hot|cold|warm|sunny|rainy|windy|cloudy|snowy|"
+    r"(?:the weather is|it is|it has been|we have|what|is not it) (?:a |an |so |very |really |quite |too |pretty |such "
+    r"|still |always )*(?:nice|beautiful|lovely|bad|terrible|awful|great|hot|cold|warm|sunny|rainy|windy|cloudy|snowy|"
     r"raining|snowing|freezing|horrible|gorgeous|foggy|stormy)(?: (?:day|weather|morning|evening|night|outside|today|"
     r"tonight|here|out|there|again|a lot|is not it))*"
 )
@@ -48,7 +47,7 @@ BEYOND = (
             "freezing|stormy|storm)",
             "(rain|snow|sunshine|sun|storm|thunderstorm) (today|tomorrow|tonight|this week|this weekend|now|outside)",
             "(temperature|cold|hot|warm) (outside|today|tomorrow|tonight|out there|there|here)",
-            "how (hot|cold|warm) (is|will)",
+            "how (hot|cold|warm) (is it|will it|does it)",
             "what is the temperature",
             "when will it (rain|snow|stop raining)",
         ),
@@ -306,6 +305,7 @@ BEYOND = (
     Intent(
         name="what is this",
         phrases=(
+            "(what (company|place|service|number) is this|where am i calling|who did i call)",
             "what is (this|that|this thing|this place|this all about|going on here)",
             "is this a (demo|game|show)",
         ),

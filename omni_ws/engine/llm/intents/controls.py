@@ -23,7 +23,7 @@ def _again(asked: Asked, slots: Slots) -> Iterator[str]:
 
 
 def _go_on(asked: Asked, slots: Slots) -> Iterator[str]:
-    return iter(("That was all." if asked.talk.last_answer else "I haven't said anything yet.",))
+    return iter(("That's all that I had to say." if asked.talk.last_answer else "I haven't said anything yet.",))
 
 
 def _what_i_heard(asked: Asked, slots: Slots) -> Iterator[str]:
@@ -51,6 +51,7 @@ CONTROLS = (
             "what (did|have) i [(just|already)] (say|said|ask|asked|tell you|told you) [you] [(before|last|just now)]",
             "what did you (hear|understand) [(me say|just now)]",
             "what was my [last] question",
+            "what (were|are) we talking about",
         ),
         reply=_what_i_heard,
     ),
@@ -72,6 +73,7 @@ CONTROLS = (
     Intent(
         name="stop",
         phrases=(
+            "cancel (that|it)",
             "(stop|stop it|stop that|be quiet|quiet|silence|never mind|cancel|shut up|hush|enough|that is enough|"
             "stop talking|shut the hell up|please stop|stop now|forget it|forget about it|drop it|be silent|stop "
             "please|stop stop|shush|mute|do not talk|do not speak|no more talking|you can stop|stop listening|pause|"
@@ -85,7 +87,7 @@ CONTROLS = (
         phrases=(
             "(wait|wait a (minute|moment|second)|one (moment|second|minute)|hold on|hang on|just a (moment|second|"
             "minute)|give me a (moment|second|minute)|hold on a (second|minute|moment)|let me think|wait wait|one "
-            "sec|i will be right back|be right back|let me see)",
+            "sec|i will be right back|be right back|let me see|i need to go to the (bathroom|toilet))",
         ),
         says=("Take your time.", "I'm waiting."),
         light=True,

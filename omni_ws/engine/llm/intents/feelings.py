@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
+from omni_ws.engine.llm.arithmetic import parse_number
 from omni_ws.engine.llm.intents.intent import Asked, Intent, Slots
 
+_OLDEST: Final = 130
 _I_AM = (
     "(i am|i feel|i am feeling|i am so|i am very|i am really|i am a bit|i am a little|i am quite|i feel so|i feel very)"
 )
@@ -16,6 +19,12 @@ def _sorry(asked: Asked, slots: Slots) -> Iterator[str]:
     if asked.text.endswith("?") and asked.talk.last_answer:
         return iter((asked.talk.last_answer,))
     return iter((asked.talk.fresh(("No problem.", "Don't worry about it.")),))
+
+
+def _age(asked: Asked, slots: Slots) -> Iterator[str] | None:
+    age = parse_number(slots["age"])
+    wordings = ("Then you have had more birthdays than I have.", "That's a good age.")
+    return iter((asked.talk.fresh(wordings),)) if age is not None and 0 < age <= _OLDEST else None
 
 
 FEELINGS = (
@@ -31,6 +40,7 @@ FEELINGS = (
             "crisis line now.",
             "Please don't stay alone with this. Call a crisis line, or someone you trust, now. I'm only a program.",
         ),
+        first=True,
     ),
     Intent(
         name="emergency",
@@ -86,7 +96,10 @@ FEELINGS = (
     ),
     Intent(
         name="guess what",
-        phrases=("(guess what|you know what|do you know what|can i tell you something|i want to tell you something)",),
+        phrases=(
+            "(guess what|you know what|do you know what|can i tell you something|i want to tell you something|i have "
+            "(a problem|news|good news|bad news|a story for you))",
+        ),
         says=("What? Tell me.", "I'm listening. What is it?"),
     ),
     Intent(
@@ -96,8 +109,38 @@ FEELINGS = (
     ),
     Intent(
         name="user's age",
-        slots=(r"i (?:am|just turned|turned|will be) [a-z0-9 ]+ (?:years|months) old(?: .+)?",),
-        says=("Then you have had more birthdays than I have.", "That's a good age."),
+        slots=(r"i (?:am|just turned|turned) (?P<age>[a-z0-9 ]+?)(?: (?:years|months) old)?(?: today)?",),
+        reply=_age,
+    ),
+    Intent(
+        name="user's work",
+        slots=(
+            r"i am an? (?!bit\b|little\b|lot\b|fan\b)[a-z]+(?: [a-z]+){0,2}",
+            r"i work (?:in|at|as|for) .+",
+        ),
+        says=("That sounds interesting.", "I see. I only ever learned to answer by rules."),
+    ),
+    Intent(
+        name="user likes something",
+        slots=(
+            r"i (?:really |also )?(?:like|love|enjoy|adore) (?!to know|to hear|to ask).+",
+            r"i have (?:got )?(?:a|two|three|four|some) (?:cats?|dogs?|kids?|children|sons?|daughters?|sisters?|"
+            r"brothers?|pets?|horses?|bab(?:y|ies))",
+        ),
+        says=("That's nice. Thank you for telling me.", "Good to know."),
+    ),
+    Intent(
+        name="user dislikes something",
+        slots=(r"i (?:really )?(?:hate|dislike|can not stand) .+",),
+        says=("I can understand that.", "Fair enough."),
+    ),
+    Intent(
+        name="user's English",
+        slots=(r"my english is .+|i do not speak (?:good |much |any )?english(?: .+)?|i am learning english",),
+        says=(
+            "Don't worry. Short sentences are the best for me, too.",
+            "That's all right. I only know simple sentences.",
+        ),
     ),
     Intent(
         name="user is angry",
@@ -208,10 +251,9 @@ FEELINGS = (
             "(that is|that was|you are|this is|it is) [(all|completely|totally)] (wrong|not right|not true|"
             "incorrect|false|not correct|mistaken|not what i (said|asked|meant|wanted))",
             "(wrong|i did not say that|i did not ask that|that is not what i asked|that is not what i said|you "
-            "misunderstood|you misunderstood me|you do not understand|you do not understand me|you did not "
-            "understand|you did not understand me|you got it wrong|you heard me wrong|you did not answer my "
-            "question|you did not answer|answer my question|answer me|try again|try once more|listen to me|no that "
-            "is wrong|you made a "
+            "misunderstood|you misunderstood me|you do not understand|you do not understand me|you did not understand|"
+            "you did not understand me|you got it wrong|you heard me wrong|you did not answer my question|you did not "
+            "answer|answer my question|answer me|try again|try once more|listen to me|no that is wrong|you made a "
             "mistake|you misheard me|you are not listening)",
         ),
         says=("I'm sorry. Please say it in other words.", "Then I misunderstood. Please try a shorter sentence."),
@@ -222,6 +264,7 @@ FEELINGS = (
             "(i am sorry|sorry|excuse me|i apologize|my apologies|my bad|i beg your pardon|so sorry|forgive me|oops|"
             "my mistake|sorry about that)",
         ),
+        slots=(r"(?:i am )?(?:so |very )?sorry (?:i|that|for|about|if) .+",),
         reply=_sorry,
     ),
     Intent(
@@ -237,10 +280,9 @@ FEELINGS = (
     Intent(
         name="no",
         phrases=(
-            "(no|no thank you|no thanks|no i am (good|fine)|not really|not now|not at all|of course not|i do not "
-            "think so|no way|never|not yet|no "
-            "i do not|no i am not|i do not|i do not want to|no it is not|certainly not|nothing|nothing else|that is "
-            "all|no more|not today|i am not)",
+            "(no|no thank you|no thanks|i disagree|no i am (good|fine)|not really|not now|not at all|of course not|i "
+            "do not think so|no way|never|not yet|no i do not|no i am not|i do not|i do not want to|no it is not|"
+            "certainly not|nothing|nothing else|that is all|no more|not today|i am not)",
         ),
         says=("All right.", "As you like.", "Fine."),
         light=True,
@@ -248,9 +290,10 @@ FEELINGS = (
     Intent(
         name="okay",
         phrases=(
-            "(okay|all right|okay okay|i see|got it|i understand|understood|okay then|okay good|okay great|okay "
-            "cool|i know|i know that|so|well|makes sense|fair enough|aha|ah|oh|oh okay|hm|hmm|um|uh|uh huh|mm hmm|"
-            "go ahead|please|let us go|then|whatever|do not worry|do not worry about it)",
+            "(okay|all right|okay okay|i see|got it|i understand|understood|okay then|okay good|okay great|okay cool|i "
+            "know|i know that|so|well|makes sense|fair enough|aha|ah|oh|oh okay|hm|hmm|um|uh|uh huh|mm hmm|go ahead|"
+            "please|let us go|then|whatever|i changed my mind|(that is|it is|i am) (good|great|nice|glad|happy) to "
+            "hear|do not worry|do not worry about it)",
         ),
         says=("Okay.", "Good.", "All right."),
         light=True,
@@ -258,8 +301,8 @@ FEELINGS = (
     Intent(
         name="maybe",
         phrases=(
-            "(maybe|perhaps|i guess|i guess so|possibly|it depends|i am not sure|who knows|i have no idea|we will "
-            "see|probably|i suppose|i suppose so|i hope so|i have no clue)",
+            "(maybe|perhaps|maybe later|i guess|i guess so|possibly|it depends|i am not sure|who knows|i have no idea|"
+            "we will see|probably|i suppose|i suppose so|i hope so|i have no clue)",
         ),
         says=("Take your time.", "Maybe is fine, too."),
         light=True,
@@ -329,9 +372,8 @@ FEELINGS = (
         name="let us talk",
         phrases=(
             "(let us talk|talk to me|let us chat|can we (talk|chat)|i want to talk|i (want to|would like to) (talk|"
-            "speak) "
-            "(to|with) you|can you talk to me|chat with me|talk with me|can you talk|i am listening|let us have a "
-            "(conversation|chat)|i want to chat)",
+            "speak) (to|with) you|can you talk to me|chat with me|talk with me|can you talk|i am listening|let us have "
+            "a (conversation|chat)|i want to chat)",
         ),
         says=(
             "I'd like that. Ask me for a joke, or what I can do.",

@@ -244,9 +244,8 @@ FUN = (
         slots=(
             r"(?:(?:let us|can we|i want to|do you want to|shall we|can you|i would like to) )?(?:play )?(?:a (?:game|"
             r"round) of )?(?:twenty questions|20 questions|truth or dare|hangman|chess|checkers|tic tac toe|i spy|"
-            r"poker|"
-            r"hide and seek|would you rather|never have i ever|cards|monopoly|a word game|word games|trivia|a quiz|uno)"
-            r"(?: with me| together)?",
+            r"poker|hide and seek|would you rather|never have i ever|cards|monopoly|a word game|word games|trivia|a "
+            r"quiz|uno)(?: with me| together)?",
         ),
         says=(
             "I can ask you a riddle. Would you like one?",

@@ -86,15 +86,15 @@ GREETINGS = (
         phrases=(
             "(what is|what) (up|new|happening|going on|cooking|the matter) [(with you|today|man|dude|there)]",
             "what are you (doing|up to) [(now|right now|today|tonight)]",
-            "(sup|anything new|what have you been doing)",
+            "(sup|anything new|what do you do all day|what have you been doing)",
         ),
         says=("Not much. I was waiting for somebody to talk to me.", "Nothing much. I'm listening to you."),
     ),
     Intent(
         name="user is well",
         phrases=(
-            "(i am|i feel|i am feeling|i am doing|we are|doing) (fine|good|great|well|okay|very well|all right|"
-            "happy|excellent|wonderful|fantastic|not bad|pretty good|quite well|so happy) [(too|today|as well|thank "
+            "(i am|i feel|i am feeling|i am doing|we are|doing) (fine|good|great|well|okay|very well|all right|happy|"
+            "excited|excellent|wonderful|fantastic|not bad|pretty good|quite well|so happy) [(too|today|as well|thank "
             "you|thanks)]",
             "(fine|not bad|pretty good|could be better|so so|very well|all good|doing fine) [(thank you|thanks|today)]",
             "(i am having|i had) a (good|great|nice|wonderful|lovely) (day|time|morning|evening)",
@@ -122,7 +122,7 @@ GREETINGS = (
             "talk to) you",
             "(nice|good|great|lovely|pleased|glad) (to meet|meeting|talking to|talking with|to talk to|to see|"
             "seeing) you [(too|today|again)]",
-            "(how nice to meet you|i am (happy|glad|pleased) to meet you|welcome|welcome back)",
+            "(how nice to meet you|i am (happy|glad|pleased) to meet you|welcome|welcome back|long time no see)",
         ),
         says=("Nice to meet you, too.", "The pleasure is mine."),
         light=True,
@@ -139,8 +139,7 @@ GREETINGS = (
         ),
         slots=(
             r"(?:thank you|thanks)(?: (?:very much|so much|a lot|again))? (?:for|you have been|you are|you were|that "
-            r"was|"
-            r"that is|that helped|it was|this was) .+",
+            r"was|that is|that helped|it was|this was) .+",
         ),
         says=("You're welcome.", "My pleasure.", "Any time."),
         light=True,

@@ -11,11 +11,10 @@ HEARING = (
             "(can|do|could|did) you (hear|understand|read|get) (me|what i say|what i am saying|this|my voice|"
             "english|me now|me okay|me well|that|us)",
             "(can you hear|are you listening|are you listening to me|do you copy|do you read me|am i audible|can "
-            "anyone hear me|is my microphone working|is my mic working|is the microphone working|is my microphone "
-            "on|is the mic on|does my microphone work|am i loud enough|is this thing on|is this working|does this "
-            "work|is it working|is it on|am i connected|are we connected|are we live|am i live|are you working|do "
-            "you work|does it work|how do i sound|can you understand "
-            "english)",
+            "anyone hear me|is my microphone working|is my mic working|is the microphone working|is my microphone on|"
+            "is the mic on|does my microphone work|am i loud enough|is this thing on|is this working|does this work|is "
+            "it working|is it on|am i connected|are we connected|are we live|am i live|are you working|do you work|"
+            "does it work|how do i sound|can you understand english)",
         ),
         slots=(r"how (?:well|clearly) (?:can|do) you (?:hear|understand) me",),
         says=("Yes, I can hear you.", "Yes, you come through.", "I hear you."),
@@ -25,9 +24,8 @@ HEARING = (
         phrases=(
             "(are you|is anyone|is anybody|is someone|is there anyone|are you still) (there|here|home|at home|on|"
             "ready|around|online|up)",
-            "(anyone there|anyone home|(is (anyone|someone)|who is) listening|hello is anyone there|you there|are "
-            "you ready|are you available|where did "
-            "you go|are you busy|are you on|knock|wake up|ping)",
+            "(anyone there|anyone home|(is (anyone|someone)|who is) listening|hello is anyone there|you there|are you "
+            "ready|are you available|where did you go|are you busy|are you on|knock|wake up|ping)",
         ),
         says=("Yes, I'm here.", "I'm here, and I'm listening."),
     ),
@@ -45,8 +43,7 @@ HEARING = (
         ),
         slots=(
             r"(?:i (?:just )?(?:want|wanted|need|am going|am trying) to|let me|i am here to|let us) (?:test|try|"
-            r"check)(?: "
-            r"(?!again).+)?",
+            r"check)(?: (?!again).+)?",
         ),
         says=("The test works. I hear you.", "It works."),
     ),

@@ -60,6 +60,8 @@ class Intent:
     reply: Reply | None = None
     #: Whether it needs no answer beside something else: a greeting before a question.
     light: bool = False
+    #: Whether its keys count before anything else, and in sentences of any length.
+    first: bool = False
     #: Whether "another one" asks for it again.
     renews: bool = False
 

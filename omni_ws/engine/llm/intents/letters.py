@@ -109,6 +109,11 @@ LETTERS = (
         says=("A, B, C, D, E, F, G, H, I, J, K, L, M, N, O, P, Q, R, S, T, U, V, W, X, Y, Z.",),
     ),
     Intent(
+        name="alphabet backwards",
+        phrases=("[(say|recite|tell me|do you know)] the (alphabet|abc) (backwards|backward|in reverse)",),
+        says=("Z, Y, X, W, V, U, T, S, R, Q, P, O, N, M, L, K, J, I, H, G, F, E, D, C, B, A.",),
+    ),
+    Intent(
         name="spell my name",
         phrases=(
             "(spell my name|how do you spell my name|can you spell|can you spell words|spell|spell something|spell "

@@ -26,7 +26,7 @@ class Understood(NamedTuple):
 
 
 class Matcher:
-    """Looks for a whole phrase, then for slots, then for keys, and at last for what sounds alike."""
+    """Looks for keys that count first, then for a whole phrase, slots, keys, and at last for what sounds alike."""
 
     def __init__(self, intents: Sequence[Intent]) -> None:
         self._phrases: dict[str, Intent] = {}
@@ -42,18 +42,23 @@ class Matcher:
         for order, intent in enumerate(intents):
             for key in (Key(sentence) for written in intent.keys for sentence in expanded(written)):
                 self._keys.setdefault(key.first_word, []).append((key, order, intent))
+        self._first = [(key, intent) for keys in self._keys.values() for key, _, intent in keys if intent.first]
         self._sounds = SoundIndex(self._phrases.items())
 
     def find(self, asked: Asked, request: str) -> Understood | None:
         """What is answered; ``request`` is the text without courtesies, as it was written."""
+        inside = f" {asked.words} "
+        for key, intent in self._first:
+            if key.stands_in(inside) and (sentences := intent.answer(asked, _NO_SLOTS)) is not None:
+                return Understood(intent, sentences)
         is_short = len(asked.words) <= _MAX_CHARACTERS and asked.words.count(" ") < MAX_WORDS
         asks = tuple(requests(asked.words)) if is_short else ()
         for found, slots in self._fitting(asks, request):
             if (sentences := found.answer(asked, slots)) is not None:
                 return Understood(found, sentences)
-        intent = self._by_key(asks[-1]) or self._by_key(asks[0]) or self._by_sound(asks) if asks else None
-        if intent is not None and (sentences := intent.answer(asked, _NO_SLOTS)) is not None:
-            return Understood(intent, sentences)
+        meant = self._by_key(asks[-1]) or self._by_key(asks[0]) or self._by_sound(asks) if asks else None
+        if meant is not None and (sentences := meant.answer(asked, _NO_SLOTS)) is not None:
+            return Understood(meant, sentences)
         return None
 
     def _fitting(self, asks: Sequence[str], request: str) -> Iterator[tuple[Intent, Slots]]:

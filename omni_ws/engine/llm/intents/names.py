@@ -47,12 +47,16 @@ _THING: Final = (
 )
 _FACT = re.compile(rf"my {_THING} is (?P<value>[^ ].*)")
 _CALLED = re.compile(
-    r"my (?P<pet>dog|cat|horse|wife|husband|son|daughter|brother|sister|mother|father|friend) is "
+    r"(?:my|i have a) (?P<pet>dog|cat|horse|wife|husband|son|daughter|brother|sister|mother|father|friend) (?:is )?"
     r"(?:called|named) (?P<value>.+)"
 )
 
 
 _ASKS_BACK = re.compile(r" (?:what is your name|what is yours|who are you|and you|and yours)$")
+
+
+#: What is behind the first "is", as it was written.
+_WRITTEN_VALUE = re.compile(r"\bis\s+(?P<value>\S.*)", re.I | re.S)
 
 
 def name_told(talk: Talk) -> str | None:
@@ -91,6 +95,8 @@ def _fact(text: str) -> tuple[str, str] | None:
     value: str | None = found["value"]
     if what.endswith(" name"):
         value = _name(found["value"], text)
+    elif (written := _WRITTEN_VALUE.search(text.rstrip(" .,!"))) is not None and plain_words(written["value"]) == value:
+        value = written["value"]
     return (what, value) if value and value.count(" ") < _MOST_VALUE_WORDS else None
 
 
@@ -130,7 +136,7 @@ NAMES = (
     Intent(
         name="what is my name",
         phrases=(
-            "(what is|what|say|do you (know|remember)|did i tell you|have i told you) my name",
+            "(what is|what|say|do you (know|remember)|can you remember|did i tell you|have i told you) my name",
             "(who am i|do you (know|remember) (me|who i am)|what am i called|what do you know about me|remember me)",
             "(do you know|say) what my name is",
         ),

@@ -91,6 +91,13 @@ def _calculate(asked: Asked, slots: Slots) -> Iterator[str] | None:
     return None
 
 
+def _calculate_two(asked: Asked, slots: Slots) -> Iterator[str] | None:
+    first, second = _value(asked, slots["first"]), _value(asked, slots["second"])
+    if first is None or second is None:
+        return None
+    return _calculate(asked, {"expression": f"({in_digits(first)}) {_VERBS[slots['verb']]} ({in_digits(second)})"})
+
+
 def _percent(asked: Asked, slots: Slots) -> Iterator[str] | None:
     rate, base = parse_value(slots["rate"]), _value(asked, slots["base"])
     if rate is None or base is None:
@@ -178,6 +185,16 @@ NUMBERS = (
     ),
     Intent(name="part", slots=(rf"{_ASKS}(?P<part>{'|'.join(_PARTS)}) of (?P<number>.+)",), reply=_part),
     Intent(name="times", slots=(rf"{_ASKS}(?P<times>{'|'.join(_TIMES)}) (?P<number>.+)",), reply=_times),
+    Intent(
+        name="two numbers",
+        slots=(
+            r"(?P<verb>add) (?P<first>.+?) (?:and|to|plus) (?P<second>.+)",
+            r"(?P<verb>subtract|take away) (?P<second>.+?) from (?P<first>.+)",
+            r"(?P<verb>multiply) (?P<first>.+?) (?:by|and|with|times) (?P<second>.+)",
+            r"(?P<verb>divide) (?P<first>.+?) by (?P<second>.+)",
+        ),
+        reply=_calculate_two,
+    ),
     Intent(
         name="calculation goes on",
         written=(

@@ -129,6 +129,8 @@ UNITS = (
         slots=(
             r"(?:how hot|how cold|at what temperature|when|at which temperature) (?:does|is|will) water "
             r"(?:boil|boils|boiling|freeze|freezes|freezing)",
+            r"how (?:hot|cold|warm) is (?:boiling water|freezing water|ice)",
+            r"what is the (?:boiling|freezing|melting) point of (?:water|ice)",
         ),
         says=("Water freezes at 0 degrees Celsius and boils at 100, at sea level.",),
     ),
