@@ -106,6 +106,8 @@ class Conversation:
         self.options = AnswerOptions()
         #: Maps the names of fields to those that the client used.
         self.field_names: FieldNames = as_they_are
+        #: Whether a client that reports nothing plays what it is sent, see Playback.
+        self.plays_at_once = False
         self._owner = owner
         self._media_room = media_room or MediaRoom(budget)
         #: The finish reason of requests that end with the session.
@@ -376,7 +378,7 @@ class Conversation:
             config,
             timeline,
             self._flow.taken,
-            Playback(self._now),
+            Playback(self._now, assumed=self.plays_at_once),
             self._media_room,
             options=dataclasses.replace(self.options, priority=self._counted_priority(self.options.priority)),
             owner=self._owner,

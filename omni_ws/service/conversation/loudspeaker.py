@@ -55,7 +55,7 @@ class Loudspeaker:
             if request is spared:
                 continue
             playback = request.playback
-            heard_in_part = playback.playing and playback.reported_ms is not None
+            heard_in_part = playback.playing and (playback.assumed or playback.reported_ms is not None)
             playback.stop()
             if heard_in_part and request.state is RequestState.FINISHED:
                 self._history.revise_answer(request.request_id, request.answer_message)

@@ -21,12 +21,14 @@ class Playback:
     none, the position advances with the clock ``now``, up to the audio that was sent.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], *, assumed: bool = False) -> None:
+        """``assumed``: a client that reports nothing plays what it is sent, without a pause."""
         #: ``sequence_id`` of the first audio; None before it.
         self.first_sequence_id: int | None = None
         self.sent_ms: float = 0
         #: The latest report; None without any.
         self.reported_ms: float | None = None
+        self.assumed = assumed
         self._now = now
         #: When the answer began to play, shifted by every pause since.
         self._origin: float | None = None
@@ -55,7 +57,7 @@ class Playback:
 
     @property
     def heard_ms(self) -> float:
-        """What was heard: by the latest report, or, without reports, all that was sent."""
+        """What was heard: by the latest report; without reports all that was sent, unless playback was assumed."""
         return self.sent_ms if self.reported_ms is None else min(self.reported_ms, self.sent_ms)
 
     @property
@@ -105,6 +107,8 @@ class Playback:
 
     def stop(self) -> None:
         """The answer is interrupted: the client plays nothing more of it."""
+        if self.assumed and self.reported_ms is None and self.playing:
+            self.reported_ms = self.position_ms
         self.stopped = True
 
 

@@ -96,6 +96,7 @@ class Commands:
         self._reported: OmniError | None = None
         #: Sends events at once. Set by the connection.
         self.send: Callable[[Iterable[Event]], None] = lambda events: None
+        conversation.plays_at_once = True  # unless ``conversation.item.truncate`` says otherwise
         conversation.configure(session_config(start, self._abilities))
         self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {
             "session.update": self._update_session,

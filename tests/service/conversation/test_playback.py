@@ -180,3 +180,15 @@ def test_an_answer_that_is_held_goes_on_where_it_was_heard_to(reports: bool) -> 
     assert playback.position_ms == pytest.approx(480 if reports else 500)
     assert plays == [False, True]
     assert playback.underruns == 0
+
+
+def test_an_assumed_position_is_what_was_heard_once_it_is_stopped() -> None:
+    times = iter([0.0, 1.0, 1.0, 1.0])
+    playback = Playback(lambda: next(times, 9.0), assumed=True)
+    playback.sending(0, 0, 3000)
+    assert playback.heard_ms == 3000
+    playback.stop()
+    assert playback.heard_ms == 1000
+    playback.report(2000)
+    assert playback.heard_ms == 2000
+    assert not playback.playing

@@ -182,6 +182,22 @@ async def test_what_was_heard_of_an_answer_stays_in_the_history() -> None:
 
 
 @pytest.mark.virtual_clock
+async def test_an_interrupted_answer_was_heard_by_the_clock() -> None:
+    script: list[EngineOutput] = [
+        TextOutput("one two three four"),
+        AudioOutput(np.full(4 * 24_000, 0.25, np.float32), 24_000),
+    ]
+    engine = ScriptedEngine(script)
+    async with live_server(engine) as server, realtime_client(inline(server)) as client:
+        await speak(client)
+        await client.response()
+        await asyncio.sleep(2.1)  # of four
+        await speak(client)
+        await client.response()
+        assert engine.requests[1].history[-1].text == "one two"
+
+
+@pytest.mark.virtual_clock
 async def test_a_truncation_at_nothing_or_beyond_the_end_is_answered() -> None:
     engine = ScriptedEngine(HEARD_AND_ANSWERED)
     async with live_server(engine) as server, realtime_client(inline(server)) as client:
