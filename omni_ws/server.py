@@ -22,7 +22,7 @@ from omni_ws.config import ConfigurationError, check_available, check_exposure, 
 from omni_ws.config.keys import ApiKey
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine.base import Engine
-from omni_ws.engine.heap import return_freed_memory, use_one_heap
+from omni_ws.engine.heap import return_freed_memory, share_heaps
 from omni_ws.engine_choice import create_engine
 from omni_ws.engine_choice.advice import advice
 from omni_ws.engine_choice.announcement import part_lines, turn_lines
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: Heaps for all threads. With fewer, the event loop sometimes waits 10 ms for threads that compute.
+HEAPS: Final = 4
 #: Time for connections to close once their sessions have ended.
 CLOSE_TIMEOUT_SEC: Final = 5.0
 #: Time for HTTP responses that were interrupted to report so.
@@ -71,7 +73,7 @@ def launch_server(config: ServerConfig | None = None) -> int:
     """Runs a server until SIGTERM or SIGINT, and returns the exit status. Blocks. Raises what ``serve`` raises."""
     config = config or ServerConfig()
     if not config.on_vllm:  # which computes with as many threads as there are cores
-        use_one_heap()
+        share_heaps(HEAPS)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(serve(config))
 

@@ -9,13 +9,13 @@ from typing import Any, Final
 _M_ARENA_MAX: Final = -8
 
 
-def use_one_heap() -> None:
-    """Let all threads take memory from where others freed it: with large pieces, sharing costs no time.
+def share_heaps(most: int) -> None:
+    """Let threads share so many heaps, and take memory there that others freed; by itself, there are eight for a core.
 
-    To be called before there are other threads.
+    Who shares one waits for the others. To be called before there are other threads.
     """
     if (mallopt := _function("mallopt")) is not None:
-        mallopt(_M_ARENA_MAX, 1)
+        mallopt(_M_ARENA_MAX, most)
 
 
 def return_freed_memory() -> None:

@@ -15,7 +15,7 @@ pytestmark = [
 
 MEASURE = """
 import ctypes, threading
-from omni_ws.engine.heap import return_freed_memory, use_one_heap
+from omni_ws.engine.heap import return_freed_memory, share_heaps
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
 PIECE = 64 << 10  # less than what the C library takes from the system by itself
@@ -42,7 +42,7 @@ print(before - resident())
 """
 
 SHARED = """
-use_one_heap()
+share_heaps(1)
 before = resident()
 turn, turns = threading.Semaphore(0), []
 

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
 
-from omni_ws.engine.heap import return_freed_memory, use_one_heap
+from omni_ws.engine.heap import return_freed_memory, share_heaps
 from omni_ws.engine.tts.espeak import Espeak
 from omni_ws.engine.tts.flite import Flite
 from omni_ws.engine.tts.synthesiser import NoVoice, SpokenWord, Synthesiser
@@ -141,7 +141,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     target = _take_over_stdout()
-    use_one_heap()
+    share_heaps(1)
     try:
         synthesiser = _synthesiser(*(sys.argv[1:3] or ["auto"]))
     except NoVoice as reason:
