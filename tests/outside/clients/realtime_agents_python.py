@@ -69,7 +69,7 @@ async def turn() -> dict[str, Any]:
 async def call() -> dict[str, Any]:
     told = None
     audio = bytearray()
-    interrupting = interrupted = False
+    interrupting = interrupted = called = False
     async with await session_at(CALLING, [get_weather]) as session:
         await speak(session, FIRST)
         async for event in session:
@@ -79,11 +79,13 @@ async def call() -> dict[str, Any]:
                 case "audio" if not interrupting:
                     interrupting = True
                     await speak(session, SECOND)
-                case "audio" if ASKED:
+                case "tool_end":
+                    called = True
+                case "audio" if called:
                     audio += event.audio.data
                 case "audio_interrupted":
                     interrupted = True
-                case "history_updated" if ASKED:
+                case "history_updated" if called:
                     told = said_last(event.history) or told
                 case "raw_model_event" if event.data.type == "turn_ended" and audio:
                     break
