@@ -162,7 +162,10 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
             place[name] = value
     fields |= {name: value for name in ("voice", "task") if (value := getattr(options, name)) is not None}
     if options.open_mic:
-        fields.setdefault("turn_detection", {}).setdefault("interrupt_resume", True)
+        turns = fields.setdefault("turn_detection", {})
+        if not isinstance(turns, dict):
+            raise ValueError("--open-mic goes with turn detection")
+        turns.setdefault("interrupt_resume", True)
     # Playback and --save need this format.
     fields["output_audio"] = {**fields.get("output_audio", {}), "format": "pcm16"}
     return fields

@@ -208,6 +208,7 @@ async def test_a_reply_without_sound_cannot_be_saved(url: str, tmp_path: Path) -
         (["--save", "x.wav"], "--save goes with"),
         (["--text", "x", "--open-mic"], "--open-mic goes with"),
         (["--cancel-echo"], "--cancel-echo goes with --open-mic"),
+        (["--open-mic", "--config", "turn_detection=null"], "--open-mic goes with turn detection"),
     ],
 )
 async def test_wrong_usage(arguments: list[str], words: str) -> None:
