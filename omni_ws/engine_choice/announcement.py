@@ -9,7 +9,7 @@ from omni_ws.config.part_settings import PartConfig
 from omni_ws.core.chunks import Modality, OutputModality
 from omni_ws.engine.base import Engine
 from omni_ws.engine.composed.parts import HasParts, Role
-from omni_ws.installing import install_command, this_python
+from omni_ws.installing import fetch_command, install_command
 
 
 def part_lines(engine: Engine, config: ServerConfig) -> Iterator[str]:
@@ -49,4 +49,4 @@ def turn_lines(engine: Engine, turn_detection_types: Sequence[str]) -> Iterator[
     if "semantic_vad" in turn_detection_types:
         yield "end of turns: Smart Turn (semantic_vad)"
     else:
-        yield f"end of turns: silence; to judge by the voice, too: {this_python()} -m omni_ws weights fetch smart-turn"
+        yield f"end of turns: silence; to judge by the voice, too: {fetch_command('smart-turn')}"

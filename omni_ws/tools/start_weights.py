@@ -6,7 +6,7 @@ import sys
 
 from omni_ws.config.model import ServerConfig
 from omni_ws.engine_choice.wanted_weights import wanted_weights
-from omni_ws.installing import this_python
+from omni_ws.installing import fetch_command
 from omni_ws.tools.progress_lines import ProgressLines
 from omni_ws.weights import Fetching, WeightsError, weights_cache
 
@@ -24,6 +24,6 @@ def fetch_for_start(config: ServerConfig) -> None:
     if failed:
         print(
             f"cannot fetch {' and '.join(failed)} now: the server starts without, and the next start tries again "
-            f"({this_python()} -m omni_ws weights fetch {failed[0]} tells why)",
+            f"({fetch_command(failed[0])} tells why)",
             file=sys.stderr,
         )

@@ -9,7 +9,7 @@ from typing import Final
 
 from omni_ws.audio.vad import PACKAGE as RUNTIME
 from omni_ws.engine.tts.synthesiser import NoVoice
-from omni_ws.installing import install_command, this_python
+from omni_ws.installing import fetch_command, install_command
 from omni_ws.weights import fetched_file
 
 #: Its network and its rules are no interface: another version may not fit.
@@ -34,5 +34,5 @@ def hibari_file(file: Path | None = None) -> Path:
             raise NoVoice(f"there is no file {file}")
         return file
     if (fetched := fetched_file("hibari")) is None:
-        raise NoVoice(f"its weights are not on this machine: {this_python()} -m omni_ws weights fetch hibari")
+        raise NoVoice(f"its weights are not on this machine: {fetch_command('hibari')}")
     return fetched
