@@ -13,6 +13,8 @@ from omni_ws.errors import InvalidFrame, InvalidValue
 
 #: OpenAI's limit for the ids that clients choose.
 MAX_ID_CHARACTERS: Final = 512
+#: OpenAI's limit for the entries of ``metadata``.
+MAX_METADATA: Final = 16
 
 _decoder: Final = msgspec.json.Decoder()
 
@@ -64,6 +66,20 @@ def number_field(fields: Mapping[str, Any], name: str, *, default: float | None 
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1 << 53:
         raise InvalidValue(f"{name} must be a number, 0 or more", param=name)
     return value
+
+
+def metadata_field(fields: Mapping[str, Any]) -> dict[str, str] | None:
+    """The ``metadata`` of a response, names with short texts. Raises InvalidValue."""
+    value = fields.get("metadata")
+    if value is None:
+        return None
+    texts = isinstance(value, Mapping) and all(isinstance(one, str) and len(one) <= 512 for one in value.values())
+    if not texts or len(value) > MAX_METADATA:
+        raise InvalidValue(
+            f"metadata must be an object of at most {MAX_METADATA} strings of at most 512 characters",
+            param="response.metadata",
+        )
+    return dict(value)
 
 
 def base64_field(fields: Mapping[str, Any], name: str, *, place: str = "") -> bytes:

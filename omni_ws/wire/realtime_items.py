@@ -117,7 +117,8 @@ def _add_part(item: Item, part: Mapping[str, Any], where: str) -> None:
         item.content.append({"type": "output_audio", "transcript": str(part.get("transcript") or "")})
     elif kind == "input_audio" and item.role == "user":
         audio = base64_field(part, "audio", place=f"{where}.")
-        item.content.append({"type": "input_audio", "transcript": part.get("transcript")})
+        transcript = part.get("transcript")
+        item.content.append({"type": "input_audio", "transcript": transcript if isinstance(transcript, str) else None})
         item.chunks.append(InputChunk(Modality.AUDIO, audio))
     elif kind == "input_image" and item.role == "user":
         image = media_by_url(part.get("image_url"), Modality.IMAGE, f"{where}.image_url")

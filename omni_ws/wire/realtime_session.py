@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from omni_ws.core.audio_format import AudioEncoding
 from omni_ws.errors import InvalidValue, UnsupportedFormat, UnsupportedParameter
 from omni_ws.wire.realtime_events import mapping_field
@@ -37,6 +39,16 @@ _BETA_FIELDS: Final = {
 }
 #: What is merged field by field; every other value replaces the one before.
 _MERGED: Final = frozenset({"audio", "audio.input", "audio.output"})
+#: The fields that have an effect, or are shown.
+_KNOWN: Final = _MERGED | {
+    *("type", "instructions", "output_modalities", "tools", "tool_choice", "max_output_tokens", "temperature"),
+    *("audio.input.format", "audio.input.transcription", "audio.input.turn_detection"),
+    *("audio.output.format", "audio.output.voice", "audio.output.speed"),
+}
+#: What of ``transcription`` is shown again.
+_TRANSCRIPTION: Final = ("model", "language", "prompt")
+#: Bytes of JSON of a session object, which is kept as long as the session.
+MAX_SESSION_BYTES: Final = 1 << 20
 #: The silence that ends a turn by ``eagerness``, where no model judges pauses.
 _EAGERNESS_SILENCE_MS: Final = {"low": 1000, "medium": 500, "auto": 500, "high": 300}
 
@@ -71,14 +83,23 @@ def current_names(session: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged_session(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
-    """``base`` with the fields of ``patch``; null is a value. Raises InvalidValue."""
-    return _merged(base, current_names(patch), "")
+    """``base`` with the fields of ``patch`` that are known; null is a value. Raises InvalidValue."""
+    merged = _merged(base, current_names(patch), "")
+    try:
+        size = len(msgspec.json.encode(merged))
+    except RecursionError:
+        raise InvalidValue("the session is nested too deeply", param="session") from None
+    if size > MAX_SESSION_BYTES:
+        raise InvalidValue(f"the session must not exceed {MAX_SESSION_BYTES} bytes", param="session")
+    return merged
 
 
 def _merged(base: Mapping[str, Any], patch: Mapping[str, Any], place: str) -> dict[str, Any]:
     merged = dict(base)
     for name, value in patch.items():
         path = f"{place}.{name}".lstrip(".")
+        if path not in _KNOWN:
+            continue
         if path in _MERGED:
             if value is not None and not isinstance(value, Mapping):
                 raise InvalidValue(f"session.{path} must be an object", param=f"session.{path}")
@@ -264,7 +285,9 @@ def session_object(session: Mapping[str, Any], config: SessionConfig, *, session
     limit = config.sampling.max_tokens
     shown_input = {
         "format": _shown_format(config.input_audio.format, config.input_audio.sample_rate),
-        "transcription": dict(transcription) if isinstance(transcription, Mapping) else None,
+        "transcription": {name: transcription[name] for name in _TRANSCRIPTION if name in transcription}
+        if isinstance(transcription, Mapping)
+        else None,
         "noise_reduction": None,
         "turn_detection": _shown_detection(
             config, creates=answers_turns(session), interrupts=interrupts_answers(session)

@@ -22,7 +22,14 @@ from omni_ws.transport.realtime.response import Event
 from omni_ws.transport.realtime.translator import Translator
 from omni_ws.transport.realtime.turns import Turn
 from omni_ws.transport.realtime.vllm_dialect import created_fields
-from omni_ws.wire.realtime_events import base64_field, mapping_field, number_field, optional_id, text_field
+from omni_ws.wire.realtime_events import (
+    base64_field,
+    mapping_field,
+    metadata_field,
+    number_field,
+    optional_id,
+    text_field,
+)
 from omni_ws.wire.realtime_items import Item, read_item
 from omni_ws.wire.realtime_output import RealtimeRefusal, error_fields
 from omni_ws.wire.realtime_session import (
@@ -209,8 +216,8 @@ class Commands:
         turn = self._translator.turns.speaking
         if self._detects_turns and turn is not None and not turn.committed:
             turn.cleared = True
-            if self._conversation.queue.requests:  # the newest is the turn's
-                self._conversation.cancel(self._conversation.queue.requests[-1].request_id)
+            if turn.item.request_id is not None:
+                self._conversation.cancel(turn.item.request_id)
         self._drop_audio()
         self.send([{"type": "input_audio_buffer.cleared"}])
 
@@ -218,7 +225,7 @@ class Commands:
         if (response := self._translator.find_response()) is not None:
             response.cancel_reason = "client_cancelled"
             self._conversation.cancel(response.request_id)
-        self.send([{"type": "output_audio_buffer.cleared"}])
+            self.send([{"type": "output_audio_buffer.cleared", "response_id": response.response_id}])
 
     def _drop_audio(self) -> None:
         self._audio.clear()
@@ -297,7 +304,7 @@ class Commands:
             raise RealtimeRefusal(
                 "conversation_already_has_active_response", "the conversation already has an active response"
             )
-        elif self._translator.turns.transcribing:
+        elif self._translator.transcribing:
             if len(self._deferred) >= MAX_DEFERRED:
                 raise InvalidValue("too many responses are waiting", param="type")
             self._deferred.append((fields, event_id))
@@ -306,7 +313,7 @@ class Commands:
 
     def _respond(self, fields: Mapping[str, Any], *, in_conversation: bool) -> None:
         """Answer the input of the response, or what is pending, or else what the instructions say."""
-        patch = response_config(fields, self._abilities)
+        patch, metadata = response_config(fields, self._abilities), metadata_field(fields)
         items: list[Item] = []
         context: tuple[Message, ...] | None = None
         chunks: list[InputChunk] = []
@@ -326,7 +333,6 @@ class Commands:
         if items:
             self._items.asked(items, request_id)
             self._bind_audio(items, request_id)
-        metadata = fields.get("metadata")
         self.send(self._translator.respond(request_id, config, metadata=metadata, in_conversation=in_conversation))
 
     def _own_input(self, given: Any) -> tuple[tuple[Message, ...], list[InputChunk]]:

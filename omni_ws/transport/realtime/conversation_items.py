@@ -122,6 +122,12 @@ class ConversationItems:
             part["transcript" if "transcript" in part else "text"] = heard
         self._charge(item)
 
+    def have_grown(self, items: Iterable[Item]) -> None:
+        """Charge the budget for what has been said since these items were added."""
+        for item in items:
+            if item.item_id in self._items:
+                self._charge(item)
+
     def delete(self, item: Item) -> None:
         """Drop an item, and what the history has of it."""
         answer = {"assistant"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -49,7 +49,7 @@ class RealtimeResponse:
         config: SessionConfig,
         *,
         conversation_id: str | None,
-        metadata: Any = None,
+        metadata: Mapping[str, str] | None = None,
     ) -> None:
         self.response_id = new_id("resp_")
         self.request_id = request_id
@@ -69,6 +69,11 @@ class RealtimeResponse:
     def in_conversation(self) -> bool:
         """Whether it is part of the conversation, or stands beside it."""
         return self.conversation_id is not None
+
+    @property
+    def items(self) -> list[Item]:
+        """What it has made."""
+        return [output.item for output in self._outputs]
 
     def begin(self) -> Iterator[Event]:
         yield {"type": "response.created", "response": self._shown("in_progress")}

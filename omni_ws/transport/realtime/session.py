@@ -201,6 +201,9 @@ class RealtimeConnection:
                 self._send(self._commands.render(message))
                 if self._observed.listening_to_outputs and isinstance(message, AnyOutput):
                     self._observed.notify(OutputWritten(message))
+        except OmniError as error:
+            self._loop.call_soon(self._session.end, error)
+            return
         except Exception as error:
             self._loop.call_soon(self._session.end, unexpected(error, where="the output of a Realtime session"))
             return

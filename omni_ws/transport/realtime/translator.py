@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from omni_ws.core.chunks import FinishReason, OutputModality
@@ -48,10 +48,22 @@ class Translator:
                 return response
         return None
 
+    @property
+    def transcribing(self) -> bool:
+        """Whether a turn that waits for a response is still being transcribed."""
+        if not self._conversation.busy and not self._conversation.outbox:
+            self.turns.drop_unbound()
+        return self.turns.transcribing
+
     # what the client does
 
     def respond(
-        self, request_id: str, config: SessionConfig, *, metadata: Any = None, in_conversation: bool = True
+        self,
+        request_id: str,
+        config: SessionConfig,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        in_conversation: bool = True,
     ) -> Iterator[Event]:
         """A request is to be answered: its response begins."""
         response = self._responses[request_id] = RealtimeResponse(
@@ -98,6 +110,7 @@ class Translator:
     def _speech_started(self, audio_ms: int) -> Iterator[Event]:
         session = self.session
         turn = self.turns.begin(answered=answers_turns(session), start_ms=audio_ms)
+        self._bind(turn)
         yield {
             "type": "input_audio_buffer.speech_started",
             "audio_start_ms": audio_ms,
@@ -113,8 +126,15 @@ class Translator:
         if turn is None:
             return
         turn.end_ms = audio_ms
+        self._bind(turn)
         yield {"type": "input_audio_buffer.speech_stopped", "audio_end_ms": audio_ms, "item_id": turn.item.item_id}
         yield from self.commit(turn)
+
+    def _bind(self, turn: Turn) -> None:
+        """Find the request of a turn among those that are open, where it is one of them."""
+        for request in self._conversation.queue.requests:
+            if request.timeline.by_speech and not self.turns.knows(request.request_id) and self.turns.unbound(turn):
+                self.turns.bind(turn, request.request_id)
 
     def _started(self, request_id: str) -> Iterator[Event]:
         if request_id in self._responses or (turn := self.turns.find(request_id)) is None:
@@ -163,6 +183,7 @@ class Translator:
             response.error = error
             yield from response.finish(final)
             del self._responses[request_id]
+            self._items.have_grown(response.items)
         self._items.answered(request_id, failed=final.finish_reason is FinishReason.ERROR)
         if turn is not None and not turn.answered and not self.turns.transcribing:
             self.on_transcribed()

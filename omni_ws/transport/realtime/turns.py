@@ -36,8 +36,9 @@ class Turn:
 class Turns:
     """Finds the turn of a request.
 
-    Detected turns become requests in their order, so the first request that is not known belongs to the oldest turn
-    without one. A request that is refused as it opens is that of the newest.
+    Most are bound as they begin, by the requests that are open then. Otherwise the first request that is not known
+    belongs to the oldest turn without one, as turns become requests in their order; one that is refused as it opens is
+    that of the newest.
     """
 
     def __init__(self) -> None:
@@ -54,8 +55,19 @@ class Turns:
         return turn
 
     def bind(self, turn: Turn, request_id: str) -> None:
-        """This turn is the input of a request that the client made of it."""
+        """This turn is the input of this request."""
         self._by_request[request_id] = turn
+        turn.item.request_id = request_id
+        if turn in self._unbound:
+            self._unbound.remove(turn)
+
+    def unbound(self, turn: Turn) -> bool:
+        """Whether the request of a turn is not known yet."""
+        return turn in self._unbound
+
+    def drop_unbound(self) -> None:
+        """No request is open, and none has anything to say any more: what is left became none."""
+        self._unbound.clear()
 
     def knows(self, request_id: str) -> bool:
         """Whether the request is known to have a turn."""
@@ -65,8 +77,8 @@ class Turns:
         """The turn of a request; None where it has none."""
         turn = self._by_request.get(request_id)
         if turn is None and self._unbound:
-            turn = self._by_request[request_id] = self._unbound.pop() if newest else self._unbound.popleft()
-            turn.item.request_id = request_id
+            turn = self._unbound[-1 if newest else 0]
+            self.bind(turn, request_id)
         return turn
 
     def end(self, request_id: str) -> None:

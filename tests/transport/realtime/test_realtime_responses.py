@@ -137,6 +137,9 @@ async def test_a_response_beside_the_conversation_leaves_nothing() -> None:
         ({"input": [{"type": "item_reference", "id": "nobody"}]}, "invalid_value", "response.input[0].id"),
         ({"audio": {"output": {"voice": "nobody"}}}, "invalid_value", "response.audio.output.voice"),
         ({"max_output_tokens": -1}, "invalid_value", "response.max_output_tokens"),
+        ({"metadata": {"a": 1}}, "invalid_value", "response.metadata"),
+        ({"metadata": {"a": "x" * 513}}, "invalid_value", "response.metadata"),
+        ({"metadata": dict.fromkeys(map(str, range(17)), "")}, "invalid_value", "response.metadata"),
     ],
 )
 async def test_a_refused_response_names_its_field(response: Any, code: str, param: str) -> None:

@@ -148,6 +148,7 @@ async def test_an_engine_that_only_writes_says_so() -> None:
         ({"tools": "all"}, "invalid_value", "session.tools"),
         ({"max_output_tokens": 0}, "invalid_value", "session.max_output_tokens"),
         ({"instructions": 5}, "invalid_value", "session.instructions"),
+        ({"instructions": "x" * (1 << 20)}, "invalid_value", "session"),
     ],
 )
 async def test_a_refused_change_names_its_field_and_changes_nothing(session: Any, code: str, param: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.capable_engine import CapableEngine
-from support.inline_workers import InlineWorkers
+from support.inline_workers import HeldWorkers, InlineWorkers
 from support.live_server import LiveServer, live_server
 from support.realtime_client import RealtimeClient, realtime_client, text_of
 
@@ -298,3 +298,46 @@ async def test_speech_may_spare_the_response() -> None:
         await client.until("input_audio_buffer.committed")
         going.set()
         assert [(await client.response())["status"] for _ in range(2)] == ["completed", "completed"]
+
+
+@pytest.mark.virtual_clock
+async def test_speech_that_becomes_no_request_leaves_the_next_turn_its_own() -> None:
+    """What is still being judged when a response is cancelled is dropped."""
+    engine = CapableEngine(HEARD_AND_ANSWERED)
+    workers = HeldWorkers()
+    async with live_server(engine) as server:
+        server.app.sessions.speech_workers = workers
+        async with realtime_client(server) as client:
+            await client.update(audio={"input": {**TRANSCRIBED, "turn_detection": {"type": "server_vad"}}})
+            await client.append(quiet(96) + loud(640))
+            await client.say("hello")
+            await client.send("response.create")
+            await client.until("response.created")
+            await client.send("output_audio_buffer.clear")
+            await client.until("output_audio_buffer.cleared")
+            workers.listen()
+            await client.until("input_audio_buffer.speech_started")
+            await client.append(quiet(640))
+            workers.listen()
+            await client.until("input_audio_buffer.speech_stopped")
+            await speak(client)
+            workers.listen()
+            completed = await client.until("conversation.item.input_audio_transcription.completed")
+            assert completed["item_id"] == client.seen("input_audio_buffer.speech_started")[-1]["item_id"]
+
+
+@pytest.mark.virtual_clock
+async def test_turns_that_follow_at_once_have_items_of_their_own() -> None:
+    engine = CapableEngine(HEARD_AND_ANSWERED)
+    async with live_server(engine) as server, realtime_client(inline(server)) as client:
+        await client.update(audio={"input": {**TRANSCRIBED, "turn_detection": {"type": "server_vad"}}})
+        await client.append(3 * (quiet(96) + loud(320) + quiet(640)), size=1 << 20)
+        while len(client.seen("input_audio_buffer.committed")) < 3:
+            await client.receive()
+        response = await client.response()
+        while response["status"] == "cancelled":
+            response = await client.response()
+        heard = [one["item_id"] for one in client.seen("conversation.item.input_audio_transcription.completed")]
+        committed = [one["item_id"] for one in client.seen("input_audio_buffer.committed")]
+        assert heard == [one for one in committed if one in heard]
+        assert committed[-1] == heard[-1]
