@@ -28,6 +28,20 @@ def test_the_three_flags() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("argv", "on_vllm"),
+    [
+        ((), False),
+        (("--llm", "rules", "--tts", "hibari"), False),
+        (("--engine", "vllm", "--model", "a/model"), True),
+        (("--llm", "vllm:a/model"), True),
+        (("--tts", "talker:a/talker"), True),
+    ],
+)
+def test_what_runs_on_vllm(argv: tuple[str, ...], on_vllm: bool) -> None:
+    assert load(argv).config.on_vllm == on_vllm
+
+
 def test_parts_by_variable_and_by_file() -> None:
     environ = {"OMNI_WS_LLM__USE": "ollama", "OMNI_WS_LLM__MODEL": "qwen3"}
     assert chosen(environ=environ, toml='[tts]\nuse = "flite"\nvoice = "slt"') == {
