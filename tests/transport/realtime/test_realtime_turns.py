@@ -303,7 +303,7 @@ async def test_speech_may_spare_the_response() -> None:
 @pytest.mark.virtual_clock
 async def test_speech_that_becomes_no_request_leaves_the_next_turn_its_own() -> None:
     """What is still being judged when a response is cancelled is dropped."""
-    engine = CapableEngine(HEARD_AND_ANSWERED)
+    engine = CapableEngine([TextOutput("one "), lambda: _never()])
     workers = HeldWorkers()
     async with live_server(engine) as server:
         server.app.sessions.speech_workers = workers
@@ -312,7 +312,8 @@ async def test_speech_that_becomes_no_request_leaves_the_next_turn_its_own() -> 
             await client.append(quiet(96) + loud(640))
             await client.say("hello")
             await client.send("response.create")
-            await client.until("response.created")
+            await client.until("response.output_audio_transcript.delta")
+            engine.script = HEARD_AND_ANSWERED
             await client.send("output_audio_buffer.clear")
             await client.until("output_audio_buffer.cleared")
             workers.listen()
