@@ -7,6 +7,12 @@ from pathlib import Path
 
 
 def user_cache_folder() -> Path:
-    """``omni_ws`` in the user's cache folder (XDG Base Directory Specification)."""
+    """``omni_ws`` in the user's cache folder (XDG Base Directory Specification).
+
+    A user that the system does not know, as in some containers, has its home at ``/``.
+    """
     cache = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(cache) if os.path.isabs(cache) else Path("~/.cache").expanduser()) / "omni_ws"
+    if os.path.isabs(cache):
+        return Path(cache) / "omni_ws"
+    home = os.path.expanduser("~")
+    return Path(home if os.path.isabs(home) else "/") / ".cache" / "omni_ws"

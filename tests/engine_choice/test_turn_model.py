@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from support.real_models import fetched
 from omni_ws.audio.smart_turn import SmartTurn
 from omni_ws.config import load
 from omni_ws.config.error import ConfigurationError
+from omni_ws.config.user_cache import user_cache_folder
 from omni_ws.engine.fake import EchoEngine
 from omni_ws.engine_choice.announcement import turn_lines
 from omni_ws.engine_choice.turn_model import turn_model
@@ -44,3 +46,17 @@ def test_the_start_says_how_turns_end() -> None:
     (line,) = turn_lines(engine, ("server_vad",))
     assert line.endswith("-m omni_ws weights fetch smart-turn")
     assert not list(turn_lines(engine, ()))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there users have no numbers")
+def test_a_user_whom_the_system_does_not_know_has_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that runs as a number. The root of the file system stands in for a home."""
+
+    def unknown(number: int) -> object:
+        raise KeyError(number)
+
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert user_cache_folder() == Path("/.cache/omni_ws")
+    turn_model(load(()).config)
