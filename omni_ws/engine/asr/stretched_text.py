@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 from omni_ws.audio.samples import Pcm16
 from omni_ws.engine.asr.utterance import SAMPLE_RATE, Utterance
+
+
+@dataclass(slots=True)
+class _Reading:
+    """A reading under way. Once it is done, another thread sets ``next``: from which length the next one is."""
+
+    work: Future[str]
+    next: int | None = None
 
 
 class StretchedText:
@@ -28,10 +37,7 @@ class StretchedText:
         self._clock = clock
         self._first = first
         self._gap = gap
-        self._work: Future[str] | None = None
-        #: What is done, with the length from which the utterance is read again. Set by another thread, and only for
-        #: what is under way: what was left may end at the same time, after what followed it.
-        self._done: tuple[Future[str], int] | None = None
+        self._reading: _Reading | None = None
         #: Of an utterance that has ended; it may still run.
         self._left: Future[str] | None = None
         #: The length from which the utterance is read; None before the first time.
@@ -39,33 +45,31 @@ class StretchedText:
         self._text = ""
 
     def read(self, utterance: Utterance) -> str:
-        if self._done is not None and self._done[0] is self._work:
-            self._take(*self._done)
+        if self._reading is not None and self._reading.next is not None:
+            self._take(self._reading.work, self._reading.next)
         due = utterance.lead + self._first if self._next is None else self._next
-        idle = self._work is None and (self._left is None or self._left.done())
+        idle = self._reading is None and (self._left is None or self._left.done())
         if idle and not utterance.quiet and utterance.length >= due:
             self._begin(utterance)
         return self._text
 
     def end(self) -> None:
-        work, self._work = self._work, None
-        if work is not None and not work.cancel():
-            self._left = work
+        reading, self._reading = self._reading, None
+        if reading is not None and not reading.work.cancel():
+            self._left = reading.work
         self._next, self._text = None, ""
 
     def _begin(self, utterance: Utterance) -> None:
         began, length = self._clock(), utterance.length
 
-        def note(work: Future[str]) -> None:
-            if work is not self._work:
-                return
+        def note(_: Future[str]) -> None:
             gap = self._gap(length / SAMPLE_RATE, self._clock() - began)
-            self._done = work, length + round(gap * SAMPLE_RATE)
+            reading.next = length + round(gap * SAMPLE_RATE)
 
-        self._work = self._recognise(utterance.pcm())
-        self._work.add_done_callback(note)
+        reading = self._reading = _Reading(self._recognise(utterance.pcm()))
+        reading.work.add_done_callback(note)
 
     def _take(self, work: Future[str], next_length: int) -> None:
-        self._work, self._next = None, next_length
+        self._reading, self._next = None, next_length
         if not work.cancelled() and work.exception() is None:  # the settled text will report a failure
             self._text = work.result()
