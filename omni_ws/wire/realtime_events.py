@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from omni_ws.errors import InvalidFrame, InvalidValue
+from omni_ws.wire.openai_options import check_depth
 
 #: OpenAI's limit for the ids that clients choose.
 MAX_ID_CHARACTERS: Final = 512
@@ -20,7 +21,10 @@ _decoder: Final = msgspec.json.Decoder()
 
 
 def decode_event(data: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """The fields of an event. Raises InvalidFrame for what is no JSON object with a ``type``."""
+    """The fields of an event.
+
+    Raises InvalidFrame for what is no JSON object with a ``type``, and InvalidValue for one that is nested too deeply.
+    """
     try:
         event = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -29,6 +33,9 @@ def decode_event(data: bytes | bytearray | memoryview) -> dict[str, Any]:
         raise InvalidFrame("the message must be a JSON object")
     if not isinstance(event.get("type"), str):
         raise InvalidFrame("the event has no type", param="type")
+    for name, value in event.items():
+        if isinstance(value, dict | list):
+            check_depth(value, name)
     return event
 
 

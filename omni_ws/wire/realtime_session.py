@@ -85,11 +85,7 @@ def current_names(session: Mapping[str, Any]) -> dict[str, Any]:
 def merged_session(base: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
     """``base`` with the fields of ``patch`` that are known; null is a value. Raises InvalidValue."""
     merged = _merged(base, current_names(patch), "")
-    try:
-        size = len(msgspec.json.encode(merged))
-    except RecursionError:
-        raise InvalidValue("the session is nested too deeply", param="session") from None
-    if size > MAX_SESSION_BYTES:
+    if len(msgspec.json.encode(merged)) > MAX_SESSION_BYTES:
         raise InvalidValue(f"the session must not exceed {MAX_SESSION_BYTES} bytes", param="session")
     return merged
 

@@ -313,7 +313,10 @@ class Commands:
 
     def _respond(self, fields: Mapping[str, Any], *, in_conversation: bool) -> None:
         """Answer the input of the response, or what is pending, or else what the instructions say."""
-        patch, metadata = response_config(fields, self._abilities), metadata_field(fields)
+        metadata = metadata_field(fields)
+        with _response_names():
+            patch = {"task": None, **response_config(fields, self._abilities)}
+            config = self._conversation.configuration.with_patch(patch)
         items: list[Item] = []
         context: tuple[Message, ...] | None = None
         chunks: list[InputChunk] = []
@@ -324,8 +327,7 @@ class Commands:
         if not chunks:
             instructions = patch.pop("instructions", None) or self._translator.session.get("instructions") or ""
             chunks = [InputChunk(Modality.TEXT, instructions.encode())]
-        with _response_names():
-            config = self._conversation.configuration.with_patch({"task": None, **patch})
+            config = self._conversation.configuration.with_patch(patch)
         asked = WholeRequest(
             chunks=chunks, config=config, input_kept=bool(items), answer_kept=in_conversation, context=context
         )

@@ -168,6 +168,8 @@ async def test_a_refused_change_names_its_field_and_changes_nothing(session: Any
         ('{"type": "input_audio_buffer.append", "audio": "?"}', "invalid_value"),
         ('{"type": "input_audio_buffer.append"}', "invalid_value"),
         ('{"type": "session.update", "session": 1}', "invalid_value"),
+        ('{"type": "session.update", "session": ' + 80 * "[" + 80 * "]" + "}", "invalid_value"),
+        (500 * '{"type":' + "0" + 500 * "}", "invalid_event"),
     ],
 )
 async def test_what_is_no_event_is_an_error_and_the_session_goes_on(data: str, code: str) -> None:
