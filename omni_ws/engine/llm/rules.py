@@ -96,7 +96,9 @@ def _short_answer(asked: Asked) -> Iterator[str]:
 
 
 def _answered_in_parts(asked: Asked, parts: Sequence[str]) -> Iterator[str]:
-    """The answer to several sentences: to those that want one, or else to the last."""
+    """The answer to several sentences: as to one phrase, or to those that want an answer, or else to the last."""
+    if (phrase := _matcher().phrase(asked)) is not None:
+        return phrase.sentences
     # People say a sentence twice where nobody answers at once.
     each = list({one.words: one for one in (_with_text(asked, part) for part in parts)}.values())
     found = [_found(one) for one in each]

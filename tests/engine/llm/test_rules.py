@@ -407,6 +407,7 @@ def test_texts_without_english_words() -> None:
 
 
 def test_several_sentences() -> None:
+    assert reply("I'm fine, thanks. And you?") == reply("I'm good. How are you?") == "Good to hear. I'm fine, too."
     assert reply("Hello. My name is Ann.") == "Nice to meet you, Ann."
     assert reply("Thanks. Goodbye.") == "Goodbye."
     assert reply("What is 2 + 2? And what day is it?") == "That makes 4. Today is Tuesday, March 4, 2031."

@@ -111,7 +111,7 @@ GREETINGS = (
         ),
         phrases=(
             "[i am] (fine|good|great|well|very well|pretty good|not bad|doing well|doing good|okay) [(thanks|thank "
-            "you)] [and] (yourself|you)",
+            "you)] [and] (yourself|you|how are you|how about you|what about you) [(doing|today)]",
         ),
         says=("Good to hear. I'm fine, too.", "I'm glad. All is well here, too."),
     ),

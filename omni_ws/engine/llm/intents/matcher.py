@@ -51,14 +51,22 @@ class Matcher:
         for key, intent in self._first:
             if key.stands_in(inside) and (sentences := intent.answer(asked, _NO_SLOTS)) is not None:
                 return Understood(intent, sentences)
-        is_short = len(asked.words) <= _MAX_CHARACTERS and asked.words.count(" ") < MAX_WORDS
-        asks = tuple(requests(asked.words)) if is_short else ()
+        asks = tuple(requests(asked.words)) if _is_short(asked.words) else ()
         for found, slots in self._fitting(asks, request):
             if (sentences := found.answer(asked, slots)) is not None:
                 return Understood(found, sentences)
         meant = self._by_key(asks[-1]) or self._by_key(asks[0]) or self._by_sound(asks) if asks else None
         if meant is not None and (sentences := meant.answer(asked, _NO_SLOTS)) is not None:
             return Understood(meant, sentences)
+        return None
+
+    def phrase(self, asked: Asked) -> Understood | None:
+        """What is answered if all of it, but for courtesies, is one phrase."""
+        if not _is_short(asked.words):
+            return None
+        for ask in requests(asked.words):
+            if (intent := self._phrases.get(ask)) is not None and (said := intent.answer(asked, _NO_SLOTS)) is not None:
+                return Understood(intent, said)
         return None
 
     def _fitting(self, asks: Sequence[str], request: str) -> Iterator[tuple[Intent, Slots]]:
@@ -89,6 +97,10 @@ class Matcher:
         """The intent with the phrase that sounds most like any of ``asks``."""
         near = [found for ask in dict.fromkeys((asks[0], asks[-1])) if (found := self._sounds.nearest(ask)) is not None]
         return min(near, key=lambda found: found[0])[1] if near else None
+
+
+def _is_short(words: str) -> bool:
+    return len(words) <= _MAX_CHARACTERS and words.count(" ") < MAX_WORDS
 
 
 def _filled(match: re.Match[str]) -> Slots:
