@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from support.live_server import live_server
@@ -15,7 +16,7 @@ from support.scrape import scrape
 from websockets.exceptions import InvalidStatus
 
 from omni_ws.config.keys import ApiKey, digest
-from omni_ws.engine.base import TextOutput
+from omni_ws.engine.base import AudioOutput, TextOutput
 from omni_ws.engine.fake import ScriptedEngine
 
 KEYS = (ApiKey(name="one", key_sha256=digest("sesame"), max_sessions=1),)
@@ -138,3 +139,21 @@ async def test_a_client_that_is_gone_leaves_nothing() -> None:
         await client.until("response.output_audio_transcript.delta")
         client.connection.transport.abort()
         await server.until(lambda: server.sessions == 0)
+
+
+@pytest.mark.virtual_clock
+async def test_a_client_that_does_not_read_is_closed() -> None:
+    audio = AudioOutput(np.zeros(240_000, np.float32), 24_000)
+    limits = {"max_output_bytes": 256 * 1024, "write_timeout_sec": 1, "ping_interval_sec": 0}
+    async with (
+        live_server(ScriptedEngine(100 * [audio]), streaming_input=limits) as server,
+        realtime_client(server) as client,
+    ):
+        await client.say("hello")
+        client.connection.transport.pause_reading()
+        await client.send("response.create")
+        await server.until(lambda: server.engine.active_requests == 1)
+        await server.until(lambda: server.engine.active_requests == 0)
+        client.connection.transport.resume_reading()
+        assert (await client.closed())[0] == 4413
+        assert client.received[-1]["error"]["code"] == "slow_consumer"
