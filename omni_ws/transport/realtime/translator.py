@@ -199,8 +199,7 @@ class Translator:
     def _transcript(self, turn: Turn, text: str) -> Iterator[Event]:
         turn.transcript.append(text)
         if wants_transcripts(self.session) and text and not turn.cleared:
-            delta = text if len(turn.transcript) == 1 else f" {text}"
-            yield self._transcription(turn, "delta", delta=delta)
+            yield self._transcription(turn, "delta", delta=text)
 
     def _transcribed(self, turn: Turn, error: OmniError | None = None) -> Iterator[Event]:
         """All of a turn is transcribed, or the engine has failed on it."""

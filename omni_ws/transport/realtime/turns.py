@@ -26,11 +26,12 @@ class Turn:
     started: bool = False
     #: Whether its transcript is complete, or failed.
     transcribed: bool = False
+    #: Its settled pieces, each with the white space before it.
     transcript: list[str] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        return " ".join(self.transcript)
+        return "".join(self.transcript)
 
 
 class Turns:

@@ -59,3 +59,20 @@ async def test_speech_is_heard_and_answered_alike(clip: str) -> None:
     levels = [np.sqrt(np.mean(voice**2)) for voice in voices]
     assert levels[0] == pytest.approx(levels[1], rel=0.05)
     assert levels[0] > 500
+
+
+@pytest.mark.slow
+@pytest.mark.real_time
+async def test_utterances_of_one_turn_are_one_transcript() -> None:
+    speech = at_24k(silence(0.6) + clip_bytes("goforward") + silence(1.5) + clip_bytes("goforward") + silence(0.6))
+    engine = EmbeddedEngine(EmbeddedConfig(voice=need(VoiceChoice.ESPEAK)))
+    async with live_server(engine) as server, realtime_client(server) as client:
+        await client.update(audio={"input": {"turn_detection": None, "transcription": {"model": "whisper-1"}}})
+        await client.append(speech)
+        await client.send("input_audio_buffer.commit")
+        await client.respond(output_modalities=["text"])
+        (heard,) = client.seen("conversation.item.input_audio_transcription.completed")
+        deltas = client.seen("conversation.item.input_audio_transcription.delta")
+    assert heard["transcript"] == "".join(event["delta"] for event in deltas)
+    assert heard["transcript"] == "go forward ten meters go forward ten meters"
+    assert len(deltas) == 2
