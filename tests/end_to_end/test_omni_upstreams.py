@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import itertools
 import wave
 from collections.abc import Callable
 from typing import Any
@@ -17,19 +18,21 @@ import numpy as np
 import openai
 import pytest
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
+from support.cutting_proxy import Cut, Direction, cutting_proxy
 from support.live_server import live_server
 from support.native_client import native_client
 from support.scripted_upstream import Answer, delta, finish, hang, refuses, streams, upstream, usage
 from support.speech_clips import clip_bytes, silence
 
+from omni_ws import client
 from omni_ws.config.model import RemoteConfig
 from omni_ws.engine.remote.engine import RemoteEngine
+from omni_ws.errors import ShuttingDown
 
 RATE = 24_000
 TONE = (np.sin(np.arange(RATE) / 9) * 20_000).astype("<i2")
 WORDS = "Ten meters it is."
 TURNS = {"type": "server_vad", "silence_duration_ms": 500}
-AUDIO_IN = {"format": "pcm16", "sample_rate": 16_000}
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time]
 
@@ -103,8 +106,8 @@ async def test_spoken_turns_by_the_realtime_client(dialect: Callable[..., Answer
                 base_url=f"http://127.0.0.1:{server.port}/v1",
                 websocket_base_url=f"ws://127.0.0.1:{server.port}/v1",
                 api_key="not-needed",
-            ) as client,
-            client.realtime.connect(model="gpt-realtime") as connection,
+            ) as theirs,
+            theirs.realtime.connect(model="gpt-realtime") as connection,
         ):
             audio: Any = {"input": {"turn_detection": TURNS}, "output": {"voice": "chelsie"}}
             await connection.session.update(session={"type": "realtime", "audio": audio})
@@ -140,17 +143,51 @@ async def test_spoken_turns_by_the_realtime_client(dialect: Callable[..., Answer
             assert (done.status, words.strip()) == ("completed", WORDS)
 
 
+@pytest.mark.parametrize("dialect", [vllm_omni, sglang_omni])
+async def test_broken_connections_lose_nothing(dialect: Callable[..., Answer]) -> None:
+    speech = clip_bytes("goforward")
+
+    async def ask(port: int) -> client.Answer:
+        url = f"ws://127.0.0.1:{port}/v1/streaming_input"
+        async with client.connect(url, reconnect=True) as session:
+            for start in range(0, len(speech), 3200):
+                await session.send_audio(speech[start : start + 3200])
+            await session.finish()
+            return await session.answer()
+
+    async with upstream(dialect()) as model:
+        config = RemoteConfig(
+            upstreams=(model.url,),
+            start_timeout_sec=0,
+            input_modalities=("text", "audio"),
+            modalities=("text", "audio"),
+        )
+        async with (
+            live_server(RemoteEngine(config), streaming_input={"resume_grace_sec": 30}) as server,
+            cutting_proxy(server.port) as proxy,
+        ):
+            whole = await ask(proxy.port)
+            carried = proxy.carried
+            assert (whole.text.strip(), len(whole.audio) > 16_000) == (WORDS, True)
+            for direction, share in itertools.product(Direction, (0.5, 0.9)):
+                proxy.cuts.append(Cut(direction, int(carried[direction] * share), reset=True))
+                answer = await ask(proxy.port)
+                assert (answer.text, answer.audio) == (whole.text, whole.audio), (direction, share)
+            assert proxy.made == 4
+            server.native.end_all(ShuttingDown("the test is over"))
+
+
 async def test_parameters_of_stages_reach_the_server() -> None:
     async with upstream(vllm_omni()) as model:
         config = RemoteConfig(
             upstreams=(model.url,), start_timeout_sec=0, modalities=("text", "audio"),
             stage_sampling=("talker.temperature",),
         )  # fmt: skip
-        async with live_server(RemoteEngine(config)) as server, native_client(server) as client:
-            await client.configure(stage_sampling={"talker": {"temperature": 0.5}})
-            await client.say("hello")
-            answer = await client.answer()
+        async with live_server(RemoteEngine(config)) as server, native_client(server) as other:
+            await other.configure(stage_sampling={"talker": {"temperature": 0.5}})
+            await other.say("hello")
+            answer = await other.answer()
             assert (answer.text.strip(), answer.reason) == (WORDS, "stop")
-            await client.send("session_config", stage_sampling={"talker": {"top_k": 5}})
-            assert (await client.error())["param"] == "stage_sampling.talker.top_k"
+            await other.send("session_config", stage_sampling={"talker": {"top_k": 5}})
+            assert (await other.error())["param"] == "stage_sampling.talker.top_k"
     assert model.requests[0]["stage_sampling"] == {"talker": {"temperature": 0.5}}
