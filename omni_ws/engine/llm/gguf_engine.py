@@ -152,8 +152,10 @@ class GgufEngine:
     async def _release(self) -> None:
         running, self._running = self._running, None
         if running is not None:
-            await running.process.end()
-            await running.llm.stop()
+            try:
+                await running.process.end()
+            finally:
+                await running.llm.stop()
 
     async def _keep(self) -> None:
         """Wait for the end of the process and start another one, forever."""

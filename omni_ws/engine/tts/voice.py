@@ -42,7 +42,7 @@ WORKER_MODULE = "omni_ws.engine.tts.voice_worker"
 #: hibari starts in a second of one core, which a busy machine takes long to give.
 START_TIMEOUT = 30.0
 STOP_TIMEOUT = 2.0
-#: A text is spoken hundreds of times faster than it is heard; a worker that is silent for so long hangs.
+#: A clause is spoken some hundred times faster than it is heard; a worker that is silent for so long hangs.
 SILENCE_TIMEOUT = 10.0
 
 FIRST_BACKOFF = 0.05
