@@ -136,6 +136,10 @@ class NativeAnswers:
             case "output_chunk" if self._is_new(frame["sequence_id"]):
                 self._output(at, self._answer(frame["request_id"]), frame)
 
+    def finished(self) -> Answers:
+        """All answers, once the session is over."""
+        return self.found
+
     def _is_new(self, number: int) -> bool:
         """Returns whether an output is new; after a resume the server repeats some."""
         if number <= self.highest:
@@ -175,7 +179,7 @@ class NativeAnswers:
         if modality == "audio":
             encoding = AudioEncoding(frame.get("format", self._format.encoding))
             source = AudioFormat(encoding, frame.get("sample_rate", self._format.sample_rate), 1)
-            self._hear_audio(at, answer, _decoded(frame.get("payload", "")), source)
+            self._hear_audio(at, answer, decoded(frame.get("payload", "")), source)
             return
         self._first(at, answer)
         answer.output(at)
@@ -209,7 +213,7 @@ class NativeAnswers:
         return ids.index(request_id) if request_id in ids else None
 
 
-def parsed(message: str) -> dict[str, Any]:
+def parsed(message: bytes | str) -> dict[str, Any]:
     """Parses a JSON object; returns an empty one for anything else."""
     try:
         value = orjson.loads(message)
@@ -218,7 +222,8 @@ def parsed(message: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _decoded(payload: str) -> bytes:
+def decoded(payload: str) -> bytes:
+    """Audio in base64; empty where it is not."""
     try:
         return base64.b64decode(payload)
     except binascii.Error:

@@ -15,7 +15,8 @@ import orjson
 from omni_ws.replay.answers import Answers
 from omni_ws.replay.compare import Comparison, differences
 from omni_ws.replay.http import HttpReplay
-from omni_ws.replay.native import NativeReplay, recorded_answers
+from omni_ws.replay.native import NATIVE, WebSocketKind, WebSocketReplay, recorded_answers
+from omni_ws.replay.realtime import REALTIME
 from omni_ws.replay.recording import RecordedSession, RecordingError, read_recording
 from omni_ws.replay.report import Result, as_json, as_text
 from omni_ws.replay.target import Target
@@ -25,6 +26,8 @@ EQUAL: Final = 0
 DIFFERENT: Final = 1
 #: Also for an unreadable recording.
 USAGE_ERROR: Final = 2
+#: Of WebSockets, by the kind of the recording.
+_KINDS: Final[Mapping[str, WebSocketKind]] = {"websocket": NATIVE, "realtime": REALTIME}
 #: What shells report for a program that SIGINT ended.
 INTERRUPTED: Final = 130
 
@@ -58,9 +61,9 @@ async def replay(
 
 async def _one(recording: RecordedSession, copy: int, target: Target, pace: Pace, comparison: Comparison) -> Result:
     now: Answers | None = None
-    if recording.header.kind == "websocket":
-        then = recorded_answers(recording)
-        work = NativeReplay(recording, target, pace).run()
+    if (kind := _KINDS.get(recording.header.kind)) is not None:
+        then = recorded_answers(recording, kind)
+        work = WebSocketReplay(recording, target, pace, kind).run()
     else:
         requests = HttpReplay(recording, target, pace)
         then = requests.recorded()

@@ -1,12 +1,12 @@
-"""Replays a recorded native WebSocket session: sends every message, in order, at its time."""
+"""Replays a recorded WebSocket session: sends every message, in order, at its time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import urlencode
 
 import orjson
@@ -41,26 +41,45 @@ class _Step:
     highest: int
 
 
-def recorded_answers(recording: RecordedSession) -> Answers:
+class _Classified(Protocol):
+    def __call__(self, message: bytes | str, *, ended: bool) -> tuple[bool, bool]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WebSocketKind:
+    """What distinguishes the WebSockets of this server for a replay."""
+
+    #: Makes what follows both directions of a session.
+    answers: Callable[[], NativeAnswers]
+    #: Whether the input has ended after a message of the client, given whether it had before, and whether the message
+    #: stops or may stop a running answer.
+    classified: _Classified
+    #: A message with current ids and numbers in place of recorded ones, given what was received then and now; None if
+    #: it has no counterpart.
+    rewritten: Callable[[bytes | str, NativeAnswers, NativeAnswers], bytes | str | None]
+
+
+def recorded_answers(recording: RecordedSession, kind: WebSocketKind) -> Answers:
     """Collects the answers of a recording."""
-    answers = NativeAnswers()
-    for _ in _steps(recording.events, answers):
+    answers = kind.answers()
+    for _ in _steps(recording.events, answers, kind):
         pass
     return _finished(answers, recording.events)
 
 
-class NativeReplay:
+class WebSocketReplay:
     """Replays one session.
 
     ``run`` returns the answers. It raises OSError if the server cannot be reached.
     """
 
-    def __init__(self, recording: RecordedSession, target: Target, pace: Pace) -> None:
+    def __init__(self, recording: RecordedSession, target: Target, pace: Pace, kind: WebSocketKind) -> None:
         self._recording = recording
+        self._kind = kind
         self._target = target
         self._time = Timetable(pace)
-        self._then = NativeAnswers()
-        self._now = NativeAnswers()
+        self._then = kind.answers()
+        self._now = kind.answers()
         self._connections: dict[int, ClientConnection] = {}
         self._readers: list[asyncio.Task[None]] = []
         self._ends: dict[int, str] = {}
@@ -72,7 +91,7 @@ class NativeReplay:
     async def run(self) -> Answers:
         """Replays the session; returns the answers."""
         try:
-            for step in _steps(self._recording.events, self._then):
+            for step in _steps(self._recording.events, self._then, self._kind):
                 await self._take(step)
             await self._time.wait(self._is_answered)
         finally:
@@ -80,7 +99,7 @@ class NativeReplay:
                 await connection.close()
             for reader in self._readers:
                 await reader
-        found = self._now.found
+        found = self._now.finished()
         found.ends = [self._ends[number] for number in sorted(self._ends)]
         return found
 
@@ -150,29 +169,12 @@ class NativeReplay:
         connection = self._connections.get(event.connection)
         if connection is None or event.connection in self._ends:
             return
-        message = self._rewritten(content(event))
+        message = self._kind.rewritten(content(event), self._then, self._now)
         if message is None:
             return
         self._now.asked(self._time.now(), message)
         with suppress(ConnectionClosed):  # the reader records it
             await connection.send(message, text=event.binary is None)
-
-    def _rewritten(self, message: bytes | str) -> bytes | str | None:
-        """Replaces recorded ids and numbers by current ones; returns None if the message has no counterpart."""
-        if isinstance(message, bytes):
-            return message
-        frame = parsed(message)
-        match frame:
-            case {"type": "cancel" | "history_truncate", "request_id": str(request_id)}:
-                place = self._then.place_of(request_id)
-                if place is None or place >= len(self._now.found.answers):
-                    return message
-                return orjson.dumps(frame | {"request_id": self._now.found.answers[place].request_id}).decode()
-            case {"type": "output_ack", "sequence_id": int(number)} if number > self._now.highest:
-                # An output that has not been sent cannot be acknowledged.
-                number = self._now.highest
-                return orjson.dumps(frame | {"sequence_id": number}).decode() if number >= 0 else None
-        return message
 
     async def _close(self, event: ClosedLine) -> None:
         connection = self._connections.get(event.connection)
@@ -198,7 +200,7 @@ class NativeReplay:
         self._time.change()
 
 
-def _steps(events: Iterable[RecordedLine], answers: NativeAnswers) -> Iterator[_Step]:
+def _steps(events: Iterable[RecordedLine], answers: NativeAnswers, kind: WebSocketKind) -> Iterator[_Step]:
     """Yields the actions of the client, each with what ``answers`` had received by then."""
     events = tuple(events)
     ended = True
@@ -217,8 +219,9 @@ def _steps(events: Iterable[RecordedLine], answers: NativeAnswers) -> Iterator[_
         if isinstance(event, ClosedLine) and event.by == "lost":
             later = (one.last_output for one in events[index:] if isinstance(one, OpenedLine))
             highest = next((one for one in later if one is not None), highest)
-        ends, depends = (ended, False) if not isinstance(event, ReceivedLine) else _classified(event, ended=ended)
-        ended = ends
+        depends = False
+        if isinstance(event, ReceivedLine):
+            ended, depends = kind.classified(content(event), ended=ended)
         running = answers.running if isinstance(event, ReceivedLine) else None
         heard = 0 if running is None else running.outputs
         yield _Step(
@@ -235,13 +238,8 @@ def _steps(events: Iterable[RecordedLine], answers: NativeAnswers) -> Iterator[_
             answers.asked(event.at, content(event))
 
 
-def _classified(event: ReceivedLine, *, ended: bool) -> tuple[bool, bool]:
-    """Classifies a message of the client.
-
-    Returns whether the input has ended after it, given whether it had before, and whether it stops or may stop a
-    running answer.
-    """
-    message = content(event)
+def _classified(message: bytes | str, *, ended: bool) -> tuple[bool, bool]:
+    """See WebSocketKind."""
     if isinstance(message, bytes):
         return (bool(message[3] & 1), ended) if len(message) > 3 else (ended, False)
     match parsed(message):
@@ -254,8 +252,29 @@ def _classified(event: ReceivedLine, *, ended: bool) -> tuple[bool, bool]:
     return ended, False
 
 
+def _rewritten(message: bytes | str, then: NativeAnswers, now: NativeAnswers) -> bytes | str | None:
+    """See WebSocketKind."""
+    if isinstance(message, bytes):
+        return message
+    frame = parsed(message)
+    match frame:
+        case {"type": "cancel" | "history_truncate", "request_id": str(request_id)}:
+            place = then.place_of(request_id)
+            if place is None or place >= len(now.found.answers):
+                return message
+            return orjson.dumps(frame | {"request_id": now.found.answers[place].request_id}).decode()
+        case {"type": "output_ack", "sequence_id": int(number)} if number > now.highest:
+            # An output that has not been sent cannot be acknowledged.
+            number = now.highest
+            return orjson.dumps(frame | {"sequence_id": number}).decode() if number >= 0 else None
+    return message
+
+
+NATIVE: Final = WebSocketKind(NativeAnswers, _classified, _rewritten)
+
+
 def _finished(answers: NativeAnswers, events: Iterable[RecordedLine]) -> Answers:
     ends = {event.connection: event for event in events if isinstance(event, ClosedLine)}
-    found = answers.found
+    found = answers.finished()
     found.ends = [f"server {event.code}" if event.by == "server" else event.by for _, event in sorted(ends.items())]
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from omni_ws.errors import InvalidFrame
 from omni_ws.wire.recording import (
@@ -23,9 +23,6 @@ from omni_ws.wire.recording import (
 from omni_ws.wire.server_frames import ServerFrame, decode_server_frame
 
 _Decoded = TypeVar("_Decoded")
-
-#: Kinds of recordings that are for reading only.
-UNPLAYABLE: Final = {"telephony": "a telephone call", "realtime": "a session of /v1/realtime"}
 
 
 class RecordingError(Exception):
@@ -59,8 +56,8 @@ def read_recording(path: Path, *, incomplete: bool = False) -> RecordedSession:
     header = _decoded(decode_header, path, 1, lines[0])
     if not header.payloads:
         raise RecordingError(path, 1, "recorded without payloads (record_payloads = false), so it cannot be replayed")
-    if (what := UNPLAYABLE.get(header.kind)) is not None:
-        raise RecordingError(path, 1, f"{what}, which cannot be replayed")
+    if header.kind == "telephony":
+        raise RecordingError(path, 1, "a telephone call, which cannot be replayed")
     events: list[RecordedLine] = []
     connections = 0
     for number, line in enumerate(lines[1:], start=2):

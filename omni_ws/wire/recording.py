@@ -19,7 +19,8 @@ class HeaderLine(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     recording: str
     version: int
-    #: A native WebSocket session, one HTTP request, a session that spans several HTTP requests, or a telephone call.
+    #: A native WebSocket session, one HTTP request, a session that spans several HTTP requests, a telephone call, or a
+    #: session of the Realtime API.
     kind: RecordingKind
     #: The ID of the session, or of the recording when there is no session.
     id: str

@@ -22,7 +22,7 @@ from support.cutting_proxy import Cut, Direction, cutting_proxy
 from support.live_server import live_server
 from support.native_client import native_client
 from support.scripted_upstream import Answer, delta, finish, hang, refuses, streams, upstream, usage
-from support.speech_clips import clip_bytes, silence
+from support.speech_clips import at_24k, clip_bytes, silence
 
 from omni_ws import client
 from omni_ws.config.model import RemoteConfig
@@ -63,9 +63,7 @@ def sglang_omni(*rest: Any) -> Answer:
 
 async def speak(connection: AsyncRealtimeConnection) -> None:
     """A question, and silence until the turn has ended."""
-    samples = np.frombuffer(silence(0.5) + clip_bytes("goforward") + silence(1.5), "<i2")
-    places = np.arange(len(samples) * 3 // 2) * 2 / 3
-    speech = np.interp(places, np.arange(len(samples)), samples).astype("<i2").tobytes()
+    speech = at_24k(silence(0.5) + clip_bytes("goforward") + silence(1.5))
     for start in range(0, len(speech), 4800):
         await connection.input_audio_buffer.append(audio=base64.b64encode(speech[start : start + 4800]).decode())
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from omni_ws.audio.resample import StreamResampler
 from omni_ws.audio.samples import Samples
 
 SAMPLE_RATE = 16_000
@@ -42,6 +43,14 @@ def clip_samples(name: str) -> Samples:
 
 def silence(seconds: float) -> bytes:
     return bytes(2 * int(seconds * SAMPLE_RATE))
+
+
+def at_24k(audio: bytes) -> bytes:
+    """Audio of 16 kHz at the rate of the Realtime API."""
+    resampler = StreamResampler(SAMPLE_RATE, 24_000)
+    samples = np.frombuffer(audio, "<i2").astype(np.float32) / np.float32(32768)
+    resampled = np.concatenate([resampler.process(samples), resampler.flush()])
+    return bytes(np.rint(resampled * 32767).clip(-32768, 32767).astype("<i2").tobytes())
 
 
 def noises(seconds: float = 4.0) -> dict[str, Samples]:

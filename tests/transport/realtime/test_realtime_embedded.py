@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from support.live_server import live_server
 from support.realtime_client import realtime_client, text_of
-from support.speech_clips import clip_bytes, silence
+from support.speech_clips import at_24k, clip_bytes, silence
 from support.voices import need
 
 from omni_ws.config.model import VoiceChoice
@@ -14,13 +13,6 @@ from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_time, pytest.mark.timeout(240)]
-
-
-def at_24k(audio: bytes) -> bytes:
-    """Audio of 16 kHz at 24 kHz."""
-    samples = np.frombuffer(audio, "<i2")
-    places = np.arange(len(samples) * 3 // 2) * 2 / 3
-    return bytes(np.interp(places, np.arange(len(samples)), samples).astype("<i2"))
 
 
 async def test_a_spoken_question_and_a_typed_one_are_answered() -> None:

@@ -7,10 +7,9 @@ import pytest
 from support.live_server import live_server
 from support.native_client import native_client
 from support.realtime_client import realtime_client, text_of
-from support.speech_clips import SAMPLE_RATE, clip_bytes, silence
+from support.speech_clips import at_24k, clip_bytes, silence
 from support.voices import need
 
-from omni_ws.audio.resample import StreamResampler
 from omni_ws.config.model import VoiceChoice
 from omni_ws.engine.embedded.config import EmbeddedConfig
 from omni_ws.engine.embedded.engine import EmbeddedEngine
@@ -18,14 +17,6 @@ from omni_ws.engine.embedded.engine import EmbeddedEngine
 RATE = 24_000
 PIECE = RATE // 50 * 2
 TURNS = {"type": "server_vad", "silence_duration_ms": 600}
-
-
-def at_24k(audio: bytes) -> bytes:
-    """Audio of 16 kHz at 24 kHz."""
-    resampler = StreamResampler(SAMPLE_RATE, RATE)
-    samples = np.frombuffer(audio, "<i2").astype(np.float32) / np.float32(32768)
-    resampled = np.concatenate([resampler.process(samples), resampler.flush()])
-    return bytes(np.rint(resampled * 32767).clip(-32768, 32767).astype("<i2").tobytes())
 
 
 @pytest.mark.slow
