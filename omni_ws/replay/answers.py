@@ -207,6 +207,11 @@ class NativeAnswers:
         answer = self.found.answers[number]
         return 1 << 30 if answer.final_at is not None else answer.outputs
 
+    def sounds(self, number: int) -> bool:
+        """Whether the answer at this place has begun to speak, or has its final."""
+        answer = self.found.answers[number]
+        return answer.first_audio_at is not None or answer.final_at is not None
+
     def place_of(self, request_id: str) -> int | None:
         """Place of an answer in the session, from 0; None if it does not exist."""
         ids = [answer.request_id for answer in self.found.answers]

@@ -38,6 +38,8 @@ class _Step:
     #: Outputs of the running answer that the step depends on, and the place of that answer.
     outputs: int
     place: int
+    #: Whether that answer was heard.
+    sounds: bool
     highest: int
 
 
@@ -136,7 +138,8 @@ class WebSocketReplay:
             return heard and (between or now.highest >= step.highest or now.finals >= step.finals + 1)
         if not step.outputs or step.place in self._cut_short:
             return heard
-        return heard and now.outputs_of(step.place) >= step.outputs
+        come_as_far = now.outputs_of(step.place) >= step.outputs and (not step.sounds or now.sounds(step.place))
+        return heard and come_as_far
 
     async def _open(self, event: OpenedLine) -> None:
         query: dict[str, str] = {}
@@ -232,6 +235,8 @@ def _steps(events: Iterable[RecordedLine], answers: NativeAnswers, kind: WebSock
             # Input during an answer waits until that has begun; a cancel, until it has progressed as far as recorded.
             heard if depends else min(heard, 1),
             0 if running is None else answers.found.answers.index(running),
+            # Speech that interrupts an answer before its first audio is answered together with what was asked.
+            running is not None and running.first_audio_at is not None,
             highest,
         )
         if isinstance(event, ReceivedLine):
