@@ -8,9 +8,8 @@ from typing import Final
 
 from websockets.frames import CloseCode
 
-from omni_ws.core.output import AnyOutput, OutputChunk
+from omni_ws.core.output import AnyOutput
 from omni_ws.errors import (
-    EngineOverloaded,
     InvalidRequest,
     OmniError,
     RateLimited,
@@ -22,8 +21,8 @@ from omni_ws.service.identifiers import new_id
 from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.service.sessions.live_session import LiveSession
 from omni_ws.transport.native.connection import StreamConnection
-from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings, PeerState
-from omni_ws.transport.native.pause import Pause
+from omni_ws.transport.native.keep_alive import KeepAliveSettings
+from omni_ws.transport.native.sole_connection import SoleConnection
 from omni_ws.transport.realtime.commands import Commands
 from omni_ws.transport.realtime.response import Event
 from omni_ws.transport.realtime.vllm_dialect import VllmDialect, begins_vllm_dialect
@@ -50,7 +49,7 @@ def write_event(connection: StreamConnection, event: Event) -> int:
     return len(data)
 
 
-class RealtimeConnection:
+class RealtimeConnection(SoleConnection):
     """Events in, events out, and the timers of the connection; see FrameReceiver and Attachment.
 
     A session of the Realtime API cannot be resumed: it ends with its connection.
@@ -59,21 +58,11 @@ class RealtimeConnection:
     def __init__(
         self, connection: StreamConnection, session: LiveSession, commands: Commands, *, keep_alive: KeepAliveSettings
     ) -> None:
-        self._connection = connection
-        self._session = session
-        self._conversation = session.conversation
-        self._outbox = session.outbox
+        super().__init__(connection, session, keep_alive=keep_alive)
         self._created = commands.created()
         self._commands: Commands | VllmDialect = commands
         self._dialect_known = False
         self._observed = session.conversation.observed
-        self._loop = asyncio.get_running_loop()
-        self._keep_alive = KeepAlive(keep_alive, now=self._loop.time())
-        self._reading_paused = False
-        self._flush_scheduled = False
-        self._timer: asyncio.TimerHandle | None = None
-        #: The end of the session: its reason, or None for the client's own.
-        self._over: asyncio.Future[OmniError | None] = self._loop.create_future()
         #: Set when everything is written, or nothing can be written any more.
         self._emptied = asyncio.Event()
         commands.send = self._send
@@ -91,8 +80,7 @@ class RealtimeConnection:
             else:
                 await self._connection.close_in_time(CloseCode.NORMAL_CLOSURE, "")
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
+            self._disarm()
             self._commands.close()
             self._session.detach(self)
 
@@ -111,20 +99,9 @@ class RealtimeConnection:
         if not self._commands.reported(error):
             self._send([self._commands.error(error)])
 
-    def session_over(self, error: OmniError | None) -> None:
-        if not self._over.done():
-            self._over.set_result(error)
-
-    def replaced(self) -> None:
-        raise AssertionError("sessions of the Realtime API cannot be resumed")
-
     def connection_closing(self) -> None:
         self._emptied.set()
         self._session.end(None)
-
-    @property
-    def _listening(self) -> bool:
-        return self._session.is_open
 
     # input
 
@@ -148,42 +125,14 @@ class RealtimeConnection:
             self._session.end(unexpected(error, where="the input of a Realtime session"))
         self._conversation.stream.touch(now=self._connection.heard_at)
         self._conversation.take_ack()  # there are no acknowledgements; the metrics count input by them
-        if self._outbox.full or self._connection.paused or self._conversation.input_full():
-            self._pause_reading()
+        self._pause_if_blocked()
         self._arm(self._connection.heard_at)
 
-    def _pause_reading(self) -> None:
-        if not self._reading_paused:
-            self._reading_paused = True
-            self._connection.pause_reading(Pause.SESSION)
-
-    def input_refused(self, error: EngineOverloaded) -> None:
-        self._session.end(error)
-
-    def input_may_continue(self) -> None:
-        blocked = self._outbox.full or self._connection.paused or self._conversation.input_full()
-        if self._reading_paused and not blocked:
-            self._reading_paused = False
-            self.resume_input()
-            self._connection.resume_reading(Pause.SESSION)
-
-    output_has_room = input_may_continue
-
-    def resume_input(self) -> None:
-        self._conversation.stream.unheard(now=self._connection.touch())
-
-    def receive_pong(self, data: bytes) -> None:
-        pass
+    @property
+    def _input_blocked(self) -> bool:
+        return self._connection.paused or super()._input_blocked
 
     # output
-
-    def write_now(self, output: OutputChunk) -> bool:
-        return False  # the events before it may still be queued
-
-    def output_ready(self) -> None:
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
 
     def resume_output(self) -> None:
         self.output_ready()
@@ -217,41 +166,3 @@ class RealtimeConnection:
         for event in events:
             if self._connection.is_open:
                 write_event(self._connection, event)
-
-    # time
-
-    def timer_changed(self) -> None:
-        if self._listening:
-            self._arm(self._loop.time())
-
-    def _arm(self, now: float) -> None:
-        self._keep_alive.last_sign_of_life = self._connection.heard_at
-        deadlines = (
-            self._conversation.get_timer(),
-            self._keep_alive.get_timer(listening=self._connection.is_reading),
-        )
-        if self._timer is not None:
-            self._timer.cancel()
-        when = min((deadline for deadline in deadlines if deadline is not None), default=None)
-        self._timer = None if when is None else self._loop.call_at(max(when, now), self._on_timer, when)
-
-    def _on_timer(self, due: float) -> None:
-        self._timer = None
-        if not self._listening:
-            return
-        now = max(self._loop.time(), due)  # a timer may fire a little early
-        if self._connection.held_to_pace or self._reading_paused:
-            self._conversation.stream.unheard(now=now)  # it is the server that does not read
-        try:
-            self._conversation.handle_timer(now)
-        except OmniError as error:
-            self._session.end(error)
-            return
-        self._keep_alive.last_sign_of_life = self._connection.heard_at
-        match self._keep_alive.handle_timer(now, listening=self._connection.is_reading):
-            case PeerState.SILENT if self._connection.is_open:
-                self._connection.write_ping()
-            case PeerState.GONE:
-                self._connection.fail(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
-                self.connection_closing()
-        self._arm(now)

@@ -9,10 +9,8 @@ from typing import Final
 from websockets.frames import CloseCode
 
 from omni_ws.core.chunks import InputChunk, Modality
-from omni_ws.core.output import OutputChunk
 from omni_ws.errors import (
     ORDERLY_ENDS,
-    EngineOverloaded,
     InvalidFrame,
     InvalidRequest,
     InvalidValue,
@@ -24,8 +22,9 @@ from omni_ws.errors import (
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.live_session import LiveSession
 from omni_ws.transport.native.connection import StreamConnection
-from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings, PeerState
+from omni_ws.transport.native.keep_alive import KeepAliveSettings
 from omni_ws.transport.native.pause import Pause
+from omni_ws.transport.native.sole_connection import SoleConnection
 from omni_ws.transport.telephony.messages import (
     INBOUND,
     DtmfMessage,
@@ -55,7 +54,7 @@ def close_code(error: OmniError) -> int:
     return websocket_close_code(error) or CloseCode.INTERNAL_ERROR
 
 
-class PhoneCall:
+class PhoneCall(SoleConnection):
     """One call: media in, the answers' media, marks and clears out; see FrameReceiver and Attachment.
 
     The call ends when the session does: with an error of the stream, with ``stop``, with the connection, or with the
@@ -65,19 +64,9 @@ class PhoneCall:
     def __init__(
         self, connection: StreamConnection, session: LiveSession, stream_sid: str, *, keep_alive: KeepAliveSettings
     ) -> None:
-        self._connection = connection
-        self._session = session
-        self._conversation = session.conversation
-        self._outbox = session.outbox
+        super().__init__(connection, session, keep_alive=keep_alive)
         self._playout = Playout(stream_sid, session.conversation.loudspeaker.report)
-        self._loop = asyncio.get_running_loop()
-        self._keep_alive = KeepAlive(keep_alive, now=self._loop.time())
         self._last_chunk = -1
-        self._reading_paused = False
-        self._flush_scheduled = False
-        self._timer: asyncio.TimerHandle | None = None
-        #: The end of the session: its reason, or None for the caller's own.
-        self._over: asyncio.Future[OmniError | None] = self._loop.create_future()
         #: Set when everything is sent and played, or nothing can be sent any more.
         self._silent = asyncio.Event()
 
@@ -100,8 +89,7 @@ class PhoneCall:
             code = CloseCode.NORMAL_CLOSURE if error is None else close_code(error)
             await self._connection.close_in_time(code, "" if error is None else error.message)
         finally:
-            if self._timer is not None:
-                self._timer.cancel()
+            self._disarm()
             self._session.detach(self)
 
     async def _played(self) -> None:
@@ -113,20 +101,9 @@ class PhoneCall:
         except TimeoutError:
             logger.debug("the gateway did not return the last mark of an answer")
 
-    def session_over(self, error: OmniError | None) -> None:
-        if not self._over.done():
-            self._over.set_result(error)
-
-    def replaced(self) -> None:
-        raise AssertionError("calls cannot be resumed")
-
     def connection_closing(self) -> None:
         self._silent.set()
         self._session.end(None)
-
-    @property
-    def _listening(self) -> bool:
-        return self._session.is_open
 
     # input
 
@@ -165,38 +142,11 @@ class PhoneCall:
                 InputChunk(Modality.AUDIO, media.payload, timestamp_ms=media.timestamp), now=self._connection.heard_at
             )
             self._conversation.take_ack()  # the stream has no acknowledgements; the metrics count input by them
-        if not self._reading_paused and (self._outbox.full or self._conversation.input_full()):
-            self._reading_paused = True
-            self._connection.pause_reading(Pause.SESSION)
-
-    def input_refused(self, error: EngineOverloaded) -> None:
-        self._session.end(error)
-
-    def input_may_continue(self) -> None:
-        if self._reading_paused and not self._outbox.full and not self._conversation.input_full():
-            self._reading_paused = False
-            self.resume_input()
-            self._connection.resume_reading(Pause.SESSION)
-
-    output_has_room = input_may_continue
-
-    def resume_input(self) -> None:
-        self._conversation.stream.unheard(now=self._connection.touch())
-
-    def receive_pong(self, data: bytes) -> None:
-        pass
+        self._pause_if_blocked()
 
     # output
 
-    def write_now(self, output: OutputChunk) -> bool:
-        return False  # its marks and pauses are rendered in ``_flush``
-
-    def output_ready(self) -> None:
-        if not self._flush_scheduled:
-            self._flush_scheduled = True
-            self._loop.call_soon(self._flush)
-
-    resume_output = output_ready
+    resume_output = SoleConnection.output_ready
 
     def _flush(self) -> None:
         """Send what the outbox holds, for as long as the socket takes it."""
@@ -212,41 +162,3 @@ class PhoneCall:
             self._silent.set()
         elif self._connection.is_open:
             self._silent.clear()
-
-    # time
-
-    def timer_changed(self) -> None:
-        if self._listening:
-            self._arm(self._loop.time())
-
-    def _arm(self, now: float) -> None:
-        self._keep_alive.last_sign_of_life = self._connection.heard_at
-        deadlines = (
-            self._conversation.get_timer(),
-            self._keep_alive.get_timer(listening=self._connection.is_reading),
-        )
-        if self._timer is not None:
-            self._timer.cancel()
-        when = min((deadline for deadline in deadlines if deadline is not None), default=None)
-        self._timer = None if when is None else self._loop.call_at(max(when, now), self._on_timer, when)
-
-    def _on_timer(self, due: float) -> None:
-        self._timer = None
-        if not self._listening:
-            return
-        now = max(self._loop.time(), due)  # a timer may fire a little early
-        if self._connection.held_to_pace or self._reading_paused:
-            self._conversation.stream.unheard(now=now)  # it is the server that does not read
-        try:
-            self._conversation.handle_timer(now)
-        except OmniError as error:
-            self._session.end(error)
-            return
-        self._keep_alive.last_sign_of_life = self._connection.heard_at
-        match self._keep_alive.handle_timer(now, listening=self._connection.is_reading):
-            case PeerState.SILENT if self._connection.is_open:
-                self._connection.write_ping()
-            case PeerState.GONE:
-                self._connection.fail(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
-                self.connection_closing()
-        self._arm(now)

@@ -1,0 +1,134 @@
+"""SoleConnection: what the front ends share whose sessions end with their connection."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+
+from websockets.frames import CloseCode
+
+from omni_ws.core.output import OutputChunk
+from omni_ws.errors import EngineOverloaded, OmniError
+from omni_ws.service.sessions.live_session import LiveSession
+from omni_ws.transport.native.connection import StreamConnection
+from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings, PeerState
+from omni_ws.transport.native.pause import Pause
+
+
+class SoleConnection(ABC):
+    """The connection of a session that cannot be resumed: its pauses, its timers and its end. See Attachment.
+
+    A subclass takes the messages, and writes what the outbox holds.
+    """
+
+    def __init__(self, connection: StreamConnection, session: LiveSession, *, keep_alive: KeepAliveSettings) -> None:
+        self._connection = connection
+        self._session = session
+        self._conversation = session.conversation
+        self._outbox = session.outbox
+        self._loop = asyncio.get_running_loop()
+        self._keep_alive = KeepAlive(keep_alive, now=self._loop.time())
+        self._reading_paused = False
+        self._flush_scheduled = False
+        self._timer: asyncio.TimerHandle | None = None
+        #: The end of the session: its reason, or None for the client's own.
+        self._over: asyncio.Future[OmniError | None] = self._loop.create_future()
+
+    @abstractmethod
+    def connection_closing(self) -> None:
+        """The connection is lost, or being closed."""
+
+    @abstractmethod
+    def _flush(self) -> None:
+        """Write what the outbox holds, and clear ``_flush_scheduled``."""
+
+    @property
+    def _input_blocked(self) -> bool:
+        """Whether no more input is to be read."""
+        return self._outbox.full or self._conversation.input_full()
+
+    def session_over(self, error: OmniError | None) -> None:
+        if not self._over.done():
+            self._over.set_result(error)
+
+    def replaced(self) -> None:
+        raise AssertionError("the session cannot be resumed")
+
+    @property
+    def _listening(self) -> bool:
+        return self._session.is_open
+
+    # input
+
+    def _pause_if_blocked(self) -> None:
+        if not self._reading_paused and self._input_blocked:
+            self._reading_paused = True
+            self._connection.pause_reading(Pause.SESSION)
+
+    def input_refused(self, error: EngineOverloaded) -> None:
+        self._session.end(error)
+
+    def input_may_continue(self) -> None:
+        if self._reading_paused and not self._input_blocked:
+            self._reading_paused = False
+            self.resume_input()
+            self._connection.resume_reading(Pause.SESSION)
+
+    output_has_room = input_may_continue
+
+    def resume_input(self) -> None:
+        self._conversation.stream.unheard(now=self._connection.touch())
+
+    def receive_pong(self, data: bytes) -> None:  # noqa: B027  # it was heard, and that is all
+        pass
+
+    # output
+
+    def write_now(self, output: OutputChunk) -> bool:
+        return False  # what an output becomes is rendered in ``_flush``, behind what is queued
+
+    def output_ready(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    # time
+
+    def timer_changed(self) -> None:
+        if self._listening:
+            self._arm(self._loop.time())
+
+    def _arm(self, now: float) -> None:
+        self._keep_alive.last_sign_of_life = self._connection.heard_at
+        deadlines = (
+            self._conversation.get_timer(),
+            self._keep_alive.get_timer(listening=self._connection.is_reading),
+        )
+        self._disarm()
+        when = min((deadline for deadline in deadlines if deadline is not None), default=None)
+        self._timer = None if when is None else self._loop.call_at(max(when, now), self._on_timer, when)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _on_timer(self, due: float) -> None:
+        self._timer = None
+        if not self._listening:
+            return
+        now = max(self._loop.time(), due)  # a timer may fire a little early
+        if self._connection.held_to_pace or self._reading_paused:
+            self._conversation.stream.unheard(now=now)  # it is the server that does not read
+        try:
+            self._conversation.handle_timer(now)
+        except OmniError as error:
+            self._session.end(error)
+            return
+        self._keep_alive.last_sign_of_life = self._connection.heard_at
+        match self._keep_alive.handle_timer(now, listening=self._connection.is_reading):
+            case PeerState.SILENT if self._connection.is_open:
+                self._connection.write_ping()
+            case PeerState.GONE:
+                self._connection.fail(CloseCode.INTERNAL_ERROR, "keepalive ping timeout")
+                self.connection_closing()
+        self._arm(now)
