@@ -244,7 +244,7 @@ async def talk(url: str, clips: Sequence[Clip], seconds: float, *, talkers: int)
         said = b"".join(clip.samples for clip in (*clips[turned:], *clips[:turned]))
         count = math.ceil(2 * SAMPLE_RATE * seconds / len(said))
         samples = (said * count)[: 2 * round(SAMPLE_RATE * seconds)]
-        # Nobody answers before the talker has finished.
+        # No turn ends before the recording does.
         config = {"turn_detection": {"type": "server_vad", "silence_duration_ms": 2000}}
         async with connect(url, config=config) as session:
             async for piece in paced(pieces(Pcm16(samples, SAMPLE_RATE, 1)), interval=PIECE_SEC):

@@ -196,7 +196,7 @@ export class Conversation extends EventTarget {
     }
   }
 
-  /* What comes of an answer that was held goes on at a sample of its sound: what was kept behind it was not heard. */
+  /* A held answer goes on from an earlier sample: drop the audio kept from there on, which was not heard. */
   #goOn(turn, place = Infinity) {
     become(turn, "speaking");
     turn.heardMs = null;

@@ -97,7 +97,7 @@ class Listener:
         guess = self._guess
         if guess is None or guess.told or not guess.work.done():
             return ""
-        if guess.work.cancelled() or guess.work.exception() is not None:  # whoever settles the utterance is told
+        if guess.work.cancelled() or guess.work.exception() is not None:  # ``_settle`` raises its error
             return ""
         guess.told = True
         return guess.work.result().text
