@@ -14,6 +14,16 @@ from omni_ws.config.model import LogFormat, LogLevel
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _PLAIN: Final = re.compile(r"[^\s\"=]+")
 
+#: The level from which on libraries may write to the log, by the names of their loggers.
+QUIETED_LOGGERS: Final[dict[str, int]] = {
+    # Lines about single connections are noise for an operator; debug lines contain all headers and frames, even keys.
+    "websockets": logging.ERROR,
+    # A line for each request to an upstream, health checks included.
+    "httpx": logging.WARNING,
+    # A malformed form is reported to its client.
+    "python_multipart": logging.ERROR,
+}
+
 
 class JsonFormatter(logging.Formatter):
     """Formats a record as a JSON object. ``time`` is UTC in ISO 8601; structured facts are fields of the object."""
@@ -61,9 +71,5 @@ def configure_logging(log_format: LogFormat, level: LogLevel) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else TextFormatter())
     logging.basicConfig(level=level.value.upper(), handlers=[handler], force=True)
-    # Lines about single connections are noise for an operator; debug lines contain all headers and frames, even keys.
-    logging.getLogger("websockets").setLevel(logging.ERROR)
-    # A line for each request to an upstream, health checks included.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    # A malformed form is reported to its client.
-    logging.getLogger("python_multipart").setLevel(logging.ERROR)
+    for name, quietest in QUIETED_LOGGERS.items():
+        logging.getLogger(name).setLevel(quietest)

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import zlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import uvloop
 from hypothesis import settings
 from support.virtual_clock import VirtualClockLoop
+
+from omni_ws.logs import QUIETED_LOGGERS
 
 pytest_plugins = ["support.report", "support.uneven_schedule", "support.voices"]
 
@@ -61,6 +64,17 @@ def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> M
         if config.getoption("--one-loop"):  # half of the files on either, the same half each time
             del loops[sorted(loops)[zlib.crc32(item.path.name.encode()) % 2]]
     return loops
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """Undoes what a server that started in this process set up: levels, and a handler that keeps the test's stderr."""
+    root, quieted = logging.getLogger(), [logging.getLogger(name) for name in QUIETED_LOGGERS]
+    handlers, levels = root.handlers[:], [logger.level for logger in (root, *quieted)]
+    yield
+    root.handlers[:] = handlers
+    for logger, level in zip((root, *quieted), levels, strict=True):
+        logger.setLevel(level)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -56,18 +55,6 @@ def test_a_message_cannot_look_like_two(forged: str) -> None:
     assert "\x00" not in line
 
 
-@pytest.fixture
-def _logging_as_it_was() -> Iterator[None]:
-    root, libraries = logging.getLogger(), [logging.getLogger(name) for name in ("websockets", "httpx")]
-    level, handlers, library_levels = root.level, root.handlers[:], [library.level for library in libraries]
-    yield
-    for library, library_level in zip(libraries, library_levels, strict=True):
-        library.setLevel(library_level)
-    root.handlers[:] = handlers
-    root.setLevel(level)
-
-
-@pytest.mark.usefixtures("_logging_as_it_was")
 def test_lines_go_to_standard_error_from_the_level_on(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging(LogFormat.JSON, LogLevel.INFO)
     write_line(logger, logging.DEBUG, "too small")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -45,16 +44,12 @@ class Lines(logging.Handler):
 
 
 @pytest.fixture
-def lines() -> Iterator[Lines]:
+def lines() -> Lines:
     """Set up as the server does it for whoever wants to see the most."""
-    handler, root, library = Lines(), logging.getLogger(), logging.getLogger("websockets")
-    before = root.level, root.handlers[:], library.level
+    handler = Lines()
     configure_logging(LogFormat.JSON, LogLevel.DEBUG)
-    root.addHandler(handler)
-    yield handler
-    root.setLevel(before[0])
-    root.handlers[:] = before[1]
-    library.setLevel(before[2])
+    logging.getLogger().addHandler(handler)
+    return handler
 
 
 async def over(server: LiveServer) -> None:
