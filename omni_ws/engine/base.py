@@ -273,6 +273,7 @@ class GenerationRequest:
     options: AnswerOptions = AnswerOptions()
     #: The name of the client's API key. Caches must not be shared between owners, lest timing reveal their prompts.
     owner: str | None = None
+    conversation: str | None = None  #: The id of the session; None for a request by itself, as over HTTP.
     meter: UsageMeter = field(default_factory=UsageMeter)
     #: Takes outputs without waiting. Its use is optional.
     sink: OutputSink = NO_SINK

@@ -398,7 +398,19 @@ def _toml(values: Mapping[str, Any]) -> str:
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items())
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, omni: str | None) -> None:
+    settings = _omni_model(folder, omni) if omni else _speaking_models(folder)
+    (folder / "serve.toml").write_text(
+        f'engine = "vllm"\n\n[vllm]\n{settings}'
+        # Random weights know no end: where the client asks for nothing else, an answer is a line, and always the same.
+        f"\n[vllm.args.override_generation_config]\n{_toml({'max_new_tokens': 40, 'temperature': 0})}"
+        # They would also write blanks for ever where a grammar lets them.
+        '\n[vllm.args.structured_outputs_config]\nbackend = "xgrammar"\ndisable_any_whitespace = true\n'
+    )
+
+
+def _speaking_models(folder: Path) -> str:
+    """Settings of a model that hears, and a Talker that reads its answers."""
     from support.tiny_codec import build_codec, write_talker_profile
 
     models = {
@@ -407,17 +419,19 @@ def main(folder: Path) -> None:
         "talker": str(build_talker(folder / "talker")),
         "talker_profile": str(write_talker_profile(folder / "talker.toml", build_codec(folder / "codec"))),
     }
-    (folder / "serve.toml").write_text(
-        f'engine = "vllm"\n\n[vllm]\n{_toml(models)}'
-        f"\n[vllm.args]\n{_toml(MULTIMODAL_ARGS)}"
-        # Random weights know no end: where the client asks for nothing else, an answer is a line, and always the same.
-        f"\n[vllm.args.override_generation_config]\n{_toml({'max_new_tokens': 40, 'temperature': 0})}"
-        # They would also write blanks for ever where a grammar lets them.
-        '\n[vllm.args.structured_outputs_config]\nbackend = "xgrammar"\ndisable_any_whitespace = true\n'
-        f"\n[vllm.talker_args]\n{_toml(ENGINE_ARGS)}"
-    )
+    return f"{_toml(models)}\n[vllm.talker_args]\n{_toml(ENGINE_ARGS)}\n[vllm.args]\n{_toml(MULTIMODAL_ARGS)}"
+
+
+def _omni_model(folder: Path, omni: str) -> str:
+    """Settings of an omni model with its own voice."""
+    from support.tiny_omni import Family, build_omni
+
+    model = build_omni(Family(omni), folder / omni)
+    settings = {"model": str(model), "tool_parser": "hermes", "omni_sessions": 4, "omni_positions": 1024}
+    args = {**MULTIMODAL_ARGS, "max_num_batched_tokens": 2048}
+    return f"{_toml(settings)}\n[vllm.args]\n{_toml(args)}"
 
 
 if __name__ == "__main__":
     # Whole paths: the profile names the codec's folder.
-    main(Path(sys.argv[1]).resolve())
+    main(Path(sys.argv[1]).resolve(), sys.argv[2] if len(sys.argv) > 2 else None)

@@ -19,6 +19,15 @@ _SAMPLE_TOOL: Final[Mapping[str, Any]] = {
     "function": {"name": "sample", "description": "A sample.", "parameters": {"type": "object", "properties": {}}},
 }
 _MEDIA: Final = (Modality.AUDIO, Modality.IMAGE, Modality.VIDEO)
+#: Placeholders by the type of a model, where vLLM's are not those that it was trained with: vLLM numbers the sounds of
+#: Qwen2.5-Omni, and puts around images tokens of another model, which are no tokens of this one.
+_PLACEHOLDERS: Final[Mapping[str, Mapping[Modality, str]]] = {
+    "qwen2_5_omni": {
+        Modality.AUDIO: "<|audio_bos|><|AUDIO|><|audio_eos|>",
+        Modality.IMAGE: "<|vision_bos|><|IMAGE|><|vision_eos|>",
+        Modality.VIDEO: "<|vision_bos|><|VIDEO|><|vision_eos|>",
+    }
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +155,9 @@ class _Renderer:
         """Return the text that stands for the ``number``-th item of ``modality``, from 1."""
         from vllm.model_executor.model_loader import get_model_cls
 
-        text: str = get_model_cls(self._model.llm.model_config).get_placeholder_str(modality.value, number)
+        config = self._model.llm.model_config
+        own = _PLACEHOLDERS.get(config.hf_config.model_type, {}).get(modality)
+        text: str = own or get_model_cls(config).get_placeholder_str(modality.value, number)
         return text
 
     def knows(self, modality: Modality) -> bool:

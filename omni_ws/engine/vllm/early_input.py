@@ -20,10 +20,11 @@ from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.engine.vllm.media_sizes import MediaSizes
 from omni_ws.engine.vllm.model_outputs import ModelOutputs
 from omni_ws.engine.vllm.sampling import prefill_parameters
+from omni_ws.engine.vllm.talker_feed import TalkerFeed
 from omni_ws.errors import ContextLengthExceeded
 
 if TYPE_CHECKING:
-    from vllm import SamplingParams
+    from vllm import RequestOutput, SamplingParams
 
 #: The share of vLLM's request slots and cache that streamed prompts may occupy while their input is open, which may
 #: take a minute. The rest is left to requests that are being answered.
@@ -35,6 +36,7 @@ class EarlyOrigin:
     """What all prompts that are submitted to vLLM for one request have in common.
 
     Prompts with the same ``cache_salt`` share cached prefixes. Requests with a lower ``priority`` are scheduled first.
+    ``feed`` is told of every prompt, and decides on the salt itself; None if the model does not speak the answer.
     """
 
     model: LanguageModel
@@ -42,6 +44,7 @@ class EarlyOrigin:
     cache_salt: str | None = None
     priority: int = 0
     media_sizes: MediaSizes = field(default_factory=MediaSizes)
+    feed: TalkerFeed | None = None
 
     def generate(self, prompt: Any, parameters: SamplingParams, suffix: str = "") -> ModelOutputs:
         """Return vLLM's outputs for a prompt; ``suffix`` makes the request ID unique."""
@@ -56,11 +59,25 @@ class EarlyOrigin:
             if whole.media:
                 await self.model.forget_media()
             raise
-        return self.generate(prompt, parameters, suffix)
+        if self.feed is not None:
+            self.feed.replace(prompt)
+        return self.generate(prompt, self.asking(parameters), suffix)
+
+    def asking(self, parameters: SamplingParams) -> SamplingParams:
+        """Return ``parameters`` with what the feed asks for the prompt that it was told."""
+        return parameters if self.feed is None else self.feed.asking(parameters)
+
+    async def fed(self, first: RequestOutput) -> bool:
+        """Wait until the feed has what it needs of a prompt, given vLLM's ``first`` output for it.
+
+        Returns False if the prompt has to be submitted again.
+        """
+        return self.feed is None or await self.feed.computed(first.num_cached_tokens)
 
     async def render(self, excerpt: Excerpt) -> Any:
         """Convert the excerpt to vLLM's form, with its media processed."""
-        prompt = await self.model.render(excerpt.for_vllm(self.cache_salt))
+        salt = self.cache_salt if self.feed is None else self.feed.salt(media=bool(excerpt.media))
+        prompt = await self.model.render(excerpt.for_vllm(salt))
         if excerpt.media:
             self.media_sizes.learn(excerpt.media, prompt.get("mm_placeholders", {}))
         return prompt
@@ -160,6 +177,7 @@ class StreamedPrompt:
             await self.aclose()
             return False
         self._tokens += count
+        self._tell(prompt)
         if not await self._computed(prompt):
             await self.aclose()
             return False
@@ -172,10 +190,10 @@ class StreamedPrompt:
         When interrupted, the state of the request is unknown, and its slot is released.
         """
         try:
-            await self._next.put((prompt, prefill_parameters(), False))
+            await self._next.put((prompt, self._origin.asking(prefill_parameters()), False))
             async for output in self._outputs:
                 if (reason := output.outputs[0].finish_reason) is not None:
-                    return reason in ("length", "stop")
+                    return reason in ("length", "stop") and await self._origin.fed(output)
         except BaseException:
             self._release_slot()
             raise
@@ -187,8 +205,9 @@ class StreamedPrompt:
             await self.aclose()
             return await self._origin.at_once(whole, parameters)
         prompt = await self._render(rest)
+        self._tell(prompt)
         room = self._context - self._tokens - len(prompt["prompt_token_ids"])
-        parameters = parameters.clone()
+        parameters = self._origin.asking(parameters).clone()
         parameters.max_tokens = room if parameters.max_tokens is None else min(parameters.max_tokens, room)
         self._release_slot()
         await self._next.put((prompt, parameters, True))
@@ -200,6 +219,15 @@ class StreamedPrompt:
         if self._media_in_flight and not self._outputs.arrived:
             self._media_in_flight = False
             await self._origin.model.forget_media()
+
+    def _tell(self, prompt: Any) -> None:
+        """Tell the feed of the next piece."""
+        if self._origin.feed is None:
+            return
+        if self.given.tokens:
+            self._origin.feed.append(prompt)
+        else:
+            self._origin.feed.replace(prompt)
 
     def _release_slot(self) -> None:
         if self._holding:
@@ -246,10 +274,11 @@ class WarmedPrefix:
         self._warmed = len(so_far.tokens)
         self._steps += 1
         warming = await self._origin.at_once(so_far, prefill_parameters(), f"-early-{self._steps}")
+        complete = True
         async with aclosing(warming) as outputs:
-            async for _ in outputs:
-                pass
-        return True
+            async for output in outputs:
+                complete = await self._origin.fed(output)
+        return complete
 
     async def answer(self, whole: Excerpt, parameters: SamplingParams) -> ModelOutputs:
         return await self._origin.at_once(whole, parameters)

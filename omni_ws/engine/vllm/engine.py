@@ -10,17 +10,17 @@ from contextlib import aclosing
 from dataclasses import fields
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import VllmConfig
-from omni_ws.core.chunks import FinishReason, Modality, OutputModality, Task, Usage
+from omni_ws.core.chunks import Modality, OutputModality, Task
 from omni_ws.engine.base import EngineCapabilities, EngineOutput, EngineState, Finished, GenerationRequest
 from omni_ws.engine.composed.parts import PartDescription, Role
 from omni_ws.engine.decoding import decode_input
 from omni_ws.engine.incident import incident
-from omni_ws.engine.media_room import MediaShare
-from omni_ws.engine.pipeline import Stage, StageLink, pipeline
+from omni_ws.engine.pipeline import pipeline
+from omni_ws.engine.single_task import check_is_heard
 from omni_ws.engine.tokens import ReadoutManifest
 from omni_ws.engine.vllm.audio_segments import LONGEST_MS
 from omni_ws.engine.vllm.chat_template import lacks_chat_template, read_chat_template
@@ -29,7 +29,11 @@ from omni_ws.engine.vllm.code2wav import Code2Wav
 from omni_ws.engine.vllm.early_input import EarlyBudget
 from omni_ws.engine.vllm.language_model import LanguageModel
 from omni_ws.engine.vllm.memory_shares import SHARE, memory_shares, weights_bytes
+from omni_ws.engine.vllm.omni_model import find_omni_model
+from omni_ws.engine.vllm.omni_reading import read_aloud
+from omni_ws.engine.vllm.omni_voice import OmniVoice, own_voice
 from omni_ws.engine.vllm.readouts import Readouts
+from omni_ws.engine.vllm.request_stages import RequestStages
 from omni_ws.engine.vllm.sampling import SAMPLING
 from omni_ws.engine.vllm.speaker import Speaker
 from omni_ws.engine.vllm.talker import Talker
@@ -39,8 +43,11 @@ from omni_ws.engine.vllm.token_generation import TokenGenerator
 from omni_ws.engine.vllm.token_logprobs import TokenBytes
 from omni_ws.engine.vllm.tool_calls import ParserNames
 from omni_ws.engine.vllm.torch_trace import TorchTrace, traced_arguments
-from omni_ws.errors import EngineFailed, OmniError, UnsupportedParameter
+from omni_ws.errors import EngineFailed, OmniError
 from omni_ws.media.limits import MediaLimits
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
 
 log = logging.getLogger(__name__)
 
@@ -84,11 +91,14 @@ class VllmEngine:
             args = {"reasoning_parser": config.reasoning_parser, **args}  # so that grammars apply behind the thought
         self._parsers = ParserNames(config.tool_parser, config.reasoning_parser)
         self._readouts = readouts
+        #: The omni model that it is, if it is one.
+        self._omni = find_omni_model(config.model, config.args)
+        #: Its own voice.
+        self._voice = own_voice(config, self._omni)
+        if self._voice is not None:
+            args |= self._voice.rows.engine_args
         self._thinker = LanguageModel(
-            "Thinker",
-            traced_arguments(args, trace_root, "Thinker"),
-            setting="vllm.args",
-            prepare=None if readouts is None else readouts.install,
+            "Thinker", traced_arguments(args, trace_root, "Thinker"), setting="vllm.args", prepare=self._prepare
         )
         traced: list[tuple[LanguageModel, Mapping[str, Any]]] = [(self._thinker, args)]
         #: What has the task ``speech``, and its stages, which speak answers.
@@ -101,7 +111,7 @@ class VllmEngine:
             traced.append((self._speaker.model, config.talker_args))
         elif config.talker_profile is not None or config.talker_args:
             raise ConfigurationError(["vllm.talker_profile and vllm.talker_args require vllm.talker"])
-        self._trace = TorchTrace(trace_root, traced)
+        self._trace = TorchTrace(trace_root, traced, lambda: () if self._voice is None else self._voice.processes)
         self._checkpoint: Checkpoint | None = None
         self._shared: ThinkerParts | None = None
         self._decoding: ThreadPoolExecutor | None = None
@@ -118,6 +128,7 @@ class VllmEngine:
 
     @property
     def state(self) -> EngineState:
+        # Without its own voice an omni model still writes.
         states = {self._thinker.state} | ({self._speaker.state} if self._speaker is not None else set())
         if self._shared is None or EngineState.STARTING in states:
             return EngineState.STARTING
@@ -126,18 +137,17 @@ class VllmEngine:
     @property
     def parts(self) -> dict[str, PartDescription | None]:
         """The model, and its Talker."""
-        talker = self._talker
-        return {
-            Role.ASR.value: None,
-            Role.LLM.value: PartDescription(self.name, self.model),
-            Role.TTS.value: None if talker is None else PartDescription(talker.name, talker.model),
-        }
+        talker = None if self._talker is None else PartDescription(self._talker.name, self._talker.model)
+        if self._voice is not None:
+            talker = PartDescription(Talker.name, self.model)
+        llm = PartDescription(self.name, self.model)
+        return {Role.ASR.value: None, Role.LLM.value: llm, Role.TTS.value: talker}
 
     @property
     def part_states(self) -> dict[str, EngineState]:
         """The states of both."""
-        talker = {} if self._talker is None else {Role.TTS.value: self._talker.state}
-        return {Role.LLM.value: self._thinker.state} | talker
+        voice = self._voice or self._talker
+        return {Role.LLM.value: self._thinker.state} | ({} if voice is None else {Role.TTS.value: voice.state})
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -145,9 +155,10 @@ class VllmEngine:
 
     def _found_capabilities(self) -> EngineCapabilities:
         """Return the capabilities, as far as they are known before the start."""
-        speaker = self._speaker
+        speaker = self._voice or self._speaker
         thinker = frozenset(f"{Thinker.name}.{name}" for name in SAMPLING)
         media = self._checkpoint.media if self._checkpoint is not None else frozenset()
+        voices = speaker.voices if speaker else ()
         return EngineCapabilities(
             input_modalities=media | {Modality.TEXT},
             output_modalities=frozenset({OutputModality.TEXT} | ({OutputModality.AUDIO} if speaker else set())),
@@ -155,7 +166,8 @@ class VllmEngine:
             extend=True,
             stages=(Thinker.name, *((Talker.name, Code2Wav.name) if speaker else ())),
             token_sessions=True,
-            voices=speaker.voices if speaker else (),
+            voices=voices,
+            voice_aliases={name.lower(): name for name in voices if name.lower() not in voices},
             sampling=SAMPLING,
             stage_sampling=thinker | (speaker.sampling_names if speaker else frozenset()),
             stage_params=speaker.parameter_names if speaker else frozenset(),
@@ -185,6 +197,10 @@ class VllmEngine:
             return ()
         takes = ", ".join(sorted({Modality.TEXT, *self._checkpoint.media}))
         lines = [f"{self.model} accepts {takes}; its context has {self._checkpoint.context} tokens"]
+        if self._voice is not None:
+            lines += self._voice.describe()
+        elif self._omni is not None and not self._omni.speaks:
+            lines.append(f"{self.model} has no Talker, as Thinking variants have none: it has no voice of its own")
         if self._chat_refusal:
             lines.append(f"{self._chat_refusal}; /v1/completions and token sessions work without it")
         if self.config.tool_parser is not None and self._checkpoint.chats and not self._checkpoint.describes_tools:
@@ -212,6 +228,10 @@ class VllmEngine:
             if self._readouts is not None:
                 self._readouts.prepare_environment()
                 await self._readouts.channel.start()
+            if self._voice is not None:
+                await self._voice.start()
+                if (share := await asyncio.to_thread(self._voice.thinker_share)) is not None:
+                    self._thinker.take_defaults({SHARE: share})
             if self._speaker is not None:
                 await asyncio.to_thread(self._share_memory, self._speaker)
             await self._thinker.start()
@@ -251,6 +271,13 @@ class VllmEngine:
             cache_salt=self._cache_salt,
         )
 
+    async def _prepare(self, llm: AsyncLLM) -> None:
+        """Tell vLLM's workers what they have to report."""
+        if self._readouts is not None:
+            await self._readouts.install(llm)
+        if self._voice is not None:
+            await self._voice.rows.install(llm)
+
     def _share_memory(self, speaker: Speaker) -> None:
         """Divide the GPU's memory between the models. Blocks while the sizes of the checkpoints are determined."""
         assert self.config.model is not None
@@ -266,8 +293,8 @@ class VllmEngine:
         self._shared = self._tokens = None
         executors = [executor for executor in (self._decoding, self._tokenizing) if executor is not None]
         self._decoding = self._tokenizing = None
-        ending = [self._thinker.stop(), *([self._talker.stop()] if self._talker is not None else [])]
-        await asyncio.gather(*ending)
+        models = (self._thinker, self._talker, self._voice)
+        await asyncio.gather(*(model.stop() for model in models if model is not None))
         if self._readouts is not None:
             await self._readouts.channel.stop()
         for executor in executors:
@@ -290,14 +317,29 @@ class VllmEngine:
     def generate(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
         if request.task is Task.SPEECH and self._talker is not None:
             return self._talker.generate(request)
+        if request.task is Task.SPEECH and self._voice is not None:
+            return self._read(request, self._voice)
         return self._chat(request)
+
+    async def _read(self, request: GenerationRequest, voice: OmniVoice) -> AsyncGenerator[EngineOutput, None]:
+        shared = self._shared
+        if shared is None or self.state is not EngineState.OK:
+            raise EngineFailed("the engine is not running", fatal=True)
+        check_is_heard(request)
+        self._chats += 1
+        try:
+            async with aclosing(read_aloud(request, voice, shared)) as outputs:
+                async for output in outputs:
+                    yield output
+        finally:
+            self._chats -= 1
 
     async def _chat(self, request: GenerationRequest) -> AsyncGenerator[EngineOutput, None]:
         shared, decoding = self._shared, self._decoding
         if shared is None or decoding is None or self.state is not EngineState.OK:
             raise EngineFailed("the engine is not running", fatal=True)
         share = request.media_room.share()
-        run = _RequestStages(shared, self._speaker, request, share)
+        run = RequestStages(shared, self._voice or self._speaker, request, share)
         request.meter.read = lambda: run.usage if run.usage.input_tokens else None
         decoded = decode_input(
             request.input,
@@ -325,58 +367,3 @@ class VllmEngine:
 
 def _token_bytes(model: LanguageModel) -> TokenBytes:
     return TokenBytes(model.llm.get_tokenizer())
-
-
-class _RequestStages:
-    """The stages of one request, and the results that they collect.
-
-    Raises UnsupportedParameter for what the engine cannot do.
-    """
-
-    def __init__(
-        self, shared: ThinkerParts, speaker: Speaker | None, request: GenerationRequest, share: MediaShare
-    ) -> None:
-        speaks = OutputModality.AUDIO in request.modalities
-        if request.task is not Task.CHAT:
-            raise UnsupportedParameter(f"task {request.task} is not supported by this engine", param="task")
-        if speaks and speaker is None:
-            raise UnsupportedParameter(
-                "audio output requires a Talker, which this server does not have", param="modalities"
-            )
-        if speaks and request.options.choices > 1:
-            raise UnsupportedParameter("n must be 1 for audio output", param="n")
-        self._thinker = Thinker(shared, request, writes=OutputModality.TEXT in request.modalities, share=share)
-        self._code2wav: Code2Wav | None = None
-        self.stages: list[Stage[Any]] = [self._thinker]
-        self.links: tuple[StageLink, ...] = ()
-        if speaks and speaker is not None:
-            talker, self._code2wav = speaker.stages(
-                request.request_id,
-                voice=request.voice,
-                sampling=request.stage_sampling.get("talker"),
-                parameters=request.stage_params,
-                priority=request.options.priority if speaker.model.by_priority else 0,
-            )
-            self.stages += [talker, self._code2wav]
-            self.links = speaker.links
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        return self._thinker.finish_reasons[0]
-
-    @property
-    def finish_reasons(self) -> tuple[FinishReason, ...]:
-        """The finish reason of each answer, if there are several."""
-        reasons = self._thinker.finish_reasons
-        return reasons if len(reasons) > 1 else ()
-
-    @property
-    def usage(self) -> Usage:
-        audio_ms = round(self._code2wav.audio_ms) if self._code2wav is not None else 0
-        return Usage(
-            input_tokens=self._thinker.prompt_tokens,
-            output_tokens=self._thinker.answer_tokens,
-            input_audio_ms=self._thinker.input_audio_ms,
-            output_audio_ms=audio_ms,
-            cached_tokens=self._thinker.cached_tokens,
-        )

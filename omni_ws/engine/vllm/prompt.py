@@ -127,6 +127,12 @@ class PromptDraft:
         self._frame()
         return True
 
+    def costs_history(self, tokens: int) -> bool:
+        """Whether history would have to be left out of a prompt of so many tokens, besides its media."""
+        if self.limit is None or not self.context.history:
+            return False
+        return tokens + self._media_tokens > self.limit.prompt
+
     def shorten(self) -> bool:
         """Leave out more of the history, as the prompt turned out to be too long; returns False if nothing is left."""
         return self._leave_out(1)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import shutil
 import struct
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from omni_ws.engine.vllm.worker_channel import WorkerChannel
 
 #: The header of a worker's message: the length of the key, the first position, the number of positions. The key and
 #: float32 numbers of shape (positions, layers, concepts) follow.
@@ -54,56 +51,23 @@ class ReadoutCollector:
         return self._values.pop(position)
 
 
-class ReadoutChannel:
-    """The socket, on which a readout has ``width`` values per position.
-
-    ``address`` is valid between ``start`` and ``stop``.
-    """
+class ReadoutChannel(WorkerChannel[ReadoutCollector]):
+    """The channel, on which a readout has ``width`` values per position."""
 
     def __init__(self, width: int) -> None:
-        self.address = ""
+        super().__init__()
         #: The number of positions received so far.
         self.positions = 0
         self._width = width
-        self._folder: Path | None = None
-        self._server: asyncio.Server | None = None
-        self._collectors: dict[str, ReadoutCollector] = {}
 
-    async def start(self) -> None:
-        """Open the socket."""
-        # In a private folder, which other users cannot enter.
-        self._folder = Path(tempfile.mkdtemp(prefix="omni-ws-readouts-"))
-        self.address = str(self._folder / "socket")
-        self._server = await asyncio.start_unix_server(self._receive, self.address)
-
-    async def stop(self) -> None:
-        """Close the socket. Idempotent."""
-        server, self._server = self._server, None
-        if server is not None:
-            server.close()
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
-
-    @contextmanager
-    def collect(self, key: str) -> Iterator[ReadoutCollector]:
+    def collect(self, key: str) -> AbstractContextManager[ReadoutCollector]:
         """Collect the readouts of the request ``key`` within the block."""
-        collector = self._collectors[key] = ReadoutCollector()
-        try:
-            yield collector
-        finally:
-            del self._collectors[key]
+        return self._receiving(key, ReadoutCollector())
 
-    async def _receive(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-                while True:
-                    key_bytes, first, count = FRAME.unpack(await reader.readexactly(FRAME.size))
-                    key = (await reader.readexactly(key_bytes)).decode()
-                    data = await reader.readexactly(count * self._width * _NUMBER_BYTES)
-                    self.positions += count
-                    collector = self._collectors.get(key)
-                    if collector is not None:  # the request may have been cancelled
-                        collector.add(first, np.frombuffer(data, np.float32).reshape(count, self._width))
-        finally:
-            writer.close()
+    async def read_message(self, reader: asyncio.StreamReader) -> None:
+        key_bytes, first, count = FRAME.unpack(await reader.readexactly(FRAME.size))
+        key = (await reader.readexactly(key_bytes)).decode()
+        data = await reader.readexactly(count * self._width * _NUMBER_BYTES)
+        self.positions += count
+        if (collector := self.receivers.get(key)) is not None:
+            collector.add(first, np.frombuffer(data, np.float32).reshape(count, self._width))

@@ -10,14 +10,14 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 
 from omni_ws.engine.vllm.readout_channel import FRAME
-
-_SEND_BUFFER_BYTES: Final = 4 << 20
+from omni_ws.engine.vllm.worker_channel import connect_worker
+from omni_ws.engine.vllm.worker_steps import StepWatch
 
 
 @dataclass(slots=True)
@@ -63,18 +63,12 @@ class _Readout:
             torch.from_numpy(np.frombuffer(matrix, np.float32).reshape(concepts, -1).copy()).to(runner.device)
             for matrix in matrices
         ]
-        self._scheduled: Any = None
         self._wanted: list[_Rows] = []
         self._rows: torch.Tensor | None = None
         self._values: list[torch.Tensor] = []
-        self._socket: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        self._socket.connect(address)
-        execute, forward = runner.execute_model, runner._model_forward
-
-        def execute_model(scheduled: Any, *arguments: Any, **options: Any) -> Any:
-            self._scheduled = scheduled
-            return execute(scheduled, *arguments, **options)
+        self._socket: socket.socket | None = connect_worker(address)
+        self._watch = StepWatch(runner, "readout")
+        forward = runner._model_forward
 
         def model_forward(*arguments: Any, **options: Any) -> Any:
             # Only here, after input preparation, are the rows in the order in which the model gets them.
@@ -88,7 +82,7 @@ class _Readout:
             finally:
                 self._send()
 
-        runner.execute_model, runner._model_forward = execute_model, model_forward
+        runner._model_forward = model_forward
 
     def hook(self, place: int) -> Callable[..., None]:
         """Return a forward hook for the layer that is the ``place``-th of those read out."""
@@ -108,21 +102,12 @@ class _Readout:
     def _wanted_rows(self) -> list[_Rows]:
         """Return the rows of this step whose positions are to be read out."""
         wanted: list[_Rows] = []
-        if self._scheduled is None:
-            return wanted
-        batch, row = self._runner.input_batch, 0
-        for index, request_id in enumerate(batch.req_ids):
-            count = self._scheduled.num_scheduled_tokens.get(request_id, 0)
-            sampling = self._runner.requests[request_id].sampling_params
-            asked = ((sampling and sampling.extra_args) or {}).get("readout")
-            if asked is not None:
-                begins = int(batch.num_computed_tokens_cpu[index])
-                for start, end in asked["ranges"]:
-                    first, last = max(start, begins), min(end, begins + count)
-                    if first < last:
-                        wanted.append(_Rows(asked["key"], row + first - begins, first, last - first))
-            row += count
-        self._scheduled = None
+        for step in self._watch.asked():
+            for start, end in step.asked["ranges"]:
+                first, last = max(start, step.begins), min(end, step.begins + step.count)
+                if first < last:
+                    row = step.first_row + first - step.begins
+                    wanted.append(_Rows(step.asked["key"], row, first, last - first))
         return wanted
 
     def _send(self) -> None:

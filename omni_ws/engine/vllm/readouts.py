@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: The values that vLLM's arguments must have. Others would distribute layers, requests or positions over processes,
 #: compute tokens that are then rejected, or take the cache of some positions from another engine.
-_REQUIRED: Final[Mapping[str, Any]] = {
+ONE_WORKER: Final[Mapping[str, Any]] = {
     "pipeline_parallel_size": 1,
     "data_parallel_size": 1,
     "prefill_context_parallel_size": 1,
@@ -24,6 +24,15 @@ _REQUIRED: Final[Mapping[str, Any]] = {
     "speculative_config": None,
     "kv_transfer_config": None,
 }
+
+
+def refused_args(args: Mapping[str, Any], required: Mapping[str, Any], *, purpose: str) -> list[str]:
+    """Return a message for each of vLLM's arguments that does not have its ``required`` value."""
+    return [
+        f"vllm.args.{name} must be {value!r} for {purpose}"
+        for name, value in required.items()
+        if args.get(name, value) != value
+    ]
 
 
 class Readouts:
@@ -49,12 +58,8 @@ class Readouts:
     @staticmethod
     def check_args(args: Mapping[str, Any]) -> None:
         """Raise ConfigurationError for engine arguments that are incompatible with readouts."""
-        problems = [
-            f"vllm.args.{name} must be {value!r} for readouts"
-            for name, value in {**_REQUIRED, **Readouts.engine_args}.items()
-            if args.get(name, value) != value
-        ]
-        if problems:
+        required = {**ONE_WORKER, **Readouts.engine_args}
+        if problems := refused_args(args, required, purpose="readouts"):
             raise ConfigurationError(problems)
 
     async def install(self, llm: AsyncLLM) -> None:

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from omni_ws.config.error import ConfigurationError
 from omni_ws.engine.base import EngineState
+from omni_ws.engine.chunk_policy import CODE2WAV_PARAMETERS, ChunkPolicy, whole_numbers
+from omni_ws.engine.frame_chunks import frames_link
 from omni_ws.engine.pipeline import StageLink
-from omni_ws.engine.vllm.chunk_policy import ChunkPolicy
-from omni_ws.engine.vllm.code2wav import Code2Wav, frames_link
+from omni_ws.engine.vllm.code2wav import Code2Wav
 from omni_ws.engine.vllm.decode_queue import DecodeQueue
 from omni_ws.engine.vllm.snac_stream import CodecWindow
 from omni_ws.engine.vllm.talker import TALKER_SAMPLING, TEXT_LINK, FirstClause, Talker, TalkerModel
 from omni_ws.engine.vllm.talker_profile import TalkerProfile, find_profile
-from omni_ws.errors import EngineFailed, InvalidValue
+from omni_ws.errors import EngineFailed
 
 if TYPE_CHECKING:
     from omni_ws.engine.vllm.snac_decoder import SnacDecoder
 
-#: The names in ``stage_params``: the size of the first and of the largest chunk in frames (ChunkPolicy), and the limits
-#: of the first clause in characters (FirstClause).
-_PARAMETERS: Final = {
-    "code2wav": frozenset({"first_frames", "largest_frames"}),
-    "talker": frozenset({"first_comma_after", "first_longest"}),
-}
+#: The names in ``stage_params.talker``: the limits of the first clause in characters (FirstClause).
+_TALKER_PARAMETERS: Final = frozenset({"first_comma_after", "first_longest"})
 #: Window lengths, in frames, that the first chunks of an answer typically have.
 _WARM_UP_FRAMES: Final = (4, 5, 7, 8, 10, 14, 22, 30)
 
@@ -76,7 +72,8 @@ class Speaker:
     @property
     def parameter_names(self) -> frozenset[str]:
         """The names for ``EngineCapabilities.stage_params``."""
-        return frozenset(f"{stage}.{name}" for stage, names in _PARAMETERS.items() for name in names)
+        names = {"talker": _TALKER_PARAMETERS, "code2wav": CODE2WAV_PARAMETERS}
+        return frozenset(f"{stage}.{name}" for stage in names for name in names[stage])
 
     @property
     def links(self) -> tuple[StageLink, StageLink]:
@@ -122,14 +119,14 @@ class Speaker:
             voice=voice,
             sampling=sampling,
             priority=priority,
-            first_clause=_first_clause(_numbers("talker", parameters)),
+            first_clause=_first_clause(whole_numbers("talker", _TALKER_PARAMETERS, parameters)),
         )
         code2wav = Code2Wav(
             queue,
             sample_rate=decoder.sample_rate,
             frame_ms=decoder.frame_ms,
             slots=len(self.profile.layout.slots),
-            policy=_chunk_policy(_numbers("code2wav", parameters)),
+            policy=ChunkPolicy.asked(parameters),
         )
         return talker, code2wav
 
@@ -156,27 +153,6 @@ class Speaker:
         for frames in _WARM_UP_FRAMES:
             codes = np.zeros((frames, len(self.profile.layout.slots)), np.int32)
             await queue.decode(CodecWindow(codes, 0, 0, frames))
-
-
-def _numbers(stage: str, parameters: Mapping[str, Mapping[str, Any]] | None) -> dict[str, int]:
-    """Return the parameters of ``stage``. Raises InvalidValue."""
-    values = dict((parameters or {}).get(stage, {}))
-    for name, value in values.items():
-        where = f"stage_params.{stage}.{name}"
-        if name not in _PARAMETERS[stage]:
-            raise InvalidValue("unknown parameter of stage {stage}", param=where)
-        if type(value) is not int or not 1 <= value <= 1000:
-            raise InvalidValue("{name} must be a whole number from 1 to 1000", param=where)
-    return values
-
-
-def _chunk_policy(values: Mapping[str, int]) -> ChunkPolicy:
-    policy = ChunkPolicy()
-    largest = values.get("largest_frames", max(policy.largest, values.get("first_frames", 1)))
-    first = values.get("first_frames", min(policy.first, largest))
-    if first > largest:
-        raise InvalidValue("first_frames must not exceed largest_frames", param="stage_params.code2wav.first_frames")
-    return replace(policy, first=first, largest=largest)
 
 
 def _first_clause(values: Mapping[str, int]) -> FirstClause:

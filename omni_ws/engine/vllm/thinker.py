@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,6 +30,9 @@ from omni_ws.engine.vllm.prompt import PromptDraft
 from omni_ws.engine.vllm.prompt_echo import PromptEcho
 from omni_ws.engine.vllm.prompt_form import PromptContext, PromptForm
 from omni_ws.engine.vllm.sampling import AskedSampling, answer_parameters, check_parameters, survives_streaming
+from omni_ws.engine.vllm.spoken_tokens import SpokenTokens
+from omni_ws.engine.vllm.talker_feed import TalkerFeed
+from omni_ws.engine.vllm.thinker_rows import ThinkerRows
 from omni_ws.engine.vllm.token_logprobs import AlignedLogprobs, TokenBytes
 from omni_ws.engine.vllm.tool_calls import ParserUse, parser_use
 from omni_ws.errors import ContextLengthExceeded, EngineFailed, InvalidValue
@@ -76,12 +79,21 @@ class Thinker:
     """A Stage of one request: decoded input in; text to the next stage and, with ``writes``, to the client.
 
     It collects the input into a PromptDraft, gives stable parts of it to the model early, and generates the answer when
-    the input ends. ``share`` accounts for the media in the prompt. Raises InvalidValue for sampling that vLLM refuses.
+    the input ends. ``share`` accounts for the media in the prompt. With ``rows``, the next stage is the model's own
+    Talker, and gets TalkerItems in place of text. Raises InvalidValue for sampling that vLLM refuses.
     """
 
     name = "thinker"
 
-    def __init__(self, parts: ThinkerParts, request: GenerationRequest, *, writes: bool, share: MediaShare) -> None:
+    def __init__(
+        self,
+        parts: ThinkerParts,
+        request: GenerationRequest,
+        *,
+        writes: bool,
+        share: MediaShare,
+        rows: ThinkerRows | None = None,
+    ) -> None:
         #: Of the prompt, or of what was computed while the input was open.
         self.prompt_tokens = 0
         #: The prompt tokens found in the cache; of a streamed prompt, those of its first part.
@@ -93,6 +105,8 @@ class Thinker:
         self._writes = writes
         #: Accounts for the media in the prompt.
         self._share = share
+        self._rows = rows
+        self._feed: TalkerFeed | None = None
         self._asked = AskedSampling.of(request, self.name)
         self._parameters: SamplingParams = answer_parameters(self._asked, parts.sampling, request.options)
         self._origin = EarlyOrigin(
@@ -105,6 +119,7 @@ class Thinker:
         self._arguments = {**parts.template_arguments, **request.options.template_arguments}
         self._parser: ParserUse | None = None
         self._answers: list[AnswerReader] = []
+        self._spoken: SpokenTokens | None = None
         self._speech: dict[Speech, tuple[Media, ...]] = {}
         self._input: InputParts | None = None
         self._changed = asyncio.Event()
@@ -129,6 +144,17 @@ class Thinker:
         self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
     ) -> None:
         """Build the prompt, working ahead if the input takes long, and generate the answer."""
+        if self._rows is None or sink is None:
+            await self._run(source, sink, outputs)
+            return
+        conversation, salt = self._request.conversation, self._origin.cache_salt
+        with TalkerFeed(self._rows, sink, conversation=conversation, salt=salt) as self._feed:
+            self._origin = replace(self._origin, feed=self._feed)
+            await self._run(source, sink, outputs)
+
+    async def _run(
+        self, source: AsyncIterator[DecodedPart], sink: Channel[Any] | None, outputs: Channel[EngineOutput]
+    ) -> None:
         shared, request = self._shared, self._request
         self._speech = await self._earlier_speech()
         draft: PromptDraft = await self._in_thread(self._prepare)
@@ -167,8 +193,11 @@ class Thinker:
         context = PromptContext(
             request.instructions, request.history, request.tools, self._arguments, self._speech, role
         )
-        longest = self._shared.model.llm.model_config.max_model_len
-        return PromptDraft(form, context, PromptLimit.of(longest, self._parameters.max_tokens))
+        limit = PromptLimit.of(self._shared.model.llm.model_config.max_model_len, self._parameters.max_tokens)
+        if self._rows is not None and self._rows.positions is not None:
+            # The Talker reads the same history. How long speech becomes does not follow from the text's limit.
+            limit = min(limit, PromptLimit.of(self._rows.positions, None), key=lambda each: each.prompt)
+        return PromptDraft(form, context, limit)
 
     async def _earlier_speech(self) -> dict[Speech, tuple[Media, ...]]:
         """Return the audio segments of earlier user messages, newest first, up to the model's limit on audio."""
@@ -272,6 +301,8 @@ class Thinker:
 
     async def _extend(self, early: EarlyWork, excerpt: StableExcerpt, draft: PromptDraft) -> bool:
         """Compute a part of the prompt; returns whether more can follow before the end of the input."""
+        if draft.costs_history(len(early.given.tokens) + len(excerpt.tokens)):
+            return False  # the prompt will be another one, and a Talker may have no room for this one
         try:
             takes_more = await early.extend(excerpt)
             self.prompt_tokens = len(early.given.tokens)
@@ -288,20 +319,36 @@ class Thinker:
         self._answers = [await self._reader(choice) for choice in range(self._parameters.n)]
         whole, work, submitted = await self._submit(work, draft)
         echo = await self._in_thread(self._prompt_echo, draft, whole.tokens) if self._request.options.echo else None
+        while not await self._pass_answer_on(submitted, echo, sink, outputs):
+            submitted = await self._origin.at_once(whole, self._parameters)
+        if len(self.finish_reasons) < len(self._answers):
+            raise EngineFailed("the Thinker ended its answer without a finish reason")
+        if self._feed is not None:
+            await self._feed.finish()
+
+    async def _pass_answer_on(
+        self,
+        submitted: ModelOutputs,
+        echo: PromptEcho | None,
+        sink: Channel[Any] | None,
+        outputs: Channel[EngineOutput],
+    ) -> bool:
+        """Pass the answers on; returns False, before the first output, if the prompt has to be submitted again."""
         take = partial(self._take, sink, outputs)
         first = True
         async with aclosing(submitted) as answer:
             async for output in events.generated(self.name, answer):
                 if first:
                     first = False
+                    if not await self._origin.fed(output):
+                        return False
                     self._note_prompt(output)
                     if echo is not None:
                         await self._send_echo(echo, output.prompt_logprobs, outputs)
                 await self._room(sink, outputs)
                 self._pass_on(sink, outputs, output)
                 answer.take = take if events.recorder is None else None
-        if len(self.finish_reasons) < len(self._answers):
-            raise EngineFailed("the Thinker ended its answer without a finish reason")
+        return True
 
     async def _submit(self, work: EarlyWork, draft: PromptDraft) -> tuple[Excerpt, EarlyWork, ModelOutputs]:
         """Submit the complete prompt, with less of the history when it turns out to be too long.
@@ -347,6 +394,8 @@ class Thinker:
             logprobs = AlignedLogprobs(self._shared.model.llm.get_tokenizer(), data, self._parameters)
         splitter = self._parser.reader() if self._parser is not None else None
         options = self._request.options
+        if self._feed is not None:
+            self._spoken = SpokenTokens(self._shared.model.llm.get_tokenizer(), self._parameters, splitter)
         return AnswerReader(
             choice, logprobs=logprobs, splitter=splitter, names_end=options.echo, wanted=not options.only_echo
         )
@@ -371,12 +420,18 @@ class Thinker:
     def _pass_on(self, sink: Channel[Any] | None, outputs: Channel[EngineOutput], output: RequestOutput) -> None:
         prompt = output.prompt_token_ids or ()
         for piece in output.outputs:
+            text = ""
             for said in self._answers[piece.index].read(piece, prompt):
                 is_text = isinstance(said, TextOutput)
                 if self._writes or not is_text:
                     outputs.put_nowait(said)
-                if sink is not None and is_text and said.text and not sink.closed:
-                    sink.put_nowait(said.text)
+                if is_text:
+                    text += said.text
+            if self._feed is not None and self._spoken is not None:
+                self._feed.note(piece.token_ids)
+                self._feed.say(self._spoken.read(piece, prompt, text))
+            elif sink is not None and text and not sink.closed:
+                sink.put_nowait(text)
 
     async def _in_thread(self, call: Callable[..., Any], *arguments: object) -> Any:
         """Run a call in the tokenizer's thread."""

@@ -1,14 +1,15 @@
-"""TorchTrace: traces of torch operations in vLLM's processes, started and stopped at run time."""
+"""TorchTrace: traces of torch operations in the processes of models, started and stopped at run time."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from omni_ws.engine.incident import incident
+from omni_ws.engine.omni.step_process import StepProcess
 from omni_ws.engine.vllm.language_model import LanguageModel
 
 #: The folder below the root of all profiles to which vLLM writes. It is fixed when vLLM starts, so traces are moved
@@ -33,15 +34,21 @@ def traced_arguments(args: Mapping[str, Any], root: Path | None, role: str) -> d
 
 
 class TorchTrace:
-    """One trace at a time, of all ``models``, which were started with ``traced_arguments``."""
+    """One trace at a time, of all ``models``, which were started with ``traced_arguments``, and of ``processes``."""
 
-    def __init__(self, root: Path | None, models: Sequence[tuple[LanguageModel, Mapping[str, Any]]]) -> None:
+    def __init__(
+        self,
+        root: Path | None,
+        models: Sequence[tuple[LanguageModel, Mapping[str, Any]]],
+        processes: Callable[[], Sequence[StepProcess]] = tuple,
+    ) -> None:
         self._root = root
+        self._processes = processes
         self._models = [model for model, _ in models]
         self._set_by_operator = any(_SETTING in args for _, args in models)
         self._name = ""
         self._template = Path()
-        self._tracing: list[LanguageModel] = []
+        self._tracing: list[LanguageModel | StepProcess] = []
 
     @property
     def possible(self) -> bool:
@@ -51,9 +58,13 @@ class TorchTrace:
     async def start(self, template: Path) -> None:
         """Start tracing. Raises EngineFailed."""
         self._name, self._template = uuid.uuid4().hex, template
+        model: LanguageModel | StepProcess
         try:
             for model in self._models:
                 await model.llm.start_profile(self._name)
+                self._tracing.append(model)
+            for model in self._processes():
+                await model.trace(await asyncio.to_thread(self._file, model.role))
                 self._tracing.append(model)
         except Exception as error:
             await self.stop()
@@ -65,7 +76,7 @@ class TorchTrace:
         Raises EngineFailed, after keeping the traces that were written.
         """
         tracing, self._tracing = self._tracing, []
-        outcomes = await asyncio.gather(*(model.llm.stop_profile() for model in tracing), return_exceptions=True)
+        outcomes = await asyncio.gather(*(_stopped(model) for model in tracing), return_exceptions=True)
         try:
             files = await asyncio.to_thread(self._move, [model.role for model in tracing])
         except OSError as error:
@@ -74,6 +85,13 @@ class TorchTrace:
             if isinstance(outcome, BaseException):
                 raise incident(f"writing the trace of the {model.role} failed", outcome) from outcome
         return files
+
+    def _file(self, role: str) -> Path:
+        """Return where a process writes its trace; named as vLLM names its own."""
+        assert self._root is not None
+        folder = _folder(self._root, role)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{self._name}_rank0.pt.trace.json.gz"
 
     def _move(self, roles: Sequence[str]) -> tuple[Path, ...]:
         """Move the traces to their destination and return their paths."""
@@ -85,6 +103,14 @@ class TorchTrace:
                 name = f"{self._template.name}_{role.lower()}_{path.name.removeprefix(f'{self._name}_')}"
                 found.append(path.rename(self._template.with_name(name)))
         return tuple(found)
+
+
+async def _stopped(model: LanguageModel | StepProcess) -> None:
+    """End the trace of a model, and write it."""
+    if isinstance(model, StepProcess):
+        await model.trace(None)
+    else:
+        await model.llm.stop_profile()
 
 
 def _folder(root: Path, role: str) -> Path:

@@ -136,6 +136,18 @@ def test_the_microphone_client_with_a_text(address: str, tmp_path: Path) -> None
     assert text_of(first) == text_of(second) != ""
 
 
+def test_an_omni_model_hears_and_speaks_with_its_own_voice(tmp_path: Path) -> None:
+    reply = tmp_path / "reply.wav"
+    with made("serve-tiny", "MODEL=qwen2.5-omni", f"TINY_MODELS={tmp_path}", "ARGS=--port 0 --grpc-port 0") as process:
+        address = listening(process).address
+        frames = ("--config", "stage_sampling.talker.max_tokens=120")
+        events = mic_client(address, "--file", str(CLIP), "--fast", "--save", str(reply), "--voice", "ethan", *frames)
+    final = final_of(events)
+    assert final["usage"]["input_audio_ms"] == pytest.approx(seconds_of(CLIP) * 1000, abs=20)
+    assert final["usage"]["output_tokens"] == LONGEST
+    assert seconds_of(reply) == pytest.approx(120 / 50)  # codes, of which there are so many a second
+
+
 def final_of(events: list[dict[str, Any]]) -> dict[str, Any]:
     (final,) = [event for event in events if event["type"] == "final"]
     return final

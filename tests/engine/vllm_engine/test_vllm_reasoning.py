@@ -16,8 +16,14 @@ from support.vllm_engine import Input, final_of, plain_answer, request, running_
 from omni_ws.config.error import ConfigurationError
 from omni_ws.config.model import VllmConfig
 from omni_ws.core.chunks import FinishReason
-from omni_ws.engine.base import AnswerOptions, StructuredOutput, TextOutput, ThoughtOutput
+from omni_ws.engine.base import AnswerOptions, EngineOutput, StructuredOutput, TextOutput, ThoughtOutput
+from omni_ws.engine.channel import Channel
+from omni_ws.engine.decoded_parts import DecodedPart, TextPart
+from omni_ws.engine.media_room import MediaRoom
+from omni_ws.engine.omni.items import AnswerRows
 from omni_ws.engine.vllm.engine import VllmEngine
+from omni_ws.engine.vllm.thinker import Thinker
+from omni_ws.engine.vllm.thinker_rows import ThinkerRows
 from omni_ws.engine.vllm.tool_calls import ParserUse
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module")]
@@ -116,6 +122,31 @@ async def test_log_probabilities_are_those_of_the_answer(engine: VllmEngine, mon
     tokens = [token.token for output in outputs if isinstance(output, TextOutput) for token in output.logprobs]
     assert "".join(tokens) == text_of(outputs)
     assert len(tokens) == 5
+
+
+async def test_thought_is_not_spoken(engine: VllmEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the Talker of an omni model, which reads tokens; the Thinker is any model that thinks."""
+    from vllm.sampling_params import StructuredOutputsParams
+
+    form = StructuredOutputsParams(regex="[a-z]{9}</think>[A-Z]{5}")
+    monkeypatch.setattr(ParserUse, "constraint", property(lambda _: form))
+    assert engine._shared is not None
+    config = {"thinker_config": {"text_config": {"hidden_size": 8}}, "talker_config": {"accept_hidden_layer": 1}}
+    rows = ThinkerRows(config, kept_bytes=0)
+    source: Channel[DecodedPart] = Channel(1, cost=lambda _: 1)
+    source.put_nowait(TextPart("Hello", 0))
+    source.close()
+    items: Channel[Any] = Channel(1 << 16, cost=lambda _: 1)
+    outputs: Channel[EngineOutput] = Channel(1 << 16, cost=lambda _: 1)
+    with MediaRoom().share() as share:
+        thinker = Thinker(engine._shared, request(Input()), writes=True, share=share, rows=rows)
+        await thinker.run(source, items, outputs)
+    items.close()
+    outputs.close()
+    text = text_of([output async for output in outputs])
+    spoken = [int(token) async for item in items if isinstance(item, AnswerRows) for token in item.tokens]
+    assert text.isupper()
+    assert engine._thinker.llm.get_tokenizer().decode(spoken) == text
 
 
 async def test_a_session_gets_no_thought(server: LiveServer) -> None:

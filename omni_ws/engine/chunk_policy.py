@@ -1,7 +1,7 @@
 """ChunkPace: decides how many codec frames to decode at a time, trading latency for throughput.
 
-The codec's receptive field is longer than a frame, so each chunk is decoded with some frames of context on either side
-(``snac_stream``). Decoding therefore costs ``frames + context``: single frames cost several times the work of long
+A codec's receptive field is longer than a frame, so a chunk may be decoded with some frames of context on either side
+(``vllm.snac_stream``). Decoding then costs ``frames + context``: single frames cost several times the work of long
 chunks, but long chunks arrive late. The pace starts with a small chunk, for low latency to first audio, and lets chunks
 grow while the player has enough audio left to bridge the wait. It measures the interval between frames and the decoding
 time, and models a player that starts with the first chunk and plays without pause.
@@ -9,9 +9,15 @@ time, and models a player that starts with the first chunk and plays without pau
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
 from math import ceil
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple, Self
+
+from omni_ws.errors import InvalidValue
+
+#: The names in ``stage_params.code2wav``: the size of the first and of the largest chunk in frames.
+CODE2WAV_PARAMETERS: Final = frozenset({"first_frames", "largest_frames"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +38,34 @@ class ChunkPolicy:
     def __post_init__(self) -> None:
         if not 1 <= self.first <= self.largest or self.growth < 1 or self.margin_ms < 0:
             raise ValueError("a chunk policy requires 1 <= first <= largest, growth >= 1 and margin_ms >= 0")
+
+    @classmethod
+    def asked(cls, parameters: Mapping[str, Mapping[str, Any]] | None) -> Self:
+        """Return the policy that ``stage_params`` ask for by ``code2wav.first_frames`` and ``code2wav.largest_frames``.
+
+        Raises InvalidValue.
+        """
+        values = whole_numbers("code2wav", CODE2WAV_PARAMETERS, parameters)
+        policy = cls()
+        largest = values.get("largest_frames", max(policy.largest, values.get("first_frames", 1)))
+        first = values.get("first_frames", min(policy.first, largest))
+        if first > largest:
+            raise InvalidValue(
+                "first_frames must not exceed largest_frames", param="stage_params.code2wav.first_frames"
+            )
+        return replace(policy, first=first, largest=largest)
+
+
+def whole_numbers(stage: str, names: Set[str], parameters: Mapping[str, Mapping[str, Any]] | None) -> dict[str, int]:
+    """Return what ``stage_params`` set for ``stage``: numbers from 1 to 1000 by ``names``. Raises InvalidValue."""
+    values = dict((parameters or {}).get(stage, {}))
+    for name, value in values.items():
+        where = f"stage_params.{stage}.{name}"
+        if name not in names:
+            raise InvalidValue(f"unknown parameter of stage {stage}", param=where)
+        if type(value) is not int or not 1 <= value <= 1000:
+            raise InvalidValue(f"{name} must be a whole number from 1 to 1000", param=where)
+    return values
 
 
 class ChunkPlan(NamedTuple):
@@ -79,15 +113,18 @@ class ChunkPace:
         if frames:
             self._last_arrival_ms = now_ms
 
-    def emitted(self, frames: int, decode_ms: float, now_ms: float) -> None:
-        """Note that a chunk was sent, whose decoding took ``decode_ms``."""
+    def emitted(self, frames: int, decode_ms: float, now_ms: float, *, audio_ms: float | None = None) -> None:
+        """Note that a chunk was sent, whose decoding took ``decode_ms``.
+
+        ``audio_ms`` is the duration of its sound, if that is not the duration of the frames.
+        """
         per_frame = decode_ms / (frames + self._context)
         if not self._decode_ms_per_frame:
             self._decode_ms_per_frame = per_frame
         self._decode_ms_per_frame += _SMOOTHING * (per_frame - self._decode_ms_per_frame)
         if self._began_ms is None:
             self._began_ms = now_ms
-        self._emitted_ms += frames * self._frame_ms
+        self._emitted_ms += frames * self._frame_ms if audio_ms is None else audio_ms
         self._last_chunk = frames
 
     def unplayed_ms(self, now_ms: float) -> float:

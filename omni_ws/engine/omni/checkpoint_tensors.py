@@ -1,0 +1,94 @@
+"""Tensors of a checkpoint by name: safetensors files, mapped, so that only what is asked for is read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from omni_ws.config.error import ConfigurationError
+
+_INDEX: Final = "model.safetensors.index.json"
+
+
+class TensorSource(Protocol):
+    """Where the weights of a model come from: a checkpoint, or made ones of the same shapes."""
+
+    def __contains__(self, name: object) -> bool: ...
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return the tensor, on the CPU; it may be mapped from a file. Raises ConfigurationError if there is none."""
+        ...
+
+
+class CheckpointTensors:
+    """The tensors of the safetensors files in ``folder``; with an index, of all files that it names.
+
+    Raises ConfigurationError for a folder without such files and for damaged ones.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        index = folder / _INDEX
+        try:
+            if index.exists():
+                files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            else:
+                files = {path.name for path in folder.glob("*.safetensors")}
+            #: The open file of each tensor.
+            self._files: dict[str, Any] = {}
+            for file in sorted(files):
+                opened = safe_open(str(folder / file), framework="pt")
+                self._files |= dict.fromkeys(opened.keys(), opened)
+        except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
+            raise ConfigurationError([f"{folder}: not a readable safetensors checkpoint: {error}"]) from error
+        if not self._files:
+            raise ConfigurationError([f"{folder}: no safetensors files"])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files
+
+    def names(self, prefix: str) -> Iterator[str]:
+        """Yield the names that begin with ``prefix``."""
+        return (name for name in self._files if name.startswith(prefix))
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """Return the tensor mapped from its file: pages are read as they are used.
+
+        Raises ConfigurationError if there is none, and for values of a byte, which are of use only with the scales of
+        their quantisation.
+        """
+        tensor = self._file(name).get_tensor(name)
+        if tensor.dtype.itemsize == 1:
+            raise ConfigurationError([f"{self._folder}: {name} is quantised ({tensor.dtype}), which is not supported"])
+        return tensor
+
+    def bytes_of(self, prefix: str, value_bytes: int | None = None) -> int:
+        """Return the size of all tensors whose names begin with ``prefix``; nothing but the files' headers is read.
+
+        ``value_bytes`` is what a value takes once loaded, by default as much as in the file.
+        """
+        total = 0
+        for name in self.names(prefix):
+            part = self._files[name].get_slice(name)
+            bits = _bits(part.get_dtype()) if value_bytes is None else 8 * value_bytes
+            total += prod(part.get_shape()) * bits // 8
+        return total
+
+    def _file(self, name: str) -> Any:
+        try:
+            return self._files[name]
+        except KeyError:
+            raise ConfigurationError([f"{self._folder}: the checkpoint has no tensor {name}"]) from None
+
+
+def _bits(dtype: str) -> int:
+    """Return the size of a value, which safetensors' names of types contain: BF16, F8_E4M3, I64 …, and BOOL."""
+    found = re.search(r"\d+", dtype)
+    return int(found[0]) if found else 8

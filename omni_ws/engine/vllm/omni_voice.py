@@ -1,0 +1,228 @@
+"""OmniVoice: the voice of an omni model: its Talker and its vocoder, each in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from omni_ws.config.error import ConfigurationError
+from omni_ws.config.model import VllmConfig
+from omni_ws.engine.base import EngineState
+from omni_ws.engine.chunk_policy import CODE2WAV_PARAMETERS, ChunkPolicy
+from omni_ws.engine.frame_chunks import frames_link
+from omni_ws.engine.omni.step_process import StepProcess
+from omni_ws.engine.omni.talker_settings import wrong_settings
+from omni_ws.engine.omni.talker_stage import OMNI_TALKER_SAMPLING, ROWS_LINK, OmniTalker
+from omni_ws.engine.omni.vocoder_stage import VocoderStage
+from omni_ws.engine.omni.voice_processes import TalkerHost, VocoderHost
+from omni_ws.engine.pipeline import StageLink
+from omni_ws.engine.vllm.language_model import prepare_environment
+from omni_ws.engine.vllm.memory_shares import SHARE
+from omni_ws.engine.vllm.omni_memory import check_omni_fits, thinker_share
+from omni_ws.engine.vllm.omni_model import OmniFamily, OmniModel, omni_sizes
+from omni_ws.engine.vllm.thinker_rows import ThinkerRows
+from omni_ws.errors import EngineFailed, InvalidValue
+
+log = logging.getLogger(__name__)
+
+_TALKER: Final = "omni_ws.engine.omni.loading:talker"
+_VOCODER: Final = "omni_ws.engine.omni.loading:vocoder"
+
+
+class OmniVoice:
+    """Owns both processes, and creates the stages that speak an answer.
+
+    ``sessions`` is how many answers can be spoken at the same time, ``positions`` how long the prompt and the speech of
+    each can be together, in positions of the Talker. ``kept_bytes`` bounds what is kept of conversations that go on.
+    """
+
+    def __init__(self, model: OmniModel, *, sessions: int, positions: int, kept_bytes: int) -> None:
+        self.model = model
+        #: What the Thinker tells the Talker.
+        self.rows = ThinkerRows(model.config, kept_bytes=kept_bytes, positions=positions)
+        self._sessions = sessions
+        self._positions = positions
+        #: The names of the voices, the default first; known once started.
+        self.voices: tuple[str, ...] = ()
+        self._hosts: tuple[TalkerHost, VocoderHost] | None = None
+        self._block: int | None = None
+
+    @property
+    def state(self) -> EngineState:
+        """OK while both processes serve."""
+        states = {host.process.state for host in self._hosts or ()}
+        if self._hosts is None or EngineState.STARTING in states:
+            return EngineState.STARTING
+        return EngineState.UNHEALTHY if EngineState.UNHEALTHY in states else EngineState.OK
+
+    @property
+    def processes(self) -> tuple[StepProcess, ...]:
+        """The Talker's and the vocoder's, once started."""
+        return tuple(host.process for host in self._hosts or ())
+
+    @property
+    def memory_bytes(self) -> int:
+        """What weights, slots and buffers of both take."""
+        return sum(process.ready.memory_bytes for process in self.processes if process.ready is not None)
+
+    @property
+    def open_sessions(self) -> int:
+        """How many sessions both have, for answers that are being spoken."""
+        return sum(process.open_sessions for process in self.processes)
+
+    @property
+    def sampling_names(self) -> frozenset[str]:
+        """The names for ``EngineCapabilities.stage_sampling``."""
+        return frozenset(f"{OmniTalker.name}.{name}" for name in OMNI_TALKER_SAMPLING)
+
+    @property
+    def parameter_names(self) -> frozenset[str]:
+        """The names for ``EngineCapabilities.stage_params``. The windows of Token2Wav cannot be changed."""
+        if self.model.family is OmniFamily.QWEN25:
+            return frozenset()
+        return frozenset(f"{VocoderStage.name}.{name}" for name in CODE2WAV_PARAMETERS)
+
+    @property
+    def links(self) -> tuple[StageLink, StageLink]:
+        """The links before the Talker and before the vocoder."""
+        return ROWS_LINK, frames_link(self._started()[0].frame_ms)
+
+    def describe(self) -> tuple[str, ...]:
+        """Return lines for the operator."""
+        if not self.voices:
+            return ()
+        at_once = f"{self._sessions} answer{'s' if self._sessions > 1 else ''} at a time"
+        return (f"{self.model.name} speaks with its own voice: {', '.join(self.voices)}; {at_once}",)
+
+    async def start(self) -> None:
+        """Start both processes, and say what they take; then the way for rows. Downloads what is missing.
+
+        Raises ConfigurationError for a model that cannot be read or does not fit, EngineFailed.
+        """
+        prepare_environment()
+        self.rows.prepare_environment()
+        folder = await asyncio.to_thread(self.model.folder)
+        await asyncio.to_thread(self._check_memory, folder)
+        await self._start_processes(folder)
+        await self.rows.channel.start()
+
+    async def _start_processes(self, folder: Path) -> None:
+        where = {"folder": str(folder), "slots": self._sessions}
+        talker = StepProcess("Talker", _TALKER, {**where, "positions": self._positions})
+        vocoder = StepProcess("vocoder", _VOCODER, where)
+        processes = (talker, vocoder)
+        starting = [asyncio.create_task(process.start(), name=f"start of the {process.role}") for process in processes]
+        try:
+            await asyncio.gather(*starting)
+        except BaseException:
+            for task in starting:
+                task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+            await asyncio.gather(*(process.stop() for process in processes))
+            raise
+        assert talker.ready is not None
+        assert vocoder.ready is not None
+        facts = vocoder.ready.facts
+        self.voices = tuple(talker.ready.facts["voices"])
+        self._block = facts["block"]
+        self._hosts = (
+            TalkerHost(talker, frame_ms=facts["frame_ms"]),
+            VocoderHost(
+                vocoder,
+                sample_rate=facts["sample_rate"],
+                frame_ms=facts["frame_ms"],
+                context_frames=facts["context_frames"],
+            ),
+        )
+        for process in processes:
+            assert process.ready is not None
+            took = process.ready.memory_bytes / 1e9
+            log.info("the %s takes %.2f GB and serves %d answers at a time", process.role, took, process.ready.slots)
+
+    async def stop(self) -> None:
+        """End both processes. Idempotent."""
+        processes, self._hosts = self.processes, None
+        await asyncio.gather(*(process.stop() for process in processes))
+        await self.rows.channel.stop()
+
+    def thinker_share(self) -> float | None:
+        """Return the share of a GPU that is left to the Thinker; None where there is no GPU, or it is set. Blocks."""
+        total = _gpu_bytes()
+        if total is None or SHARE in self.model.args:
+            return None
+        share = thinker_share(self.memory_bytes, total=total)
+        log.info("the Thinker uses up to %.0f %% of a GPU's memory", 100 * share)
+        return share
+
+    def _check_memory(self, folder: Path) -> None:
+        """Refuse what does not fit. The memory of a model that is quantised when it is loaded is not known."""
+        total = _gpu_bytes()
+        if total is None or SHARE in self.model.args or self.model.args.get("quantization") is not None:
+            return
+        sizes = omni_sizes(self.model, folder, sessions=self._sessions, positions=self._positions)
+        gpus = int(self.model.args.get("tensor_parallel_size") or 1)
+        check_omni_fits(self.model.name, sizes, total=total, gpus=gpus)
+
+    def stages(
+        self,
+        *,
+        voice: str | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        parameters: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> tuple[OmniTalker, VocoderStage]:
+        """Return the stages of one request; the first one takes TalkerItems.
+
+        ``sampling`` is ``stage_sampling.talker``, ``parameters`` all of ``stage_params``. Raises InvalidValue.
+        """
+        talker, vocoder = self._started()
+        asked = dict(sampling or {})
+        for name, reason in wrong_settings(asked).items():
+            raise InvalidValue(f"{name} {reason}", param=f"stage_sampling.{OmniTalker.name}.{name}")
+        settings = {} if voice is None else {"voice": voice}
+        if self.model.family is OmniFamily.QWEN25:
+            seed = {} if asked.get("seed") is None else {"seed": asked["seed"]}
+            return OmniTalker(talker, settings | asked), VocoderStage(
+                vocoder, settings=settings | seed, block=self._block
+            )
+        policy = ChunkPolicy.asked(parameters)
+        return OmniTalker(talker, settings | asked), VocoderStage(vocoder, policy=policy)
+
+    def _started(self) -> tuple[TalkerHost, VocoderHost]:
+        if self._hosts is None:
+            raise EngineFailed("the Talker is not available", param="tts", fatal=True)
+        return self._hosts
+
+
+def own_voice(config: VllmConfig, model: OmniModel | None) -> OmniVoice | None:
+    """Return the voice of ``model`` if it is an omni model that is to speak. Raises ConfigurationError."""
+    if model is None or not model.speaks or not config.omni_speech:
+        return None
+    problems: list[str] = []
+    if config.talker is not None:
+        problems.append(f"vllm.talker: {model.name} speaks with its own voice")
+    if config.args.get("enable_lora"):
+        problems.append("vllm.args.enable_lora: the voice of an omni model cannot follow an adapter of its Thinker")
+    if (config.args.get("mm_processor_kwargs") or {}).get("use_audio_in_video"):
+        problems.append("vllm.args.mm_processor_kwargs: the sound inside videos is not supported (use_audio_in_video)")
+    try:
+        ThinkerRows.check_args(config.args)
+    except ConfigurationError as error:
+        problems += error.problems
+    if problems:
+        raise ConfigurationError([f"{problem}; --vllm.omni-speech false serves text alone" for problem in problems])
+    return OmniVoice(
+        model,
+        sessions=config.omni_sessions,
+        positions=config.omni_positions,
+        kept_bytes=config.omni_kept_bytes,
+    )
+
+
+def _gpu_bytes() -> int | None:
+    """Return the memory of a GPU; None where vLLM runs on a CPU. Blocks while vLLM looks."""
+    from vllm.platforms import current_platform
+
+    return None if current_platform.is_cpu() else int(current_platform.get_device_total_memory())

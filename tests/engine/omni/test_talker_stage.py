@@ -1,0 +1,189 @@
+"""The Talker's stage over a process of its own: what it hands on, how far ahead it works, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+from support.step_models import REFUSED_TOKEN
+from support.until import until
+
+from omni_ws.engine.channel import Channel
+from omni_ws.engine.frame_chunks import frames_link
+from omni_ws.engine.omni import step_process
+from omni_ws.engine.omni.items import AnswerEnd, AnswerRows, Codes, CodesEnd, PromptReset, PromptRows, TalkerItem
+from omni_ws.engine.omni.step_process import StepProcess
+from omni_ws.engine.omni.talker_stage import ROWS_LINK, OmniTalker
+from omni_ws.engine.omni.vocoder_stage import VocoderStage
+from omni_ws.engine.omni.voice_processes import TalkerHost, VocoderHost
+from omni_ws.engine.pipeline import pipeline
+from omni_ws.errors import EngineFailed, EngineOverloaded, InvalidValue
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+#: The Talker may be five seconds ahead.
+AHEAD = 50
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def talker() -> AsyncIterator[TalkerHost]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(step_process, "FIRST_BACKOFF_SEC", 0.01)
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+        process = StepProcess("Talker", "support.step_models:row_talker", {"slots": 2})
+        await process.start()
+        yield TalkerHost(process, frame_ms=100)
+        await process.stop()
+
+
+def prompt(*tokens: int) -> PromptRows:
+    count = len(tokens)
+    states = np.zeros(count, np.bool_)
+    return PromptRows(np.array(tokens), np.zeros((3, count), np.int64), states, np.zeros((0, 8), np.float32))
+
+
+def rows(*tokens: int) -> AnswerRows:
+    return AnswerRows(np.array(tokens, np.int64), np.zeros((0, 8), np.float32))
+
+
+class Speech:
+    """A stage that runs, between a source that the test writes and a sink that it reads."""
+
+    def __init__(self, host: TalkerHost, *items: TalkerItem, settings: dict[str, Any] | None = None) -> None:
+        self.source: Channel[TalkerItem] = Channel(ROWS_LINK.capacity, cost=ROWS_LINK.cost)
+        self.sink: Channel[Codes] = Channel(AHEAD, cost=lambda codes: len(codes.codes))
+        self.stage = OmniTalker(host, settings or {})
+        for item in items:
+            self.source.put_nowait(item)
+        if items and isinstance(items[-1], AnswerEnd):
+            self.source.close()
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        outputs: Channel[Any] = Channel(1, cost=lambda output: 1)
+        try:
+            await self.stage.run(self.source, self.sink, outputs)
+        finally:
+            self.sink.close()
+
+    async def next(self) -> Codes:
+        """Return the next codes, without the first item, which has none."""
+        codes = await anext(self.sink)
+        return codes if len(codes.codes) or codes.end is not None else await self.next()
+
+    async def frames(self) -> list[list[int]]:
+        return [frame async for codes in self.sink for frame in codes.codes.tolist()]
+
+
+async def idle(host: TalkerHost) -> bool:
+    occupation = await host.process.occupation()
+    return (occupation.sessions, occupation.busy, host.process.open_sessions) == (0, False, 0)
+
+
+async def test_rows_become_frames_and_are_counted(talker: TalkerHost) -> None:
+    speech = Speech(talker, prompt(9, 9), PromptReset(), prompt(1, 2), rows(5), rows(6, 7), AnswerEnd())
+    assert await speech.frames() == [[5, 3], [6, 3], [7, 3]]
+    await speech.task
+    assert (speech.stage.prompt_tokens, speech.stage.tokens, speech.stage.cut) == (5, 3, False)
+    assert await idle(talker)
+
+
+async def test_the_first_frame_comes_while_the_answer_is_being_written(talker: TalkerHost) -> None:
+    speech = Speech(talker, prompt(1), rows(5))
+    assert (await speech.next()).codes.tolist() == [[5, 1]]
+    speech.source.put_nowait(rows(6))
+    speech.source.close()  # without an AnswerEnd
+    assert await speech.frames() == [[6, 1]]
+    await speech.task
+
+
+async def test_speech_that_ends_at_its_limit_leaves_the_text_to_its_writer(talker: TalkerHost) -> None:
+    """A stage that returns has those before it cancelled, which would cut the text."""
+    speech = Speech(talker, prompt(1), rows(5, 6, 7), settings={"max_tokens": 2})
+    assert [(await speech.next()).codes.tolist() for _ in range(2)] == [[[5, 1]], [[6, 1]]]
+    last = await speech.next()
+    assert (last.codes.tolist(), last.end) == ([], CodesEnd.LENGTH)
+    await until(lambda: not talker.process.open_sessions)
+    assert not speech.task.done()
+    speech.source.put_nowait(rows(8))
+    speech.source.close()
+    await speech.task
+    assert (speech.stage.tokens, speech.stage.cut) == (2, True)
+
+
+@pytest.mark.parametrize("items", [(), (prompt(1, 2),), (prompt(1), AnswerEnd()), (prompt(1), rows(), AnswerEnd())])
+async def test_a_turn_without_an_answer_makes_no_sound(talker: TalkerHost, items: tuple[TalkerItem, ...]) -> None:
+    speech = Speech(talker, *items)
+    speech.source.close()
+    assert await speech.frames() == []
+    await speech.task
+    assert await idle(talker)
+
+
+async def test_a_reader_that_does_not_read_stops_the_talker(talker: TalkerHost) -> None:
+    speech = Speech(talker, prompt(1), rows(*range(500)), AnswerEnd())
+    await until(lambda: speech.sink.queued == AHEAD)
+    await until(lambda: speech.stage.tokens > AHEAD)
+    for _ in range(3):
+        await talker.process.occupation()
+    # What the channel holds, the one frame that waits for room in it, and what was granted and is on its way.
+    made = talker.process._sessions[max(talker.process._sessions)].made.items
+    assert speech.sink.queued == AHEAD
+    assert speech.stage.tokens + made <= 2 * AHEAD
+    assert len(await speech.frames()) == 500
+    await speech.task
+
+
+async def test_being_cancelled_frees_the_slot_within_50_ms(talker: TalkerHost) -> None:
+    """What it takes to learn of it is part of the time. A busy machine may be slow at times."""
+    loop = asyncio.get_running_loop()
+    took = []
+    for _ in range(5):
+        speech = Speech(talker, prompt(1), rows(*range(500)))
+        await speech.next()
+        began = loop.time()
+        speech.task.cancel()
+        await asyncio.gather(speech.task, return_exceptions=True)
+        assert await idle(talker)
+        took.append(loop.time() - began)
+    assert min(took) < 0.05, took
+
+
+async def test_an_answer_begins_only_with_a_slot_of_the_vocoder(talker: TalkerHost) -> None:
+    """One whose Talker has ended may still take the vocoder's. The text of the next would be half written by then."""
+    process = StepProcess("vocoder", "support.step_models:level_vocoder", {"slots": 1})
+    await process.start()
+    vocoder = VocoderHost(process, sample_rate=24_000, frame_ms=10, context_frames=10)
+    source: Channel[TalkerItem] = Channel(ROWS_LINK.capacity, cost=ROWS_LINK.cost)
+    source.put_nowait(prompt(1))
+    stages: list[Any] = [OmniTalker(talker, {}), VocoderStage(vocoder)]
+    async with vocoder.open({}):
+        async with pipeline(source, stages, [frames_link(10)]) as outputs:
+            with pytest.raises(EngineOverloaded, match="all 1 sessions of the vocoder"):
+                await asyncio.wait_for(anext(outputs), 10)
+        assert await idle(talker)
+    await process.stop()
+
+
+async def test_what_the_talker_refuses_ends_the_request(talker: TalkerHost) -> None:
+    for speech in (Speech(talker, prompt(REFUSED_TOKEN)), Speech(talker, prompt(1), settings={"refuse": "no voice"})):
+        with pytest.raises(InvalidValue):
+            await speech.task
+    assert await idle(talker)
+
+
+async def test_the_death_of_the_process_ends_the_request(talker: TalkerHost) -> None:
+    speech = Speech(talker, prompt(1), rows(5))
+    await speech.next()
+    assert talker.process.pid is not None
+    os.kill(talker.process.pid, signal.SIGKILL)
+    with pytest.raises(EngineFailed, match="the Talker died"):
+        await asyncio.wait_for(speech.task, 10)
+    await until(lambda: talker.process.ready is not None)

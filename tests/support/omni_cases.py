@@ -1,0 +1,76 @@
+"""What the omni models are asked in tests: text, sound, a picture, a film, and two of them after an earlier turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+from support.tiny_omni import Family
+
+SAMPLE_RATE: Final = 16_000
+
+_PLACES: Final[Mapping[Family, Mapping[str, str]]] = {
+    Family.QWEN25: {
+        "audio": "<|audio_bos|><|AUDIO|><|audio_eos|>",
+        "image": "<|vision_bos|><|IMAGE|><|vision_eos|>",
+        "video": "<|vision_bos|><|VIDEO|><|vision_eos|>",
+    },
+    Family.QWEN3: {
+        "audio": "<|audio_start|><|audio_pad|><|audio_end|>",
+        "image": "<|vision_start|><|image_pad|><|vision_end|>",
+        "video": "<|vision_start|><|video_pad|><|vision_end|>",
+    },
+}
+
+
+@dataclass(frozen=True)
+class OmniCase:
+    """The user's last turn, with ``{audio}``, ``{image}`` and ``{video}`` where media are, and turns before it."""
+
+    name: str
+    user: str
+    history: tuple[tuple[str, str], ...] = ()
+
+    def prompt(self, family: Family) -> str:
+        turns = [("system", "You are kind."), *self.history, ("user", self.user.format_map(_PLACES[family]))]
+        return "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in turns) + "<|im_start|>assistant\n"
+
+    @property
+    def media(self) -> dict[str, Any]:
+        """As transformers' processors take them: sound of 16 kHz, pictures (rows, columns, 3), films of such."""
+        named = {"audio": ("audio", sound), "image": ("images", picture), "video": ("videos", film)}
+        return {name: [make()] for place, (name, make) in named.items() if f"{{{place}}}" in self.user}
+
+
+CASES: Final = (
+    OmniCase("text", "Say something."),
+    OmniCase("audio", "{audio}What is it?"),
+    OmniCase("image", "{image}Who?"),
+    OmniCase("video", "{video}Why?"),
+    OmniCase("mixed", "two {audio}{image}and", history=(("user", "Hi"), ("assistant", "Hello."))),
+)
+#: By name.
+CASE: Final = {case.name: case for case in CASES}
+
+
+@cache
+def sound() -> NDArray[np.float32]:
+    """Two seconds of a tone with some noise."""
+    noise = np.random.default_rng(0).standard_normal(2 * SAMPLE_RATE)
+    tone: NDArray[np.float32] = (0.3 * np.sin(np.arange(2 * SAMPLE_RATE) / 9) + 0.05 * noise).astype(np.float32)
+    return tone
+
+
+@cache
+def picture() -> NDArray[np.uint8]:
+    return np.random.default_rng(1).integers(0, 255, (96, 128, 3), dtype=np.uint8)
+
+
+@cache
+def film() -> NDArray[np.uint8]:
+    """Four frames."""
+    return np.random.default_rng(2).integers(0, 255, (4, 64, 96, 3), dtype=np.uint8)

@@ -1,0 +1,345 @@
+"""What transformers makes of a Qwen omni model: ``generate(return_audio=True)``, without its faults.
+
+Version 5.19 computes other codes than the models were trained for, or fails, in the cases that ``Fault`` names. A
+repair is a patch of the loaded model for as long as a case runs; ``unrepaired`` leaves some out, to show the fault.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from support.omni_cases import CASE, OmniCase
+from support.tiny_omni import Family, omni_checkpoint
+from transformers import (
+    Qwen2_5OmniForConditionalGeneration,
+    Qwen2_5OmniProcessor,
+    Qwen3OmniMoeForConditionalGeneration,
+    Qwen3OmniMoeProcessor,
+)
+
+from omni_ws.engine.omni.items import AnswerEnd, AnswerRows, PromptRows
+
+TEXT_TOKENS: Final = 24
+CODEC_FRAMES: Final = 48
+#: The earliest token and frame at which an answer that ends by itself ends: some rows and frames come before.
+_FIRST_TEXT_END, _FIRST_CODEC_END = 10, 20
+SPEAKER: Final[Mapping[Family, str]] = {Family.QWEN25: "Chelsie", Family.QWEN3: "ethan"}
+
+
+class Fault(StrEnum):
+    """Of generate(return_audio=True) in transformers 5.19."""
+
+    #: Qwen2.5: generate() drops a mask of ones, and the Talker then neither adds the embeddings of codec_pad and
+    #: codec_bos nor counts positions as in training.
+    LOST_MASK = "lost_mask"
+    #: Qwen2.5: pixels are passed on to the Talker, which refuses them.
+    PIXELS_FOR_TALKER = "pixels_for_talker"
+    #: Qwen3: the positions of sound beside a picture ask for a setting that the Talker's configuration lacks.
+    NO_AUDIO_CONFIG = "no_audio_config"
+    #: Both: an answer of one token has no row, Qwen3's first code may be the end: nothing to stack. Here it is silence.
+    NOTHING_TO_SAY = "nothing_to_say"
+    #: Qwen3: chunked_decode() loses the end of each chunk of 300 frames, and gives the next too little context.
+    SEAMS = "seams"
+    #: Qwen3: an answer that is cut lacks its last frame, whose other 15 codes would be made in the step after.
+    LAST_FRAME = "last_frame"
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """An answer and what it was made of.
+
+    ``tokens`` (p,) of the prompt and their ``positions`` (3, p); ``answer`` (g,) with the token that ends it, if one
+    does; ``states`` (p + g - 1, hidden size) that the Talker reads, of all but the last token; ``codes`` (n,
+    codebooks). ``text_end`` and ``codec_end`` are the ids that were to end the answer and its codes.
+    """
+
+    family: Family
+    inputs: Mapping[str, Any]
+    tokens: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    answer: NDArray[np.int64]
+    states: NDArray[np.float32]
+    codes: NDArray[np.int64]
+    text_end: int
+    codec_end: int
+
+    def prompt_rows(self, begin: int = 0, end: int | None = None) -> PromptRows:
+        part = slice(begin, len(self.tokens) if end is None else end)
+        marked = self._read_states()[part]
+        return PromptRows(
+            self.tokens[part], self.positions[:, part], marked, self.states[: len(self.tokens)][part][marked]
+        )
+
+    def answer_rows(self, begin: int = 0, end: int | None = None) -> AnswerRows:
+        """All but the last token: the reference never speaks that of an answer that is cut either."""
+        spoken = slice(begin, len(self.answer) - 1 if end is None else end)
+        states = self.states[len(self.tokens) :][spoken]
+        return AnswerRows(self.answer[:-1][spoken], states if self.family is Family.QWEN25 else states[:0])
+
+    def items(self) -> tuple[PromptRows, AnswerRows, AnswerEnd]:
+        """All that a Talker reads, in three pieces."""
+        return self.prompt_rows(), self.answer_rows(), AnswerEnd()
+
+    def _read_states(self) -> NDArray[np.bool_]:
+        if self.family is Family.QWEN25:
+            return np.ones(len(self.tokens), np.bool_)
+        config = reference(self.family).model.config.thinker_config
+        return np.isin(self.tokens, [config.audio_token_id, config.image_token_id, config.video_token_id])
+
+
+class OmniReference:
+    """A checkpoint in transformers."""
+
+    def __init__(self, family: Family, folder: Path) -> None:
+        self.family = family
+        models: Any = (Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniProcessor)
+        if family is Family.QWEN3:
+            models = (Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeProcessor)
+        self.model = models[0].from_pretrained(folder, dtype=torch.float32).eval()
+        self.processor = models[1].from_pretrained(folder)
+
+    def speak(
+        self,
+        case: OmniCase,
+        *,
+        text_end: int | None = None,
+        codec_end: int | None = None,
+        text_tokens: int = TEXT_TOKENS,
+        codec_frames: int = CODEC_FRAMES,
+        unrepaired: Collection[Fault] = (),
+    ) -> Spoken:
+        """Greedily, without making the sound. The ends are the model's own, unless others are given."""
+        inputs = dict(self.processor(text=case.prompt(self.family), return_tensors="pt", **case.media))
+        own_text_end, own_codec_end = self._ends()
+        text_end = own_text_end if text_end is None else text_end
+        codec_end = own_codec_end if codec_end is None else codec_end
+        with ExitStack() as patches, warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            thinking = patches.enter_context(_recorded(self.model.thinker, "generate"))
+            for fault, repair in _REPAIRS[self.family].items():
+                if fault not in unrepaired:
+                    patches.enter_context(repair(self.model))
+            codes = patches.enter_context(self._codes())
+            more = 1 if self.family is Family.QWEN3 and Fault.LAST_FRAME not in unrepaired else 0
+            try:
+                self._generate(inputs, text_end, codec_end, text_tokens, codec_frames + more, patches)
+            except _NothingToSay:
+                codes.append(torch.zeros(1, self._codebooks, 0, dtype=torch.int64))
+        (thought,) = thinking
+        return self._spoken(inputs, thought, codes[0], text_end, codec_end)
+
+    def code2wav(self, codes: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The sound (n,) of Qwen3's codes (frames, 16), in one piece."""
+        with torch.no_grad():
+            sound: NDArray[np.float32] = self.model.code2wav(torch.from_numpy(codes.T[None]))[0, 0].numpy()
+        return sound
+
+    def token2wav(
+        self, codes: NDArray[np.int64], noise: torch.Tensor, *, speaker: str, **settings: Any
+    ) -> NDArray[np.float32]:
+        """The sound (n,) of Qwen2.5's codes (frames, 1), in one piece, from ``noise`` (1, mel frames, 80)."""
+        voice = self.model.speaker_map[speaker]
+        with patch("torch.randn", lambda *_, **__: noise), torch.no_grad():
+            sound = self.model.token2wav(
+                torch.from_numpy(codes.T), conditioning=voice["cond"], reference_mel=voice["ref_mel"], **settings
+            )
+        made: NDArray[np.float32] = sound.numpy()
+        return made
+
+    @property
+    def _codebooks(self) -> int:
+        return 1 if self.family is Family.QWEN25 else int(self.model.config.talker_config.num_code_groups)
+
+    def _ends(self) -> tuple[int, int]:
+        config = self.model.config
+        if self.family is Family.QWEN25:
+            return config.thinker_config.text_config.eos_token_id, config.talker_config.tts_codec_end_token_id
+        return config.im_end_token_id, config.talker_config.codec_eos_token_id
+
+    def _generate(
+        self, inputs: Mapping[str, Any], text_end: int, codec_end: int, text: int, frames: int, patches: ExitStack
+    ) -> None:
+        settings = {
+            "speaker": SPEAKER[self.family],
+            "thinker_max_new_tokens": text,
+            "thinker_do_sample": False,
+            "thinker_eos_token_id": [text_end],
+            "talker_max_new_tokens": frames,
+            "talker_do_sample": False,
+        }
+        talker = self.model.config.talker_config
+        if self.family is Family.QWEN25:
+            # The padding ends an answer too, as the released default has it.
+            settings["talker_eos_token_id"] = [talker.tts_codec_pad_token_id, codec_end]
+        else:
+            patches.enter_context(patch.object(talker, "codec_eos_token_id", codec_end))
+        self.model.generate(**inputs, return_audio=True, **settings)
+
+    @contextmanager
+    def _codes(self) -> Iterator[list[torch.Tensor]]:
+        """What reaches the vocoder, (1, codebooks, frames); the sound is not made."""
+        codes: list[torch.Tensor] = []
+
+        def take(given: torch.Tensor, **_: Any) -> torch.Tensor:
+            codes.append(given[:, None] if given.ndim == 2 else given)
+            return torch.zeros(1, 1, 1)
+
+        qwen25 = self.family is Family.QWEN25
+        vocoder = self.model.token2wav if qwen25 else self.model.code2wav
+        with patch.object(vocoder, "forward" if qwen25 else "chunked_decode", take):
+            yield codes
+
+    def _spoken(
+        self, inputs: Mapping[str, Any], thought: Any, codes: torch.Tensor, text_end: int, codec_end: int
+    ) -> Spoken:
+        ids = inputs["input_ids"]
+        config = self.model.config
+        layer = -1 if self.family is Family.QWEN25 else config.talker_config.accept_hidden_layer
+        states = torch.cat([each[layer] for each in thought.hidden_states], 1)[0]
+        sounds = inputs.get("feature_attention_mask")
+        positions, _ = self.model.thinker.get_rope_index(
+            ids,
+            inputs.get("image_grid_thw"),
+            inputs.get("video_grid_thw"),
+            torch.ones_like(ids),
+            False,
+            None if sounds is None else sounds.sum(1),
+            inputs.get("video_second_per_grid"),
+        )
+        return Spoken(
+            self.family,
+            inputs,
+            tokens=ids[0].numpy(),
+            positions=positions[:, 0].long().numpy(),
+            answer=thought.sequences[0, ids.shape[1] :].numpy(),
+            states=states.numpy(),
+            codes=codes[0].T.contiguous().numpy(),
+            text_end=text_end,
+            codec_end=codec_end,
+        )
+
+
+@cache
+def reference(family: Family) -> OmniReference:
+    """Of the tiny checkpoint; loaded once for all tests."""
+    return OmniReference(family, omni_checkpoint(family))
+
+
+@cache
+def spoken(family: Family, case: str, *, ends: bool = False) -> Spoken:
+    """The answer to a case, cut at TEXT_TOKENS and CODEC_FRAMES; or, with ``ends``, one that ends before by itself.
+
+    Random weights know no end: there, a token and a code that the answer comes to are declared to be the ends.
+    """
+    if not ends:
+        return reference(family).speak(CASE[case])
+    text_end = _new_after(spoken(family, case).answer, _FIRST_TEXT_END)
+    longer = reference(family).speak(CASE[case], text_end=text_end)
+    codec_end = _new_after(longer.codes[:, 0], _FIRST_CODEC_END)
+    # What generate() would make with that end: it comes to a stop there, after the same codes.
+    codes = longer.codes[: longer.codes[:, 0].tolist().index(codec_end)]
+    return replace(longer, codes=codes, codec_end=codec_end)
+
+
+def _new_after(values: NDArray[np.int64], first: int) -> int:
+    """The first value from index ``first`` on that does not occur before."""
+    return next(int(value) for index, value in enumerate(values) if index >= first and value not in values[:index])
+
+
+class _NothingToSay(Exception):
+    """The Talker would have nothing to read, or made no frame."""
+
+
+@contextmanager
+def _recorded(owner: Any, method: str) -> Iterator[list[Any]]:
+    results: list[Any] = []
+    original = getattr(owner, method)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        results.append(original(*arguments, **named))
+        return results[-1]
+
+    with patch.object(owner, method, call):
+        yield results
+
+
+@contextmanager
+def _mask_restored(model: Any) -> Iterator[None]:
+    prepare = model.talker.prepare_inputs_for_generation
+
+    @functools.wraps(prepare)  # generate() looks at the signature
+    def prepare_with_mask(*arguments: Any, **named: Any) -> Any:
+        inputs = prepare(*arguments, **named)
+        if inputs.get("attention_mask") is None:
+            new = inputs["input_ids"] if inputs.get("inputs_embeds") is None else inputs["inputs_embeds"]
+            past = inputs.get("past_key_values")
+            inputs["attention_mask"] = torch.ones(
+                1, new.shape[1] + (past.get_seq_length() if past else 0), dtype=torch.int64
+            )
+        return inputs
+
+    with patch.object(model.talker, "prepare_inputs_for_generation", prepare_with_mask):
+        yield
+
+
+@contextmanager
+def _pixels_dropped(model: Any) -> Iterator[None]:
+    original = model.talker.generate
+
+    def generate(*arguments: Any, pixel_values: Any = None, pixel_values_videos: Any = None, **named: Any) -> Any:
+        return original(*arguments, **named)
+
+    with patch.object(model.talker, "generate", generate):
+        yield
+
+
+@contextmanager
+def _audio_config_lent(model: Any) -> Iterator[None]:
+    audio = model.thinker.config.audio_config
+    with patch.object(model.talker.config, "audio_config", audio, create=True):
+        yield
+
+
+@contextmanager
+def _silence_allowed(model: Any) -> Iterator[None]:
+    think, talk = model.thinker.generate, model.talker.generate
+
+    def answer(*arguments: Any, **named: Any) -> Any:
+        result = think(*arguments, **named)
+        if len(result.hidden_states) == 1:
+            raise _NothingToSay
+        return result
+
+    def say(*arguments: Any, **named: Any) -> Any:
+        result = talk(*arguments, **named)
+        if not torch.is_tensor(result) and all(each[-1] is None for each in result.hidden_states):
+            raise _NothingToSay
+        return result
+
+    with patch.object(model.thinker, "generate", answer), patch.object(model.talker, "generate", say):
+        yield
+
+
+_REPAIRS: Final[Mapping[Family, Mapping[Fault, Callable[[Any], Any]]]] = {
+    Family.QWEN25: {
+        Fault.LOST_MASK: _mask_restored,
+        Fault.PIXELS_FOR_TALKER: _pixels_dropped,
+        Fault.NOTHING_TO_SAY: _silence_allowed,
+    },
+    Family.QWEN3: {
+        Fault.NO_AUDIO_CONFIG: _audio_config_lent,
+        Fault.NOTHING_TO_SAY: _silence_allowed,
+    },
+}

@@ -1,0 +1,172 @@
+"""The Thinker of a tiny omni model on vLLM, without Talker and vocoder: requests to it, and the items that it emits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from support.vllm_engine import Input, request
+
+from omni_ws.core.chunks import OutputModality
+from omni_ws.engine.base import EngineOutput, TextOutput
+from omni_ws.engine.channel import Channel
+from omni_ws.engine.decoded_parts import DecodedPart
+from omni_ws.engine.media_room import MediaRoom
+from omni_ws.engine.omni.items import AnswerEnd, AnswerRows, PromptReset, PromptRows, TalkerItem
+from omni_ws.engine.vllm.checkpoint import read_checkpoint
+from omni_ws.engine.vllm.early_input import EarlyBudget
+from omni_ws.engine.vllm.language_model import LanguageModel
+from omni_ws.engine.vllm.thinker import Thinker, ThinkerParts
+from omni_ws.engine.vllm.thinker_rows import ThinkerRows
+from omni_ws.engine.vllm.token_logprobs import TokenBytes
+
+ARGS: Mapping[str, Any] = {
+    "dtype": "float32",
+    "enforce_eager": True,
+    "kv_cache_memory_bytes": 64 << 20,
+    "max_model_len": 2048,
+    # Less than many prompts have.
+    "max_num_batched_tokens": 64,
+    "max_num_seqs": 4,
+    "block_size": 32,
+    "skip_mm_profiling": True,
+    "mm_processor_cache_gb": 0.05,
+    "limit_mm_per_prompt": {"audio": 4, "image": 4, "video": 2},
+}
+
+
+@dataclass
+class Heard:
+    """What a Talker would have got of one answer: the whole prompt and what was spoken."""
+
+    tokens: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    marked: NDArray[np.bool_]
+    states: NDArray[np.float32]
+    spoken: NDArray[np.int64]
+    answer_states: NDArray[np.float32]
+    text: str
+    thinker: Thinker
+    items: Sequence[TalkerItem]
+
+    @property
+    def skipped_cache(self) -> bool:
+        """Whether the prompt was computed again, as rows were missing."""
+        assert self.thinker._feed is not None
+        return self.thinker._feed.skips_cache
+
+
+def heard(items: Sequence[TalkerItem], text: str, thinker: Thinker) -> Heard:
+    """What the items amount to; they are in their order and whole."""
+    *said, end = items
+    assert end == AnswerEnd()
+    resets = [place for place, item in enumerate(said) if isinstance(item, PromptReset)]
+    counted = said[resets[-1] + 1 :] if resets else said
+    prompt = [item for item in counted if isinstance(item, PromptRows)]
+    answer = [item for item in counted if isinstance(item, AnswerRows)]
+    assert [*prompt, *answer] == [*counted], "the prompt comes first"
+    for item in prompt:
+        assert item.tokens.shape == item.states.shape == item.positions.shape[1:]
+        assert len(item.hidden) == item.states.sum()
+    return Heard(
+        tokens=np.concatenate([item.tokens for item in prompt]),
+        positions=np.concatenate([item.positions for item in prompt], axis=1),
+        marked=np.concatenate([item.states for item in prompt]),
+        states=np.concatenate([item.hidden for item in prompt]),
+        spoken=np.concatenate([item.tokens for item in answer] or [np.zeros(0, np.int64)]),
+        answer_states=np.concatenate([item.hidden for item in answer] or [np.zeros((0, 0), np.float32)]),
+        text=text,
+        thinker=thinker,
+        items=items,
+    )
+
+
+class DecodedInput(Channel[DecodedPart]):
+    """Decoded input that a test writes."""
+
+    def __init__(self, *parts: DecodedPart, open_end: bool = False) -> None:
+        super().__init__(math.inf, cost=lambda _: 1)
+        for part in parts:
+            self.put_nowait(part)
+        if not open_end:
+            self.close()
+
+
+async def _run(thinker: Thinker, source: DecodedInput, sink: Channel[Any], outputs: Channel[Any]) -> None:
+    try:
+        await thinker.run(source, sink, outputs)
+    except Exception as error:
+        sink.fail(error)
+    finally:
+        sink.close()
+        outputs.close()
+
+
+class OmniThinker:
+    """A running Thinker."""
+
+    def __init__(self, folder: Path, *, kept_bytes: int = 64 << 20, **args: Any) -> None:
+        self.rows = ThinkerRows(json.loads((folder / "config.json").read_text()), kept_bytes=kept_bytes)
+        self.args = {**ARGS, **args, "model": str(folder), **ThinkerRows.engine_args}
+        self.model = LanguageModel("Thinker", self.args, setting="vllm.args", prepare=self.rows.install)
+        self.parts: ThinkerParts
+
+    async def start(self) -> None:
+        ThinkerRows.prepare_environment()
+        await self.rows.channel.start()
+        await self.model.start()
+        checkpoint = await asyncio.to_thread(read_checkpoint, self.model)
+        self.parts = ThinkerParts(
+            model=self.model,
+            form=checkpoint.form,
+            budget=EarlyBudget.of(self.model),
+            thread=ThreadPoolExecutor(1),
+            sampling=checkpoint.sampling,
+            sample_rate=checkpoint.sample_rate,
+            shortest_segment_ms=3000,
+            longest_segment_ms=30_000,
+            most_audio=checkpoint.most_audio,
+            decoding=ThreadPoolExecutor(2),
+            parser=None,
+            template_arguments={},
+            token_bytes=cache(lambda: TokenBytes(self.model.llm.get_tokenizer())),
+            cache_salt=lambda asked: asked.owner,
+        )
+
+    async def stop(self) -> None:
+        await self.model.stop()
+        await self.rows.channel.stop()
+
+    @asynccontextmanager
+    async def asked(
+        self, source: DecodedInput, *, parser: Any = None, **changes: Any
+    ) -> AsyncIterator[tuple[Thinker, Channel[Any], Channel[Any]]]:
+        """A Thinker that runs, with the channels of its items and its outputs."""
+        asked = request(Input(), modalities=frozenset({OutputModality.TEXT, OutputModality.AUDIO}), **changes)
+        sink: Channel[Any] = Channel(math.inf, cost=lambda _: 1)
+        outputs: Channel[EngineOutput] = Channel(math.inf, cost=lambda _: 1)
+        with MediaRoom().share() as share:
+            parts = replace(self.parts, parser=parser)
+            thinker = Thinker(parts, asked, writes=True, share=share, rows=self.rows)
+            running = asyncio.create_task(_run(thinker, source, sink, outputs))
+            try:
+                yield thinker, sink, outputs
+            finally:
+                running.cancel()
+                await asyncio.wait([running])
+
+    async def answer(self, source: DecodedInput, **changes: Any) -> Heard:
+        async with self.asked(source, **changes) as (thinker, sink, outputs):
+            items = [item async for item in sink]
+            text = "".join([one.text async for one in outputs if isinstance(one, TextOutput)])
+        return heard(items, text, thinker)
