@@ -23,7 +23,8 @@ from mic_display import JsonDisplay, make_display
 from mic_echo import EchoCanceller, NoEchoCanceller
 from mic_listener import Listener
 from mic_parts import sentence
-from mic_sound import PIECE_MS, Loudspeaker, Microphone, NoSoundDevice, list_devices
+from mic_sound import PIECE_MS, Loudspeaker, Microphone, NoSoundDevice, choose_device, list_devices
+from mic_tools import ToolRunner
 from msgspec import to_builtins
 
 from omni_ws.client import (
@@ -42,8 +43,9 @@ from omni_ws.wire.session_config import has_field
 FAILED, USAGE, NO_SOUND, NO_SERVER, NO_KEY, INTERRUPTED = 1, 2, 3, 4, 5, 130
 #: Interval of playback reports.
 REPORT_SEC = 0.2
-EXIT_STATUSES = """exit status: 0 answered, 1 the request failed, 2 wrong usage or unreadable file, 3 no sound device or
-no echo canceller, 4 no server or the connection was lost, 5 the key was refused, 130 interrupted"""
+EXIT_STATUSES = "exits with: 0 answered, 1 failed, 2 usage, 3 sound, 4 server, 5 key, 130 ^C"
+#: Interval of levels on a terminal.
+LEVELS_SEC = 1 / 15
 
 
 def main() -> int:
@@ -76,57 +78,41 @@ def complain(problem: object, status: int) -> int:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Talk to an omni_ws server. Without --file, --text or --raw it takes the microphone, by "
-        "push-to-talk: Enter starts, Enter stops, q and Enter leaves; or, with --open-mic, hands-free.",
+        usage="mic_client.py [options]  push-to-talk: Enter begins and ends; q leaves",
         epilog=EXIT_STATUSES,
+        add_help=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=26, width=80),
     )
-    source = parser.add_mutually_exclusive_group()
-    source.add_argument("--file", metavar="X.wav", help="send a WAV file in real time")
-    source.add_argument("--text", help="send a text")
-    source.add_argument("--raw", action="store_true", help="send 16-bit mono samples from standard input")
-    source.add_argument("--list-devices", action="store_true", help="list the sound devices and exit")
-    parser.add_argument(
-        "--open-mic",
-        action="store_true",
-        help="keep the microphone open: the server detects when you speak, even during its answers",
-    )
-    parser.add_argument(
-        "--cancel-echo",
-        action=argparse.BooleanOptionalAction,
-        help="with --open-mic: take out of what the microphone hears what the loudspeaker plays [if pywebrtc-audio is "
-        "installed; without it use a headset]",
-    )
-    parser.add_argument("--fast", action="store_true", help="send the file at full speed")
-    parser.add_argument("--rate", type=int, default=16_000, metavar="HZ", help="sample rate of --raw [16000]")
-    parser.add_argument(
-        "--save", metavar="REPLY.wav", help="write the spoken reply to a WAV file (not with the microphone)"
-    )
-    parser.add_argument(
-        "--play", action=argparse.BooleanOptionalAction, help="play the reply [on a terminal, unless --json or --save]"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
-    parser.add_argument("--url", default=DEFAULT_URL, help=f"[{DEFAULT_URL}]")
-    parser.add_argument("--ca-file", metavar="X.pem", help="certificates to trust for wss:// [the system's]")
-    parser.add_argument("--api-key", default=os.environ.get("OMNI_WS_API_KEY"), help="[$OMNI_WS_API_KEY]")
-    parser.add_argument("--voice", help="name of a voice of the server")
-    parser.add_argument("--task", choices=["chat", "speech", "transcribe"], help="[chat]")
-    parser.add_argument(
-        "--config",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="any field of session_config, e.g. sampling.max_tokens=50; the value is JSON, or else a string",
-    )
-    parser.add_argument("--input-device", type=device, metavar="D", help="number or part of the name")
-    parser.add_argument("--output-device", type=device, metavar="D", help="number or part of the name")
+    add = parser.add_argument_group().add_argument
+
+    def add_switch(name: str, *, default: bool | None, words: str) -> None:
+        add(f"--{name}", action="store_true", default=default, help=words)
+        add(f"--no-{name}", dest=name.replace("-", "_"), action="store_false", help=argparse.SUPPRESS)
+
+    add("--open-mic", action="store_true", help="hands-free; speak to interrupt")
+    add_switch("cancel-echo", default=None, words="(--no-cancel-echo) of the speaker, with --open-mic [auto]")
+    add("--file", metavar="X.wav", help="send a WAV file in real time; --fast: at full speed")
+    add("--fast", action="store_true", help=argparse.SUPPRESS)
+    add("--text", help="send a text")
+    add("--raw", action="store_true", help="send 16-bit mono samples from standard input")
+    add("--rate", type=int, default=16_000, metavar="HZ", help="sample rate of --raw [16000]")
+    add("--save", metavar="REPLY.wav", help="write the spoken reply (not with the microphone)")
+    add_switch("play", default=None, words="(--no-play) the reply [if no --json, no --save, no pipe]")
+    add("--json", action="store_true", help="print one JSON object a line")
+    add("--voice", help="name of a voice of the server")
+    add("--task", metavar="T", choices=["chat", "speech", "transcribe"], help="chat, speech or transcribe [chat]")
+    add("--config", action="append", default=[], metavar="KEY=VALUE", help="field of session_config, as JSON or text")
+    add_switch("tools", default=True, words="(--no-tools) let the model ask for the time in a city [on]")
+    add("--url", default=DEFAULT_URL, help=f"[{DEFAULT_URL}]")
+    add("--api-key", metavar="KEY", default=os.environ.get("OMNI_WS_API_KEY"), help="[$OMNI_WS_API_KEY]")
+    add("--ca-file", metavar="X.pem", help="certificates to trust for wss:// [the system's]")
+    add("--choose-devices", action="store_true", help="ask which to use; --list-devices: list them")
+    add("--list-devices", action="store_true", help=argparse.SUPPRESS)
+    add("--input-device", type=device, metavar="D", help="number or part of the name")
+    add("--output-device", type=device, metavar="D", help="number or part of the name")
+    add("-h", "--help", action="help", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.live = options.file is None and options.text is None and not options.raw
-    if options.live and options.save:
-        parser.error("--save goes with --file, --text or --raw")
-    if options.open_mic and not options.live:
-        parser.error("--open-mic goes with the microphone")
-    if options.cancel_echo and not options.open_mic:
-        parser.error("--cancel-echo goes with --open-mic")
+    check_usage(parser, options)
     try:
         options.settings = settings(options)
         options.tls = ssl.create_default_context(cafile=options.ca_file) if options.ca_file else None
@@ -135,6 +121,22 @@ def parse_arguments() -> argparse.Namespace:
     except OSError as error:  # includes SSLError, for a file without certificates
         parser.error(f"--ca-file {options.ca_file}: {error.strerror or error}")
     return options
+
+
+def check_usage(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Exits if options contradict each other. Sets ``live``: whether the microphone is the source."""
+    sources = [name for name in ("file", "text", "raw", "list_devices") if getattr(options, name) not in (None, False)]
+    if len(sources) > 1:
+        parser.error(f"--{sources[1].replace('_', '-')} is not allowed with --{sources[0]}")
+    options.live = options.file is None and options.text is None and not options.raw
+    if options.live and options.save:
+        parser.error("--save goes with --file, --text or --raw")
+    if options.open_mic and not options.live:
+        parser.error("--open-mic goes with the microphone")
+    if options.cancel_echo and not options.open_mic:
+        parser.error("--cancel-echo goes with --open-mic")
+    if options.choose_devices and not (sys.stdin.isatty() and sys.stdout.isatty()):
+        parser.error("--choose-devices needs a terminal; --list-devices and --input-device do without")
 
 
 def device(value: str) -> str | int:
@@ -173,6 +175,8 @@ def settings(options: argparse.Namespace) -> dict[str, Any]:
 
 async def run(options: argparse.Namespace) -> int:
     audio = read_wav(options.file) if options.file else None
+    if options.choose_devices:
+        options.input_device, options.output_device = choose_device("input"), choose_device("output")
     microphone = Microphone(options.input_device) if options.live else None
     loudspeaker = open_loudspeaker(options)
     if options.open_mic and microphone and loudspeaker:
@@ -190,17 +194,20 @@ async def run(options: argparse.Namespace) -> int:
     async with connect(options.url, api_key=options.api_key, config=config, ssl=options.tls, reconnect=True) as session:
         display = make_display(as_json=options.json)
         listener = Listener(display, loudspeaker)
+        tools = ToolRunner(session, display)
         introduce(session, display, live=options.live)
         try:
+            if options.tools and options.task in (None, "chat"):
+                await tools.offer()
             if microphone and options.open_mic:
                 if may_choose and "semantic_vad" in session.created.capabilities.turn_detection_types:
                     await session.configure(turn_detection={"type": "semantic_vad"})
-                await talk_freely(session, microphone, listener)
+                await talk_freely(session, microphone, listener, tools)
                 return 0
             if microphone:
-                await talk(session, microphone, listener)
+                await talk(session, microphone, listener, tools)
                 return 0
-            return await ask(session, options, audio, listener)
+            return await ask(session, options, audio, listener, tools)
         finally:
             display.close()
             for sound in (microphone, loudspeaker):
@@ -212,9 +219,9 @@ def introduce(session: ClientSession, display: JsonDisplay, *, live: bool) -> No
     """Tells which session this is; in a conversation also who works on the server, and what would be better."""
     created = session.created
     display.show("session", session_id=session.session_id, model=created.model, parts=to_builtins(created.parts))
-    for line in (sentence(created), created.advice):
+    for kind, line in (("parts", sentence(created)), ("note", created.advice)):
         if live and line:
-            display.show("note", message=line)
+            display.show(kind, message=line)
 
 
 def open_loudspeaker(options: argparse.Namespace) -> Loudspeaker | None:
@@ -252,7 +259,9 @@ def cancel_echo(microphone: Microphone, loudspeaker: Loudspeaker, *, wanted: boo
         microphone.canceller = loudspeaker.canceller = canceller
 
 
-async def ask(session: ClientSession, options: argparse.Namespace, audio: Pcm16 | None, listener: Listener) -> int:
+async def ask(
+    session: ClientSession, options: argparse.Namespace, audio: Pcm16 | None, listener: Listener, tools: ToolRunner
+) -> int:
     """Sends one request and waits for its answer."""
 
     async def send() -> None:
@@ -266,8 +275,11 @@ async def ask(session: ClientSession, options: argparse.Namespace, audio: Pcm16 
         await session.finish()
 
     async def receive() -> None:
-        async for event in session.response():
-            listener.take(event)
+        calls_tools = True
+        while calls_tools:
+            async for event in session.response():
+                listener.take(event)
+                calls_tools = await tools.take(event)
 
     await together(send, receive)
     if options.save and listener.reply:
@@ -296,25 +308,36 @@ async def samples(audio: Pcm16 | None, *, fast: bool) -> AsyncGenerator[bytes, N
                 yield piece
 
 
-async def talk(session: ClientSession, microphone: Microphone, listener: Listener) -> None:
-    """Push-to-talk, until q or the end of standard input."""
+async def receive(session: ClientSession, listener: Listener, tools: ToolRunner) -> None:
+    """Takes what comes in a conversation. Raises ConnectionLost at its end."""
+    async for event in session.events():
+        listener.take(event)
+        await tools.take(event)
+    raise ConnectionLost("the server has closed the session")
 
-    async def receive() -> None:
-        async for event in session.events():
-            listener.take(event)
-        raise ConnectionLost("the server has closed the session")
+
+async def show_levels(microphone: Microphone, listener: Listener) -> None:
+    """Shows the levels of both sides as they change, on a terminal."""
+    while listener.display.live:
+        await asyncio.sleep(LEVELS_SEC)
+        speaker = listener.loudspeaker
+        playing = speaker is not None and not speaker.buffer.idle
+        listener.display.levels(microphone.level, speaker.level if speaker else 0.0, playing=playing)
+
+
+async def talk(session: ClientSession, microphone: Microphone, listener: Listener, tools: ToolRunner) -> None:
+    """Push-to-talk, until q or the end of standard input."""
 
     async def speak() -> None:
         async for piece in microphone.pieces():
-            listener.display.level(microphone.level)
             await session.send_audio(piece)
-        listener.display.level(0)
         listener.input_ended()
         await session.finish()
 
     async def follow_keys() -> None:
         speaking: asyncio.Task[None] | None = None
         listener.display.show("note", message="Enter: speak; Enter again: done; q and Enter: leave")
+        listener.display.state("Enter: speak", idle=True)
         async with asyncio.TaskGroup() as group, aclosing(read_ahead()) as lines:
             async for line in lines:
                 if line.strip().lower() == b"q":
@@ -322,6 +345,7 @@ async def talk(session: ClientSession, microphone: Microphone, listener: Listene
                 if speaking is None:
                     await interrupt(session, listener)
                     microphone.start()
+                    listener.display.state("hearing you")
                     speaking = group.create_task(speak())
                 else:
                     microphone.stop()
@@ -332,26 +356,22 @@ async def talk(session: ClientSession, microphone: Microphone, listener: Listene
         raise Leave
 
     try:
-        await together(follow_keys, receive)
+        await together(
+            follow_keys, lambda: receive(session, listener, tools), lambda: show_levels(microphone, listener)
+        )
     except Leave:
         return
 
 
-async def talk_freely(session: ClientSession, microphone: Microphone, listener: Listener) -> None:
+async def talk_freely(session: ClientSession, microphone: Microphone, listener: Listener, tools: ToolRunner) -> None:
     """Open microphone, until q or the end of standard input. Speech interrupts the answer."""
     config = session.config
     turns = config.turn_detection if config else None
     listener.interruptible = bool(config and turns and turns.interrupt_response and config.overlap == "interrupt")
 
-    async def receive() -> None:
-        async for event in session.events():
-            listener.take(event)
-        raise ConnectionLost("the server has closed the session")
-
     async def speak() -> None:
         microphone.start()
         async for piece in microphone.pieces():
-            listener.display.level(microphone.level)
             await session.send_audio(piece)
 
     async def report() -> None:
@@ -363,6 +383,7 @@ async def talk_freely(session: ClientSession, microphone: Microphone, listener: 
 
     async def follow_keys() -> None:
         listener.display.show("note", message="speak; q and Enter: leave")
+        listener.display.state("listening", idle=True)
         async with aclosing(read_ahead()) as lines:
             async for line in lines:
                 if line.strip().lower() == b"q":
@@ -370,7 +391,13 @@ async def talk_freely(session: ClientSession, microphone: Microphone, listener: 
         raise Leave
 
     try:
-        await together(follow_keys, receive, speak, report)
+        await together(
+            follow_keys,
+            lambda: receive(session, listener, tools),
+            lambda: show_levels(microphone, listener),
+            speak,
+            report,
+        )
     except Leave:
         return
     finally:

@@ -1,11 +1,10 @@
-"""Displays of the microphone client: JSON lines, plain lines, or a live view by rich."""
+"""Displays of the microphone client: JSON lines, plain lines, or a live view (mic_live.py)."""
 
 from __future__ import annotations
 
 import json
-import math
+import os
 import sys
-from collections.abc import Callable
 from typing import Any
 
 from omni_ws.core.chunks import FinishReason
@@ -16,14 +15,20 @@ LATENCIES = (("first audio", "first_audio_ms"), ("first text", "first_text_ms"))
 class JsonDisplay:
     """Prints one JSON object per line, for scripts."""
 
+    #: Whether it shows levels as they change.
+    live = False
+
     def show(self, kind: str, **fields: Any) -> None:
         print(json.dumps({"type": kind, **fields}, ensure_ascii=False), flush=True)
 
-    def level(self, level: float) -> None:
-        pass
+    def state(self, state: str, *, idle: bool = False) -> None:
+        """Shows what the client is doing; ``idle``: between turns."""
+
+    def levels(self, microphone: float, loudspeaker: float, *, playing: bool) -> None:
+        """Shows the peaks of both sides, from 0 to 1."""
 
     def close(self) -> None:
-        pass
+        """Leaves the terminal as it was."""
 
 
 class PlainDisplay(JsonDisplay):
@@ -52,94 +57,25 @@ class PlainDisplay(JsonDisplay):
                 return f"latency: {', '.join(told)} the end of the input" if told else None
             case "final" if fields["finish_reason"] != FinishReason.STOP:
                 return f"finished: {fields['finish_reason']}"
-            case "note" | "error" | "saved":
+            case "tool":
+                return f"tool: {fields['name']} {fields['arguments']} → {fields['result']}"
+            case "note" | "parts" | "error" | "saved":
                 return f"{kind}: {fields['message']}"
         return None
-
-
-class RichDisplay(PlainDisplay):
-    """Shows the current turn at the bottom of the terminal; settled text scrolls up above it."""
-
-    def __init__(self) -> None:
-        from rich.console import Console
-        from rich.live import Live
-        from rich.text import Text
-
-        self.text = Text
-        self.console = Console()
-        self.live = Live(console=self.console, refresh_per_second=20, transient=True)
-        self._restore_echo = _without_echo()
-        self.live.start()
-        self.heard = self.reply = ""
-        self.interim = False
-        self.meter = 0.0
-
-    def show(self, kind: str, **fields: Any) -> None:
-        if kind == "transcript":
-            self.heard, self.interim = fields["text"], fields["interim"]
-        elif kind == "text":
-            self.reply += fields["text"]
-        elif kind == "final":
-            self.settle()
-        if kind != "transcript" and (line := self.line(kind, fields)) is not None:
-            self.console.print(self.text(line, "red" if kind == "error" else "dim"))
-        self.draw()
-
-    def settle(self) -> None:
-        if self.heard:
-            self.console.print(self.text(f"you    {self.heard}", "cyan"))
-        if self.reply:
-            self.console.print(self.text(f"reply  {self.reply}", "bold"))
-        self.heard = self.reply = ""
-
-    def level(self, level: float) -> None:
-        self.meter = level
-        self.draw()
-
-    def draw(self) -> None:
-        shown = self.text()
-        if self.heard:
-            shown.append(f"you    {self.heard}\n", "italic dim" if self.interim else "cyan")
-        if self.reply:
-            shown.append(f"reply  {self.reply}\n", "bold")
-        if self.meter > 0:
-            bars = round(max(0.0, 1 + _decibels(self.meter) / 60) * 40)
-            shown.append("mic    " + "█" * bars + "·" * (40 - bars), "red" if self.meter > 0.98 else "green")
-        self.live.update(shown)
-
-    def close(self) -> None:
-        self.settle()
-        self.live.stop()
-        self._restore_echo()
 
 
 def _relative(milliseconds: int) -> str:
     return f"{abs(milliseconds)} ms {'before' if milliseconds < 0 else 'after'}"
 
 
-def _without_echo() -> Callable[[], None]:
-    """Turns off the echo of keys, which would displace the live view. Returns a function that restores it."""
-    if not sys.stdin.isatty() or sys.platform == "win32":
-        return lambda: None
-    import termios
-
-    before = termios.tcgetattr(0)
-    quiet = [*before]
-    quiet[3] &= ~termios.ECHO
-    termios.tcsetattr(0, termios.TCSADRAIN, quiet)
-    return lambda: termios.tcsetattr(0, termios.TCSADRAIN, before)
-
-
-def _decibels(level: float) -> float:
-    return 20 * math.log10(max(level, 1e-3))
-
-
 def make_display(*, as_json: bool) -> JsonDisplay:
     if as_json:
         return JsonDisplay()
-    if not sys.stdout.isatty():
+    if not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
         return PlainDisplay()
     try:
-        return RichDisplay()
+        from mic_live import LiveDisplay
+
+        return LiveDisplay()
     except ImportError:
         return PlainDisplay()

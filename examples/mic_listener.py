@@ -38,6 +38,8 @@ class Listener:
         self.answering: str | None = None
         self.silenced: str | None = None
         self.input_ended_at: float | None = None
+        #: That of a turn that ended while the answer to the one before was going on.
+        self.next_input_ended_at: float | None = None
         #: Whether barge-in is configured.
         self.interruptible = False
         #: The request whose answer is played, and the audio that was played or buffered at the beginning of that.
@@ -49,7 +51,11 @@ class Listener:
         self.error: OmniError | None = None
 
     def input_ended(self) -> None:
-        self.input_ended_at = time.perf_counter()
+        if self.first and self.input_ended_at is not None:
+            self.next_input_ended_at = time.perf_counter()
+        else:
+            self.input_ended_at = time.perf_counter()
+        self.display.state("thinking")
 
     def silence(self) -> None:
         """Stops playback of the current answer, for good."""
@@ -91,6 +97,7 @@ class Listener:
             case TextChunk(text=text):
                 self.first.setdefault("text", time.perf_counter())
                 self.display.show("text", text=text)
+                self.display.state("answering")
             case AudioChunk():
                 self.take_audio(event)
             case ErrorEvent(error=error):
@@ -131,7 +138,8 @@ class Listener:
         usage = {name: getattr(event.usage, name) for name in event.usage.__slots__} if event.usage else None
         self.display.show("final", finish_reason=event.finish_reason.value, usage=usage)
         self.display.show("latency", first_audio_ms=self.since_input("audio"), first_text_ms=self.since_input("text"))
-        self.answering = self.silenced = self.input_ended_at = None
+        self.answering = self.silenced = None
+        self.input_ended_at, self.next_input_ended_at = self.next_input_ended_at, None
         self.first.clear()
         self.transcript.clear()
 

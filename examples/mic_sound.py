@@ -48,6 +48,25 @@ def list_devices() -> str:
     return devices
 
 
+def choose_device(kind: str) -> int | None:
+    """Lets a person at a terminal choose an input or output device; None is the system's. Raises NoSoundDevice."""
+    channels = f"max_{kind}_channels"
+    found = {number: one["name"] for number, one in enumerate(sound_library().query_devices()) if one[channels] > 0}
+    if not found:
+        raise NoSoundDevice(NO_DEVICE)
+    for number, name in found.items():
+        print(f"{number:>3}  {name}")
+    while answer := input(f"{kind} device [the system's]: ").strip():
+        if answer.isdecimal() and int(answer) in found:
+            return int(answer)
+        print(f"there is no {kind} device {answer}")
+    return None
+
+
+def _peak(audio: bytes) -> float:
+    return max(map(abs, array("h", audio)), default=0) / 32768
+
+
 def _sample_rate(device: Device, kind: str, wanted: int) -> int:
     """Returns ``wanted`` if the device supports it, otherwise the device's own rate; the server resamples."""
     library = sound_library()
@@ -99,7 +118,7 @@ class Microphone:
         self._loop.call_soon_threadsafe(self._take, piece)
 
     def _take(self, piece: bytes) -> None:
-        self.level = max(map(abs, array("h", piece)), default=0) / 32768
+        self.level = _peak(piece)
         if self._pieces.qsize() < QUEUED_PIECES:
             self._pieces.put_nowait(piece)
         else:
@@ -132,6 +151,8 @@ class Loudspeaker:
 
     def __init__(self, device: Device = None, *, sample_rate: int = 24_000) -> None:
         self.sample_rate = _sample_rate(device, "output", sample_rate)
+        #: The peak of what plays, from 0 to 1.
+        self.level = 0.0
         self._loop = asyncio.get_running_loop()
         self._idle = asyncio.Event()
         self.buffer = PlaybackBuffer(prefill_bytes=2 * self.sample_rate * PREFILL_MS // 1000)
@@ -148,6 +169,7 @@ class Loudspeaker:
     def _wanted(self, data: Any, frames: int, time: Any, status: Any) -> None:
         audio = self.buffer.read(len(data))
         data[:] = audio
+        self.level = _peak(audio)
         if self.canceller:
             self.canceller.played(audio)
         if self.buffer.idle:

@@ -1,6 +1,6 @@
 /* Pictures that go with the next turn, and the camera, whose frames go with every turn while it is on. */
 
-import { Camera, readImage } from "./sights.js";
+import { Camera, readImage } from "../client.js";
 
 const FRAME_MS = 1000;
 const MAX_PICTURES = 8;

@@ -2,6 +2,8 @@
    newest line only while the reader is at the end. */
 
 import { duration, ofAnswer } from "./plain-words.js";
+import { showRichText } from "./rich-text.js";
+import { markSpoken, markUnheard } from "./spoken-word.js";
 
 const NEAR_END = 80;
 
@@ -10,9 +12,14 @@ export class ConversationView {
   #welcome;
   #nodes = new Map();
   #following = true;
+  #actions;
+  /* Whether the server says which words were said to it. */
+  transcripts = true;
 
-  constructor(log, welcome) {
+  /* `actions` are copy(text), retry(turn) and edit(turn). */
+  constructor(log, welcome, actions) {
     this.#log = log;
+    this.#actions = actions;
     this.#welcome = welcome;
     log.addEventListener("scroll", () => {
       this.#following = log.scrollHeight - log.scrollTop - log.clientHeight < NEAR_END;
@@ -22,43 +29,58 @@ export class ConversationView {
   }
 
   show(turn) {
-    this.#welcome.hidden = true;
     let nodes = this.#nodes.get(turn.number);
     if (!nodes) {
-      nodes = makeTurn();
+      if (turn.dropped) return;
+      nodes = makeTurn(turn, this.#actions);
       this.#nodes.set(turn.number, nodes);
       this.#log.append(nodes.turn);
     }
-    nodes.turn.hidden = wentUnheard(turn);
+    nodes.turn.hidden = turn.dropped || wentUnheard(turn);
+    if (turn.dropped) {
+      nodes.turn.remove();
+      this.#nodes.delete(turn.number);
+    }
+    this.#welcome.hidden = this.#nodes.size > 0;
     this.#showUser(nodes, turn);
     this.#showAnswer(nodes, turn);
     this.#follow();
+  }
+
+  /* Mark the word that sounds at `ms` of a turn's answer; without a turn, none. */
+  speak(turn, ms) {
+    const nodes = turn && this.#nodes.get(turn.number);
+    markSpoken(nodes?.words, turn?.answer.words ?? [], nodes ? ms : undefined);
   }
 
   #follow() {
     if (this.#following) this.#log.scrollTop = this.#log.scrollHeight;
   }
 
-  #showUser({ you, settled, interim, images }, { kind, user, answer }) {
+  #showUser({ you, settled, interim, images, tools }, { kind, user, answer }) {
     you.hidden = kind === "greeting" || kind === "tool";
     setText(settled, user.text);
     const rest = user.interim ? (user.text ? " " : "") + user.interim : "";
     const wordless = !user.text && !rest && !user.images.length;
-    setText(interim, rest || (wordless ? withoutWords(user, answer) : ""));
+    setText(interim, rest || (wordless ? withoutWords(user, answer, this.transcripts) : ""));
     you.classList.toggle("open", !user.done);
+    tools.hidden = !user.done || !user.text;
     if (images.childElementCount !== user.images.length) images.replaceChildren(...user.images.map(makeImage));
   }
 
-  #showAnswer({ server, words, note }, turn) {
+  #showAnswer({ server, words, calls, note, copy }, turn) {
     const { answer } = turn;
     server.hidden = answer.state === "none";
     server.dataset.state = answer.state;
-    setText(words, answer.text);
+    showRichText(words, answer.text);
+    markUnheard(words, answer.words, answer.state === "stopped" ? turn.heardMs : null);
+    copy.hidden = !answer.text || !["done", "stopped"].includes(answer.state);
+    showCalls(calls, answer.calls);
     const said = [];
     if (turn.firstSoundMs !== null) said.push(`first sound after ${duration(turn.firstSoundMs)}`);
     if (answer.state === "stopped") said.push(turn.heardMs ? `stopped after ${seconds(turn.heardMs)}` : "stopped");
-    const tools = answer.calls.map(({ name }) => name).join(", ");
-    if (tools) said.push(`used ${tools}`);
+    const used = answer.calls.map(({ name }) => name).join(", ");
+    if (used) said.push(`used ${used}`);
     else if (answer.state === "done" && !answer.text) said.push(turn.sound.server.length ? "sound without words" : "no answer");
     if (answer.finishReason === "length") said.push("cut off at the length limit");
     if (answer.error) said.push(ofAnswer(answer.error));
@@ -73,29 +95,77 @@ function wentUnheard({ interrupts, user, answer }) {
 }
 
 /* What stands for words that did not come. Of a turn that was stopped nobody knows whether there were any. */
-function withoutWords(user, answer) {
+function withoutWords(user, answer, transcripts) {
   if (!user.done || answer.state === "thinking") return "…";
-  return answer.state === "stopped" ? "(not transcribed)" : "(nothing was heard)";
+  return answer.state === "stopped" || !transcripts ? "(not transcribed)" : "(nothing was heard)";
 }
 
-function makeTurn() {
+/* Each call of a tool as a card: what was asked, and what came of it. */
+function showCalls(place, calls) {
+  const told = JSON.stringify(calls);
+  if (place.dataset.source === told) return;
+  place.dataset.source = told;
+  place.replaceChildren(
+    ...calls.filter(Boolean).map(({ name, arguments: given, result }) => {
+      const card = make("details", "call");
+      const title = make("summary");
+      title.textContent = result === undefined ? `${name} …` : name;
+      card.append(title, code(given || "{}"));
+      if (result !== undefined) card.append(code(result));
+      return card;
+    }),
+  );
+}
+
+function code(text) {
+  const block = make("pre");
+  block.textContent = text;
+  block.tabIndex = 0;
+  return block;
+}
+
+/* A button with a picture alone. */
+function iconButton(symbol, label, action) {
+  const button = make("button", "icon small");
+  button.type = "button";
+  button.title = label;
+  button.setAttribute("aria-label", label);
+  const picture = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+  const use = document.createElementNS("http://www.w3.org/2000/svg", "use");
+  use.setAttribute("href", `#i-${symbol}`);
+  picture.append(use);
+  button.append(picture);
+  button.onclick = action;
+  return button;
+}
+
+function makeTurn(shown, { copy: copyText, retry, edit }) {
   const turn = make("article", "turn");
   const you = make("div", "said you");
   const server = make("div", "said server");
   const settled = make("span", "settled");
   const interim = make("span", "interim");
   const images = make("div", "images");
-  const words = make("p", "words");
+  const words = make("div", "words");
+  const calls = make("div", "calls");
+  const tools = make("div", "tools");
+  tools.append(
+    iconButton("retry", "Ask again", () => retry(shown)),
+    iconButton("edit", "Change the question", () => edit(shown)),
+  );
+  const copy = iconButton("copy", "Copy the answer", () => copyText(shown.answer.text));
+  const foot = make("div", "foot");
   const note = make("p", "note");
   const line = make("p", "words");
   line.append(settled, interim);
   you.append(hiddenLabel("You: "), images, line);
+  foot.append(note, copy);
   const dots = make("span", "dots");
   dots.setAttribute("aria-hidden", "true");
   dots.append(make("i"), make("i"), make("i"));
-  server.append(hiddenLabel("Server: "), words, dots, note);
-  turn.append(you, server);
-  return { turn, you, server, settled, interim, images, words, note };
+  server.append(hiddenLabel("Server: "), words, dots, calls, foot);
+  turn.append(you, tools, server);
+  return { turn, you, server, settled, interim, images, words, calls, note, tools, copy };
 }
 
 function makeImage(url) {

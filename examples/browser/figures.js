@@ -2,7 +2,7 @@
 
 import { element } from "./page.js";
 import { duration } from "./plain-words.js";
-import { sentence, workers } from "./who.js";
+import { abilities, brief, places, sentence, workers } from "./who.js";
 
 export class Figures {
   /* What is saved with a conversation. */
@@ -15,6 +15,18 @@ export class Figures {
     show("figure-session", sessionId);
     for (const [verb, name] of Object.entries(workers(created))) show(`figure-${verb}`, name ?? "–");
     show("who", sentence(created));
+    show("parts", brief(created));
+    element("open-who").hidden = brief(created) === "";
+    const told = { heard: "Hears you", answered: "Answers", spoken: "Speaks" };
+    const rows = Object.entries(workers(created)).filter(([, name]) => name !== null);
+    element("who-parts").replaceChildren(...rows.flatMap(([verb, name]) => [item("dt", told[verb]), item("dd", partOf(created, verb, name))]));
+    element("who-places").replaceChildren(...places(created, location.hostname).map((line) => item("p", line)));
+    element("who-abilities").replaceChildren(
+      ...abilities(created).map(([can, what]) => item("li", can ? `It can ${what}.` : `It cannot ${what}.`, can ? "can" : "cannot")),
+    );
+    element("who-advice").hidden = !advice;
+    const rules = parts?.llm?.name === "rules" ? "Rules answer here, and no language model. " : "";
+    show("who-advice", advice ? rules + advice : "");
     show("advice", advice ?? "");
   }
 
@@ -46,6 +58,19 @@ export class Figures {
     show("figure-unacknowledged", `${chunks} chunks`);
     show("figure-buffered", `${Math.ceil(bytes / 1024)} KiB`);
   }
+}
+
+/* A part by its name and its model, where they differ. */
+function partOf({ parts }, verb, name) {
+  const part = parts?.[{ heard: "asr", answered: "llm", spoken: "tts" }[verb]];
+  return part && part.model !== name ? `${name}, ${part.model}` : name;
+}
+
+function item(tag, text, className = "") {
+  const node = document.createElement(tag);
+  node.textContent = text;
+  node.className = className;
+  return node;
 }
 
 function show(id, text) {

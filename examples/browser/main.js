@@ -1,41 +1,53 @@
 /* The page: joins the microphone, the session, the speaker and what is shown of them. */
 
+import { VoiceClient } from "../client.js";
 import { Attachments } from "./attachments.js";
 import { bindKeyboard, bindTalkButton } from "./controls.js";
-import { Conversation, isOwed } from "./conversation.js";
 import { ConversationView } from "./conversation-view.js";
+import { Developer } from "./developer.js";
 import { Figures } from "./figures.js";
-import { Microphone } from "./microphone.js";
+import { Orb } from "./orb.js";
 import { announce, element, Messages } from "./page.js";
 import * as plainWords from "./plain-words.js";
-import { download, soundOf, transcriptOf, wavFile } from "./recording.js";
-import { Session } from "./session.js";
+import { download, soundOf, textOf, transcriptOf, wavFile } from "./recording.js";
 import { currentKey, loadSettings, saveSettings, sessionConfig, setKey } from "./settings.js";
 import { SettingsDrawer } from "./settings-drawer.js";
-import { Sound } from "./sound.js";
-import { Speaker } from "./speaker.js";
-import { Talk } from "./talk.js";
-import { runTool } from "./tools.js";
-import { WaveView } from "./wave-view.js";
+import { TOOLS } from "./tools.js";
 
-const ACKNOWLEDGE_MS = 250;
 const NEXT_DOWNLOAD_MS = 500;
-/* A model that calls tools without end gets no more results after so many. */
-const MAX_TOOL_TURNS = 5;
 const STARTING = "The server is starting.";
 
 const settings = loadSettings();
 const messages = new Messages(element("messages"));
-const sound = new Sound();
-const microphone = new Microphone();
-const speaker = new Speaker(sound);
-const conversation = new Conversation();
-const session = new Session(document.baseURI, currentKey);
-const talk = new Talk({ sound, microphone, session, conversation });
-const view = new ConversationView(element("log"), element("welcome"));
-const wave = new WaveView(element("wave"));
+const client = new VoiceClient({
+  url: document.baseURI,
+  key: currentKey,
+  mode: settings.mode,
+  config: (capabilities) => sessionConfig(settings, capabilities),
+  tools: TOOLS,
+});
+const { session, conversation, sound, microphone, speaker, talk } = client;
+const view = new ConversationView(element("log"), element("welcome"), {
+  copy: (text) => copy(text, "The answer was copied."),
+  retry: (turn) => askAgain(turn, turn.user.text),
+  edit: (turn) => {
+    edited = turn;
+    element("text").value = turn.user.text;
+    element("text").focus();
+    messages.show("edit", "Change the question and send it: what came after it is forgotten.", {
+      kind: "plain",
+      label: "Leave it",
+      action: leaveEdit,
+    });
+  },
+});
+let edited = null; // the turn whose question is being changed
+const orb = new Orb(element("orb"));
 const figures = new Figures();
 const drawer = new SettingsDrawer(settings, { changed: applySettings });
+new Developer(client, { hasKey: () => currentKey() !== "", copy });
+element("open-who").onclick = () => element("who-dialog").showModal();
+element("close-who").onclick = () => element("who-dialog").close();
 const attachments = new Attachments({
   place: element("pictures"),
   video: element("camera-view"),
@@ -43,23 +55,16 @@ const attachments = new Attachments({
   imageButton: element("image"),
   imageInput: element("image-file"),
   dropArea: document.body,
-  send: (modality, payload) => session.sendChunk({ modality, payload, turn: pageTurn }),
+  send: (modality, payload) => client.show(modality, payload),
   complain: (text) => messages.show("picture", text, { seconds: 8 }),
 });
 
-let openSince = Infinity; // performance.now() of when the connection was made
-let capabilities = null;
 let models = [];
-let lastSpeechMs = -1;
-let heardTurn = null; // what the server hears someone say, with an open microphone
-let pageTurn = null; // the number of the turn that the page itself began, while it is being said
 
 // --- the session
 
 session.addEventListener("state", ({ detail }) => {
   if (detail.state === "open") {
-    openSince = performance.now();
-    if (sound.context) sound.wake().catch(() => {}); // it could not be loaded while the server was away
     messages.hide("connection");
     messages.hide("key");
     element("key-dialog").close();
@@ -77,62 +82,33 @@ session.addEventListener("state", ({ detail }) => {
     }[detail.reason];
     messages.show("connection", text, { kind: "plain", label: "Begin anew here", action: () => session.open() });
   }
-  showState();
 });
 
 session.addEventListener("created", async ({ detail }) => {
-  capabilities = detail.capabilities;
-  speaker.flush();
-  talk.forgetPlaces();
-  heardTurn = null;
-  lastSpeechMs = -1;
-  attachments.endTurn();
-  conversation.lose(detail.resent);
   if (detail.lost) {
     messages.show("new", "A new session began: the server does not remember what was said before.", { kind: "plain" });
   }
-  attachments.allow(capabilities.input_modalities);
+  attachments.allow(detail.capabilities.input_modalities);
+  view.transcripts = detail.capabilities.transcripts;
   figures.server(detail);
-  setMode();
-  session.configure(sessionConfig(settings, capabilities, sound.rate));
   models = await servedModels();
-  drawer.offer(capabilities, { models, speakerChoice: sound.canChooseOutput });
+  drawer.offer(detail.capabilities, { models, speakerChoice: sound.canChooseOutput });
 });
 
 session.addEventListener("resumed", () => {
-  // What was stopped meanwhile could not be said.
-  for (const { unwanted, requestId, answer } of conversation.turns) {
-    if (unwanted && requestId && answer.finishReason === null) session.cancel(requestId);
-  }
   messages.show("new", "Connected again. Nothing was lost.", { kind: "plain", seconds: 5 });
 });
 
 session.addEventListener("rtt", ({ detail }) => figures.network(detail));
 
 session.addEventListener("frame", ({ detail: frame }) => {
-  if (frame.type === "speech_started") return speechStarted(frame);
-  if (frame.type === "speech_stopped") return speechStopped(frame);
-  if (frame.type === "error" && !frame.error.request_id) {
-    return messages.show("server", plainWords.ofServer(frame.error), { seconds: 12 });
-  }
   if (frame.type === "session_closing" && frame.reason === "shutting_down") {
-    return messages.show("connection", "The server is going to restart.", { kind: "busy" });
+    messages.show("connection", "The server is going to restart.", { kind: "busy" });
   }
-  if (frame.type === "audio") frame.place = Math.round((frame.startMs / 1000) * configuredRate);
-  const turn = conversation.apply(frame);
-  if (!turn) return;
-  if (frame.type === "audio" && !turn.unwanted) {
-    conversation.keepSound(turn, "server", frame.samples.slice());
-    speaker.play(turn.number, frame.samples, frame.place);
-    if (sound.locked || sound.rate === null) showLocked();
-  }
-  if (frame.final) {
-    speaker.end(turn.number);
-    if (settings.answerWith === "text") announce(turn.answer.text);
-    if (frame.finish_reason === "tool_calls" && !turn.unwanted) runTools(turn.answer.calls);
-  }
-  if (frame.final || frame.type === "audio" || turn.answer.text) session.answered(turn.number);
-  showState();
+});
+
+client.addEventListener("error", ({ detail }) => {
+  messages.show("server", plainWords.ofServer(detail.error), { seconds: 12 });
 });
 
 async function servedModels() {
@@ -173,139 +149,64 @@ element("key-form").addEventListener("submit", (event) => {
 
 // --- turns
 
-/* With an open microphone the server says when someone begins to speak, and sends nothing more of its answer, unless
-   that turns out to have no words. */
-function speechStarted({ audio_ms: audioMs }) {
-  if (audioMs <= lastSpeechMs) return; // a resumed connection repeats what it is not sure of
-  lastSpeechMs = audioMs;
-  heardTurn = conversation.begin("heard");
-  conversation.hold(heardTurn);
-  speaker.flush();
-  heardTurn.beganAtMs = audioMs;
-  heardTurn.user.images = attachments.beginTurn();
-  conversation.heard(heardTurn, {});
-  showState();
-}
+client.addEventListener("turnstart", ({ detail: { turn } }) => (turn.user.images = attachments.beginTurn()));
+client.addEventListener("turnend", () => attachments.endTurn());
 
-function speechStopped({ audio_ms: audioMs }) {
-  if (!heardTurn || audioMs <= heardTurn.beganAtMs) return;
-  attachments.endTurn();
-  for (const samples of talk.samplesBetween(heardTurn.beganAtMs, audioMs)) conversation.keepSound(heardTurn, "user", samples);
-  conversation.endSpeech(heardTurn, talk.spokenAt(audioMs) ?? performance.now());
-  heardTurn = null;
-  showState();
-}
-
-/* What is being said into an open microphone ends here, whatever follows. */
-function endHeardTurn() {
-  if (!heardTurn) return;
-  session.sendChunk({ modality: "audio", payload: new Uint8Array(0), endOfInput: true });
-  conversation.endSpeech(heardTurn, performance.now());
-  heardTurn = null;
-}
-
-talk.addEventListener("turn", ({ detail: { turn } }) => {
-  interrupt(turn);
-  pageTurn = turn.number;
-  turn.user.images = attachments.beginTurn();
-  conversation.heard(turn, {});
+client.addEventListener("answered", ({ detail: { turn } }) => {
+  if (settings.answerWith === "text") announce(turn.answer.text);
 });
 
-/* Reply to the calls of an answer: by themselves, or, while someone speaks, as part of what is being said. */
-function runTools(calls) {
-  if (conversation.turns.slice(-MAX_TOOL_TURNS).filter(({ kind }) => kind === "tool").length === MAX_TOOL_TURNS) return;
-  const alone = !heardTurn && talk.phase !== "talking";
-  const turn = alone ? conversation.begin("tool").number : pageTurn;
-  calls.forEach((call, place) => {
-    const payload = new TextEncoder().encode(runTool(call));
-    const endOfInput = alone && place === calls.length - 1;
-    session.sendChunk({ modality: "text", payload, toolCallId: call.id, endOfInput, turn });
-  });
-}
-
-/* Silence at once, here. What of the answer was heard is told to the server. */
-function silence(exception = null) {
-  for (const turn of conversation.turns) {
-    if (turn === exception || !isOwed(turn)) continue;
-    session.answered(turn.number);
-    conversation.stop(turn);
-  }
-  speaker.flush();
-}
-
-/* Silence at once, here and there. */
-function interrupt(exception = null) {
-  const owed = conversation.turns.some((turn) => turn !== exception && isOwed(turn));
-  if (speaker.playing) session.acknowledge(speaker.playedMs);
-  // Also where all of it has come and is being played: the server keeps in mind what was heard of it.
-  if (owed || speaker.playing) session.cancel();
-  silence(exception);
-  showState();
-}
-
-async function write(text) {
+function write(text) {
   wantSession();
-  await sound.wake().catch(() => {}); // an answer that is not heard can still be read
-  // What is written does not join what is being said: that is at its end, and this takes its place.
-  if (talk.phase === "talking") talk.stop();
-  endHeardTurn();
-  interrupt();
-  const turn = conversation.begin("written", { text });
-  pageTurn = turn.number;
-  turn.user.images = attachments.beginTurn();
-  attachments.endTurn();
-  const payload = new TextEncoder().encode(text);
-  turn.speechEndedAt = performance.now();
-  if (!session.sendChunk({ modality: "text", payload, endOfInput: true, turn: turn.number })) {
-    conversation.fail(turn, "Too much waits to be sent. Wait until the connection is back.");
-  }
-  pageTurn = null;
-  conversation.heard(turn, {});
-  showState();
+  if (!edited) return client.write(text);
+  const turn = edited;
+  leaveEdit();
+  return askAgain(turn, text);
 }
+
+async function askAgain(turn, text) {
+  wantSession();
+  if (await client.resend(turn, text)) return;
+  messages.show("server", "The server could not forget the earlier question; it was asked again behind it.", { seconds: 8 });
+}
+
+function leaveEdit() {
+  if (edited) element("text").value = "";
+  edited = null;
+  messages.hide("edit");
+}
+
+async function copy(text, done) {
+  try {
+    await navigator.clipboard.writeText(text);
+    messages.show("copied", done, { kind: "plain", seconds: 3 });
+  } catch {
+    messages.show("copied", "The browser does not let this page copy.", { seconds: 6 });
+  }
+}
+
+element("new").onclick = () => {
+  leaveEdit();
+  client.startAnew();
+};
 
 // --- the speaker
 
-speaker.addEventListener("started", ({ detail: { id, heardAt } }) => {
-  const turn = conversation.turns[id];
-  const firstSoundMs = heardAt - turn.speechEndedAt;
-  // A turn that waited for a connection says nothing about how fast the server is.
-  if (turn.speechEndedAt !== null && turn.speechEndedAt >= openSince && firstSoundMs > 0 && turn.firstSoundMs === null) {
-    figures.firstSound(firstSoundMs);
-    conversation.heard(turn, { firstSoundMs });
-  }
-  showState();
-});
-speaker.addEventListener("ended", ({ detail: { id, playedMs } }) => {
-  session.acknowledge(playedMs);
-  conversation.heard(conversation.turns[id], { heardMs: playedMs });
-  showState();
-});
-speaker.addEventListener("flushed", ({ detail: { id, playedMs } }) => {
-  session.acknowledge(playedMs);
-  conversation.cut(conversation.turns[id], playedMs);
-  showState();
-});
+client.addEventListener("firstsound", ({ detail: { ms } }) => figures.firstSound(ms));
 speaker.addEventListener("level", ({ detail }) => {
-  wave.add("server", detail.peak);
+  orb.add("server", detail.peak);
+  view.speak(speaker.playing ? conversation.turns[detail.id] : null, speaker.playedMs);
   figures.playing(detail);
 });
+speaker.addEventListener("flushed", () => orb.interrupt());
+for (const end of ["ended", "flushed"]) speaker.addEventListener(end, () => view.speak(null));
 speaker.addEventListener("overflow", () => {
   messages.show("server", "The server sends faster than anybody can listen; some of it is not played.");
 });
-setInterval(() => session.acknowledge(speaker.playedMs), ACKNOWLEDGE_MS);
-
-let configuredRate = null;
+client.addEventListener("locked", showLocked);
 sound.addEventListener("change", () => {
-  if (sound.rate !== configuredRate) {
-    // Also while it is locked: what comes meanwhile is kept, and shall have the right rate.
-    configuredRate = sound.rate;
-    if (capabilities) session.configure(sessionConfig(settings, capabilities, sound.rate));
-    speaker.attach(sound.context);
-    sound.chooseOutput(settings.speaker).catch(() => {});
-  }
+  sound.chooseOutput(settings.speaker).catch(() => {});
   if (!sound.locked) messages.hide("locked");
-  else if (speaker.playing || talk.phase === "talking" || talk.phase === "listening") showLocked();
 });
 
 function showLocked() {
@@ -316,20 +217,13 @@ function showLocked() {
 // --- the microphone
 
 talk.addEventListener("level", ({ detail: { peak } }) => {
-  wave.add("you", peak);
-  element("talk").style.setProperty("--level", Math.min(1, Math.sqrt(peak)).toFixed(2));
+  orb.add("you", peak);
 });
 talk.addEventListener("change", () => {
-  if (talk.phase !== "talking" && pageTurn !== null) {
-    pageTurn = null;
-    attachments.endTurn();
-  }
   if (talk.phase !== "opening") messages.hide("microphone");
   if (talk.phase === "listening") keepAwake();
   else letSleep();
-  if (talk.phase === "off") endHeardTurn(); // closed in the middle of a sentence
   tellEcho();
-  showState();
 });
 talk.addEventListener("problem", ({ detail: { error } }) => {
   messages.show("microphone", plainWords.ofMicrophone(error));
@@ -379,20 +273,8 @@ function applySettings(names) {
       messages.show("speaker", "This speaker cannot be used; the system's own is.", { seconds: 8 });
     });
   }
-  if (names.includes("mode")) setMode();
-  if (capabilities) session.configure(sessionConfig(settings, capabilities, sound.rate));
-}
-
-/* Where the server cannot tell who speaks, the button is the only way. */
-function setMode() {
-  const canOpen = capabilities?.turn_detection ?? false;
-  const mode = canOpen ? settings.mode : "hold";
-  if (talk.mode !== mode && talk.phase !== "off") talk.stop();
-  talk.mode = mode;
-  element("mode-open").disabled = !canOpen;
-  element("mode-open").parentElement.title = canOpen ? "" : "This server does not detect turns";
-  element(`mode-${mode}`).checked = true;
-  showState();
+  client.wantedMode = settings.mode;
+  client.configure();
 }
 
 for (const radio of document.querySelectorAll("input[name=mode]")) {
@@ -404,38 +286,52 @@ for (const radio of document.querySelectorAll("input[name=mode]")) {
 
 // --- what is shown
 
-conversation.addEventListener("change", ({ detail: { turn } }) => {
+client.addEventListener("turn", ({ detail: { turn } }) => {
   view.show(turn);
-  element("save").disabled = false;
+  const empty = !conversation.turns.some(({ dropped }) => !dropped);
+  document.body.toggleAttribute("data-empty", empty);
+  element("save").disabled = element("new").disabled = empty;
 });
 
-function stateNow() {
-  const trying = capabilities ? "Reconnecting" : "Connecting";
-  const words = { connecting: trying, waiting: trying, refused: "A key is needed", ended: "Closed" };
-  if (session.state !== "open" && session.starting) return ["busy", "Starting"];
-  if (session.state !== "open") return ["away", words[session.state]];
-  if (talk.phase === "opening") return ["busy", "Opening the microphone"];
-  if (talk.phase === "talking") return ["hearing", "Hearing you"];
-  if (heardTurn) return ["hearing", "Hearing you"];
-  if (speaker.playing) return ["speaking", "Speaking"];
-  if (conversation.current) return ["busy", "Thinking"];
-  if (talk.phase === "listening") return talk.muted ? ["muted", "Muted"] : ["listening", "Listening"];
-  return ["ready", "Ready"];
-}
+/* What the page calls a state of the client, and the words for it. */
+const STATES = {
+  connecting: ["away", "Connecting"],
+  waiting: ["away", "Reconnecting"],
+  refused: ["away", "A key is needed"],
+  ended: ["away", "Closed"],
+  starting: ["busy", "Starting"],
+  opening: ["busy", "Opening the microphone"],
+  hearing: ["hearing", "Hearing you"],
+  speaking: ["speaking", "Speaking"],
+  thinking: ["busy", "Thinking"],
+  listening: ["listening", "Listening"],
+  muted: ["muted", "Muted"],
+  ready: ["ready", "Ready"],
+};
+
+client.addEventListener("change", showState);
 
 function showState() {
-  const [state, words] = stateNow();
+  const canOpen = client.capabilities?.turn_detection ?? false;
+  const [state, said] = STATES[client.state];
+  const trying = client.state === "connecting" || client.state === "waiting";
+  const words = trying ? STATES[client.capabilities ? "waiting" : "connecting"][1] : said;
   document.body.dataset.state = state;
+  orb.show(state);
   if (element("status").textContent !== words) element("status").textContent = words;
   const open = talk.mode === "open";
   const active = talk.phase !== "off";
-  const label = open ? (active ? "Close the microphone" : "Open the microphone") : active ? "Send" : "Hold to talk";
+  const label = open ? (active ? "Stop listening" : "Start talking") : active ? "Send" : "Hold to talk";
   element("talk").setAttribute("aria-pressed", String(active));
   element("talk").setAttribute("aria-label", open || active ? label : "Talk: hold, or press once to begin and once to send");
   element("talk-label").textContent = label;
   element("stop").disabled = !speaker.playing && !conversation.current;
   element("mute").disabled = !open;
   element("mute").setAttribute("aria-pressed", String(talk.muted));
+  element("mute").querySelector("use").setAttribute("href", talk.muted ? "#i-mute" : "#i-microphone");
+  element("mode-open").disabled = !canOpen;
+  element("mode-open").parentElement.title = canOpen ? "" : "This server does not detect turns";
+  element(`mode-${talk.mode}`).checked = true;
 }
 
 // --- hands
@@ -452,12 +348,12 @@ const hands = {
 bindTalkButton(element("talk"), hands);
 bindKeyboard({
   talk: hands,
-  stop: () => interrupt(),
+  stop: () => client.interrupt(),
   mute: () => talk.mode === "open" && talk.mute(!talk.muted),
   write: () => element("text").focus(),
 });
 
-element("stop").onclick = () => interrupt();
+element("stop").onclick = () => client.interrupt();
 element("mute").onclick = () => talk.mute(!talk.muted);
 element("write").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -468,14 +364,24 @@ element("write").addEventListener("submit", (event) => {
 });
 for (const example of document.querySelectorAll("[data-say]")) example.onclick = () => write(example.dataset.say);
 
-element("save").onclick = () => {
+element("save").onclick = () => element("save-dialog").showModal();
+element("close-save").onclick = () => element("save-dialog").close();
+element("save-text").onclick = () => save({ text: true });
+element("save-sound").onclick = () => save({ recording: true });
+element("save-all").onclick = () => save({ everything: true, recording: true });
+
+function save({ text = false, everything = false, recording = false }) {
+  element("save-dialog").close();
   const stamp = new Date().toISOString().slice(0, 19).replaceAll(":", "-");
-  download(transcriptOf(conversation.turns, figures.told), `conversation-${stamp}.json`);
-  const pieces = sound.rate === null ? [] : soundOf(conversation.turns, sound.rate);
+  const turns = conversation.turns.filter((turn) => !turn.dropped);
+  if (text) download(textOf(turns), `conversation-${stamp}.txt`);
+  if (everything) download(transcriptOf(turns, figures.told), `conversation-${stamp}.json`);
+  const pieces = !recording || sound.rate === null ? [] : soundOf(turns, sound.rate);
   // Safari drops a download that another one follows at once.
   const next = () => download(wavFile(pieces, sound.rate), `conversation-${stamp}.wav`);
-  if (pieces.length) setTimeout(next, NEXT_DOWNLOAD_MS);
-};
+  if (pieces.length) setTimeout(next, everything ? NEXT_DOWNLOAD_MS : 0);
+  else if (recording && !everything) messages.show("save", "There is no sound to save.", { seconds: 5 });
+}
 
 // What counts as a gesture: a mouse that goes down, a finger that goes up.
 for (const gesture of ["pointerdown", "pointerup", "keydown"]) document.addEventListener(gesture, () => sound.revive());
@@ -494,4 +400,4 @@ setInterval(() => figures.waiting(session.unacknowledged, session.bufferedBytes)
 element("save").disabled = true; // Firefox remembers over a reload what a button was
 applySettings([]);
 showState();
-session.open();
+client.open();

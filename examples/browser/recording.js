@@ -43,6 +43,16 @@ export function soundOf(turns, rate) {
   return pieces;
 }
 
+/* The words alone, as one would read them. */
+export function textOf(turns) {
+  const lines = [];
+  for (const { user, answer } of turns) {
+    if (user.text) lines.push(`You: ${user.text}`);
+    if (answer.text) lines.push(`Answer: ${answer.text}${answer.state === "stopped" ? " [stopped]" : ""}`);
+  }
+  return new Blob([`${lines.join("\n\n")}\n`], { type: "text/plain" });
+}
+
 export function transcriptOf(turns, session) {
   const told = turns.map(({ kind, startedAt, user, answer, requestId, firstSoundMs, heardMs }) => ({
     kind,

@@ -52,7 +52,7 @@ export class SettingsDrawer {
     for (const [name, kind] of [["microphone", "audioinput"], ["speaker", "audiooutput"]]) {
       const found = devices.filter((one) => one.kind === kind && one.deviceId && one.deviceId !== "default");
       const options = found.map((one, place) => [one.deviceId, one.label || `Device ${place + 1}`]);
-      this.#choices(name, [["", "The system's own"], ...options]);
+      this.#choices(name, [["", "System default"], ...options]);
       this.#form.elements[name].value = this.settings[name];
       if (this.#form.elements[name].selectedIndex < 0) this.#form.elements[name].value = "";
     }

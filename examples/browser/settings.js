@@ -1,7 +1,5 @@
 /* What the person chose, remembered in this browser, and what of it goes to the server. */
 
-import { TOOLS } from "./tools.js";
-
 const STORE = "omni_ws.settings";
 const KEY_STORE = "omni_ws.key";
 
@@ -52,6 +50,20 @@ try {
   // Private windows of some browsers have no storage.
 }
 
+/* A link may bring the key, as the one of `omni-ws serve --lan` does. It stays neither in the address nor in the history. */
+function takeBroughtKey() {
+  const brought = new URLSearchParams(location.hash.slice(1)).get("key");
+  if (brought) {
+    setKey(brought);
+    history.replaceState(history.state, "", location.pathname + location.search);
+  }
+  return Boolean(brought);
+}
+takeBroughtKey();
+addEventListener("hashchange", () => {
+  if (takeBroughtKey()) location.reload();
+});
+
 export function currentKey() {
   return key;
 }
@@ -79,23 +91,17 @@ function turnDetection(settings, capabilities) {
   return { type: "semantic_vad", eagerness: settings.turns, silence_duration_ms: null, ...common };
 }
 
-/* The session_config of these settings. Null takes a field back to the server's default. `rate` is null before there is
-   any sound on this page. */
-export function sessionConfig(settings, capabilities, rate) {
+/* What of the session_config is set here. Null takes a field back to the server's default. */
+export function sessionConfig(settings, capabilities) {
   const speaks = capabilities.output_modalities.includes("audio");
   const detects = settings.mode === "open" && capabilities.turn_detection;
-  const sampleRate = rate === null ? {} : { sample_rate: Math.round(rate) };
   return {
     model: settings.model || null,
     voice: capabilities.voices.includes(settings.voice) ? settings.voice : null,
     task: capabilities.tasks.includes(settings.task) ? settings.task : "chat",
     modalities: settings.answerWith === "text" && speaks ? ["text"] : null,
     instructions: settings.instructions || null,
-    tools: capabilities.tools ? TOOLS : null,
     start_policy: settings.startPolicy || null,
-    overlap: "interrupt",
     turn_detection: detects ? turnDetection(settings, capabilities) : null,
-    input_audio: { format: "pcm16", channels: 1, ...sampleRate },
-    output_audio: { format: "pcm16", ...sampleRate },
   };
 }

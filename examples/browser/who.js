@@ -26,6 +26,37 @@ export function sentence(created) {
   return words && `${words[0].toUpperCase()}${words.slice(1)}.`;
 }
 
+/* The names alone, for the head of the page: "whisper · rules · hibari". */
+export function brief(created) {
+  return [...new Set(Object.values(workers(created)).filter(Boolean))].join(" · ");
+}
+
+/* Where a voice and words go: sentences. `host` is that of the page's address. */
+export function places({ parts, capabilities }, host) {
+  const here = /^(localhost|127\..*|\[::1\])$/.test(host);
+  const told = [`Your voice and words go to ${here ? "this machine" : host}.`];
+  const beyond = (role) => parts?.[role]?.name === "remote";
+  const hears = beyond("asr") || (beyond("llm") && !parts.asr && capabilities.input_modalities.includes("audio"));
+  const handed = [[hears, "your voice"], [beyond("llm"), "your words"], [beyond("tts"), "the words of answers"]];
+  const what = handed.filter(([far]) => far).map(([, one]) => one).join(" and ");
+  if (what) told.push(`From there ${what} go on to another server, which the operator has chosen.`);
+  else if (parts) told.push("No other server takes part.");
+  return told;
+}
+
+/* What the server can do and cannot, in words: [can, what]. */
+export function abilities({ capabilities: { input_modalities: takes, output_modalities: gives, ...can } }) {
+  return [
+    [takes.includes("audio"), "hear you"],
+    [gives.includes("audio"), "speak"],
+    [can.turn_detection, "notice by itself when you speak"],
+    [can.turn_detection_types?.includes("semantic_vad") ?? false, "tell by your voice that you have finished"],
+    [takes.includes("image"), "look at pictures"],
+    [takes.includes("video"), "watch the camera"],
+    [can.tools, "use the tools of this page"],
+  ];
+}
+
 function nameOf(part) {
   return part && (NAMELESS.includes(part.name) ? part.model : part.name);
 }

@@ -16,9 +16,9 @@ from omni_ws.transport.routes import demo
 def _tap_at_the_speaker() -> Iterator[None]:
     """The file that runs on the page's audio thread gets a second processor, which keeps what is played."""
     files = dict(demo._files())
-    worklet = files["playback-worklet.js"]
+    worklet = files["client/playback-worklet.js"]
     content = worklet.content + TAP_PROCESSOR.encode()
-    files["playback-worklet.js"] = replace(worklet, content=content, entity_tag='"tapped"')
+    files["client/playback-worklet.js"] = replace(worklet, content=content, entity_tag='"tapped"')
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "_files", lambda: files)
         yield

@@ -70,6 +70,11 @@ async def test_two_spoken_turns(server: LiveServer, speech: Path, tmp_path: Path
             assert re.fullmatch(r"first sound after (\d+\sms|\d+\.\d\ss)", note), note
         async with saved_file(demo, ".wav") as sound, saved_file(demo, ".json") as text:
             await demo.page.locator("#save").click()
+            await demo.page.locator("#save-all").click()
+        async with saved_file(demo, ".txt") as words_alone:
+            await demo.page.locator("#save").click()
+            await demo.page.locator("#save-text").click()
+        assert f"Answer: {TO_GOFORWARD[0]}\n\n".encode() in await read_download(words_alone, tmp_path / "saved.txt")
         saved = json.loads(await read_download(text, tmp_path / "saved.json"))
         wav = await read_download(sound, tmp_path / "saved.wav")
     assert all(words in turn["user"]["text"] for turn in saved["turns"])
@@ -126,6 +131,15 @@ async def test_an_answer_can_be_interrupted(server: LiveServer) -> None:
         assert after.seconds > before.seconds
         tail = after.samples[len(before.samples) :]
         assert float(np.abs(tail[: after.rate // 100]).max()) < 0.01, "it went on after it was stopped"
+        # A question can be changed: what came after it is gone, here and there.
+        await demo.page.get_by_role("button", name="Change the question").first.click()
+        await demo.page.locator("#text").fill("What is three plus five?")
+        await demo.page.locator("#text").press("Enter")
+        assert await demo.answered() == "That makes 8."
+        assert await demo.page.locator(".turn").count() == 1
+        await demo.page.locator("#new").click()
+        await demo.page.locator("#welcome").wait_for()
+        assert await demo.page.locator(".turn").count() == 0
 
 
 async def test_speaking_interrupts(server: LiveServer, speech: Path) -> None:
@@ -173,6 +187,8 @@ async def test_a_model_uses_the_tool_of_the_page() -> None:
         await demo.in_state("ready")
         assert "used local_time" in await demo.page.locator(".turn").nth(0).locator(".note").inner_text()
         assert not await demo.page.locator(".turn").nth(1).locator(".you").is_visible()
+        await demo.page.locator(".call summary", has_text="local_time").first.click()
+        assert "(" in await demo.page.locator(".call pre").last.inner_text()
         assert llm.requests[0].tools[0]["function"]["name"] == "local_time"
 
 

@@ -62,6 +62,19 @@ async def conversation(demo: DemoPage, port: int) -> None:
     await demo.answered("shorter")
 
 
+async def test_the_page_can_be_installed() -> None:
+    """Chromium reads the manifest under the page's policy and finds nothing that is missing."""
+    async with live_server() as server, demo_page() as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        devtools = await demo.page.context.new_cdp_session(demo.page)
+        manifest = await devtools.send("Page.getAppManifest")
+        assert manifest["errors"] == []
+        assert manifest["manifest"]["startUrl"] == f"http://127.0.0.1:{server.port}/"
+        problems = await devtools.send("Page.getInstallabilityErrors")
+        # The tests' browser has no profile that lasts.
+        assert {one["errorId"] for one in problems["installabilityErrors"]} <= {"in-incognito"}
+
+
 async def test_a_narrow_screen_needs_no_scrolling_sideways() -> None:
     async with live_server() as server, demo_page(viewport={"width": 360, "height": 640}) as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")
@@ -114,6 +127,45 @@ async def test_the_newest_line_stays_in_sight() -> None:
           return last.getBoundingClientRect().bottom <= log.getBoundingClientRect().bottom;
         }"""
         await demo.page.wait_for_function(seen)
+
+
+async def test_the_centre_draws_quickly_and_stands_still_on_request() -> None:
+    """At most 4 ms of script a frame while it speaks, and no frames at all where less motion is wanted."""
+    async with live_server(ToneEngine()) as server, demo_page(reduced_motion="reduce") as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.write("tone")
+        await demo.answered()
+        await demo.in_state("ready")
+        orb = "() => document.querySelector('#orb').orb.cost"
+        still = await demo.page.evaluate(orb)
+        frames = "const frame = () => (--left ? requestAnimationFrame(frame) : go()); frame();"
+        await demo.page.evaluate(f"new Promise((go) => {{ let left = 20; {frames} }})")
+        assert (await demo.page.evaluate(orb))["frames"] - still["frames"] <= 1
+        await demo.page.emulate_media(reduced_motion="no-preference")
+        await demo.write("tone")
+        await demo.answered(turn=1)
+        moving = await demo.page.evaluate(orb)
+        assert moving["frames"] > still["frames"]
+        assert moving["mean"] < 4
+
+
+async def test_developers_see_frames_latency_and_the_same_request() -> None:
+    async with live_server(ToneEngine()) as server, demo_page() as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.page.locator("#open-developer").click()
+        await demo.write("it's a tone")
+        await demo.answered()
+        await demo.page.locator("#waterfall .bar .heard").wait_for()
+        assert (await demo.page.locator("#waterfall-median").inner_text()).startswith("Median of 1: ")
+        await demo.page.locator("#wire-filter").fill('"final":true')
+        frame = demo.page.locator("#wire details")
+        await demo.page.wait_for_function("document.querySelectorAll('#wire details').length === 1")
+        await frame.click()
+        assert '"finish_reason": "stop"' in await frame.locator("pre").inner_text()
+        assert "it'\\''s a tone" in await demo.page.locator("#request").inner_text()
+        for language, call in (("python", 'session.ask_text("it\'s a tone")'), ("js", 'client.write("it\'s a tone")')):
+            await demo.page.locator("#request-language").select_option(language)
+            await demo.page.locator("#request", has_text=call).wait_for()
 
 
 async def test_every_control_has_a_name() -> None:
@@ -181,6 +233,13 @@ async def test_who_listens_answers_and_speaks_is_told() -> None:
         server.app.sessions.advice = "There is a better one."
         await demo.open(f"http://127.0.0.1:{server.port}/")
         assert await demo.page.locator("#who").inner_text() == "Heard by words, answered by retort, spoken by tone."
+        await demo.page.get_by_role("button", name="words · retort · tone").click()
+        told = await demo.page.locator("#who-dialog").inner_text()
+        assert "Your voice and words go to this machine.\n" in told
+        assert "No other server takes part." in told
+        assert "There is a better one." in told
+        assert "It can hear you." in told
+        await demo.page.keyboard.press("Escape")
         assert await demo.page.locator("#advice").inner_text() == "There is a better one."
         await demo.page.locator("#open-settings").click()
         figures = [demo.page.locator(f"#figure-{verb}") for verb in ("heard", "answered", "spoken")]

@@ -4,6 +4,7 @@ sent again, and the jitter buffer."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def vectors(name: str) -> list[dict[str, Any]]:
 async def test_binary_frames(demo: DemoPage) -> None:
     found = await demo.page.evaluate(
         """async (vectors) => {
-          const { decodeOutput, encodeInput } = await import("/browser/frames.js");
+          const { decodeOutput, encodeInput } = await import("/client/frames.js");
           const bytes = (hex) => Uint8Array.from(hex.match(/../g) ?? [], (pair) => parseInt(pair, 16));
           const hex = (array) => Array.from(array, (byte) => byte.toString(16).padStart(2, "0")).join("");
           const tryTo = (action) => { try { return action(); } catch (error) { return { error: error.code }; } };
@@ -72,13 +73,13 @@ async def test_text_frames(demo: DemoPage) -> None:
     """All that a server may say can be read, and what is no frame is refused."""
     frames = [vector["frame"] for vector in vectors("server_frames")]
     read = await demo.page.evaluate(
-        "async (frames) => frames.map((await import('/browser/frames.js')).parseFrame)",
+        "async (frames) => frames.map((await import('/client/frames.js')).parseFrame)",
         frames,
     )
     assert read == [json.loads(frame) for frame in frames]
     codes = await demo.page.evaluate(
         """async (texts) => {
-          const { parseFrame } = await import("/browser/frames.js");
+          const { parseFrame } = await import("/client/frames.js");
           return texts.map((text) => { try { return parseFrame(text); } catch (error) { return error.code; } });
         }""",
         ["", "{", "null", "[]", "1", "{}", '{"type": 1}'],
@@ -89,7 +90,7 @@ async def test_text_frames(demo: DemoPage) -> None:
 async def test_samples_are_little_endian_everywhere(demo: DemoPage) -> None:
     found = await demo.page.evaluate(
         """async () => {
-          const { bytesOf, samplesOf } = await import("/browser/frames.js");
+          const { bytesOf, samplesOf } = await import("/client/frames.js");
           const odd = samplesOf(new Uint8Array([1, 2, 3, 128, 9]).subarray(0));
           return [[...bytesOf(Int16Array.of(1, -2, 258))], [...odd]];
         }"""
@@ -100,7 +101,7 @@ async def test_samples_are_little_endian_everywhere(demo: DemoPage) -> None:
 async def test_what_is_kept_to_be_sent_again(demo: DemoPage) -> None:
     found = await demo.page.evaluate(
         """async () => {
-          const { Outgoing } = await import("/browser/outgoing.js");
+          const { Outgoing } = await import("/client/outgoing.js");
           const number = (frame) => new DataView(frame.buffer).getUint32(4);
           const chunk = (turn, bytes = 10) => ({ modality: "audio", payload: new Uint8Array(bytes), turn });
           const steps = {};
@@ -136,7 +137,7 @@ async def test_an_answer_belongs_to_its_request(demo: DemoPage) -> None:
     """Whatever comes late: out of a session that was lost, of a request that is over, of sound that was stopped."""
     found = await demo.page.evaluate(
         """async () => {
-          const { Conversation } = await import("/browser/conversation.js");
+          const { Conversation } = await import("/client/conversation.js");
           const conversation = new Conversation();
           const say = (id, text) =>
             conversation.apply({ type: "output_chunk", request_id: id, modality: "text", text });
@@ -171,7 +172,7 @@ async def test_a_greeting_answers_nothing(demo: DemoPage) -> None:
     """What was asked meanwhile keeps its own answer."""
     found = await demo.page.evaluate(
         """async () => {
-          const { Conversation } = await import("/browser/conversation.js");
+          const { Conversation } = await import("/client/conversation.js");
           const conversation = new Conversation();
           conversation.begin("written", { text: "asked" });
           const started = { type: "response_started", request_id: "g", trigger: "greeting" };
@@ -190,7 +191,7 @@ async def test_a_greeting_answers_nothing(demo: DemoPage) -> None:
 async def test_what_was_heard_last_is_what_was_heard(demo: DemoPage) -> None:
     found = await demo.page.evaluate(
         """async () => {
-          const { Conversation } = await import("/browser/conversation.js");
+          const { Conversation } = await import("/client/conversation.js");
           const conversation = new Conversation();
           const hear = (id, text, interim) =>
             conversation.apply({ type: "output_chunk", request_id: id, modality: "transcript", text, interim });
@@ -219,7 +220,7 @@ async def test_what_was_heard_last_is_what_was_heard(demo: DemoPage) -> None:
 
 #: Plays what `script` pushes at certain quanta, and returns the samples and what was reported.
 _PLAY = """async ({ rate, quanta, script }) => {
-  const { PlayoutBuffer } = await import("/browser/playback-worklet.js");
+  const { PlayoutBuffer } = await import("/client/playback-worklet.js");
   const events = [];
   let quantum = 0;
   const buffer = new PlayoutBuffer(rate, ({ type, id, played, offset }) => {
@@ -309,7 +310,7 @@ async def test_an_answer_that_goes_on_counts_from_where_it_was_heard_to(demo: De
 async def test_what_was_held_goes_on_or_ends(demo: DemoPage) -> None:
     found = await demo.page.evaluate(
         """async () => {
-          const { Conversation, isOwed } = await import("/browser/conversation.js");
+          const { Conversation, isOwed } = await import("/client/conversation.js");
           const conversation = new Conversation();
           const frame = (id, more) => conversation.apply({ type: "output_chunk", request_id: id, ...more });
           const sound = (place) => conversation.apply({ type: "audio", place });
@@ -372,7 +373,7 @@ async def test_places_in_the_audio_count_what_the_server_listens_to(demo: DemoPa
     """What was said with the button does not move the places of an open microphone."""
     found = await demo.page.evaluate(
         """async () => {
-          const { Talk } = await import("/browser/talk.js");
+          const { Talk } = await import("/client/talk.js");
           const context = {};
           const microphone = Object.assign(new EventTarget(), { isOpen: true, close() {} });
           const turn = { number: 0 };
@@ -416,7 +417,7 @@ async def test_a_round_trip_is_measured_only_where_nothing_else_is_told(demo: De
     """The pong behind session_resumed comes when all of what was missed has been told again."""
     found = await demo.page.evaluate(
         """async () => {
-          const { Session } = await import("/browser/session.js");
+          const { Session } = await import("/client/session.js");
           const RealSocket = window.WebSocket;
           const sockets = [];
           window.WebSocket = class {
@@ -460,9 +461,9 @@ async def test_a_turn_without_any_sound_is_over_at_once(demo: DemoPage) -> None:
     """Its end alone would open no request, and the next answer would go into it."""
     found = await demo.page.evaluate(
         """async () => {
-          const { Talk } = await import("/browser/talk.js");
-          const { Conversation } = await import("/browser/conversation.js");
-          const { Outgoing } = await import("/browser/outgoing.js");
+          const { Talk } = await import("/client/talk.js");
+          const { Conversation } = await import("/client/conversation.js");
+          const { Outgoing } = await import("/client/outgoing.js");
           const outgoing = new Outgoing();
           const microphone = Object.assign(new EventTarget(), { isOpen: true, close() {} });
           const conversation = new Conversation();
@@ -497,7 +498,7 @@ async def test_results_of_tools(demo: DemoPage) -> None:
     """They are sent as JSON, are sent again to the session that made the call, and to no other."""
     found = await demo.page.evaluate(
         """async () => {
-          const { Outgoing } = await import("/browser/outgoing.js");
+          const { Outgoing } = await import("/client/outgoing.js");
           const outgoing = new Outgoing();
           const payload = new TextEncoder().encode("nöon");
           const frame = outgoing.add({ modality: "text", payload, turn: 3, toolCallId: "c1", endOfInput: true });
@@ -522,18 +523,44 @@ async def test_results_of_tools(demo: DemoPage) -> None:
 async def test_the_tools_of_the_page(demo: DemoPage) -> None:
     found = await demo.page.evaluate(
         """async () => {
-          const { runTool, TOOLS } = await import("/browser/tools.js");
-          const given = ["", "{}", "null", '{"time_zone":"Asia/Tokyo"}', '{"time_zone":"Moon/Base"}', "{"];
-          const results = given.map((text) => runTool({ name: "local_time", arguments: text }));
-          return [TOOLS.map((tool) => tool.function.name), results, runTool({ name: "toString", arguments: "" })];
+          const { TOOLS } = await import("/browser/tools.js");
+          return [Object.keys(TOOLS), TOOLS.local_time.run({}), TOOLS.local_time.run({ time_zone: "Asia/Tokyo" })];
         }"""
     )
-    names, results, unknown = found
+    names, here, there = found
     assert names == ["local_time"]
-    assert results[0] == results[1] == results[2]
-    assert "(Asia/Tokyo)" in results[3]
-    assert all(result.startswith("This did not work: ") for result in results[4:])
-    assert unknown == "There is no tool toString."
+    assert re.fullmatch(r".+ at .+ \(.+\)", here)
+    assert "(Asia/Tokyo)" in there
+
+
+async def test_answers_are_shown_as_they_are_meant_and_never_read_as_html(demo: DemoPage) -> None:
+    text = "# Two\n**bold** and `a*b` <img src=x>\n- one\n- [two](https://a.example/b)\n3. three\n```js\nlet a = 1;\n"
+    found = await demo.page.evaluate(
+        """async (text) => {
+          const { blocksOf, showRichText } = await import("/browser/rich-text.js");
+          const { placesOf } = await import("/browser/spoken-word.js");
+          const [{ element }] = blocksOf("[x](javascript:alert) 2 * 3 * 4");
+          const no = [element.outerHTML, element.children.length];
+          const words = ["one", "two", "gone", "one"].map((word) => ({ text: word }));
+          const whole = blocksOf(text).map(({ element }) => element.outerHTML).join("");
+          const growing = document.createElement("div");
+          for (let end = 1; end <= text.length; end++) showRichText(growing, text.slice(0, end));
+          const [first] = growing.children;
+          showRichText(growing, text + "\\n```\\nlast");
+          const kept = growing.firstChild === first && growing.lastChild.textContent === "last";
+          showRichText(growing, text);
+          return [whole, no, placesOf(words, "one, two; one"), growing.innerHTML === whole, kept];
+        }""",
+        text,
+    )
+    assert found[3:] == [True, True]
+    assert found[0] == (
+        '<p class="heading">Two</p><p><strong>bold</strong> and <code>a*b</code> &lt;img src=x&gt;</p><ul><li>one</li>'
+        '<li><a href="https://a.example/b" target="_blank" rel="noopener noreferrer">two</a></li>'
+        '<li>three</li></ul><pre tabindex="0" data-language="js"><code>let a = 1;\n</code></pre>'
+    )
+    assert found[1] == ["<p>[x](javascript:alert) 2 * 3 * 4</p>", 0]
+    assert found[2] == [[0, 3], [5, 8], None, [10, 13]]
 
 
 async def test_turns_are_judged_by_the_voice_where_the_server_can(demo: DemoPage) -> None:
@@ -543,7 +570,7 @@ async def test_turns_are_judged_by_the_voice_where_the_server_can(demo: DemoPage
           const capabilities = { output_modalities: [], voices: [], tasks: [], turn_detection: true };
           const silence = { ...capabilities, turn_detection_types: ["server_vad"] };
           const voice = { ...capabilities, turn_detection_types: ["server_vad", "semantic_vad"] };
-          const turns = (changes, able) => sessionConfig({ ...DEFAULTS, ...changes }, able, null).turn_detection;
+          const turns = (changes, able) => sessionConfig({ ...DEFAULTS, ...changes }, able).turn_detection;
           return [turns({}, capabilities), turns({}, silence), turns({}, voice), turns({ turns: "low" }, voice),
             turns({ turns: "silence", silenceMs: 900 }, voice), turns({ mode: "hold" }, voice)];
         }"""
@@ -555,3 +582,15 @@ async def test_turns_are_judged_by_the_voice_where_the_server_can(demo: DemoPage
         *(by_silence, by_silence, by_voice, by_voice | {"eagerness": "low"}),
         *(by_silence | {"silence_duration_ms": 900}, None),
     ]
+
+
+async def test_the_example_page_of_the_client_library(demo: DemoPage) -> None:
+    page = await demo.page.context.new_page()
+    example = VECTORS.parents[1] / "clients" / "js" / "example" / "index.html"
+    server = demo.page.url
+    await page.goto(f"{server}health?server={server}")  # of the server's origin, without the page's policy
+    await page.set_content(example.read_text(encoding="utf-8"))
+    await page.locator("#state", has_text="ready").wait_for()
+    await page.locator("#talk").click()
+    await page.locator("#state", has_text=re.compile("listening|hearing|opening")).wait_for()
+    await page.close()

@@ -240,6 +240,20 @@ async def test_a_key_is_asked_for() -> None:
         await demo.in_state("ready")  # the key is kept for this tab
 
 
+async def test_a_link_brings_the_key() -> None:
+    """As that of ``omni-ws serve --lan``; also in a tab that shows the page already. It is not kept in the address."""
+    keys = (ApiKey(name="one", key_sha256=digest("se+cret&")),)
+    async with live_server(keys=keys) as server, demo_page(expect_problems=True) as demo:
+        await demo.open(url(server.port) + "#key=se%2Bcret%26")
+        assert await demo.page.evaluate("location.hash") == ""
+        await demo.page.evaluate("sessionStorage.clear()")
+        await demo.page.reload()
+        await demo.page.locator("#key").wait_for()
+        await demo.page.evaluate("location.hash = 'key=se%2Bcret%26'")
+        await demo.in_state("ready")
+        assert await demo.page.evaluate("location.hash") == ""
+
+
 async def test_the_key_is_asked_for_again() -> None:
     """A question that was closed can be opened again, and what is written until then is kept."""
     keys = (ApiKey(name="one", key_sha256=digest("secret")),)

@@ -230,4 +230,4 @@ async def test_help_says_how_turns_are_marked() -> None:
     assert ended.status == 0
     assert "push-to-talk" in " ".join(ended.output.split())
     assert "--open-mic" in ended.output
-    assert "exit status" in ended.output
+    assert "exits with" in ended.output

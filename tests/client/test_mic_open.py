@@ -17,6 +17,7 @@ from support.hearing_engine import HearingEngine
 from support.inline_workers import InlineWorkers, loud, quiet
 from support.judges import ScriptedModel
 from support.live_server import live_server
+from support.sound_card import SOUND_LIBRARY
 from support.speech_clips import clip_bytes, clip_samples, silence
 
 from omni_ws.client import AudioChunk, Final, SpeechStarted, SpeechStopped, TextChunk, connect
@@ -26,79 +27,6 @@ from omni_ws.engine.fake import ScriptedEngine
 from omni_ws.service.listening.turn_judge import TurnJudge
 
 ROOT = Path(__file__).parents[2]
-#: A sound card in real time. It records a file, and, ECHO times as loud, what it played 120 ms ago.
-SOUND_LIBRARY = """
-import os, threading, time
-import numpy as np, soxr
-
-class PortAudioError(Exception):
-    pass
-
-def query_devices(device=None, kind=None):
-    return {"default_samplerate": 16000.0}
-
-def check_input_settings(**settings):
-    pass
-
-check_output_settings = check_input_settings
-
-class _Stream:
-    latency = 0.05
-    # One clock for all, as on a card: on a machine that is late, echo and speech stay where they are to each other.
-    started = []
-    clock = None
-
-    def __init__(self, *, samplerate, device, channels, dtype, callback, blocksize=None):
-        self.size = 2 * (blocksize or samplerate // 50)
-        self.interval = self.size / 2 / samplerate
-        self.callback = callback
-
-    def start(self):
-        self.due = time.monotonic() + self.interval
-        _Stream.started = [*_Stream.started, self]
-        if _Stream.clock is None:
-            _Stream.clock = threading.Thread(target=_Stream.run, daemon=True)
-            _Stream.clock.start()
-
-    @staticmethod
-    def run():
-        while True:
-            if not _Stream.started:
-                time.sleep(0.005)
-                continue
-            stream = min(_Stream.started, key=lambda one: one.due)
-            time.sleep(max(0.0, stream.due - time.monotonic()))
-            stream.due += stream.interval
-            stream.turn()
-
-    def stop(self):
-        _Stream.started = [one for one in _Stream.started if one is not self]
-
-    close = stop
-
-class RawInputStream(_Stream):
-    recording = open(os.environ["RECORDING"], "rb").read()
-    air = bytearray(2 * 120 * 16)
-
-    def start(self):
-        del self.air[: -2 * 120 * 16]
-        super().start()
-
-    def turn(self):
-        data, self.recording = self.recording[: self.size], self.recording[self.size :]
-        echo = np.frombuffer(self.air[: self.size].ljust(self.size, b"\\0"), "<i2") * float(os.environ.get("ECHO", 0))
-        del self.air[: self.size]
-        heard = np.frombuffer(data.ljust(self.size, b"\\0"), "<i2") + echo
-        self.callback(heard.clip(-32768, 32767).astype("<i2").tobytes(), self.size // 2, None, None)
-
-class RawOutputStream(_Stream):
-    to_air = soxr.ResampleStream(24000, 16000, 1, dtype="int16")
-
-    def turn(self):
-        data = bytearray(self.size)
-        self.callback(data, self.size // 2, None, None)
-        RawInputStream.air += self.to_air.resample_chunk(np.frombuffer(data, "<i2")).tobytes()
-"""
 
 
 def long_answer() -> list[EngineOutput]:

@@ -9,12 +9,14 @@
    frame     the frame       everything that the conversation is made of; audio as { type: "audio", samples, startMs }
    rtt       milliseconds    of a ping
 
-`starting` is true from when the server said that it is not ready yet until it is, or cannot be reached. */
+`onwire(direction, frame)`, where it is set, is told of every frame, "sent" or "received"; `frame` of a binary one is
+{ type, modality, bytes }. `starting` is true from when the server said that it is not ready yet until it is, or cannot be reached. */
 
-import { decodeOutput, parseFrame, samplesOf } from "./frames.js";
+import { bytesOfBase64, decodeOutput, MODALITIES, parseFrame, samplesOf } from "./frames.js";
 import { Outgoing } from "./outgoing.js";
 
-const PROTOCOLS = ["omni.v1+binary"];
+/* Audio with the times of its words is JSON; bare audio is smaller. */
+const PROTOCOLS = { words: "omni.v1+json", bare: "omni.v1+binary" };
 const KEY_ENTRY = "omni-api-key.";
 const RETRY_MS = [250, 500, 1000, 2000, 4000];
 const PING_MS = 4000;
@@ -23,6 +25,7 @@ const DEAD_MS = 8000;
 const REPLACED = 4409;
 /* A close by the page that is no end of the session: it is coming back. */
 const COMING_BACK = 4000;
+const NORMAL = 1000;
 
 export class Session extends EventTarget {
   #socket = null;
@@ -39,10 +42,14 @@ export class Session extends EventTarget {
   #configuration = {};
   #refusedFields = new Set();
   #lastNotice = null;
+  onwire = null;
 
-  /* `base` is the address of the page; `key` gives the key of the moment, or "". */
-  constructor(base, key) {
+  /* `base` is the address of the server; `key` gives the key of the moment, or "". `words` asks for the times of spoken
+     words. `WebSocket` is a class like the global one, for runtimes without it. */
+  constructor(base, key, { words = true, WebSocket = globalThis.WebSocket } = {}) {
     super();
+    this.protocol = words ? PROTOCOLS.words : PROTOCOLS.bare;
+    this.WebSocket = WebSocket;
     this.url = new URL("v1/streaming_input", base);
     this.url.protocol = this.url.protocol === "https:" ? "wss:" : "ws:";
     this.modelsUrl = new URL("v1/models", base);
@@ -78,7 +85,7 @@ export class Session extends EventTarget {
     const key = this.key();
     let socket;
     try {
-      socket = new WebSocket(url, key ? [...PROTOCOLS, KEY_ENTRY + key] : PROTOCOLS);
+      socket = new this.WebSocket(url, key ? [this.protocol, KEY_ENTRY + key] : [this.protocol]);
     } catch {
       this.#tell("refused", { reason: "unsendable" });
       return;
@@ -89,6 +96,21 @@ export class Session extends EventTarget {
     socket.onclose = ({ code }) => this.#closed(code);
     this.#socket = socket;
     this.#lastNotice = null;
+  }
+
+  /* End the session. `open` begins a new one. */
+  close() {
+    clearTimeout(this.#timer);
+    this.#forget();
+    this.#abandon(NORMAL);
+    this.#tell("ended", { reason: "closed" });
+  }
+
+  /* End the session and begin a new one, to which nothing of this one is sent. */
+  startAnew() {
+    this.#forget();
+    this.#abandon(NORMAL);
+    this.open();
   }
 
   /* Connect now rather than when the next try is due. */
@@ -113,7 +135,7 @@ export class Session extends EventTarget {
   sendChunk(chunk) {
     if (!this.#outgoing.hasRoom(chunk.payload.byteLength)) return false;
     const frame = this.#outgoing.add(chunk);
-    if (this.#ready) this.#socket.send(frame);
+    if (this.#ready) this.#sendFrame(frame);
     return true;
   }
 
@@ -132,6 +154,13 @@ export class Session extends EventTarget {
     this.#send({ type: "cancel", request_id: requestId });
   }
 
+  /* Drop a request and all later ones from the history: `history_truncated` replies, or an error with the parameter
+     request_id. False where there is no connection. */
+  truncate(requestId) {
+    this.#send({ type: "history_truncate", request_id: requestId });
+    return this.#ready;
+  }
+
   /* All output so far was received; `playedMs` of the current answer were heard. */
   acknowledge(playedMs) {
     const told = `${this.#lastOutput} ${playedMs}`;
@@ -142,7 +171,14 @@ export class Session extends EventTarget {
   }
 
   #send(frame) {
-    if (this.#ready) this.#socket.send(JSON.stringify(frame));
+    if (!this.#ready) return;
+    this.#socket.send(JSON.stringify(frame));
+    this.onwire?.("sent", frame);
+  }
+
+  #sendFrame(frame) {
+    this.#socket.send(frame);
+    if (this.onwire) this.onwire("sent", typeof frame === "string" ? JSON.parse(frame) : described("input_chunk", frame));
   }
 
   #sendConfiguration() {
@@ -154,12 +190,14 @@ export class Session extends EventTarget {
     this.#heardAt = performance.now();
     if (data instanceof ArrayBuffer) {
       const { sequenceId, modality, startMs, payload } = decodeOutput(data);
+      if (this.onwire) this.onwire("received", described("output_chunk", data));
       if (modality === "audio" && this.#isNew(sequenceId)) {
         this.#emit("frame", { type: "audio", samples: samplesOf(payload), startMs });
       }
       return;
     }
     const frame = parseFrame(data);
+    this.onwire?.("received", frame);
     switch (frame.type) {
       case "session_created":
         return this.#begin(frame);
@@ -175,7 +213,7 @@ export class Session extends EventTarget {
         this.#lastNotice = { closing: frame };
         return this.#emit("frame", frame);
       case "output_chunk":
-        return this.#isNew(frame.sequence_id) && this.#emit("frame", frame);
+        return this.#isNew(frame.sequence_id) && this.#emit("frame", frame.payload === undefined ? frame : audioOf(frame));
       default:
         return this.#emit("frame", frame);
     }
@@ -196,7 +234,7 @@ export class Session extends EventTarget {
     const { frames, turns } = this.#outgoing.restart();
     this.#nowReady();
     this.#emit("created", { ...frame, lost, resent: turns }); // who hears it configures the session
-    for (const kept of frames) this.#socket.send(kept);
+    for (const kept of frames) this.#sendFrame(kept);
   }
 
   #resume(frame) {
@@ -204,7 +242,7 @@ export class Session extends EventTarget {
     const frames = this.#outgoing.resume(frame.next_sequence_id);
     this.#nowReady({ measured: false }); // its pong comes behind all that is told again
     this.#sendConfiguration(); // it may have been lost on the way
-    for (const kept of frames) this.#socket.send(kept);
+    for (const kept of frames) this.#sendFrame(kept);
     this.#emit("resumed", frame);
   }
 
@@ -213,7 +251,7 @@ export class Session extends EventTarget {
     this.starting = false;
     this.#tell("open");
     clearInterval(this.#pinger);
-    this.#pinger = setInterval(() => document.hidden || this.#ping(), PING_MS);
+    this.#pinger = setInterval(() => globalThis.document?.hidden || this.#ping(), PING_MS);
     this.#ping({ measured });
   }
 
@@ -285,14 +323,21 @@ export class Session extends EventTarget {
     }
   }
 
-  #abandon() {
+  #forget() {
+    this.#identity = null;
+    this.#hadSession = false;
+    this.#outgoing = new Outgoing();
+    this.#attempt = 0;
+  }
+
+  #abandon(code = COMING_BACK) {
     const socket = this.#socket;
     this.#socket = null;
     this.#ready = false;
     clearInterval(this.#pinger);
     if (!socket) return;
     socket.onopen = socket.onmessage = socket.onclose = null;
-    socket.close(COMING_BACK);
+    socket.close(code);
   }
 
   #tell(state, more = {}) {
@@ -303,4 +348,14 @@ export class Session extends EventTarget {
   #emit(name, detail) {
     this.dispatchEvent(new CustomEvent(name, { detail }));
   }
+}
+
+/* Audio as the binary form has it, with the words that the JSON form adds. */
+function audioOf({ request_id: requestId, payload, start_ms: startMs, words = [] }) {
+  return { type: "audio", request_id: requestId, samples: samplesOf(bytesOfBase64(payload)), startMs, words };
+}
+
+function described(type, frame) {
+  const header = new Uint8Array(frame.buffer ?? frame);
+  return { type, modality: MODALITIES[header[2]], end_of_input: (header[3] & 1) === 1, bytes: header.byteLength };
 }

@@ -27,6 +27,7 @@ export class Conversation extends EventTarget {
   #byRequest = new Map();
   #named = null;
   #keptSamples = 0;
+  #unsettled = [];
 
   /* The turn whose answer is awaited or under way, or null. */
   get current() {
@@ -42,7 +43,7 @@ export class Conversation extends EventTarget {
       kind,
       startedAt: new Date(),
       user: { text, interim: "", images, done },
-      answer: { text: "", state: done ? "thinking" : "none", error: "", finishReason: null, usage: null, calls: [] },
+      answer: { text: "", words: [], state: done ? "thinking" : "none", error: "", finishReason: null, usage: null, calls: [] },
       requestId: null,
       unwanted: false,
       interrupts: false,
@@ -50,6 +51,8 @@ export class Conversation extends EventTarget {
       firstSoundMs: null,
       heardMs: null,
       sound: { user: [], server: [] },
+      dropped: false,
+      at: { firstText: null, firstAudio: null, transcript: null },
     };
     this.turns.push(turn);
     this.#awaiting.push(turn);
@@ -104,6 +107,49 @@ export class Conversation extends EventTarget {
     this.#changed(turn);
   }
 
+  /* The result that a call got. */
+  answerCall(turn, call, result) {
+    call.result = result;
+    this.#changed(turn);
+  }
+
+  /* Forget a turn and those after it: they keep their numbers, and are not shown or saved. */
+  drop(turn) {
+    for (const one of this.turns.slice(turn.number)) {
+      one.dropped = true;
+      for (const pieces of Object.values(one.sound)) {
+        for (const piece of pieces.splice(0)) this.#keptSamples -= piece.length;
+      }
+      this.#changed(one);
+    }
+  }
+
+  /* Forget all turns, and what they await. */
+  clear() {
+    for (const turn of this.turns) {
+      if (isOwed(turn)) this.stop(turn);
+      turn.user.done = true;
+    }
+    this.#awaiting = [];
+    this.#byRequest.clear();
+    this.#named = null;
+    if (this.turns.length) this.drop(this.turns[0]);
+    this.#wakeSettled();
+  }
+
+  /* Resolves when every request that was sent has its final. */
+  settled() {
+    return new Promise((resolve) => {
+      this.#unsettled.push(resolve);
+      this.#wakeSettled();
+    });
+  }
+
+  #wakeSettled() {
+    const open = [...this.#awaiting, ...this.#byRequest.values()].some(({ answer }) => answer.finishReason === null);
+    if (!open) for (const resolve of this.#unsettled.splice(0)) resolve();
+  }
+
   keepSound(turn, side, samples) {
     turn.sound[side].push(samples);
     this.#keptSamples += samples.length;
@@ -131,13 +177,16 @@ export class Conversation extends EventTarget {
       turn.requestId = null;
       if (turn.kind !== "written") turn.user.text = turn.user.interim = ""; // it is listened to again
     }
+    this.#wakeSettled();
   }
 
   /* Takes one frame of the server in. Returns its turn, or null where it belongs to none. */
   apply(frame) {
     if (frame.type === "audio") {
-      if (this.#named?.answer.state === "held") this.#goOn(this.#named, frame.place);
-      return this.#named;
+      const turn = this.#named;
+      if (turn?.answer.state === "held") this.#goOn(turn, frame.place);
+      if (turn) noteSound(turn, frame);
+      return turn;
     }
     const requestId = frame.request_id ?? frame.error?.request_id;
     if (!requestId) return null;
@@ -178,11 +227,13 @@ export class Conversation extends EventTarget {
     if (frame.final) {
       answer.finishReason = frame.finish_reason;
       answer.usage = frame.usage ?? null;
+      this.#wakeSettled();
       user.done = true;
       settle(user); // a request that was cut short has no other transcript
       const ended = { cancelled: "stopped", error: "failed" }[frame.finish_reason] ?? "done";
       become(turn, turn.unwanted ? "stopped" : ended); // it may have been complete when it was stopped
     } else if (frame.modality === "transcript") {
+      turn.at.transcript = performance.now();
       if (frame.interim) user.interim = frame.text;
       else {
         user.interim = frame.text;
@@ -191,7 +242,10 @@ export class Conversation extends EventTarget {
     } else if (!turn.unwanted) {
       if (answer.state === "held") this.#goOn(turn);
       else become(turn, "speaking");
-      if (frame.modality === "text") answer.text += frame.text;
+      if (frame.modality === "text") {
+        answer.text += frame.text;
+        turn.at.firstText ??= performance.now();
+      }
       if (frame.modality === "tool_call") addCall(answer.calls, frame);
     }
   }
@@ -214,6 +268,14 @@ export class Conversation extends EventTarget {
   #changed(turn) {
     this.dispatchEvent(new CustomEvent("change", { detail: { turn } }));
   }
+}
+
+/* When the first sound came, and which words it says when; words of sound that is said again come again. */
+function noteSound({ answer, at }, { words = [], startMs }) {
+  at.firstAudio ??= performance.now();
+  if (words.length === 0) return;
+  answer.words = answer.words.filter((word) => word.start_ms < Math.min(startMs, words[0].start_ms));
+  answer.words.push(...words);
 }
 
 /* A call comes in pieces: its id and name with the first, its arguments with all. */

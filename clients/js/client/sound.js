@@ -8,7 +8,7 @@ const USUAL_RATE = 48000;
 const START_MS = 10_000;
 /* Where the sound goes through PulseAudio or PipeWire, asking a context of Firefox for its latency can lock the page and
    the audio thread against each other for good. There the usual one is taken. */
-const MAY_ASK_LATENCY = !/X11.*Firefox\//.test(navigator.userAgent);
+const MAY_ASK_LATENCY = !/X11.*Firefox\//.test(globalThis.navigator?.userAgent);
 const USUAL_LATENCY_SECONDS = 0.04;
 
 const WORKLETS = ["capture-worklet.js", "playback-worklet.js"];

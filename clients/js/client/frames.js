@@ -7,7 +7,7 @@ export const MAX_SEQUENCE_ID = 0xffffffff;
 
 const INPUT_CHUNK = 1;
 const OUTPUT_CHUNK = 2;
-const MODALITIES = ["", "text", "audio", "video", "image"];
+export const MODALITIES = ["", "text", "audio", "video", "image"];
 const FLAG_END = 1;
 const FLAG_TIMESTAMP = 2;
 
@@ -91,5 +91,13 @@ export function bytesOf(samples) {
   const bytes = new Uint8Array(samples.length * 2);
   const view = new DataView(bytes.buffer);
   for (let index = 0; index < samples.length; index++) view.setInt16(index * 2, samples[index], true);
+  return bytes;
+}
+
+/* The bytes of a payload in a JSON frame. */
+export function bytesOfBase64(text) {
+  const binary = atob(text);
+  const bytes = new Uint8Array(binary.length);
+  for (let index = 0; index < binary.length; index++) bytes[index] = binary.charCodeAt(index);
   return bytes;
 }

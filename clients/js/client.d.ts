@@ -1,0 +1,325 @@
+/* Types of omni-ws. */
+
+export type Modality = "text" | "audio" | "video" | "image";
+
+/* What the engine of the server can do; see "session_created" in the protocol. */
+export interface Capabilities {
+  input_modalities: Modality[];
+  output_modalities: string[];
+  voices: string[];
+  tasks: string[];
+  tools: boolean;
+  turn_detection: boolean;
+  turn_detection_types?: string[];
+  transcripts?: boolean;
+  [name: string]: unknown;
+}
+
+/* Fields of session_config. */
+export type SessionConfig = Record<string, unknown>;
+
+export interface ServerError {
+  code: string;
+  message: string;
+  param?: string;
+  request_id?: string;
+  retryable?: boolean;
+  retry_after_ms?: number;
+}
+
+export interface Word {
+  text: string;
+  start_ms: number;
+  end_ms: number;
+}
+
+export interface ToolCall {
+  id: string;
+  name: string;
+  arguments: string;
+  result?: string;
+}
+
+export interface Turn {
+  readonly number: number;
+  readonly kind: "spoken" | "heard" | "written" | "greeting" | "tool";
+  readonly startedAt: Date;
+  /* `interim` is heard and may still change. `images` are what `turnstart` was given. */
+  user: { text: string; interim: string; images: string[]; done: boolean };
+  answer: {
+    text: string;
+    words: Word[];
+    state: "none" | "thinking" | "speaking" | "held" | "done" | "stopped" | "failed";
+    /* A code of the protocol, or a sentence. */
+    error: string;
+    finishReason: string | null;
+    usage: Record<string, number> | null;
+    calls: ToolCall[];
+  };
+  requestId: string | null;
+  firstSoundMs: number | null;
+  /* How much of the answer was heard, once it ended or was cut short. */
+  heardMs: number | null;
+  dropped: boolean;
+  sound: { user: Int16Array[]; server: Int16Array[] };
+}
+
+export interface Tool {
+  description?: string;
+  parameters?: Record<string, unknown>;
+  run(args: any): unknown;
+}
+
+export interface SessionOptions {
+  /* Ask for the times of spoken words; true by default. */
+  words?: boolean;
+  /* A class like the global one, for runtimes without it. */
+  WebSocket?: new (url: URL | string, protocols: string[]) => WebSocket;
+}
+
+export interface VoiceClientOptions extends SessionOptions {
+  /* The server's address, http or https. */
+  url: string | URL;
+  key?: () => string;
+  config?: SessionConfig | ((capabilities: Capabilities) => SessionConfig);
+  tools?: Record<string, Tool>;
+  mode?: "open" | "hold";
+}
+
+export type ClientState =
+  | "connecting"
+  | "waiting"
+  | "refused"
+  | "ended"
+  | "starting"
+  | "opening"
+  | "hearing"
+  | "speaking"
+  | "thinking"
+  | "listening"
+  | "muted"
+  | "ready";
+
+interface Listening<Events> {
+  addEventListener<Name extends keyof Events & string>(
+    name: Name,
+    listener: (event: CustomEvent<Events[Name]>) => void,
+    options?: AddEventListenerOptions,
+  ): void;
+  removeEventListener<Name extends keyof Events & string>(name: Name, listener: (event: CustomEvent<Events[Name]>) => void): void;
+}
+
+export interface VoiceClientEvents {
+  change: undefined;
+  turn: { turn: Turn };
+  turnstart: { turn: Turn };
+  turnend: undefined;
+  answered: { turn: Turn };
+  audio: { turn: Turn; samples: Int16Array };
+  firstsound: { turn: Turn; ms: number };
+  locked: undefined;
+  error: { error: ServerError };
+}
+
+export interface VoiceClient extends Listening<VoiceClientEvents> {}
+export class VoiceClient {
+  constructor(options: VoiceClientOptions);
+  readonly session: Session;
+  readonly conversation: Conversation;
+  readonly talk: Talk;
+  readonly sound: Sound;
+  readonly microphone: Microphone;
+  readonly speaker: Speaker;
+  readonly state: ClientState;
+  readonly capabilities: Capabilities | null;
+  readonly heardTurn: Turn | null;
+  wantedMode: "open" | "hold";
+  open(): void;
+  close(): void;
+  listen(): Promise<void>;
+  configure(): void;
+  write(text: string): Promise<Turn>;
+  say(samples: Int16Array): Turn;
+  show(modality: Modality, payload: Uint8Array): void;
+  interrupt(exception?: Turn | null): void;
+  resend(turn: Turn, text?: string): Promise<boolean>;
+  startAnew(): void;
+}
+
+export interface SessionEvents {
+  state: { state: string; again?: boolean; seconds?: number; reason?: string; notice?: { error?: ServerError } | null };
+  created: { session_id: string; model: string; capabilities: Capabilities; lost: boolean; resent: Set<number>; [name: string]: unknown };
+  resumed: { session_id: string; next_sequence_id: number; replayed: number };
+  frame: { type: string; [name: string]: any };
+  rtt: number;
+}
+
+export interface Session extends Listening<SessionEvents> {}
+export class Session {
+  constructor(base: string | URL, key: () => string, options?: SessionOptions);
+  readonly state: "connecting" | "open" | "waiting" | "refused" | "ended";
+  readonly starting: boolean;
+  readonly ready: boolean;
+  readonly bufferedBytes: number;
+  readonly unacknowledged: number;
+  onwire: ((direction: "sent" | "received", frame: { type: string; [name: string]: any }) => void) | null;
+  open(): void;
+  close(): void;
+  startAnew(): void;
+  hurry(): void;
+  check(): void;
+  configure(configuration: SessionConfig): void;
+  sendChunk(chunk: InputChunk): boolean;
+  hasBegun(turn: number | null): boolean;
+  answered(turn: number | null): void;
+  cancel(requestId?: string): void;
+  truncate(requestId: string): boolean;
+  acknowledge(playedMs?: number): void;
+}
+
+export interface InputChunk {
+  modality: Modality;
+  payload: Uint8Array;
+  endOfInput?: boolean;
+  turn?: number | null;
+  toolCallId?: string | null;
+}
+
+export interface Conversation extends Listening<{ change: { turn: Turn } }> {}
+export class Conversation {
+  readonly turns: Turn[];
+  readonly current: Turn | null;
+  begin(kind: Turn["kind"], given?: { text?: string; images?: string[] }): Turn;
+  endSpeech(turn: Turn, at: number): void;
+  hold(turn: Turn): void;
+  stop(turn: Turn): void;
+  fail(turn: Turn, why: string): void;
+  cut(turn: Turn, heardMs: number): void;
+  heard(turn: Turn, found: { firstSoundMs?: number; heardMs?: number }): void;
+  answerCall(turn: Turn, call: ToolCall, result: string): void;
+  drop(turn: Turn): void;
+  clear(): void;
+  settled(): Promise<void>;
+  keepSound(turn: Turn, side: "user" | "server", samples: Int16Array): void;
+  lose(resent: Set<number>): void;
+  apply(frame: { type: string; [name: string]: any }): Turn | null;
+}
+
+export function isOwed(turn: Turn): boolean;
+
+export interface TalkEvents {
+  change: undefined;
+  turn: { turn: Turn };
+  level: { peak: number };
+  problem: { error: Error };
+  network: { state: "slow" | "paused" | "well" };
+}
+
+export interface Talk extends Listening<TalkEvents> {}
+export class Talk {
+  constructor(parts: { sound: Sound; microphone: Microphone; session: Session; conversation: Conversation });
+  mode: "open" | "hold";
+  devices: MicrophoneChoice;
+  readonly phase: "off" | "opening" | "talking" | "listening";
+  readonly muted: boolean;
+  press(at: number): Promise<void> | void;
+  release(at: number): void;
+  stop(): void;
+  mute(muted: boolean): void;
+  reopen(): Promise<void>;
+  forgetPlaces(): void;
+  spokenAt(audioMs: number): number | null;
+  samplesBetween(startMs: number, endMs: number): Int16Array[];
+}
+
+export interface MicrophoneChoice {
+  deviceId?: string;
+  echoCancellation?: boolean;
+  noiseSuppression?: boolean;
+  autoGainControl?: boolean;
+}
+
+export interface Microphone extends Listening<{ chunk: { samples: Int16Array; peak: number; capturedAt: number }; lost: undefined }> {}
+export class Microphone {
+  readonly isOpen: boolean;
+  readonly settings: MediaTrackSettings;
+  readonly cancelsEcho: boolean | null;
+  muted: boolean;
+  open(context: AudioContext, choice: MicrophoneChoice): Promise<void>;
+  close(): void;
+}
+
+export interface Sound extends Listening<{ change: undefined }> {}
+export class Sound {
+  readonly rate: number | null;
+  readonly context: AudioContext | null;
+  readonly locked: boolean;
+  readonly canChooseOutput: boolean;
+  readonly latencySamples: number;
+  wake(): Promise<AudioContext>;
+  running(): Promise<void>;
+  revive(): void;
+  chooseOutput(deviceId: string): Promise<void>;
+  heardAt(time: number): number;
+}
+
+export interface SpeakerEvents {
+  started: { id: number; heardAt: number };
+  ended: { id: number; playedMs: number };
+  flushed: { id: number; playedMs: number };
+  level: { peak: number; queuedMs: number; underruns: number; targetMs: number };
+  overflow: { id: number };
+}
+
+export interface Speaker extends Listening<SpeakerEvents> {}
+export class Speaker {
+  constructor(sound: Sound);
+  readonly playing: boolean;
+  readonly playedMs: number | undefined;
+  attach(context: AudioContext): void;
+  play(id: number, samples: Int16Array, place: number): void;
+  end(id: number): void;
+  flush(): void;
+}
+
+export class Camera {
+  constructor(video: HTMLVideoElement);
+  readonly isOn: boolean;
+  open(): Promise<void>;
+  close(): void;
+  frame(stillWanted: () => boolean): Promise<Uint8Array | null>;
+}
+
+export function readImage(file: Blob): Promise<{ payload: Uint8Array; url: string }>;
+
+export class Outgoing {
+  constructor(maxBytes?: number);
+  readonly keptBytes: number;
+  readonly unacknowledged: number;
+  hasRoom(bytes: number): boolean;
+  add(chunk: InputChunk): Uint8Array | string;
+  hasBegun(turn: number | null): boolean;
+  acknowledge(next: number): void;
+  answered(turn: number | null): void;
+  resume(next: number): (Uint8Array | string)[];
+  restart(): { frames: (Uint8Array | string)[]; turns: Set<number> };
+}
+
+export class FrameError extends Error {
+  readonly code: string;
+}
+
+export interface NumberedChunk {
+  sequenceId: number;
+  modality: Modality;
+  payload: Uint8Array;
+  endOfInput?: boolean;
+  timestampMs?: number | null;
+  toolCallId?: string | null;
+}
+
+export function encodeInput(chunk: NumberedChunk): Uint8Array | string;
+export function decodeOutput(buffer: ArrayBuffer): { sequenceId: number; modality: Modality; startMs: number | null; payload: Uint8Array };
+export function parseFrame(text: string): { type: string; [name: string]: any };
+export function samplesOf(payload: Uint8Array): Int16Array;
+export function bytesOf(samples: Int16Array): Uint8Array;

@@ -1,0 +1,408 @@
+/* A conversation by voice: joins the microphone, the session and the speaker. Its parts are there to be listened to:
+   `session`, `conversation`, `talk`, and, in a browser, `sound`, `microphone` and `speaker`. Events of its own:
+
+   change                     `state` may be another one
+   turn     { turn }          a turn of the conversation changed
+   turnstart { turn }         someone begins to speak or write: what goes with the turn is sent now
+   turnend                    and has finished
+   answered { turn }          all of an answer has come
+   audio    { turn, samples } sound of an answer (Int16Array), to be read at once
+   firstsound { turn, ms }    how long an answer took, from the end of speech to the ear
+   locked                     there is something to hear, and the browser wants to be touched first
+   error    { error }         what the server says of no turn in particular */
+
+import { Conversation, isOwed } from "./conversation.js";
+import { Microphone } from "./microphone.js";
+import { Session } from "./session.js";
+import { Sound } from "./sound.js";
+import { Speaker } from "./speaker.js";
+import { Talk } from "./talk.js";
+
+const ACKNOWLEDGE_MS = 250;
+/* Outside of browsers a turn is what `say` is given. */
+const MAY_LISTEN = typeof AudioContext !== "undefined";
+/* A model that calls tools without end gets no more results after so many. */
+const MAX_TOOL_TURNS = 5;
+
+export class VoiceClient extends EventTarget {
+  capabilities = null;
+  heardTurn = null; // what the server hears someone say, with an open microphone
+  #pageTurn = null; // the number of the turn that the page itself began, while it is being said
+  #openSince = Infinity; // performance.now() of when the connection was made
+  #lastSpeechMs = -1;
+  #configuredRate = null;
+  #truncating = null;
+  #acknowledger;
+
+  /* `url` is the server's address, http or https. `key` gives the key of the moment, or "". `config` is the
+     session_config, or gives it for the server's capabilities. `tools` are functions by name, each with a `description`
+     and JSON Schema `parameters`. `mode` is "open" or "hold" (talk.js). `WebSocket` replaces the global one. */
+  constructor({ url, key = () => "", config = {}, tools = {}, mode = MAY_LISTEN ? "open" : "hold", ...options }) {
+    super();
+    this.config = typeof config === "function" ? config : () => config;
+    this.tools = tools;
+    this.wantedMode = mode;
+    this.session = new Session(url, key, options);
+    this.conversation = new Conversation();
+    this.sound = new Sound();
+    this.microphone = new Microphone();
+    this.speaker = new Speaker(this.sound);
+    this.talk = new Talk(this);
+    this.#listenToSession();
+    this.#listenToSpeaker();
+    this.#listenToTalk();
+    this.sound.addEventListener("change", () => this.#soundChanged());
+    this.conversation.addEventListener("change", ({ detail }) => this.#emit("turn", detail));
+  }
+
+  /* What goes on, in one word. */
+  get state() {
+    const { session, talk } = this;
+    if (session.state !== "open") return session.starting ? "starting" : session.state;
+    if (talk.phase === "opening") return "opening";
+    if (talk.phase === "talking" || this.heardTurn) return "hearing";
+    if (this.speaker.playing) return "speaking";
+    if (this.conversation.current) return "thinking";
+    if (talk.phase === "listening") return talk.muted ? "muted" : "listening";
+    return "ready";
+  }
+
+  /* Connect. The session is resumed whenever the connection breaks, until `close`. */
+  open() {
+    this.#acknowledger ??= setInterval(() => this.session.acknowledge(this.speaker.playedMs), ACKNOWLEDGE_MS);
+    this.session.open();
+  }
+
+  close() {
+    clearInterval(this.#acknowledger);
+    this.#acknowledger = undefined;
+    this.talk.stop();
+    this.speaker.flush();
+    this.session.close();
+  }
+
+  /* Open the microphone (mode "open"), or begin a turn (mode "hold"): call it from a gesture. */
+  async listen() {
+    await this.talk.press(0);
+  }
+
+  /* Say the configuration again: `config` gives something else now. */
+  configure() {
+    if (!this.capabilities) return;
+    const { talk, capabilities } = this;
+    // Where the server cannot tell who speaks, the button is the only way.
+    const mode = capabilities.turn_detection ? this.wantedMode : "hold";
+    if (talk.mode !== mode && talk.phase !== "off") talk.stop();
+    talk.mode = mode;
+    this.session.configure({ ...this.#defaults(), ...this.config(capabilities) });
+    this.#changed();
+  }
+
+  /* Write instead of talking. Returns the turn. */
+  async write(text) {
+    await this.sound.wake().catch(() => {}); // an answer that is not heard can still be read
+    // What is written does not join what is being said: that is at its end, and this takes its place.
+    if (this.talk.phase === "talking") this.talk.stop();
+    this.#endHeardTurn();
+    this.interrupt();
+    const turn = this.conversation.begin("written", { text });
+    this.#pageTurn = turn.number;
+    this.#emit("turnstart", { turn });
+    this.#emit("turnend");
+    const payload = new TextEncoder().encode(text);
+    turn.speechEndedAt = performance.now();
+    if (!this.session.sendChunk({ modality: "text", payload, endOfInput: true, turn: turn.number })) {
+      this.conversation.fail(turn, "Too much waits to be sent. Wait until the connection is back.");
+    }
+    this.#pageTurn = null;
+    this.conversation.heard(turn, {});
+    this.#changed();
+    return turn;
+  }
+
+  /* Say samples (Int16Array) as one turn, without a microphone: `rate` is that of `config.input_audio`. */
+  say(samples) {
+    this.interrupt();
+    const turn = this.conversation.begin("spoken");
+    this.#emit("turnstart", { turn });
+    this.#emit("turnend");
+    const payload = new Uint8Array(samples.buffer.slice(samples.byteOffset, samples.byteOffset + samples.byteLength));
+    this.session.sendChunk({ modality: "audio", payload, endOfInput: true, turn: turn.number });
+    this.conversation.endSpeech(turn, performance.now());
+    return turn;
+  }
+
+  /* A picture that belongs to the turn of the moment: `payload` is the file's bytes. */
+  show(modality, payload) {
+    this.session.sendChunk({ modality, payload, turn: this.#pageTurn });
+  }
+
+  /* Silence at once, here and there. */
+  interrupt(exception = null) {
+    const { session, speaker, conversation } = this;
+    const owed = conversation.turns.some((turn) => turn !== exception && isOwed(turn));
+    if (speaker.playing) session.acknowledge(speaker.playedMs);
+    // Also where all of it has come and is being played: the server keeps in mind what was heard of it.
+    if (owed || speaker.playing) session.cancel();
+    this.#silence(exception);
+    this.#changed();
+  }
+
+  /* Ask a turn's question again, in other words where `text` is given: the server forgets the turn and what came after
+     it. Resolves to whether it has. */
+  async resend(turn, text = turn.user.text) {
+    this.interrupt();
+    const forgotten = turn.requestId === null || (await this.#truncate(turn));
+    this.conversation.drop(turn);
+    await this.write(text);
+    return forgotten;
+  }
+
+  /* Forget everything, here and there: a new session. */
+  startAnew() {
+    this.talk.stop();
+    this.speaker.flush();
+    this.conversation.clear();
+    this.#forget();
+    this.session.startAnew();
+  }
+
+  async #truncate(turn) {
+    // It is valid only between requests: what is being said or answered has to have its end.
+    this.#endHeardTurn();
+    this.session.cancel();
+    await this.conversation.settled();
+    this.#truncated(false);
+    if (!this.session.truncate(turn.requestId)) return false;
+    return new Promise((resolve) => (this.#truncating = { requestId: turn.requestId, resolve }));
+  }
+
+  #defaults() {
+    const { capabilities, talk, sound, tools } = this;
+    const rate = sound.rate === null ? {} : { sample_rate: Math.round(sound.rate) };
+    const judges = capabilities.turn_detection_types?.includes("semantic_vad") ?? false;
+    const detection = {
+      type: judges ? "semantic_vad" : "server_vad",
+      interrupt_response: true,
+      interrupt_resume: capabilities.transcripts ?? false,
+    };
+    const described = Object.entries(tools).map(([name, { description, parameters }]) => ({
+      type: "function",
+      function: { name, description, parameters: parameters ?? { type: "object", properties: {} } },
+    }));
+    return {
+      tools: capabilities.tools && described.length ? described : null,
+      overlap: "interrupt",
+      turn_detection: talk.mode === "open" && capabilities.turn_detection ? detection : null,
+      input_audio: { format: "pcm16", channels: 1, ...rate },
+      output_audio: { format: "pcm16", ...rate },
+    };
+  }
+
+  // --- the session
+
+  #listenToSession() {
+    const { session } = this;
+    session.addEventListener("state", ({ detail }) => {
+      if (detail.state === "open") {
+        this.#openSince = performance.now();
+        if (this.sound.context) this.sound.wake().catch(() => {}); // it could not be loaded while the server was away
+      }
+      this.#changed();
+    });
+    session.addEventListener("created", ({ detail }) => {
+      this.capabilities = detail.capabilities;
+      this.speaker.flush();
+      this.#forget();
+      this.#emit("turnend");
+      this.conversation.lose(detail.resent);
+      this.configure();
+    });
+    session.addEventListener("resumed", () => {
+      // What was stopped meanwhile could not be said.
+      for (const { unwanted, requestId, answer } of this.conversation.turns) {
+        if (unwanted && requestId && answer.finishReason === null) session.cancel(requestId);
+      }
+      if (this.#truncating) session.truncate(this.#truncating.requestId);
+    });
+    session.addEventListener("frame", ({ detail }) => this.#frame(detail));
+  }
+
+  #forget() {
+    this.talk.forgetPlaces();
+    this.heardTurn = null;
+    this.#lastSpeechMs = -1;
+    this.#truncated(false);
+  }
+
+  #truncated(done) {
+    this.#truncating?.resolve(done);
+    this.#truncating = null;
+  }
+
+  #frame(frame) {
+    if (frame.type === "speech_started") return this.#speechStarted(frame);
+    if (frame.type === "speech_stopped") return this.#speechStopped(frame);
+    if (frame.type === "history_truncated") return this.#truncated(true);
+    if (frame.type === "error" && !frame.error.request_id) {
+      if (frame.error.param === "request_id" && this.#truncating) return this.#truncated(false);
+      return this.#emit("error", frame);
+    }
+    if (frame.type === "audio") frame.place = Math.round((frame.startMs / 1000) * (this.#configuredRate ?? 0));
+    const turn = this.conversation.apply(frame);
+    if (!turn) return;
+    if (frame.type === "audio" && !turn.unwanted) this.#play(turn, frame);
+    if (frame.final) {
+      this.speaker.end(turn.number);
+      this.#emit("answered", { turn });
+      if (frame.finish_reason === "tool_calls" && !turn.unwanted) this.#runTools(turn);
+    }
+    if (frame.final || frame.type === "audio" || turn.answer.text) this.session.answered(turn.number);
+    this.#changed();
+  }
+
+  #play(turn, { samples, place }) {
+    this.#emit("audio", { turn, samples });
+    this.conversation.keepSound(turn, "server", samples.slice());
+    this.speaker.play(turn.number, samples, place);
+    if (this.sound.locked || this.sound.rate === null) this.#emit("locked");
+  }
+
+  /* With an open microphone the server says when someone begins to speak, and sends nothing more of its answer, unless
+     that turns out to have no words. */
+  #speechStarted({ audio_ms: audioMs }) {
+    if (audioMs <= this.#lastSpeechMs) return; // a resumed connection repeats what it is not sure of
+    this.#lastSpeechMs = audioMs;
+    const turn = this.conversation.begin("heard");
+    this.heardTurn = turn;
+    this.conversation.hold(turn);
+    this.speaker.flush();
+    turn.beganAtMs = audioMs;
+    this.#emit("turnstart", { turn });
+    this.conversation.heard(turn, {});
+    this.#changed();
+  }
+
+  #speechStopped({ audio_ms: audioMs }) {
+    const turn = this.heardTurn;
+    if (!turn || audioMs <= turn.beganAtMs) return;
+    this.#emit("turnend");
+    const { talk, conversation } = this;
+    for (const samples of talk.samplesBetween(turn.beganAtMs, audioMs)) conversation.keepSound(turn, "user", samples);
+    turn.stoppedAt = performance.now();
+    conversation.endSpeech(turn, talk.spokenAt(audioMs) ?? turn.stoppedAt);
+    this.heardTurn = null;
+    this.#changed();
+  }
+
+  /* What is being said into an open microphone ends here, whatever follows. */
+  #endHeardTurn() {
+    if (!this.heardTurn) return;
+    this.session.sendChunk({ modality: "audio", payload: new Uint8Array(0), endOfInput: true });
+    this.conversation.endSpeech(this.heardTurn, performance.now());
+    this.heardTurn = null;
+  }
+
+  /* Reply to the calls of an answer: by themselves, or, while someone speaks, as part of what is being said. */
+  async #runTools(asking) {
+    const { calls } = asking.answer;
+    const { conversation, session, talk } = this;
+    if (conversation.turns.slice(-MAX_TOOL_TURNS).filter(({ kind }) => kind === "tool").length === MAX_TOOL_TURNS) return;
+    const results = await Promise.all(calls.map((call) => this.#run(call)));
+    if (asking.unwanted) return;
+    const alone = !this.heardTurn && talk.phase !== "talking";
+    const turn = alone ? conversation.begin("tool").number : this.#pageTurn;
+    calls.forEach((call, place) => {
+      conversation.answerCall(asking, call, results[place]);
+      const endOfInput = alone && place === calls.length - 1;
+      const payload = new TextEncoder().encode(call.result);
+      session.sendChunk({ modality: "text", payload, toolCallId: call.id, endOfInput, turn });
+    });
+    this.#changed();
+  }
+
+  /* The result of a call, for the model. What is wrong with a call is a result, too: the model can try again or say so. */
+  async #run({ name, arguments: given }) {
+    if (!Object.hasOwn(this.tools, name)) return `There is no tool ${name}.`;
+    try {
+      const result = await this.tools[name].run(JSON.parse(given || "{}") ?? {});
+      return typeof result === "string" ? result : JSON.stringify(result ?? null);
+    } catch (error) {
+      return `This did not work: ${error.message}`;
+    }
+  }
+
+  /* Silence at once, here. What of the answer was heard is told to the server. */
+  #silence(exception) {
+    for (const turn of this.conversation.turns) {
+      if (turn === exception || !isOwed(turn)) continue;
+      this.session.answered(turn.number);
+      this.conversation.stop(turn);
+    }
+    this.speaker.flush();
+  }
+
+  // --- the speaker
+
+  #listenToSpeaker() {
+    const { speaker, session, conversation } = this;
+    speaker.addEventListener("started", ({ detail: { id, heardAt } }) => {
+      const turn = conversation.turns[id];
+      const ms = heardAt - turn.speechEndedAt;
+      turn.heardAt ??= heardAt;
+      // A turn that waited for a connection says nothing about how fast the server is.
+      if (turn.speechEndedAt !== null && turn.speechEndedAt >= this.#openSince && ms > 0 && turn.firstSoundMs === null) {
+        conversation.heard(turn, { firstSoundMs: ms });
+        this.#emit("firstsound", { turn, ms });
+      }
+      this.#changed();
+    });
+    const told = (record) => ({ detail: { id, playedMs } }) => {
+      session.acknowledge(playedMs);
+      const turn = conversation.turns[id];
+      if (turn) record(turn, playedMs);
+      this.#changed();
+    };
+    speaker.addEventListener("ended", told((turn, heardMs) => conversation.heard(turn, { heardMs })));
+    speaker.addEventListener("flushed", told((turn, heardMs) => conversation.cut(turn, heardMs)));
+  }
+
+  #soundChanged() {
+    const { sound, speaker, talk } = this;
+    if (sound.rate !== this.#configuredRate) {
+      // Also while it is locked: what comes meanwhile is kept, and shall have the right rate.
+      this.#configuredRate = sound.rate;
+      this.configure();
+      speaker.attach(sound.context);
+    }
+    if (sound.locked && (speaker.playing || talk.phase === "talking" || talk.phase === "listening")) this.#emit("locked");
+  }
+
+  // --- the microphone
+
+  #listenToTalk() {
+    const { talk } = this;
+    talk.addEventListener("turn", ({ detail: { turn } }) => {
+      this.interrupt(turn);
+      this.#pageTurn = turn.number;
+      this.#emit("turnstart", { turn });
+      this.conversation.heard(turn, {});
+    });
+    talk.addEventListener("change", () => {
+      if (talk.phase !== "talking" && this.#pageTurn !== null) {
+        this.#pageTurn = null;
+        this.#emit("turnend");
+      }
+      if (talk.phase === "off") this.#endHeardTurn(); // closed in the middle of a sentence
+      this.#changed();
+    });
+  }
+
+  #changed() {
+    this.#emit("change");
+  }
+
+  #emit(name, detail) {
+    this.dispatchEvent(new CustomEvent(name, { detail }));
+  }
+}

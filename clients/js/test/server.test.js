@@ -1,0 +1,98 @@
+/* Against a server that echoes, at OMNI_WS_URL; skipped without one. */
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { VoiceClient } from "../client.js";
+
+const url = process.env.OMNI_WS_URL;
+const options = { skip: url ? false : "OMNI_WS_URL is not set", timeout: 8000 };
+
+const told = (target, name, wanted = () => true) =>
+  new Promise((resolve) => {
+    const listener = ({ detail }) => {
+      if (!wanted(detail)) return;
+      target.removeEventListener(name, listener);
+      resolve(detail);
+    };
+    target.addEventListener(name, listener);
+  });
+
+/* Sockets that can be cut, as a network does. */
+const sockets = [];
+class Cuttable extends WebSocket {
+  constructor(...given) {
+    super(...given);
+    sockets.push(this);
+  }
+}
+
+async function connected(more = {}) {
+  const client = new VoiceClient({ url, WebSocket: Cuttable, ...more });
+  const created = told(client.session, "created");
+  client.open();
+  return { client, created: await created };
+}
+
+async function ask(client, text) {
+  const answered = told(client, "answered");
+  await client.write(text);
+  return (await answered).turn;
+}
+
+test("a text is answered", options, async () => {
+  const { client, created } = await connected();
+  assert.match(created.session_id, /^sess_/);
+  const turn = await ask(client, "hello there");
+  assert.equal(turn.answer.text, "hello there");
+  assert.equal(turn.answer.state, "done");
+  assert.equal(client.state, "ready");
+  client.close();
+  assert.equal(client.state, "ended");
+});
+
+test("speech is answered with sound", options, async () => {
+  const { client } = await connected();
+  let samples = 0;
+  client.addEventListener("audio", ({ detail }) => (samples += detail.samples.length));
+  const answered = told(client, "answered");
+  client.say(new Int16Array(16_000).fill(1000));
+  assert.equal((await answered).turn.answer.state, "done");
+  assert.ok(samples > 1000, `${samples} samples`);
+  client.close();
+});
+
+test("a connection that is cut is resumed, and what was said meanwhile arrives", options, async () => {
+  const { client } = await connected();
+  await ask(client, "one");
+  const resumed = told(client.session, "resumed");
+  const answered = told(client, "answered");
+  sockets.at(-1).onclose({ code: 1006 }); // the page is told so; the server finds out by the new connection
+  await client.write("two");
+  await resumed;
+  assert.equal((await answered).turn.answer.text, "two");
+  client.close();
+});
+
+test("a question is asked again in other words", options, async () => {
+  const { client } = await connected();
+  const first = await ask(client, "one");
+  await ask(client, "two");
+  const answered = told(client, "answered");
+  assert.equal(await client.resend(first, "uno"), true);
+  assert.equal((await answered).turn.answer.text, "uno");
+  assert.deepEqual(client.conversation.turns.map(({ dropped }) => dropped), [true, true, false]);
+  client.close();
+});
+
+test("a new session knows nothing of the old one", options, async () => {
+  const { client, created } = await connected();
+  await ask(client, "one");
+  const again = told(client.session, "created");
+  client.startAnew();
+  const { session_id: id, lost } = await again;
+  assert.notEqual(id, created.session_id);
+  assert.equal(lost, false);
+  assert.equal((await ask(client, "two")).answer.text, "two");
+  client.close();
+});

@@ -1,0 +1,182 @@
+/* The panel for developers: how long each step of a turn took, how the sound arrives, the frames on the wire, and the lines
+   that make the same request elsewhere. */
+
+import { element } from "./page.js";
+import { duration } from "./plain-words.js";
+
+const KEPT_FRAMES = 500;
+const SHOWN_FRAMES = 150;
+const SHOWN_TURNS = 6;
+
+/* The steps of a turn, from the end of speech; each has a colour in the style sheet. */
+const STEPS = [
+  ["stopped", "end of turn"],
+  ["transcript", "transcript"],
+  ["text", "first words"],
+  ["sound", "first sound here"],
+  ["heard", "heard"],
+];
+
+export class Developer {
+  #frames = [];
+  #client;
+  #stale = false;
+  #sound = { queuedMs: 0, underruns: 0, targetMs: 0 };
+  #rtt = null;
+
+  /* `key()` tells whether a key is needed; `copy(text, done)` puts text on the clipboard. */
+  constructor(client, { hasKey, copy }) {
+    this.#client = client;
+    this.hasKey = hasKey;
+    this.panel = element("developer");
+    this.filter = element("wire-filter");
+    client.session.onwire = (direction, frame) => this.#note(direction, frame);
+    client.speaker.addEventListener("level", ({ detail }) => (this.#sound = detail));
+    client.session.addEventListener("rtt", ({ detail }) => (this.#rtt = detail));
+    client.addEventListener("turn", () => this.#later());
+    element("open-developer").onclick = () => this.toggle(this.panel.hidden);
+    element("close-developer").onclick = () => this.toggle(false);
+    this.filter.oninput = () => this.#later();
+    element("wire-copy").onclick = () => copy(JSON.stringify(this.#matching(), null, 2), "The frames were copied.");
+    element("wire-clear").onclick = () => {
+      this.#frames = [];
+      this.#later();
+    };
+    element("request-language").onchange = () => this.#later();
+    element("request-copy").onclick = () => copy(element("request").textContent, "The lines were copied.");
+  }
+
+  toggle(open) {
+    this.panel.hidden = !open;
+    element("open-developer").setAttribute("aria-pressed", String(open));
+    if (open) this.#later();
+    else element("open-developer").focus();
+  }
+
+  #note(direction, frame) {
+    const { payload, ...rest } = frame;
+    const shown = payload === undefined ? rest : { ...rest, payload: `${payload.length} characters of base64` };
+    this.#frames.push({ at_ms: Math.round(performance.now()), direction, frame: shown });
+    if (this.#frames.length > KEPT_FRAMES) this.#frames.splice(0, KEPT_FRAMES / 5);
+    this.#later();
+  }
+
+  #later() {
+    if (this.panel.hidden || this.#stale) return;
+    this.#stale = true;
+    requestAnimationFrame(() => {
+      this.#stale = false;
+      this.#show();
+    });
+  }
+
+  #matching() {
+    const wanted = this.filter.value.trim().toLowerCase();
+    return this.#frames.filter((one) => !wanted || `${one.direction} ${JSON.stringify(one.frame)}`.toLowerCase().includes(wanted));
+  }
+
+  #show() {
+    const turns = this.#client.conversation.turns.filter((turn) => !turn.dropped && turn.firstSoundMs !== null);
+    const middle = median(turns.map(({ firstSoundMs }) => firstSoundMs));
+    element("waterfall-median").textContent = middle === null ? "No answer was heard yet." : `Median of ${turns.length}: ${duration(middle)}`;
+    const recent = turns.slice(-SHOWN_TURNS);
+    const longest = Math.max(1, ...recent.map(({ firstSoundMs }) => firstSoundMs));
+    element("waterfall").replaceChildren(...recent.map((turn) => waterfall(turn, longest)));
+    const { queuedMs, underruns, targetMs } = this.#sound;
+    const trip = this.#rtt === null ? "–" : `${this.#rtt.toFixed(1)} ms`;
+    element("sound-figures").textContent =
+      `lead ${duration(queuedMs)} · gathers ${duration(targetMs)} · ran out ${underruns}× · round trip ${trip} · ${tokens(this.#client)}`;
+    element("wire").replaceChildren(...this.#matching().slice(-SHOWN_FRAMES).reverse().map(line));
+    element("request").textContent = this.#request(element("request-language").value);
+  }
+
+  #request(language) {
+    const base = document.baseURI.replace(/[?#].*$/, "");
+    const asked = this.#client.conversation.turns.findLast(({ user, dropped }) => user.text && !dropped)?.user.text ?? "Hello";
+    const text = JSON.stringify(asked);
+    const key = this.hasKey();
+    if (language === "python") {
+      return [
+        "import asyncio",
+        key ? "import os\n\nfrom omni_ws.client import connect\n" : "\nfrom omni_ws.client import connect\n",
+        "",
+        "async def main():",
+        `    url = "${base.replace(/^http/, "ws")}v1/streaming_input"`,
+        `    async with connect(url${key ? ', api_key=os.environ["OMNI_WS_API_KEY"]' : ""}) as session:`,
+        `        answer = await session.ask_text(${text})`,
+        "        print(answer.text)",
+        "",
+        "",
+        "asyncio.run(main())",
+      ].join("\n");
+    }
+    if (language === "js") {
+      return [
+        `import { VoiceClient } from "${base}client.js";`,
+        "",
+        `const client = new VoiceClient({ url: "${base}"${key ? ", key: () => process.env.OMNI_WS_API_KEY" : ""} });`,
+        `client.addEventListener("answered", ({ detail: { turn } }) => console.log(turn.answer.text));`,
+        "client.open();",
+        `await client.write(${text});`,
+      ].join("\n");
+    }
+    const body = JSON.stringify({ messages: [{ role: "user", content: asked }], stream: true }).replaceAll("'", "'\\''");
+    const header = key ? `  -H "Authorization: Bearer $OMNI_WS_API_KEY" \\\n` : "";
+    return `curl -N ${base}v1/chat/completions -H 'Content-Type: application/json' \\\n${header}  -d '${body}'`;
+  }
+}
+
+/* One turn: a bar from the end of speech to the ear, cut at each step. */
+function waterfall(turn, longest) {
+  const { speechEndedAt: begin, stoppedAt, heardAt, at } = turn;
+  const times = { stopped: stoppedAt, transcript: at.transcript, text: at.firstText, sound: at.firstAudio, heard: heardAt };
+  const steps = STEPS.map(([name, label]) => ({ name, label, ms: times[name] - begin }))
+    .filter(({ name, ms }) => times[name] && ms >= 0)
+    .sort((one, other) => one.ms - other.ms);
+  const row = make("li", "");
+  const bar = make("div", "bar");
+  const told = [];
+  let before = 0;
+  for (const { name, label, ms } of steps) {
+    const piece = make("i", name);
+    piece.style.width = `${((ms - before) / longest) * 100}%`;
+    piece.title = `${label}: ${duration(ms)}`;
+    told.push(`${label} ${duration(ms)}`);
+    bar.append(piece);
+    before = ms;
+  }
+  row.append(make("span", "", turn.user.text || "…"), bar, make("small", "", told.join(" · ")));
+  return row;
+}
+
+function line({ at_ms: at, direction, frame }) {
+  const entry = make("details", direction);
+  const { type, ...rest } = frame;
+  const said = JSON.stringify(rest);
+  entry.append(make("summary", "", `${(at / 1000).toFixed(2)} ${direction === "sent" ? "↑" : "↓"} ${type} ${said === "{}" ? "" : said.slice(0, 90)}`));
+  entry.addEventListener("toggle", () => {
+    if (entry.childElementCount === 1) entry.append(make("pre", "", JSON.stringify(frame, null, 2)));
+  });
+  return entry;
+}
+
+function tokens({ conversation }) {
+  const used = conversation.turns.map(({ answer }) => answer.usage).filter(Boolean);
+  const sum = (name) => used.reduce((total, usage) => total + (usage[name] ?? 0), 0);
+  return `${sum("input_tokens")} tokens in, ${sum("output_tokens")} out`;
+}
+
+/* Of numbers; null without any. */
+export function median(numbers) {
+  if (numbers.length === 0) return null;
+  const sorted = [...numbers].sort((one, other) => one - other);
+  const half = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+}
+
+function make(tag, className, text) {
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  if (text !== undefined) node.textContent = text;
+  return node;
+}

@@ -1,0 +1,68 @@
+/* Which word of an answer sounds, and where an answer was cut, marked in its text. The places of words in the text are
+   found by their order; browsers without the Custom Highlight API show the text as it is. */
+
+const CAN = "highlights" in (globalThis.CSS ?? {}) && typeof Highlight !== "undefined";
+
+/* The range of the characters [from, to) of an element's text. */
+export function rangeOf(node, from, to) {
+  const walker = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
+  const range = document.createRange();
+  let place = 0;
+  let begun = false;
+  for (let text = walker.nextNode(); text; text = walker.nextNode()) {
+    const end = place + text.data.length;
+    if (!begun && from < end) {
+      range.setStart(text, Math.max(0, from - place));
+      begun = true;
+    }
+    if (begun && to <= end) {
+      range.setEnd(text, to - place);
+      return range;
+    }
+    place = end;
+  }
+  return null;
+}
+
+/* Where each of the words stands in a text: [from, to), or null where it is not in it. */
+export function placesOf(words, text) {
+  let after = 0;
+  return words.map(({ text: word }) => {
+    const from = text.indexOf(word.trim(), after);
+    if (from < 0 || word.trim() === "") return null;
+    after = from + word.trim().length;
+    return [from, after];
+  });
+}
+
+/* Mark what sounds at `ms` of an answer; `ms` undefined marks nothing. */
+export function markSpoken(node, words, ms) {
+  if (!CAN) return;
+  CSS.highlights.delete("spoken");
+  if (!node || ms === undefined) return;
+  const found = words.findLastIndex((word) => word.start_ms <= ms);
+  if (found < 0 || words[found].end_ms + 250 < ms) return;
+  const place = placesOf(words.slice(0, found + 1), node.textContent).at(-1);
+  const range = place && rangeOf(node, ...place);
+  if (range) CSS.highlights.set("spoken", new Highlight(range));
+}
+
+const unheard = new Map();
+
+/* Fade what of a cut answer was not heard. */
+export function markUnheard(node, words, heardMs) {
+  if (!CAN) return;
+  unheard.delete(node);
+  if (heardMs !== null && words.length) {
+    const heard = words.filter((word) => word.start_ms < heardMs);
+    if (heard.length === words.length) return showUnheard();
+    const end = placesOf(heard, node.textContent).findLast((place) => place)?.[1] ?? 0;
+    const range = rangeOf(node, end, node.textContent.length);
+    if (range) unheard.set(node, range);
+  }
+  showUnheard();
+}
+
+function showUnheard() {
+  CSS.highlights.set("unheard", new Highlight(...unheard.values()));
+}

@@ -1,0 +1,136 @@
+"""``omni-ws serve --lan``: the server for phones and other machines of the local network, with TLS and a key."""
+
+from __future__ import annotations
+
+import io
+import secrets
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, TextIO
+from urllib.parse import quote
+
+from pydantic import SecretStr
+
+from omni_ws.config import ConfigurationError, LoadedConfig, ServerConfig
+from omni_ws.config.literal_address import literal_address
+from omni_ws.config.user_cache import user_cache_folder
+from omni_ws.installing import install_command
+from omni_ws.tools.private_files import read_private, write_private
+
+PACKAGES: Final = ("cryptography", "segno")
+#: Addresses for documentation (RFC 5737, RFC 3849): the system names the address that it would send to them from.
+ELSEWHERE: Final = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+#: The machine itself opens the page by these.
+LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
+KEY_BYTES: Final = 16
+#: Black on white, whatever the colours of the terminal: cameras read no inverted codes.
+QR_COLOURS: Final = "\x1b[38;5;16;48;5;231m"
+PLAIN_COLOURS: Final = "\x1b[0m"
+
+
+@dataclass(frozen=True, slots=True)
+class LanServer:
+    """A server of the local network: its configuration, and what a person needs to open it."""
+
+    config: ServerConfig
+    #: Address or name by which other machines reach it.
+    address: str
+    #: Where its key is kept, if it was made here.
+    key_file: Path | None
+    #: SHA-256 of its certificate, if it was made here.
+    fingerprint: str | None
+
+    def tell(self, port: int, out: TextIO) -> None:
+        """Writes what to open. The key and a QR code appear on terminals only: other output may be a log."""
+        print("\n".join(self._lines(port, out)), file=out, flush=True)
+
+    def _lines(self, port: int, out: TextIO) -> Iterator[str]:
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        url = f"https://{host}:{port}/"
+        if out.isatty() and self.config.api_key is not None:
+            url += f"#key={quote(self.config.api_key.get_secret_value(), safe='')}"
+        yield f"on a phone or another machine of this network, open {url}"
+        if out.isatty():
+            yield from _qr_code(url, out.encoding)
+        if self.fingerprint is not None:
+            yield f"its browser warns of the certificate, which is this machine's own (SHA-256 {self.fingerprint})"
+        if self.key_file is not None:
+            yield f"the key is kept in {self.key_file}"
+
+
+def _qr_code(url: str, encoding: str) -> Iterator[str]:
+    """The lines of a QR code; none if the terminal lacks the characters."""
+    import segno
+
+    drawn = io.StringIO()
+    segno.make_qr(url, error="l").terminal(drawn, border=2, compact=True)
+    try:
+        drawn.getvalue().encode(encoding)
+    except UnicodeEncodeError:
+        return
+    # Drawn for light characters on a dark ground.
+    swapped = drawn.getvalue().translate(str.maketrans("█▀▄ ", " ▄▀█"))
+    for line in swapped.splitlines():
+        yield f"{QR_COLOURS}{line}{PLAIN_COLOURS}"
+
+
+def lan_server(loaded: LoadedConfig, folder: Path | None = None) -> LanServer:
+    """Completes a configuration for the local network: address, certificate and key, unless it has them.
+
+    The last two are kept in ``folder``, by default in the user's cache. Raises ConfigurationError.
+    """
+    config = loaded.config
+    folder = folder or user_cache_folder() / "lan"
+    if any(find_spec(name) is None for name in PACKAGES):
+        raise ConfigurationError([f"--lan needs its packages: {install_command('lan')}"])
+    host = "0.0.0.0" if loaded.origin("host") == "default" else config.host
+    literal = literal_address(host)
+    address = lan_address() if literal is not None and literal.is_unspecified else host
+    if ":" in address and host == "0.0.0.0":
+        host = "::"
+    changes: dict[str, object] = {"host": host}
+    key_file = fingerprint = None
+    try:
+        if config.api_key is None and config.auth.keys_file is None:
+            key_file = folder / "key"
+            changes["api_key"] = SecretStr(_kept_key(key_file))
+        if config.ssl_certfile is None:
+            from omni_ws.tools.lan_certificate import kept_certificate
+
+            changes["ssl_certfile"] = folder / "certificate_and_key.pem"
+            fingerprint = kept_certificate(folder / "certificate_and_key.pem", (address, *LOOPBACK_NAMES))
+    except OSError as error:
+        raise ConfigurationError(
+            [f"--lan keeps its certificate and key in {folder}: {error.strerror}; XDG_CACHE_HOME names another place"]
+        ) from None
+    return LanServer(config.model_copy(update=changes), address, key_file, fingerprint)
+
+
+def lan_address() -> str:
+    """The address of this machine in its network. Sends nothing. Raises ConfigurationError if there is none."""
+    for family, elsewhere in ELSEWHERE:
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((elsewhere, 9))
+                address: str = probe.getsockname()[0]
+        except OSError:  # no route, or no addresses of this family
+            continue
+        parsed = literal_address(address)
+        if parsed is not None and not parsed.is_loopback:
+            return address
+    raise ConfigurationError(
+        ["--lan finds no network address of this machine; connect it to a network, or name the address with --host"]
+    )
+
+
+def _kept_key(path: Path) -> str:
+    """The key in a file for its owner alone; a new one if it is missing or readable to others. Raises OSError."""
+    content = read_private(path)
+    key = "" if content is None else content.decode("ascii", "ignore").strip()
+    if not key:
+        key = secrets.token_urlsafe(KEY_BYTES)
+        write_private(path, f"{key}\n".encode())
+    return key

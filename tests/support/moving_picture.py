@@ -1,0 +1,130 @@
+"""Makes the moving picture of the README: a conversation by voice with the real page, server and engine.
+
+`make picture` runs it. It needs Chromium, flite, which is the person, and the weights of the embedded parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import re
+import subprocess
+import sys
+import wave
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+from PIL import Image
+from support.chromium import demo_page, recording
+
+#: What is said, with the seconds of silence before it.
+SAID: Final = ((1.5, "What is three plus four?"), (6.5, "Tell me a joke."))
+#: The microphone's file ends in so much silence, since browsers play it over and over.
+REST_SEC: Final = 30.0
+#: After the last answer.
+LINGER_SEC: Final = 2.0
+#: Of the window, and of the picture.
+WINDOW: Final = (1280, 800)
+SIZE: Final = (960, 600)
+FRAMES_PER_SEC: Final = 10
+RATE: Final = 16_000
+
+
+def spoken(text: str, folder: Path) -> bytes:
+    """16-bit mono samples of the text, by flite."""
+    path = folder / "said.wav"
+    subprocess.run(["flite", "-voice", "rms", "-t", text, "-o", str(path)], check=True)
+    with wave.open(str(path), "rb") as file:
+        assert file.getframerate() == RATE
+        return file.readframes(file.getnframes())
+
+
+def microphone(folder: Path) -> Path:
+    pieces = [piece for silence, text in SAID for piece in (bytes(2 * round(silence * RATE)), spoken(text, folder))]
+    return recording(folder / "microphone.wav", *pieces, bytes(2 * round(REST_SEC * RATE)), rate=RATE)
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[str]:
+    """The address of ``omni-ws serve`` with the embedded engine."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "omni_ws", "serve", "--port", "0", stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stderr is not None
+    try:
+        found = None
+        while found is None:
+            line = (await process.stderr.readline()).decode()
+            assert line, "the server did not start"
+            found = re.search(r"open (http://\S+) in a browser", line)
+        yield found[1]
+    finally:
+        process.terminate()
+        await process.communicate()
+
+
+class Film:
+    """The frames of a tab, each with the time in seconds at which it appeared."""
+
+    def __init__(self, devtools: Any) -> None:
+        self._devtools = devtools
+        self._frames: list[tuple[float, bytes]] = []
+        self._acknowledging: set[asyncio.Task[Any]] = set()
+        devtools.on("Page.screencastFrame", self._take)
+
+    def _take(self, frame: dict[str, Any]) -> None:
+        self._frames.append((frame["metadata"]["timestamp"], base64.b64decode(frame["data"])))
+        reply = self._devtools.send("Page.screencastFrameAck", {"sessionId": frame["sessionId"]})
+        task = asyncio.ensure_future(reply)
+        self._acknowledging.add(task)
+        task.add_done_callback(self._acknowledging.discard)
+
+    async def begin(self) -> None:
+        await self._devtools.send("Page.startScreencast", {"format": "png"})
+
+    async def end(self) -> None:
+        await self._devtools.send("Page.stopScreencast")
+        self._devtools.remove_listener("Page.screencastFrame", self._take)
+        await asyncio.gather(*self._acknowledging, return_exceptions=True)
+
+    def save(self, path: Path) -> None:
+        """Writes an animated WebP with FRAMES_PER_SEC at most; what does not change is one long frame."""
+        pictures: list[Image.Image] = []
+        durations: list[int] = []
+        begun, interval = self._frames[0][0], 1 / FRAMES_PER_SEC
+        shown = -interval
+        kept: list[tuple[float, bytes]] = []
+        for time, data in self._frames:
+            if time - begun - shown >= interval * 0.9:
+                shown = time - begun
+                kept.append((shown, data))
+        ends = [time for time, _ in kept[1:]] + [kept[-1][0] + LINGER_SEC]
+        for (time, data), end in zip(kept, ends, strict=True):
+            pictures.append(Image.open(io.BytesIO(data)).convert("RGB").resize(SIZE, Image.Resampling.LANCZOS))
+            durations.append(round((end - time) * 1000))
+        pictures[0].save(
+            path, save_all=True, append_images=pictures[1:], duration=durations, loop=0, quality=70, method=4
+        )
+
+
+async def filmed(path: Path) -> None:
+    with TemporaryDirectory() as folder:
+        sound = microphone(Path(folder))
+        viewport = {"width": WINDOW[0], "height": WINDOW[1]}
+        async with served() as address, demo_page(microphone=sound, tapped=False, viewport=viewport) as demo:
+            await demo.open(address)
+            film = Film(await demo.page.context.new_cdp_session(demo.page))
+            await film.begin()
+            await demo.page.locator("#talk").click()
+            await demo.page.locator(".server[data-state=done]").nth(len(SAID) - 1).wait_for()
+            await demo.in_state("listening", "ready")
+            await film.end()
+        film.save(path)
+
+
+if __name__ == "__main__":
+    asyncio.run(filmed(Path(sys.argv[1])))
