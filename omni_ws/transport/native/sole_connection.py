@@ -4,15 +4,40 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from typing import Protocol
 
 from websockets.frames import CloseCode
 
 from omni_ws.core.output import OutputChunk
 from omni_ws.errors import EngineOverloaded, OmniError
 from omni_ws.service.sessions.live_session import LiveSession
-from omni_ws.transport.native.connection import StreamConnection
+from omni_ws.transport.native.frame_receiver import FrameReceiver
 from omni_ws.transport.native.keep_alive import KeepAlive, KeepAliveSettings, PeerState
 from omni_ws.transport.native.pause import Pause
+
+
+class SoleLink(Protocol):
+    """What carries the messages of a SoleConnection: a StreamConnection, or the data channel of a call."""
+
+    @property
+    def heard_at(self) -> float: ...
+    @property
+    def is_open(self) -> bool: ...
+    @property
+    def is_reading(self) -> bool: ...
+    @property
+    def held_to_pace(self) -> bool: ...
+    @property
+    def paused(self) -> bool: ...
+
+    def attach(self, receiver: FrameReceiver) -> None: ...
+    def write_message(self, data: bytes, *, is_text: bool) -> None: ...
+    def write_ping(self) -> None: ...
+    def touch(self) -> float: ...
+    def pause_reading(self, reason: Pause) -> None: ...
+    def resume_reading(self, reason: Pause) -> None: ...
+    def fail(self, code: CloseCode, reason: str) -> None: ...
+    async def close_in_time(self, code: int, reason: str) -> None: ...
 
 
 class SoleConnection(ABC):
@@ -21,7 +46,7 @@ class SoleConnection(ABC):
     A subclass takes the messages, and writes what the outbox holds.
     """
 
-    def __init__(self, connection: StreamConnection, session: LiveSession, *, keep_alive: KeepAliveSettings) -> None:
+    def __init__(self, connection: SoleLink, session: LiveSession, *, keep_alive: KeepAliveSettings) -> None:
         self._connection = connection
         self._session = session
         self._conversation = session.conversation

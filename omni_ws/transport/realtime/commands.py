@@ -35,6 +35,7 @@ from omni_ws.wire.realtime_output import RealtimeRefusal, error_fields
 from omni_ws.wire.realtime_session import (
     RealtimeAbilities,
     answers_turns,
+    interrupts_answers,
     merged_session,
     response_config,
     session_config,
@@ -82,7 +83,17 @@ class Commands:
     Raises an InvalidRequest for an event that is refused, and any other OmniError for the end of the session.
     """
 
-    def __init__(self, session: LiveSession, factory: SessionFactory, bound: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        session: LiveSession,
+        factory: SessionFactory,
+        bound: Mapping[str, Any],
+        *,
+        media: Mapping[str, Any] | None = None,
+    ) -> None:
+        """``bound`` is the session object to begin with; ``media`` are fields of ``session_config`` that the transport
+        decides, whatever the client sets."""
+        self._media = media or {}
         conversation = session.conversation
         self._session_id = session.session_id
         self._conversation = conversation
@@ -103,8 +114,10 @@ class Commands:
         self._reported: OmniError | None = None
         #: Sends events at once. Set by the connection.
         self.send: Callable[[Iterable[Event]], None] = lambda events: None
+        #: Answers ``output_audio_buffer.clear`` with the response that it cancels. Replaced where the server plays.
+        self.output_cleared: Callable[[str | None], None] = self._say_cleared
         conversation.plays_at_once = True  # unless ``conversation.item.truncate`` says otherwise
-        conversation.configure(session_config(start, self._abilities))
+        conversation.configure(self._config(start))
         self._handlers: dict[str, Callable[[dict[str, Any]], None]] = {
             "session.update": self._update_session,
             "transcription_session.update": self._update_session,
@@ -127,7 +140,7 @@ class Commands:
         """One event of the client, which arrived at the time ``now``."""
         kind = event["type"]
         if kind == "input_audio_buffer.append":
-            self._append(event, now)
+            self.append(base64_field(event, "audio"), now)
         elif (handler := self._handlers.get(kind)) is not None:
             handler(event)
         else:
@@ -162,7 +175,7 @@ class Commands:
         session = merged_session(self._translator.session, mapping_field(event, "session"))
         detected = self._detects_turns
         with _session_names():
-            self._conversation.configure(session_config(session, self._abilities))
+            self._conversation.configure(self._config(session))
         self._translator.session = session
         if self._detects_turns:
             self._drop_audio()
@@ -171,14 +184,26 @@ class Commands:
             self.send(self._translator.commit(turn))
         self.send([{"type": "session.updated", "session": self._session_object()}])
 
+    def _config(self, session: Mapping[str, Any]) -> dict[str, Any]:
+        config = session_config(session, self._abilities)
+        for name, decided in self._media.items():
+            config[name] = {**config[name], **decided} if isinstance(decided, Mapping) else decided
+        return config
+
+    @property
+    def speech_interrupts(self) -> bool:
+        """Whether the beginning of a turn silences the answer."""
+        return self._detects_turns and interrupts_answers(self._translator.session)
+
     @property
     def _detects_turns(self) -> bool:
         return self._conversation.configuration.effective.turn_detection is not None
 
     # audio
 
-    def _append(self, event: dict[str, Any], now: float) -> None:
-        chunk = InputChunk(Modality.AUDIO, base64_field(event, "audio"))
+    def append(self, audio: bytes, now: float) -> None:
+        """Audio in the format of the session. Raises as ``receive`` does."""
+        chunk = InputChunk(Modality.AUDIO, audio)
         self._conversation.configuration.check_chunk(chunk)
         if self._detects_turns:
             self._conversation.receive_chunk(chunk, now=now)
@@ -222,10 +247,15 @@ class Commands:
         self.send([{"type": "input_audio_buffer.cleared"}])
 
     def _clear_output(self, event: dict[str, Any]) -> None:
-        if (response := self._translator.find_response()) is not None:
+        response = self._translator.find_response()
+        if response is not None:
             response.cancel_reason = "client_cancelled"
             self._conversation.cancel(response.request_id)
-            self.send([{"type": "output_audio_buffer.cleared", "response_id": response.response_id}])
+        self.output_cleared(None if response is None else response.response_id)
+
+    def _say_cleared(self, response_id: str | None) -> None:
+        if response_id is not None:
+            self.send([{"type": "output_audio_buffer.cleared", "response_id": response_id}])
 
     def _drop_audio(self) -> None:
         self._audio.clear()

@@ -37,12 +37,20 @@ REALTIME_ORIGIN: Final = "realtime"
 
 
 @dataclass(frozen=True, slots=True)
-class _Client:
+class RealtimeCaller:
     """Who a connection is of, and the settings that its client secret is bound to."""
 
     key: ApiKey | None
     address: str
     bound: Mapping[str, Any] = field(default_factory=dict)
+
+
+def identify(request: HttpRequest, authenticator: Authenticator, secrets: ClientSecrets) -> RealtimeCaller:
+    """A client secret stands for the key that made it. Raises Unauthenticated."""
+    secret = secrets.find(presented_key(request), asyncio.get_running_loop().time())
+    if secret is None:
+        return RealtimeCaller(authenticator.authenticate(request), request.client)
+    return RealtimeCaller(secret.key, request.client, orjson.loads(secret.session))
 
 
 class Realtime(FrontEnd):
@@ -70,7 +78,7 @@ class Realtime(FrontEnd):
 
     def upgrade(self, request: HttpRequest) -> UpgradeDecision:
         """Raises Unauthenticated or ModelNotFound, for an HTTP status. An event reports all other errors."""
-        client = self._client(request)
+        client = identify(request, self._authenticator, self._secrets)
         self._sessions.any_model.check(request.query.get("model"))
         return UpgradeDecision(
             connection=partial(
@@ -84,14 +92,7 @@ class Realtime(FrontEnd):
             max_size=max_frame_bytes(self._sessions.config.streaming_input.max_chunk_bytes),
         )
 
-    def _client(self, request: HttpRequest) -> _Client:
-        """A client secret stands for the key that made it. Raises Unauthenticated."""
-        secret = self._secrets.find(presented_key(request), asyncio.get_running_loop().time())
-        if secret is None:
-            return _Client(self._authenticator.authenticate(request), request.client)
-        return _Client(secret.key, request.client, orjson.loads(secret.session))
-
-    async def _serve(self, client: _Client, connection: StreamConnection) -> None:
+    async def _serve(self, client: RealtimeCaller, connection: StreamConnection) -> None:
         """One connection, from the end of its handshake to its close."""
         if connection.request is not None:
             take_trace(connection.request.headers.get)
@@ -105,7 +106,7 @@ class Realtime(FrontEnd):
             return
         await attachment.run()
 
-    def _begin(self, client: _Client, connection: StreamConnection) -> RealtimeConnection:
+    def _begin(self, client: RealtimeCaller, connection: StreamConnection) -> RealtimeConnection:
         """Raises what ``LiveSessions.open`` raises."""
         session = self._live.open(client.key, client=client.address)
         if self._recorder is not None:

@@ -20,9 +20,8 @@ from omni_ws.service.failure import unexpected
 from omni_ws.service.identifiers import new_id
 from omni_ws.service.observing.observer import OutputWritten
 from omni_ws.service.sessions.live_session import LiveSession
-from omni_ws.transport.native.connection import StreamConnection
 from omni_ws.transport.native.keep_alive import KeepAliveSettings
-from omni_ws.transport.native.sole_connection import SoleConnection
+from omni_ws.transport.native.sole_connection import SoleConnection, SoleLink
 from omni_ws.transport.realtime.commands import Commands
 from omni_ws.transport.realtime.response import Event
 from omni_ws.transport.realtime.vllm_dialect import VllmDialect, begins_vllm_dialect
@@ -42,7 +41,7 @@ def close_code(error: OmniError) -> int:
     return websocket_close_code(error) or CloseCode.INTERNAL_ERROR
 
 
-def write_event(connection: StreamConnection, event: Event) -> int:
+def write_event(connection: SoleLink, event: Event) -> int:
     """Send an event with an id of its own. Returns its size."""
     data = encode_event({"event_id": new_id("event_"), **event})
     connection.write_message(data, is_text=True)
@@ -56,7 +55,7 @@ class RealtimeConnection(SoleConnection):
     """
 
     def __init__(
-        self, connection: StreamConnection, session: LiveSession, commands: Commands, *, keep_alive: KeepAliveSettings
+        self, connection: SoleLink, session: LiveSession, commands: Commands, *, keep_alive: KeepAliveSettings
     ) -> None:
         super().__init__(connection, session, keep_alive=keep_alive)
         self._created = commands.created()
@@ -165,4 +164,7 @@ class RealtimeConnection(SoleConnection):
         """Write events without waiting. All of them are made, also where the connection is gone."""
         for event in events:
             if self._connection.is_open:
-                write_event(self._connection, event)
+                self._write(event)
+
+    def _write(self, event: Event) -> None:
+        write_event(self._connection, event)

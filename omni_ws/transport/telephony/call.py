@@ -19,6 +19,7 @@ from omni_ws.errors import (
     UnsupportedFormat,
     websocket_close_code,
 )
+from omni_ws.service.conversation.whole_requests import WholeRequest, respond
 from omni_ws.service.failure import unexpected
 from omni_ws.service.sessions.live_session import LiveSession
 from omni_ws.transport.native.connection import StreamConnection
@@ -35,6 +36,7 @@ from omni_ws.transport.telephony.messages import (
     decode_stream_message,
 )
 from omni_ws.transport.telephony.playout import Playout
+from omni_ws.transport.telephony.pressed_keys import PressedKeys
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ class PhoneCall(SoleConnection):
     ) -> None:
         super().__init__(connection, session, keep_alive=keep_alive)
         self._playout = Playout(stream_sid, session.conversation.loudspeaker.report)
+        self._keys = PressedKeys(self._keys_entered)
         self._last_chunk = -1
         #: Set when everything is sent and played, or nothing can be sent any more.
         self._silent = asyncio.Event()
@@ -89,6 +92,7 @@ class PhoneCall(SoleConnection):
             code = CloseCode.NORMAL_CLOSURE if error is None else close_code(error)
             await self._connection.close_in_time(code, "" if error is None else error.message)
         finally:
+            self._keys.close()
             self._disarm()
             self._session.detach(self)
 
@@ -121,8 +125,9 @@ class PhoneCall(SoleConnection):
                     self._receive_media(media)
                 case StopMessage():
                     self._session.end(None)
-                case DtmfMessage():
-                    logger.debug("session %s: ignored a key press", self._session.session_id)
+                case DtmfMessage(dtmf=key):
+                    self._conversation.stream.touch(now=self._connection.heard_at)
+                    self._keys.press(key.digit)
                 case _:
                     raise InvalidValue("the stream has already started", param="event")
         except OmniError as error:
@@ -143,6 +148,20 @@ class PhoneCall(SoleConnection):
             )
             self._conversation.take_ack()  # the stream has no acknowledgements; the metrics count input by them
         self._pause_if_blocked()
+
+    def _keys_entered(self, keys: str) -> None:
+        """What a caller enters is a turn, which interrupts the answer as speech does."""
+        if not self._listening:
+            return
+        conversation = self._conversation
+        for data in self._playout.clear():
+            self._connection.write_message(data, is_text=True)
+        conversation.cancel()
+        text = InputChunk(Modality.TEXT, f"(On the telephone's keys: {' '.join(keys)})".encode())
+        try:
+            respond(conversation, WholeRequest(chunks=[text], config=conversation.configuration.effective))
+        except OmniError as error:
+            self._session.end(error)
 
     # output
 

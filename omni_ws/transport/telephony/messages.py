@@ -67,8 +67,14 @@ class MediaMessage(_Event, frozen=True, kw_only=True, tag="media"):
     media: MediaFields
 
 
+class PressedKey(Struct, frozen=True, kw_only=True):
+    digit: str = ""
+
+
 class DtmfMessage(_Event, frozen=True, kw_only=True, tag="dtmf"):
     """A key was pressed."""
+
+    dtmf: PressedKey = PressedKey()
 
 
 class MarkName(Struct, frozen=True, kw_only=True):

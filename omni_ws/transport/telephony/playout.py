@@ -67,7 +67,7 @@ class Playout:
             case FinalChunk():
                 return self._finish(message)
             case SpeechStartedFrame():  # the caller interrupts
-                return self._clear()
+                return self.clear()
         return []
 
     def mark_returned(self, name: str) -> None:
@@ -101,7 +101,7 @@ class Playout:
         if answer is None or answer.request_id != final.request_id:
             return []
         if final.finish_reason is FinishReason.CANCELLED:
-            return self._clear()
+            return self.clear()
         messages = []
         if answer.rest:
             messages.append(encode_media(self._stream_sid, bytes(answer.rest.ljust(FRAME_BYTES, SILENCE))))
@@ -110,7 +110,8 @@ class Playout:
         self._answer = None
         return messages
 
-    def _clear(self) -> list[bytes]:
+    def clear(self) -> list[bytes]:
+        """What is not played is not to be heard any more. Returns nothing where everything was played."""
         unplayed, self._answer = self.unplayed, None
         self._marks.clear()
         return [encode_clear(self._stream_sid)] if unplayed else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from urllib.parse import urljoin
 
 import pytest
 from support.live_server import LiveServer, live_server
@@ -12,7 +13,15 @@ from support.raw_http import RawResponse, raw_client, request
 from omni_ws.config.keys import ApiKey, digest
 from omni_ws.transport.routes.demo import MEDIA_TYPES
 
-FOLDER = Path(__file__).parents[3] / "examples" / "browser"
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "examples" / "browser"
+LIBRARY = ROOT / "clients" / "js"
+#: Every file by the path that it is served at.
+FILES = {
+    **{f"/browser/{file.name}": file for file in FOLDER.iterdir()},
+    **{f"/client/{file.name}": file for file in (LIBRARY / "client").iterdir()},
+    "/client.js": LIBRARY / "client.js",
+}
 
 
 async def get(server: LiveServer, target: str, *headers: str) -> RawResponse:
@@ -23,8 +32,8 @@ async def get(server: LiveServer, target: str, *headers: str) -> RawResponse:
 
 async def test_every_file_is_served_as_what_it_is() -> None:
     async with live_server() as server:
-        for file in FOLDER.iterdir():
-            response = await get(server, f"/browser/{file.name}")
+        for path, file in FILES.items():
+            response = await get(server, path)
             assert (response.status, response.body) == (200, file.read_bytes())
             assert response.headers["content-type"] == MEDIA_TYPES[file.suffix[1:]]
             assert response.headers["x-content-type-options"] == "nosniff"
@@ -40,16 +49,18 @@ async def test_nothing_inline_and_nothing_from_elsewhere() -> None:
     assert "unsafe" not in response.headers["content-security-policy"]
     page = response.body.decode()
     assert not re.search(r"<script(?![^>]*src=)|<style|\sstyle=|\son\w+=", page)
-    for file in FOLDER.iterdir():
+    for file in FILES.values():
         # The name of a namespace, not an address to load.
-        found = set(re.findall(r"https?://[^\"'\s)]+", file.read_text())) - {"http://www.w3.org/2000/svg"}
+        found = set(re.findall(r"https?://[^\"'\s)]+", file.read_text(errors="replace"))) - {
+            "http://www.w3.org/2000/svg"
+        }
         assert not found, file.name
 
 
 async def test_what_a_module_imports_is_there() -> None:
-    for file in FOLDER.glob("*.js"):
-        for name in re.findall(r"""from ["']\./([^"']+)["']""", file.read_text()):
-            assert (FOLDER / name).is_file(), f"{file.name} imports {name}"
+    for path, file in FILES.items():
+        for name in re.findall(r"""from ["'](\.[^"']+)["']""", file.read_text()) if file.suffix == ".js" else ():
+            assert urljoin(path, name) in FILES, f"{file.name} imports {name}"
 
 
 async def test_a_browser_that_has_a_file_is_told_so() -> None:

@@ -171,16 +171,59 @@ class _ReadingEngine(EchoEngine):
 
 
 @pytest.mark.virtual_clock
-async def test_other_tracks_keys_and_marks_are_ignored() -> None:
+async def test_other_tracks_and_marks_are_ignored() -> None:
     async with live_server(**ON) as server, phone_gateway(inline(server)) as gateway:
         await gateway.start(tracks=["inbound", "outbound"])
-        await gateway.send("dtmf", dtmf={"track": "inbound_track", "digit": "1"})
         await gateway.mark("nobody's")
         await gateway.media(b"")
         await gateway.media(loud(2000), track="outbound")
         await ask(gateway)
         await gateway.end_of_answer()
         assert len(gateway.heard) < 8 * 1000
+
+
+async def press(gateway: PhoneGateway, keys: str) -> None:
+    for key in keys:
+        await gateway.send("dtmf", dtmf={"track": "inbound_track", "digit": key})
+
+
+@pytest.mark.virtual_clock
+@pytest.mark.parametrize(
+    ("pressed", "entered"),
+    [("12#", ["1 2"]), ("12", ["1 2"]), ("#1x*#", ["1 *"]), ("7" * 33, ["7 " * 31 + "7", "7"])],
+)
+async def test_keys_are_a_turn(pressed: str, entered: list[str]) -> None:
+    engine = ScriptedEngine(talk(1))
+    async with live_server(engine, **ON) as server, phone_gateway(inline(server)) as gateway:
+        await gateway.start()
+        await press(gateway, pressed)
+        while len(engine.requests) < len(entered) or engine.active_requests:
+            await gateway.end_of_answer()
+        await press(gateway, "9#")
+        await gateway.end_of_answer()
+        said = [message.text for message in engine.requests[-1].history if message.role == "user"]
+        assert said == [f"(On the telephone's keys: {keys})" for keys in entered]
+
+
+@pytest.mark.virtual_clock
+async def test_keys_interrupt_the_answer_and_a_call_that_ends_forgets_them() -> None:
+    engine = ScriptedEngine(talk(20))
+    async with live_server(engine, **ON) as server, phone_gateway(inline(server), returns_marks=False) as gateway:
+        await gateway.start()
+        await ask(gateway)
+        while len(gateway.heard) < 8 * 400:
+            await gateway.receive()
+        await gateway.play(200)
+        await press(gateway, "5#")
+        await gateway.until("clear")
+        await gateway.until("mark")
+        history = engine.requests[1].history
+        assert [message.role for message in history] == ["user", "assistant"]
+        assert history[1].text.split() == ["word0", "word1"]
+        await press(gateway, "6")
+        await gateway.stop()
+        await gateway.closed()
+    assert len(engine.requests) == 2
 
 
 @pytest.mark.virtual_clock

@@ -1,0 +1,1 @@
+"""The Realtime API over WebRTC: events by a data channel, speech by Opus tracks."""

@@ -1,0 +1,202 @@
+"""CallChannel: the data channel of a call, in the place of a WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from aiortc import InvalidStateError, RTCDataChannel, RTCPeerConnection
+from websockets.frames import CloseCode
+
+from omni_ws.core.quota import ByteBudget, Share
+from omni_ws.errors import EngineOverloaded
+from omni_ws.transport.native.frame_receiver import FrameReceiver
+from omni_ws.transport.native.pause import Pause
+
+#: The channel of OpenAI's clients.
+LABEL: Final = "oai-events"
+#: Unsent events from which on no more are written, and below which they are again.
+MAX_UNSENT_BYTES: Final = 1 << 20
+_LOW_WATER_BYTES: Final = MAX_UNSENT_BYTES // 4
+#: Events that may wait while the session takes none: SCTP cannot be told to wait for a reader here.
+MAX_UNREAD_BYTES: Final = 1 << 20
+#: Of an event that waits, besides its text.
+MESSAGE_OVERHEAD_BYTES: Final = 128
+#: How long the last events may take to be sent, and the library to close.
+CLOSE_TIMEOUT_SEC: Final = 5.0
+
+
+def _cost(message: str | bytes) -> int:
+    """What it takes to keep a message."""
+    return len(message) + MESSAGE_OVERHEAD_BYTES
+
+
+class CallChannel:
+    """Gives the messages of a data channel to its receiver, and closes the connection under it. See SoleLink.
+
+    ICE itself asks every few seconds whether the peer is there (RFC 7675), so there is nothing to ping.
+    """
+
+    def __init__(
+        self, peer: RTCPeerConnection, *, budget: ByteBudget, input_pace: Callable[[int], float] | None
+    ) -> None:
+        self._peer = peer
+        self._loop = asyncio.get_running_loop()
+        self._channel: RTCDataChannel | None = None
+        self._receiver: FrameReceiver | None = None
+        self._pauses = Pause.EARLY
+        self._unread: deque[str | bytes] = deque()
+        self._unread_share = Share(budget)
+        self._input_pace = input_pace
+        self._pace_timer: asyncio.TimerHandle | None = None
+        #: Done when the channel is open, or the peer is gone.
+        self.opened: asyncio.Future[bool] = self._loop.create_future()
+        #: Set when nothing waits to be sent, or nothing can be.
+        self._sent = asyncio.Event()
+        self.heard_at = self._loop.time()
+        peer.on("datachannel", self._on_channel)
+        peer.on("connectionstatechange", self._on_state)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether what is written now is sent."""
+        return self._channel is not None and self._channel.readyState == "open"
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether the silence of the peer is its own."""
+        return not self._pauses
+
+    @property
+    def held_to_pace(self) -> bool:
+        """Whether the client sent more than its key allows."""
+        return Pause.PACE in self._pauses
+
+    @property
+    def paused(self) -> bool:
+        """Whether the peer has yet to take what was written."""
+        return self._channel is not None and self._channel.bufferedAmount > MAX_UNSENT_BYTES
+
+    def attach(self, receiver: FrameReceiver) -> None:
+        """From now on messages go to ``receiver``."""
+        self._receiver = receiver
+        self.resume_reading(Pause.EARLY)
+        if not self.is_open:
+            receiver.connection_closing()
+
+    def write_message(self, data: bytes, *, is_text: bool) -> None:
+        """Send a whole message without waiting."""
+        if self._channel is not None:
+            with suppress(InvalidStateError):
+                self._channel.send(data.decode() if is_text else data)
+                self._sent.clear()
+
+    def write_ping(self) -> None:
+        """Nothing: see the class."""
+
+    def touch(self) -> float:
+        """Count the silence of the peer from now on. Returns the time."""
+        self.heard_at = self._loop.time()
+        return self.heard_at
+
+    def heard(self, size: int) -> bool:
+        """The peer has sent ``size`` bytes of media. Returns whether to take them: media cannot wait."""
+        self.touch()
+        if not self.held_to_pace:  # what is dropped does not count
+            self._keep_pace(size)
+        return self.is_reading
+
+    # reading
+
+    def pause_reading(self, reason: Pause) -> None:
+        self._pauses |= reason
+
+    def resume_reading(self, reason: Pause) -> None:
+        self._pauses &= ~reason
+        while self._unread and not self._pauses:
+            message = self._unread.popleft()
+            self._unread_share.resize(self._unread_share.size - _cost(message))
+            self._give(message)
+
+    def _on_channel(self, channel: RTCDataChannel) -> None:
+        if channel.label != LABEL or self._channel is not None:
+            channel.close()
+            return
+        self._channel = channel
+        channel.bufferedAmountLowThreshold = _LOW_WATER_BYTES
+        channel.on("message", self._on_message)
+        channel.on("bufferedamountlow", self._on_room)
+        channel.on("close", self._gone)
+        if not self.opened.done():
+            self.opened.set_result(True)
+
+    def _on_message(self, message: str | bytes) -> None:
+        self.touch()
+        self._keep_pace(len(message))
+        if not self._pauses and not self._unread:
+            self._give(message)
+            return
+        size = self._unread_share.size + _cost(message)
+        try:
+            if size > MAX_UNREAD_BYTES:
+                raise EngineOverloaded("too many events wait for the session")
+            self._unread_share.resize(size)
+        except EngineOverloaded as error:
+            if self._receiver is not None:
+                self._receiver.input_refused(error)
+            return
+        self._unread.append(message)
+
+    def _give(self, message: str | bytes) -> None:
+        if self._receiver is not None:
+            data = message.encode() if isinstance(message, str) else message
+            self._receiver.receive_message(data, is_text=isinstance(message, str))
+
+    def _keep_pace(self, size: int) -> None:
+        if self._input_pace is not None and (seconds := self._input_pace(size)) and not self.held_to_pace:
+            self.pause_reading(Pause.PACE)
+            self._pace_timer = self._loop.call_later(seconds, self._resume_pace)
+
+    def _resume_pace(self) -> None:
+        self._pace_timer = None
+        if self._receiver is not None:
+            self._receiver.resume_input()
+        self.resume_reading(Pause.PACE)
+
+    def _on_room(self) -> None:
+        self._sent.set()
+        if self._receiver is not None:
+            self._receiver.resume_output()
+
+    # the end
+
+    def _on_state(self) -> None:
+        if self._peer.connectionState in ("failed", "closed"):
+            self._gone()
+
+    def _gone(self) -> None:
+        self._sent.set()
+        if not self.opened.done():
+            self.opened.set_result(False)
+        if self._receiver is not None:
+            self._receiver.connection_closing()
+
+    def fail(self, code: CloseCode, reason: str) -> None:
+        """Nothing: ICE says when the peer is gone."""
+
+    async def close_in_time(self, code: int, reason: str) -> None:
+        """Send what is left, then close and release everything. A data channel has no codes to close with."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_SEC):
+                if self._channel is not None and self.is_open and self._channel.bufferedAmount:
+                    self._channel.bufferedAmountLowThreshold = 0
+                    self._sent.clear()
+                    await self._sent.wait()
+        if self._pace_timer is not None:
+            self._pace_timer.cancel()
+        self._unread.clear()
+        self._unread_share.resize(0)
+        await self._peer.close()

@@ -1,0 +1,170 @@
+"""``POST /v1/realtime/calls``: an SDP offer in, an answer out, and the call that follows."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+from omni_ws.config.keys import key_name
+from omni_ws.core.audio_format import AudioEncoding
+from omni_ws.errors import InvalidFrame, InvalidValue, OmniError, SessionNotFound, UnsupportedFormat, WebrtcOff
+from omni_ws.installing import install_command
+from omni_ws.metrics import Metrics
+from omni_ws.service.identifiers import new_id
+from omni_ws.service.sessions.factory import SessionFactory
+from omni_ws.service.sessions.live_session import LiveSession
+from omni_ws.service.sessions.live_sessions import LiveSessions
+from omni_ws.transport.http.authentication import Authenticator
+from omni_ws.transport.http.exchange import HttpExchange
+from omni_ws.transport.http.front_end import FrontEnd
+from omni_ws.transport.http.multipart_form import FORM_TYPE, read_form
+from omni_ws.transport.http.router import Router
+from omni_ws.transport.realtime.client_secrets import ClientSecrets
+from omni_ws.transport.realtime.commands import Commands
+from omni_ws.transport.realtime.endpoint import REALTIME_PATH, RealtimeCaller, identify
+from omni_ws.wire.frames import loads_object
+from omni_ws.wire.realtime_session import merged_session
+from omni_ws.wire.session_config import DEFAULT_MAX_LEAD_MS
+
+if TYPE_CHECKING:
+    from omni_ws.transport.webrtc.call import RealtimeCall
+
+CALLS_PATH: Final = f"{REALTIME_PATH}/calls"
+#: Label of the sessions in metrics and logs.
+WEBRTC_ORIGIN: Final = "webrtc"
+SDP_TYPE: Final = "application/sdp"
+MAX_OFFER_BYTES: Final = 64 * 1024
+#: Of a form: the offer and the session.
+MAX_BODY_BYTES: Final = 256 * 1024
+_PACKAGE: Final = "aiortc"
+#: What the tracks decide, whatever formats the client names. The server plays, so answers come as they are heard.
+_AUDIO: Final = {"format": AudioEncoding.PCM16.value, "sample_rate": 24_000}
+_MEDIA: Final = {"input_audio": _AUDIO, "output_audio": _AUDIO, "max_lead_ms": DEFAULT_MAX_LEAD_MS}
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    key_name: str | None
+    session: LiveSession
+    task: asyncio.Task[None]
+
+
+class WebrtcCalls(FrontEnd):
+    """Answers offers, and owns the calls. The library is loaded with the first of them."""
+
+    def __init__(self, sessions: SessionFactory, authenticator: Authenticator, secrets: ClientSecrets) -> None:
+        self._sessions = sessions
+        self._authenticator = authenticator
+        self._secrets = secrets
+        self._config = sessions.config.webrtc
+        self._live = LiveSessions(sessions, origin=WEBRTC_ORIGIN, grace=0, any_model=True)
+        self._calls: dict[str, _Running] = {}
+
+    def register(self, router: Router) -> None:
+        if self._sessions.config.streaming_input.enabled:
+            router.add("POST", CALLS_PATH, self.create)
+            router.add("POST", f"{CALLS_PATH}/{{call_id}}/hangup", self.hang_up)
+
+    def connect_gauges(self, metrics: Metrics) -> None:
+        metrics.webrtc_calls.set_function(lambda: len(self._calls))
+
+    async def create(self, exchange: HttpExchange) -> None:
+        """Answer an offer. Raises Unauthenticated, WebrtcOff, ModelNotFound, what an offer or a session is refused
+        with, and what ``LiveSessions.open`` raises."""
+        caller = identify(exchange.request, self._authenticator, self._secrets)
+        self._check_served()
+        self._sessions.any_model.check(exchange.request.query.get("model"))
+        offer, given = await _read_body(exchange)
+        negotiation = await asyncio.to_thread(importlib.import_module, "omni_ws.transport.webrtc.negotiation")
+        offer = negotiation.check_offer(offer)
+        bound = merged_session(caller.bound, given)
+        session = self._live.open(caller.key, client=caller.address)
+        try:
+            call, answer = await self._answer(negotiation, session, caller, bound, offer)
+        except BaseException:
+            session.end(None)
+            raise
+        call_id = new_id("rtc_")
+        task = asyncio.create_task(call.run(), name=f"call {session.session_id}")
+        self._calls[call_id] = _Running(key_name(caller.key), session, task)
+        task.add_done_callback(lambda ended: self._calls.pop(call_id))
+        headers = [("Content-Type", SDP_TYPE), ("Location", f"{CALLS_PATH}/{call_id}")]
+        await exchange.respond(201, headers, answer.encode())
+
+    def _check_served(self) -> None:
+        if not self._config.enabled:
+            raise WebrtcOff("WebRTC is switched off here (webrtc.enabled); use the WebSocket /v1/realtime")
+        if importlib.util.find_spec(_PACKAGE) is None:
+            raise WebrtcOff(f"WebRTC needs a package that is not installed here: {install_command('webrtc')}")
+
+    async def _answer(
+        self,
+        negotiation: ModuleType,
+        session: LiveSession,
+        caller: RealtimeCaller,
+        bound: Mapping[str, Any],
+        offer: str,
+    ) -> tuple[RealtimeCall, str]:
+        """The call of a session, which is attached to it, and the answer for its caller."""
+        from omni_ws.transport.webrtc.call import RealtimeCall
+        from omni_ws.transport.webrtc.channel import CallChannel
+
+        commands = Commands(session, self._sessions, bound, media=_MEDIA)
+        peer = negotiation.new_peer(self._config)
+        pace = self._sessions.admission.input_pace(caller.key)
+        channel = CallChannel(peer, budget=self._sessions.budget, input_pace=pace)
+        call = RealtimeCall(channel, session, commands, self._sessions.metrics)
+        try:
+            announce = self._config.announce
+            answer = await negotiation.answer_offer(peer, offer, call.speaker, call.microphone, announce=announce)
+        except BaseException:
+            await peer.close()
+            call.release()
+            raise
+        session.attach(call)
+        return call, answer
+
+    async def hang_up(self, exchange: HttpExchange) -> None:
+        """End a call. Raises Unauthenticated, and SessionNotFound where the key has no such call."""
+        caller = identify(exchange.request, self._authenticator, self._secrets)
+        running = self._calls.get(exchange.path_parameters["call_id"])
+        if running is None or running.key_name != key_name(caller.key):
+            raise SessionNotFound("there is no such call", param="call_id")
+        running.session.end(None)
+        await asyncio.wait([running.task])
+        await exchange.respond(200)
+
+    def drain(self, time_left: float) -> None:
+        self._live.drain(time_left)
+
+    def end_all(self, error: OmniError) -> None:
+        self._live.end_all(error)
+
+    async def wait_closed(self) -> None:
+        await self._live.wait_closed()
+        if self._calls:
+            await asyncio.wait([running.task for running in self._calls.values()])
+
+
+async def _read_body(exchange: HttpExchange) -> tuple[str, Mapping[str, Any]]:
+    """The offer, and the settings of the session that came with it."""
+    kind = exchange.request.content_type
+    session = b""
+    if kind == SDP_TYPE:
+        offer = await exchange.read_body(MAX_OFFER_BYTES)
+    elif kind == FORM_TYPE:
+        parts = {part.name: bytes(part.data) for part in await read_form(exchange, MAX_BODY_BYTES)}
+        if "sdp" not in parts:
+            raise InvalidValue("the form has no part sdp", param="sdp")
+        offer, session = parts["sdp"], parts.get("session", b"")
+    else:
+        raise UnsupportedFormat(f"the body must be {SDP_TYPE} or {FORM_TYPE}", param="Content-Type")
+    try:
+        return offer.decode(), loads_object(session) if session else {}
+    except UnicodeDecodeError:
+        raise InvalidFrame("the body is not valid UTF-8") from None

@@ -1,0 +1,111 @@
+"""CallMicrophone: the packets of a caller's track as an unbroken stream of audio."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from aiortc import RTCRtpReceiver
+
+from omni_ws.audio.opus_packets import SAMPLE_RATE, OpusPacketDecoder
+from omni_ws.core.jitter_buffer import CLOCK_RATE, JitterBuffer, MediaPacket, PacketOutcome
+from omni_ws.errors import InvalidFrame
+from omni_ws.metrics import Metrics
+
+logger = logging.getLogger(__name__)
+
+#: How much of a gap is concealed. Behind that libopus has faded out what was heard before it.
+CONCEALED_SEC: Final = 0.1
+#: A longer gap is not filled: the caller's clock has jumped.
+MAX_GAP_SEC: Final = 10.0
+#: Where aiortc keeps its own buffer. That waits for 320 ms at the first loss, and keeps the delay to the call's end.
+_BUFFER: Final = "_RTCRtpReceiver__jitter_buffer"
+#: What its decoder's thread reads. None ends the thread, which has nothing to do here.
+_DECODER_QUEUE: Final = "_RTCRtpReceiver__decoder_queue"
+
+
+class CallMicrophone:
+    """Orders the packets, decodes them, fills what is missing, and calls ``hear`` with pcm16 of SAMPLE_RATE.
+
+    Everything happens on the event loop: to decode a packet of 20 ms takes 0.04 ms.
+    """
+
+    def __init__(self, hear: Callable[[bytes], None], metrics: Metrics) -> None:
+        self._hear = hear
+        self._metrics = metrics
+        self._loop = asyncio.get_running_loop()
+        self._buffer = JitterBuffer()
+        self._decoder = OpusPacketDecoder()
+        #: The time stamp that follows what was decoded; None before the first packet.
+        self._expected: int | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def connect(self, receiver: RTCRtpReceiver) -> None:
+        """Take the packets of ``receiver`` before it buffers and decodes them itself."""
+        if not hasattr(receiver, _BUFFER):
+            raise RuntimeError("this version of aiortc keeps its jitter buffer elsewhere")
+        setattr(receiver, _BUFFER, self)
+        getattr(receiver, _DECODER_QUEUE).put(None)
+
+    def add(self, packet: Any) -> tuple[bool, None]:
+        """What aiortc calls with each packet of the track. Returns that it has nothing more to do."""
+        if not self._closed:
+            now = self._loop.time()
+            payload = bytes(packet.payload)
+            if payload:
+                self._pass_on(self._buffer.receive(packet.sequence_number, packet.timestamp, payload, now=now))
+                self._arm()
+        return False, None
+
+    def close(self) -> None:
+        self._closed = True
+        self._disarm()
+
+    def _arm(self) -> None:
+        self._disarm()
+        if (due := self._buffer.get_timer()) is not None:
+            self._timer = self._loop.call_at(due, self._on_timer, due)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _on_timer(self, due: float) -> None:
+        self._timer = None
+        self._pass_on(self._buffer.pass_over(max(self._loop.time(), due)))  # a timer may fire a little early
+        if not self._closed:
+            self._arm()
+
+    def _pass_on(self, packets: Iterable[MediaPacket]) -> None:
+        counts, self._buffer.counts = self._buffer.counts, {}
+        for packet in packets:
+            try:
+                audio = self._fill(packet) + self._decoder.decode(packet.payload)
+            except InvalidFrame:
+                counts[PacketOutcome.DROPPED] = counts.get(PacketOutcome.DROPPED, 0) + 1
+                continue
+            self._expected = (packet.timestamp + round(self._decoder.seconds * CLOCK_RATE)) % (1 << 32)
+            if not self._closed:
+                self._hear(audio)
+        for outcome, number in counts.items():
+            self._metrics.webrtc_packets.labels(outcome.value).inc(number)
+
+    def _fill(self, packet: MediaPacket) -> bytes:
+        """The audio between what was decoded and this packet: concealed where it was lost, else left out as silence."""
+        if self._expected is None:
+            return b""
+        ticks = (packet.timestamp - self._expected) % (1 << 32)
+        if ticks > MAX_GAP_SEC * CLOCK_RATE:  # or it overlaps with what was decoded
+            return b""
+        size = 2 * (ticks * SAMPLE_RATE // CLOCK_RATE)
+        filled = bytearray()
+        if packet.lost:
+            self._metrics.webrtc_concealed_seconds.inc(ticks / CLOCK_RATE)
+            wanted = min(size, int(2 * SAMPLE_RATE * CONCEALED_SEC))
+            while len(filled) < wanted and (made := self._decoder.conceal()):
+                filled += made
+        return bytes(filled[:size].ljust(size, b"\0"))

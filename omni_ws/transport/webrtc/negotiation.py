@@ -1,0 +1,94 @@
+"""Offers and answers: the SDP of a call (RFC 9429), by aiortc."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Final
+
+from aiortc import RTCConfiguration, RTCIceServer, RTCPeerConnection, RTCRtpSender, RTCSessionDescription
+from aiortc.exceptions import OperationError
+from aiortc.sdp import SessionDescription
+
+from omni_ws.config.model import WebrtcConfig
+from omni_ws.errors import InvalidFrame, InvalidValue, UnsupportedFormat
+from omni_ws.transport.webrtc.channel import LABEL
+from omni_ws.transport.webrtc.microphone import CallMicrophone
+from omni_ws.transport.webrtc.speaker import CallSpeaker
+
+#: Addresses that an offer may name: the server sends packets to each of them.
+MAX_CANDIDATES: Final = 32
+_CANDIDATE: Final = "a=candidate:"
+
+
+def new_peer(config: WebrtcConfig) -> RTCPeerConnection:
+    """A connection that asks the configured ICE servers alone, and none without any."""
+    credential = config.ice_credential
+    servers = [
+        RTCIceServer(
+            urls=url,
+            username=config.ice_username,
+            credential=None if credential is None else credential.get_secret_value(),
+        )
+        for url in config.ice_servers
+    ]
+    return RTCPeerConnection(RTCConfiguration(iceServers=servers))
+
+
+def check_offer(offer: str) -> str:
+    """The offer as the library is to see it. Raises InvalidFrame, InvalidValue or UnsupportedFormat.
+
+    Names of the local network (RFC 8828) are left out, since to resolve them takes seconds and a multicast socket; the
+    caller's own packets show where it is. So is the end of candidates, behind which the library would not wait for
+    those packets.
+    """
+    lines = [line for line in offer.splitlines() if line and line != "a=end-of-candidates"]
+    lines = [line for line in lines if not (line.startswith(_CANDIDATE) and _address(line).endswith(".local"))]
+    if sum(line.startswith(_CANDIDATE) for line in lines) > MAX_CANDIDATES:
+        raise InvalidValue(f"an offer may have at most {MAX_CANDIDATES} candidates", param="sdp")
+    offer = "\r\n".join([*lines, ""])
+    try:
+        kinds = [media.kind for media in SessionDescription.parse(offer).media]
+    except Exception:  # the library raises whatever its parser meets
+        raise InvalidFrame("the offer is not valid SDP", param="sdp") from None
+    if kinds.count("audio") != 1 or kinds.count("application") != 1 or len(kinds) != 2:
+        raise UnsupportedFormat(f"an offer has one audio track and the data channel {LABEL}", param="sdp")
+    return offer
+
+
+async def answer_offer(
+    peer: RTCPeerConnection, offer: str, speaker: CallSpeaker, microphone: CallMicrophone, *, announce: str | None
+) -> str:
+    """The answer to an offer that was checked. Raises InvalidFrame or UnsupportedFormat."""
+    peer.addTrack(speaker)
+    (transceiver,) = peer.getTransceivers()
+    codecs = RTCRtpSender.getCapabilities("audio").codecs
+    transceiver.setCodecPreferences([codec for codec in codecs if codec.mimeType == "audio/opus"])
+    microphone.connect(transceiver.receiver)
+    try:
+        await peer.setRemoteDescription(RTCSessionDescription(sdp=offer, type="offer"))
+        await peer.setLocalDescription()
+    except OperationError:
+        raise UnsupportedFormat("the offer has no Opus", param="sdp") from None
+    except ValueError as error:
+        raise InvalidFrame(f"the offer is not acceptable: {str(error)[:100]}", param="sdp") from None
+    return announced(peer.localDescription.sdp, announce)
+
+
+def announced(answer: str, address: str | None) -> str:
+    """The answer with ``address`` in place of the machine's own of the same family; those of another are left out."""
+    if address is None:
+        return answer
+    version = ipaddress.ip_address(address).version
+    lines = []
+    for line in answer.splitlines():
+        if line.startswith(_CANDIDATE) and " typ host" in line:
+            if ipaddress.ip_address(_address(line)).version != version:
+                continue
+            line = line.replace(f" {_address(line)} ", f" {address} ", 1)
+        lines.append(line)
+    return "\r\n".join([*lines, ""])
+
+
+def _address(candidate: str) -> str:
+    """The address of a candidate line (RFC 8839, 5.1)."""
+    return (candidate.split(" ", 5) + [""] * 5)[4]

@@ -1,0 +1,185 @@
+"""Calls over WebRTC, with aiortc as the caller: real ICE, DTLS, SRTP and SCTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from support.live_server import LiveServer, live_server
+from support.speech_clips import WORDS, at_24k, clip_bytes, silence, word_errors
+from support.webrtc_client import WebrtcCaller, lossy, post_offer, webrtc_call
+
+from omni_ws.config.model import VoiceChoice
+from omni_ws.engine.base import AudioOutput, TextOutput
+from omni_ws.engine.embedded.config import EmbeddedConfig
+from omni_ws.engine.embedded.engine import EmbeddedEngine
+from omni_ws.engine.fake import ScriptedEngine
+from omni_ws.transport.webrtc.endpoint import WebrtcCalls
+
+TONE = (0.25 * np.sin(2 * np.pi * 440 * np.arange(24_000) / 24_000)).astype(np.float32)
+SPOKEN = (TextOutput("Once there was a king. "), AudioOutput(TONE, 24_000))
+#: From when on a sample of the answers is no silence.
+LOUD = 1000
+
+pytestmark = [pytest.mark.slow, pytest.mark.real_time]
+
+
+async def _never() -> None:
+    await asyncio.Event().wait()
+
+
+def spoken(clip: str) -> bytes:
+    """A clip, and the silence by which its end is found."""
+    return at_24k(silence(0.3) + clip_bytes(clip) + silence(1.0))
+
+
+def loud_ms(caller: WebrtcCaller) -> float:
+    """How much of what the caller heard is no silence."""
+    samples = np.concatenate([np.zeros(1, np.int16), *caller.heard])
+    return float((np.abs(samples.astype(np.int32)) > LOUD).sum()) / 48
+
+
+def packets(server: LiveServer, outcome: str) -> float:
+    found = server.app.sessions.metrics.registry.get_sample_value("omni_ws_webrtc_packets_total", {"outcome": outcome})
+    return found or 0
+
+
+async def ask(caller: WebrtcCaller) -> None:
+    """A written turn, which asks for an answer."""
+    content = [{"type": "input_text", "text": "Tell me a story."}]
+    caller.send("conversation.item.create", item={"type": "message", "role": "user", "content": content})
+    caller.send("response.create")
+
+
+async def test_an_answer_is_heard_and_not_sent_as_events() -> None:
+    async with live_server(ScriptedEngine(SPOKEN)) as server, webrtc_call(server) as caller:
+        session = await caller.update(audio={"output": {"format": {"type": "audio/pcmu"}}})
+        assert session["audio"]["output"]["format"] == {"type": "audio/pcm", "rate": 24_000}
+        await ask(caller)
+        stopped = await caller.until("output_audio_buffer.stopped")
+        (started,) = caller.seen("output_audio_buffer.started")
+        (done,) = caller.seen("response.done")
+        assert started["response_id"] == stopped["response_id"] == done["response"]["id"]
+        assert not caller.seen("response.output_audio.delta")
+        assert caller.seen("response.output_audio_transcript.delta")
+    # What aiortc plays: all but the four packets that it keeps back, less a sine's quiet moments.
+    assert 750 < loud_ms(caller) < 1000
+
+
+async def test_a_spoken_turn_of_which_packets_are_lost() -> None:
+    engine = EmbeddedEngine(EmbeddedConfig(voice=VoiceChoice.ESPEAK))
+    async with live_server(engine) as server, webrtc_call(server) as caller:
+        lossy(caller, 0.05, random.Random(7))
+        await caller.update(audio={"input": {"transcription": {"model": "any"}}})
+        caller.microphone.say(spoken("goforward"))
+        await caller.until("input_audio_buffer.speech_stopped")
+        heard = await caller.until("conversation.item.input_audio_transcription.completed")
+        assert word_errors(WORDS["goforward"], heard["transcript"].strip()) <= 1
+        await caller.until("output_audio_buffer.stopped")
+        assert packets(server, "on_time") > 100
+        assert packets(server, "lost") > 0
+        concealed = server.app.sessions.metrics.registry.get_sample_value("omni_ws_webrtc_concealed_seconds_total")
+        assert concealed == pytest.approx(0.02 * packets(server, "lost"))
+    assert loud_ms(caller) > 300
+
+
+async def test_speech_silences_the_answer() -> None:
+    endless = (*SPOKEN, *SPOKEN, *SPOKEN, *SPOKEN, lambda: _never())
+    async with live_server(ScriptedEngine(endless)) as server, webrtc_call(server) as caller:
+        await ask(caller)
+        started = await caller.until("output_audio_buffer.started")
+        caller.microphone.say(spoken("goforward"))
+        cleared = await caller.until("output_audio_buffer.cleared")
+        assert cleared["response_id"] == started["response_id"]
+        done = await caller.until("response.done")
+        assert done["response"]["status_details"]["reason"] == "turn_detected"
+        before = loud_ms(caller)
+        await caller.until("input_audio_buffer.speech_stopped")
+        assert not caller.seen("output_audio_buffer.stopped")
+        assert loud_ms(caller) - before < 200
+
+
+async def test_the_caller_clears_what_was_not_heard() -> None:
+    engine = ScriptedEngine((*SPOKEN, *SPOKEN, lambda: _never()))
+    async with live_server(engine) as server, webrtc_call(server) as caller:
+        await ask(caller)
+        await caller.until("output_audio_buffer.started")
+        caller.send("output_audio_buffer.clear")
+        await caller.until("output_audio_buffer.cleared")
+        done = await caller.until("response.done")
+        assert done["response"]["status_details"]["reason"] == "client_cancelled"
+
+
+async def test_hanging_up_from_either_end() -> None:
+    async with live_server(ScriptedEngine((*SPOKEN, lambda: _never()))) as server:
+        async with webrtc_call(server) as caller:
+            await ask(caller)
+            await caller.until("output_audio_buffer.started")
+        await server.check_empty()
+        async with webrtc_call(server) as caller, httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as http:
+            unknown = await http.post("/v1/realtime/calls/rtc_1/hangup")
+            assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "session_not_found")
+            assert (await http.post(f"{caller.location}/hangup")).status_code == 200
+            await caller.ended()
+            assert server.sessions == 0
+
+
+async def test_a_caller_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_ws.transport.webrtc.call.SETUP_TIMEOUT_SEC", 0.1)
+    async with live_server() as server:
+        caller = WebrtcCaller()
+        assert (await post_offer(server, await caller.offer())).status_code == 201
+        await server.check_empty()
+        await caller.close()
+
+
+def sockets() -> int:
+    return sum("socket:" in str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink())
+
+
+def own_threads() -> int:
+    """Threads, without those of the pools that all calls share."""
+    return sum(not thread.name.startswith(("asyncio_", "uvloop_", "speech_")) for thread in threading.enumerate())
+
+
+async def _disconnect(server: LiveServer, moment: int) -> None:
+    caller = WebrtcCaller()
+    try:
+        answer = await post_offer(server, await caller.offer())
+        if moment:
+            await caller.accept(answer)
+        if moment > 1:
+            await caller.until("session.created")
+        if moment > 2:
+            await ask(caller)
+            await caller.until("output_audio_buffer.started")
+    finally:
+        await caller.close()
+
+
+async def test_random_disconnects_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("omni_ws.transport.webrtc.call.SETUP_TIMEOUT_SEC", 1.0)
+    moments = random.Random(1)
+    async with live_server(ScriptedEngine((*SPOKEN, *SPOKEN, lambda: _never()))) as server:
+        await _disconnect(server, 3)
+        await server.check_empty()
+        (calls,) = (one for one in server.app.front_ends if isinstance(one, WebrtcCalls))
+        await server.until(lambda: not calls._calls)
+        before = (sockets(), own_threads(), len(asyncio.all_tasks()))
+        for _ in range(10):  # 200 in all, over the two event loops
+            await asyncio.gather(*(_disconnect(server, moments.randrange(4)) for _ in range(10)))
+        await server.check_empty()
+        await server.until(lambda: not calls._calls)
+
+        def left() -> tuple[int, int, int]:
+            return (sockets(), own_threads(), len(asyncio.all_tasks()))
+
+        with contextlib.suppress(AssertionError):
+            await server.until(lambda: all(now <= then for now, then in zip(left(), before, strict=True)))
+        assert all(now <= then for now, then in zip(left(), before, strict=True)), (left(), before)

@@ -1,0 +1,156 @@
+"""Offers that are refused, the limits that hold for calls, and what an answer tells of the server."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import httpx
+import pytest
+from support.live_server import LiveServer, live_server
+from support.webrtc_client import WebrtcCaller, post_offer, webrtc_call
+
+from omni_ws.config.error import ConfigurationError
+from omni_ws.config.keys import ApiKey, digest
+from omni_ws.config.loading import load
+from omni_ws.transport.webrtc.endpoint import MAX_OFFER_BYTES
+from omni_ws.transport.webrtc.negotiation import MAX_CANDIDATES, announced, check_offer
+
+HOST = "a=candidate:1 1 udp 2130706431 {address} 40000 typ host"
+ANSWER = "\r\n".join([HOST.format(address="10.0.0.5"), HOST.format(address="fd00::5"), "a=mid:0", ""])
+
+
+async def an_offer() -> str:
+    caller = WebrtcCaller()
+    offer = await caller.offer()
+    await caller.close()
+    return offer
+
+
+async def refused(server: LiveServer, status: int, code: str, offer: str | bytes, **headers: str) -> None:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+        fields = {"Content-Type": "application/sdp", **headers}
+        answer = await client.post("/v1/realtime/calls", content=offer, headers=fields)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
+async def test_offers_that_are_not_acceptable() -> None:
+    offer = await an_offer()
+    no_opus = "\r\n".join(line for line in offer.splitlines() if "opus" not in line.lower()) + "\r\n"
+    two = offer + "m=video 9 UDP/TLS/RTP/SAVPF 96\r\nc=IN IP4 0.0.0.0\r\na=mid:2\r\na=rtpmap:96 VP8/90000\r\n"
+    audio_only = offer[: offer.index("m=application")]
+    async with live_server() as server:
+        await refused(server, 400, "invalid_frame", "v=0 and so on")
+        await refused(server, 400, "invalid_frame", b"\xff\xfe")
+        await refused(server, 415, "unsupported_format", two)
+        await refused(server, 415, "unsupported_format", audio_only)
+        await refused(server, 415, "unsupported_format", no_opus)
+        await refused(server, 415, "unsupported_format", offer, **{"Content-Type": "application/json"})
+        await refused(server, 413, "payload_too_large", offer.ljust(MAX_OFFER_BYTES + 1))
+        await server.check_empty()
+
+
+async def test_a_form_brings_the_session() -> None:
+    async with live_server() as server:
+        caller = WebrtcCaller()
+        form: dict[str, Any] = {
+            "sdp": (None, await caller.offer(), "application/sdp"),
+            "session": (None, '{"type": "realtime", "instructions": "Be brief."}', "application/json"),
+        }
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+            await caller.accept(await client.post("/v1/realtime/calls", files=form))
+            created = await caller.until("session.created")
+            assert created["session"]["instructions"] == "Be brief."
+            await caller.close()
+            nothing = await client.post("/v1/realtime/calls", files={"session": form["session"]})
+            assert (nothing.status_code, nothing.json()["error"]["param"]) == (400, "sdp")
+            form["session"] = (None, "{", "application/json")
+            broken = await client.post("/v1/realtime/calls", files=form)
+            assert (broken.status_code, broken.json()["error"]["code"]) == (400, "invalid_frame")
+
+
+async def test_keys_and_client_secrets() -> None:
+    key = ApiKey(name="shop", key_sha256=digest("sk-1"), max_sessions=1)
+    async with live_server(keys=(key,)) as server:
+        offer = await an_offer()
+        await refused(server, 401, "unauthenticated", offer)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+            made = await client.post(
+                "/v1/realtime/client_secrets",
+                headers={"Authorization": "Bearer sk-1"},
+                json={"session": {"type": "realtime", "instructions": "Sell."}},
+            )
+            secret = made.json()["value"]
+            async with webrtc_call(server, key=secret) as caller:
+                assert caller.received[0]["session"]["instructions"] == "Sell."
+                await refused(server, 429, "rate_limited", offer, Authorization="Bearer sk-1")
+                assert (await client.post(f"{caller.location}/hangup")).status_code == 401
+
+
+@pytest.mark.slow
+@pytest.mark.real_time
+async def test_speech_beyond_the_pace_of_a_key_is_dropped_and_events_wait() -> None:
+    key = ApiKey(name="shop", key_sha256=digest("sk-1"), input_bytes_per_sec=24_000)
+    async with live_server(keys=(key,)) as server, webrtc_call(server, key="sk-1") as caller:
+        dropped = server.app.sessions.metrics.webrtc_packets.labels("dropped")
+        await server.until(lambda: dropped._value.get() > 0)
+        updated = await caller.update(instructions="Be brief.")
+        assert updated["instructions"] == "Be brief."
+
+
+async def test_the_limit_of_sessions() -> None:
+    async with live_server(limits={"max_sessions": 1}) as server, webrtc_call(server):
+        await refused(server, 503, "engine_overloaded", await an_offer())
+
+
+async def test_a_server_that_is_told_not_to_serve_calls() -> None:
+    async with live_server(webrtc={"enabled": False}) as server:
+        await refused(server, 501, "webrtc_off", await an_offer())
+
+
+async def test_a_server_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    offer = await an_offer()
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "aiortc" else find(name))
+    async with live_server() as server:
+        answer = await post_offer(server, offer)
+        assert answer.status_code == 501
+        assert "pip install 'omni_ws[webrtc]'" in answer.json()["error"]["message"]
+
+
+async def test_the_answer_names_no_server_of_others() -> None:
+    async with live_server(webrtc={"announce": "198.51.100.7"}) as server:
+        answer = await post_offer(server, await an_offer())
+        candidates = [line for line in answer.text.splitlines() if line.startswith("a=candidate:")]
+        assert candidates
+        assert all(" 198.51.100.7 " in line and line.endswith(" typ host") for line in candidates)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+            assert (await client.post(f"{answer.headers['location']}/hangup")).status_code == 200
+
+
+def test_the_announced_address_replaces_those_of_its_family() -> None:
+    assert announced(ANSWER, None) == ANSWER
+    assert announced(ANSWER, "198.51.100.7").splitlines() == [HOST.format(address="198.51.100.7"), "a=mid:0"]
+    assert announced(ANSWER, "2001:db8::7").splitlines() == [HOST.format(address="2001:db8::7"), "a=mid:0"]
+
+
+async def test_names_of_the_local_network_are_not_looked_up() -> None:
+    offer = await an_offer()
+    name = HOST.format(address="0b7e6f2c-55a5-4f7a-8a3e-1f4d0a3f9b7e.local")
+    checked = check_offer(f"{offer}{name}\r\na=end-of-candidates\r\n")
+    assert ".local" not in checked
+    assert "end-of-candidates" not in checked
+
+
+async def test_an_offer_names_a_bounded_number_of_addresses() -> None:
+    offer = "\r\n".join(line for line in (await an_offer()).splitlines() if not line.startswith("a=candidate"))
+    many = [HOST.format(address=f"10.0.0.{number}") for number in range(MAX_CANDIDATES + 1)]
+    check_offer("\r\n".join([offer, *many[1:], ""]))
+    with pytest.raises(Exception, match="at most 32 candidates"):
+        check_offer("\r\n".join([offer, *many, ""]))
+
+
+@pytest.mark.parametrize("server", ["http://turn.example", "stun:", "turn:host:1?transport=sctp"])
+def test_ice_servers_are_urls(server: str) -> None:
+    with pytest.raises(ConfigurationError, match="stun:HOST:PORT"):
+        load(["--webrtc.ice_servers", server])
