@@ -52,7 +52,7 @@ TINY_MODELS := .cache/tiny-models
 OUTCOMES_BEFORE :=
 BEFORE := $(if $(OUTCOMES_BEFORE),--outcomes-before=$(OUTCOMES_BEFORE))
 
-.PHONY: help serve serve-tiny distribution test test-bare test-base test-fast test-vllm test-outside check bench bench-vllm fuzz documents stubs venv clean distclean
+.PHONY: help serve serve-tiny distribution package test test-bare test-base test-fast test-vllm test-outside check bench bench-vllm fuzz documents picture stubs venv clean distclean
 
 # Describes a target by the text after its ##.
 help: ## this list
@@ -81,6 +81,9 @@ serve:
 else
 ifneq ($(filter gguf:% smollm2,$(LLM)),)
 serve: $(VENV)/.ready-for-gguf
+endif
+ifneq ($(filter --lan,$(ARGS)),)
+serve: $(VENV)/.ready-for-lan
 endif
 serve: $(VENV)/.ready-to-serve
 	@exec $(BIN)/omni-ws serve --fetch $(if $(ENGINE),--engine $(ENGINE)) $(PARTS_OF_ENGINE) $(ARGS)
@@ -128,12 +131,21 @@ distribution: $(VENV)/.ready-to-test
 	{ apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing; } >/dev/null || \
 	  echo "cannot install $$missing: some tests will be skipped" >&2
 
+PACKAGE_VENV := .cache/package
+package: | $(BIN)/python ## the wheel and the source archive in dist/, tried in an environment of their own
+	@rm -rf dist $(PACKAGE_VENV)
+	@$(BIN)/python -m venv $(PACKAGE_VENV)
+	@$(INSTALL) $(PACKAGE_VENV)/bin/python build
+	@$(PACKAGE_VENV)/bin/python -m build --outdir dist .
+	@$(INSTALL) $(PACKAGE_VENV)/bin/python "$$(echo dist/*.whl)[embedded,espeak]"
+	@$(PACKAGE_VENV)/bin/python .ci/try_package.py
+
 test-vllm: $(VLLM_VENV)/.ready ## the tests with vLLM
 	@$(VLLM_TINY_ENVIRONMENT) $(VLLM_BIN)/python -m pytest -m vllm $(ARGS)
 
 # Models with random weights, built in seconds: their text and speech are noise, everything else is real.
-serve-tiny: $(VLLM_VENV)/.ready ## a server on vLLM with random models: no GPU, no download
-	@PYTHONPATH=tests $(VLLM_BIN)/python -m support.tiny_models $(TINY_MODELS)
+serve-tiny: $(VLLM_VENV)/.ready ## a server on vLLM with random models: no GPU, no download; also MODEL=qwen3-omni or qwen2.5-omni
+	@PYTHONPATH=tests $(VLLM_BIN)/python -m support.tiny_models $(TINY_MODELS) $(MODEL)
 	@$(VLLM_TINY_ENVIRONMENT) exec $(VLLM_BIN)/python -m omni_ws serve --config $(TINY_MODELS)/serve.toml $(ARGS)
 
 # Third-party software for OpenAI's API, in environments of its own.
@@ -176,6 +188,9 @@ documents: $(VENV)/.ready-to-serve ## write the documents generated from the cod
 	@$(BIN)/python -m omni_ws.tools.documents $(ARGS)
 
 # The oldest supported compiler, since its code runs with every later gRPC runtime.
+picture: $(VENV)/.ready-to-test ## the moving picture of the README, from the real page
+	@PYTHONPATH=tests $(BIN)/python -m support.moving_picture docs/conversation.webp
+
 stubs: $(VENV)/.ready-to-test ## generate the code of the gRPC protocol
 	@$(BIN)/python -m venv .cache/stubs
 	@$(INSTALL) .cache/stubs/bin/python 'grpcio-tools==1.74.0' 'setuptools<80'
@@ -213,6 +228,10 @@ $(VENV)/.ready-to-serve: pyproject.toml | $(BIN)/python
 $(VENV)/.ready-for-gguf: $(VENV)/.ready-to-serve
 	@echo 'installing llama.cpp (34 MB)'
 	@$(PIP) --editable '.[gguf]'
+	@touch $@
+
+$(VENV)/.ready-for-lan: $(VENV)/.ready-to-serve
+	@$(PIP) --editable '.[lan]'
 	@touch $@
 
 $(VENV)/.ready-to-test: pyproject.toml | $(BIN)/python

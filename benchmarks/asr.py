@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.speech.corpus import Clip, played_music, recordings, typing
-from benchmarks.speech.degraded import far, noisy
+from benchmarks.speech.degraded import far, noisy, telephone
 from benchmarks.speech.hearing import Heard, hear
 from benchmarks.speech.word_errors import WordErrors, spoken_words, total, word_errors
 from benchmarks.speech.wordless import SOUNDS
@@ -36,7 +36,7 @@ WORDLESS: Final[Mapping[str, Callable[[float], Samples]]] = {
     "keyboards, recorded": typing,
     "music, recorded": played_music,
 }
-WORSE: Final[Mapping[str, Callable[[Samples], Samples]]] = {"far": far, "noisy": noisy}
+WORSE: Final[Mapping[str, Callable[[Samples], Samples]]] = {"far": far, "noisy": noisy, "telephone": telephone}
 QUICK_CLIPS: Final = 3
 #: The longest recordings have a row of their own.
 LISTED_WORDS: Final = 25

@@ -33,6 +33,7 @@ _TIMEOUT_MS: Final = 60_000
 #: Targets for medians, in milliseconds.
 MAX_MOUTH_TO_EAR: Final = 900
 MAX_SERVER: Final = 50
+MAX_BROWSER: Final = 120
 
 _OBSERVE: Final = """
 const events = window.observed = [];
@@ -53,8 +54,8 @@ window.WebSocket = class extends WebSocket {
   constructor(...where) {
     super(...where);
     this.addEventListener("message", ({ data }) => {
-      if (data instanceof ArrayBuffer) return note("sound");
-      const { type, final } = JSON.parse(data);
+      const { type, final, modality } = JSON.parse(data);
+      if (modality === "audio") return note("sound");
       if (type.startsWith("speech_") || final) note(final ? "final" : type);
     });
   }
@@ -130,7 +131,7 @@ def _report(turns: Sequence[dict[str, float]]) -> bool:
     steps = {
         "end of speech → speech_stopped": ([one["stopped"] for one in turns], None),
         "→ first frame of audio (server)": ([one["sound"] - one["stopped"] for one in turns], MAX_SERVER),
-        "→ first sound (browser)": ([one["ear"] - one["sound"] for one in turns], None),
+        "→ first sound (browser)": ([one["ear"] - one["sound"] for one in turns], MAX_BROWSER),
         "mouth to ear": ([one["ear"] for one in turns], MAX_MOUTH_TO_EAR),
     }
     print(f"**Mouth to ear, in Chromium, {len(turns)} spoken turns**\n")

@@ -40,6 +40,7 @@ from omni_ws.transport.routes.profiling import ProfilingRoutes
 from omni_ws.transport.routes.speech import SpeechRoutes
 from omni_ws.transport.routes.transcriptions import TranscriptionRoutes
 from omni_ws.transport.telephony.endpoint import TelephonyStreams
+from omni_ws.transport.webrtc.endpoint import WebrtcCalls
 
 
 class App:
@@ -81,6 +82,7 @@ class App:
         yield StreamingInput(sessions, authenticator, recorder)
         yield Realtime(sessions, authenticator, secrets, recorder)
         yield ClientSecretRoutes(sessions, authenticator, secrets)
+        yield WebrtcCalls(sessions, authenticator, secrets)
         yield TelephonyStreams(sessions, authenticator, recorder)
         yield ModeBRoutes(sessions, authenticator, self.registry)
         yield ChatRoutes(sessions, authenticator)
@@ -154,5 +156,7 @@ class App:
             await front_end.wait_closed()
         if self.recordings is not None:
             await self.recordings.close()
+        if self.sessions.daily_use_file is not None:
+            await self.sessions.daily_use_file.close()
         self.sessions.speech_workers.close()
         await self.profiling.stop()

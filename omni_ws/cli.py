@@ -7,12 +7,12 @@ import atexit
 import errno
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
 
 from omni_ws import __version__
-from omni_ws.config import ConfigurationError, LoadedConfig, ServerConfig, check_available, check_exposure, load
+from omni_ws.config import ConfigurationError, ServerConfig, check_available, check_exposure, load
 from omni_ws.config.command_line import MOST_USED, add_flags
 from omni_ws.config.keys import configured_keys
 from omni_ws.errors import OmniError
@@ -87,6 +87,11 @@ def _serve_options() -> argparse.ArgumentParser:
         default=False,
         help="first fetch weights that the parts can use",
     )
+    parser.add_argument(
+        "--lan",
+        action="store_true",
+        help="listen on the local network, with a certificate and a key made on this machine, and print what to open",
+    )
     return parser
 
 
@@ -114,15 +119,19 @@ def _serve_command(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         if options.print_config:
             print(loaded.render(), end="")
             return 0
-        return _serve(loaded, fetch=options.fetch)
+        if not options.lan:
+            return _serve(loaded.config, fetch=options.fetch)
+        from omni_ws.tools.lan import lan_server
+
+        lan = lan_server(loaded)
+        return _serve(lan.config, fetch=options.fetch, listening=lambda port: lan.tell(port, sys.stderr))
     except ConfigurationError as error:
         for problem in error.problems:
             _print_error(problem)
         return USAGE_ERROR
 
 
-def _serve(loaded: LoadedConfig, *, fetch: bool) -> int:
-    config = loaded.config
+def _serve(config: ServerConfig, *, fetch: bool, listening: Callable[[int], object] | None = None) -> int:
     check_exposure(config)
     if fetch and not _fetched(config):
         return INTERRUPTED
@@ -132,7 +141,7 @@ def _serve(loaded: LoadedConfig, *, fetch: bool) -> int:
     from omni_ws.server import launch_server
 
     try:
-        return launch_server(config)
+        return launch_server(config, listening=listening)
     except KeyboardInterrupt:
         return INTERRUPTED
     except OmniError as error:

@@ -213,6 +213,12 @@ class HeaderTooLarge(Refused):
     wire = WireMapping("header_too_large", None, 431, None)
 
 
+class WebrtcOff(Refused):
+    """The server does not serve WebRTC. Use the WebSocket, or let the operator install and enable it."""
+
+    wire = WireMapping("webrtc_off", None, 501, None)
+
+
 class Unauthenticated(Refused):
     """The API key is missing or unknown. Retry with a valid key."""
 

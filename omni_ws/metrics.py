@@ -141,6 +141,16 @@ class Metrics:
         )
         self.turn_question_seconds = self._counter("turn_question_seconds", "Thread time spent on such questions.")
 
+        self.webrtc_packets = self._counter(
+            "webrtc_packets",
+            "Packets of speech over WebRTC: `on_time`; `reordered` into their place; `late`, after they were given up; "
+            "`duplicate`; `lost`; or `dropped`, as the session could not take them.",
+            "outcome",
+        )
+        self.webrtc_concealed_seconds = self._counter(
+            "webrtc_concealed_seconds", "Speech that was lost over WebRTC and replaced."
+        )
+
     def _output(self) -> None:
         self.output_audio_seconds = self._counter("output_audio_seconds", "Audio sent to clients.")
         self.player_lead_seconds = self._histogram(
@@ -194,6 +204,7 @@ class Metrics:
         )
         self.http_connections = self._gauge("http_connections", "Open HTTP connections.")
         self.websocket_connections = self._gauge("websocket_connections", "Open WebSocket connections.")
+        self.webrtc_calls = self._gauge("webrtc_calls", "Calls over WebRTC, from their answer to their end.")
         self.http_requests = self._counter(
             "http_requests",
             "HTTP requests by path template (`unmatched`: none) and status (101: a WebSocket; 0: the client "

@@ -69,13 +69,16 @@ def create_app(
     return App(engine, config or ServerConfig(), keys, turn_model=turn_model)
 
 
-def launch_server(config: ServerConfig | None = None) -> int:
-    """Runs a server until SIGTERM or SIGINT, and returns the exit status. Blocks. Raises what ``serve`` raises."""
+def launch_server(config: ServerConfig | None = None, *, listening: Callable[[int], object] | None = None) -> int:
+    """Runs a server until SIGTERM or SIGINT, and returns the exit status. Blocks. Raises what ``serve`` raises.
+
+    Once it can answer, ``listening`` is called with its port.
+    """
     config = config or ServerConfig()
     if not config.on_vllm:  # which computes with as many threads as there are cores
         share_heaps(HEAPS)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(serve(config))
+        return runner.run(serve(config, listening=listening))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -210,8 +213,13 @@ def _tls(config: ServerConfig) -> ssl.SSLContext | None:
     return context
 
 
-async def serve(config: ServerConfig, *, last_resort: Callable[[int], object] = os._exit) -> int:
-    """Runs a server to its end, and returns the exit status.
+async def serve(
+    config: ServerConfig,
+    *,
+    listening: Callable[[int], object] | None = None,
+    last_resort: Callable[[int], object] = os._exit,
+) -> int:
+    """Runs a server to its end, and returns the exit status. Once it can answer, ``listening`` is called with its port.
 
     If it does not end soon after a second signal, ``last_resort`` is called with that status, from a thread, since the
     event loop may be blocked. Raises ConfigurationError for a configuration that cannot be served, OSError if a port is
@@ -227,13 +235,19 @@ async def serve(config: ServerConfig, *, last_resort: Callable[[int], object] = 
     with _stopping(stop, at_once, last_resort):
         try:
             app = create_app(engine, config, keys, turn_model=await asyncio.to_thread(load_turn_model, config))
-            await _serve_until(stop, at_once, engine, app)
+            await _serve_until(stop, at_once, engine, app, listening)
         finally:
             await engine.stop()
     return 0
 
 
-async def _serve_until(stop: asyncio.Event, at_once: asyncio.Event, engine: Engine, app: App) -> None:
+async def _serve_until(
+    stop: asyncio.Event,
+    at_once: asyncio.Event,
+    engine: Engine,
+    app: App,
+    listening: Callable[[int], object] | None = None,
+) -> None:
     """Serves until ``stop`` is set, then drains; ``at_once`` cuts the start and the drain short."""
     # The ports open before the engine starts: health checks are answered, and a taken port fails before models load.
     async with tracing(app.config) as spans, listen(app) as server, serve_tokens(app) as token_service:
@@ -250,6 +264,8 @@ async def _serve_until(stop: asyncio.Event, at_once: asyncio.Event, engine: Engi
             if token_service is not None:
                 token_service.begin()
             _announce(server, engine, token_service, suggested)
+            if listening is not None:
+                listening(server.port)
             await stop.wait()
             logger.info("shutting down")
             drains = [one.drain(app.config.drain_timeout_sec) for one in (server, token_service) if one is not None]

@@ -13,7 +13,7 @@ import pytest
 from support.speech_clips import clip_samples
 
 from benchmarks.speech.debian import DebianSource, files_of
-from benchmarks.speech.degraded import far, noisy
+from benchmarks.speech.degraded import far, noisy, telephone
 from benchmarks.speech.word_errors import WordErrors, total, word_errors
 from benchmarks.speech.wordless import SOUNDS
 from benchmarks.voices import sentences
@@ -81,7 +81,7 @@ def test_sentences_are_told_as_the_server_reads_them_aloud() -> None:
     assert len(sentences()) == 50
 
 
-@pytest.mark.parametrize("change", [far, noisy])
+@pytest.mark.parametrize("change", [far, noisy, telephone])
 def test_a_recording_is_made_worse_in_the_same_way_each_time(change: Callable[[Samples], Samples]) -> None:
     clip = clip_samples("goforward")
     worse = change(clip)

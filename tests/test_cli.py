@@ -130,7 +130,7 @@ def server_module(monkeypatch: pytest.MonkeyPatch, serve: Callable[[ServerConfig
     monkeypatch.setattr("omni_ws.server.serve", serve)
 
 
-async def listen(config: ServerConfig) -> int:
+async def listen(config: ServerConfig, **_: object) -> int:
     server = await asyncio.start_server(lambda reader, writer: writer.close(), config.host, config.port)
     server.close()
     return 0
@@ -151,7 +151,7 @@ def test_a_taken_port_is_an_error_and_never_another_port(
 def test_a_free_port_is_served_under_uvloop(monkeypatch: pytest.MonkeyPatch) -> None:
     loops = []
 
-    async def serve(config: ServerConfig) -> int:
+    async def serve(config: ServerConfig, **_: object) -> int:
         loops.append(type(asyncio.get_running_loop()))
         return await listen(config)
 
@@ -180,7 +180,7 @@ def test_how_the_server_ends_is_the_exit_status(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    async def serve(config: ServerConfig) -> int:
+    async def serve(config: ServerConfig, **_: object) -> int:
         raise raised
 
     server_module(monkeypatch, serve)

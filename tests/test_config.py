@@ -97,6 +97,7 @@ SAMPLE_TEXT = {
 #: Of settings that take no text of their kind but some.
 SAMPLE_OF_SETTING = {
     "trusted_proxies": "10.0.0.0/8,::1",
+    "webrtc.ice_servers": "stun:a.example:3478,turn:b.example?transport=tcp",
     "asr.use": "pocketsphinx",
     "llm.use": "ollama:a:1b",
     "llm.context": "2048",

@@ -38,6 +38,7 @@ TABLE: dict[str, tuple[int | None, int | None, str | None, bool]] = {
     "method_not_allowed": (None, 405, None, False),
     "upgrade_required": (None, 426, None, False),
     "header_too_large": (None, 431, None, False),
+    "webrtc_off": (None, 501, None, False),
     "unauthenticated": (None, 401, "UNAUTHENTICATED", False),
     "origin_not_allowed": (None, 403, None, False),
     "session_not_found": (4404, 404, "NOT_FOUND", False),

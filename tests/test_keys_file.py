@@ -31,6 +31,9 @@ def test_keys_in_plain_text_and_as_digests(tmp_path: Path) -> None:
         requests_per_sec = 0.5
         burst = 3
         input_bytes_per_sec = "64KiB"
+        tokens_per_day = 100000
+        audio_seconds_per_day = 3600
+        max_session_sec = 0.5
         admin = true
         priority = true
         [[keys]]
@@ -46,6 +49,9 @@ def test_keys_in_plain_text_and_as_digests(tmp_path: Path) -> None:
             requests_per_sec=0.5,
             burst=3,
             input_bytes_per_sec=65536,
+            tokens_per_day=100_000,
+            audio_seconds_per_day=3600,
+            max_session_sec=0.5,
             admin=True,
             priority=True,
         ),

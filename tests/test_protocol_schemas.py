@@ -33,6 +33,8 @@ SERVER_TYPES = frozenset(str(frame.__struct_config__.tag) for frame in SERVER_FR
 ROUTES = {
     "/": {"get"},
     "/browser/{name}": {"get"},
+    "/client.js": {"get"},
+    "/client/{name}": {"get"},
     "/health": {"get"},
     "/metrics": {"get"},
     "/openapi.json": {"get"},
@@ -50,6 +52,8 @@ ROUTES = {
     "/v1/streaming_input/sessions/{id}/finish": {"post"},
     "/v1/streaming_input/sessions/{id}/result": {"get"},
     "/v1/realtime/client_secrets": {"post"},
+    "/v1/realtime/calls": {"post"},
+    "/v1/realtime/calls/{call_id}/hangup": {"post"},
     "/start_profile": {"post"},
     "/stop_profile": {"post"},
     "/start_request_profile": {"post"},

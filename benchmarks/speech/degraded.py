@@ -1,4 +1,4 @@
-"""Recordings made worse: as from across a room, and with noise. Equal input gives equal output."""
+"""Recordings made worse: as from across a room, with noise, and by telephone. Equal input gives equal output."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from omni_ws.audio.g711 import decode_mu_law, encode_mu_law
+from omni_ws.audio.resample import StreamResampler
 from omni_ws.audio.samples import Samples
 
 _RATE: Final = 16_000
@@ -66,3 +68,11 @@ def _speech_level(signal: NDArray[np.float64]) -> float:
     pieces = signal[: len(signal) // 320 * 320].reshape(-1, 320)
     power = np.mean(pieces**2, axis=1)
     return float(np.sqrt(np.mean(power[power > power.max() / 1000])))
+
+
+def telephone(speech: Samples) -> Samples:
+    """The speech as the telephone network carries it: 8 kHz, µ-law."""
+    down, up = StreamResampler(_RATE, _RATE // 2), StreamResampler(_RATE // 2, _RATE)
+    narrow = np.concatenate([down.process(speech), down.flush()])
+    heard = decode_mu_law(encode_mu_law(np.rint(narrow * 32767).clip(-32768, 32767).astype(np.int16)))
+    return np.concatenate([up.process(heard), up.flush()])

@@ -32,6 +32,12 @@ class ApiKey:
     burst: int | None = None
     #: All connections of the key together, counted as received.
     input_bytes_per_sec: int | None = None
+    #: Input and output, in a day of UTC.
+    tokens_per_day: int | None = None
+    #: Heard and spoken, in a day of UTC.
+    audio_seconds_per_day: float | None = None
+    #: Length of one session.
+    max_session_sec: float | None = None
     #: Grants access to the profiling routes.
     admin: bool = False
     #: Allows a request priority below 0, which precedes that of other keys.
@@ -123,7 +129,7 @@ def _wanted(name: str, value: object) -> str | None:
             return None if isinstance(value, str) and _SHA256.fullmatch(value) else "64 hexadecimal digits"
         case "admin" | "priority":
             return None if isinstance(value, bool) else "true or false"
-        case "requests_per_sec":
+        case "requests_per_sec" | "audio_seconds_per_day" | "max_session_sec":
             return None if _is_positive(value, int | float) else "a number above 0"
         case "input_bytes_per_sec":
             return None if _is_size(value) else "a size above 0, such as 65536 or 64KiB"

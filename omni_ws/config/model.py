@@ -6,6 +6,7 @@ descriptions appear in ``--help`` and in docs/configuration.md.
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from ipaddress import ip_network
 from pathlib import Path
@@ -59,6 +60,11 @@ class AuthConfig(Section):
     """Authentication."""
 
     keys_file: Path | None = Field(default=None, description="TOML file of API keys, each with a name and limits.")
+    usage_file: Path | None = Field(
+        default=None,
+        description="File that keeps what keys with daily limits have used; unset: omni_ws/usage.json in the user's "
+        "cache folder.",
+    )
     insecure_no_auth: bool = Field(default=False, description="Allow listening beyond this machine without a key.")
 
 
@@ -120,6 +126,24 @@ class VllmConfig(Section):
     talker: Text | None = Field(default=None, description="Model of the Talker, which synthesises speech.")
     talker_profile: Text | None = Field(default=None, description="Profile that connects Thinker and Talker.")
     talker_args: dict[str, Any] = Field(default={}, description="vLLM's engine arguments for the Talker.")
+    omni_speech: bool = Field(
+        default=True,
+        description="Whether an omni model (Qwen3-Omni, Qwen2.5-Omni) speaks with its own voice; else it writes alone, "
+        "which saves the memory of its Talker.",
+    )
+    omni_sessions: Count = Field(
+        default=16, description="Number of answers that an omni model's own voice can speak at the same time."
+    )
+    omni_positions: Count = Field(
+        default=8192,
+        description="Length of prompt and speech of such an answer together, in tokens and codec frames; each place "
+        "takes memory on the GPU.",
+    )
+    omni_kept_bytes: Size = Field(
+        default=1024 * MIB,
+        description="Memory for what an omni model's voice has read of conversations that go on; the oldest is dropped "
+        "first, and computed again when its conversation goes on.",
+    )
 
 
 class RemoteConfig(Section):
@@ -203,6 +227,34 @@ class TelephonyConfig(Section):
     """Telephone calls: the media streams of a telephony gateway."""
 
     enabled: bool = Field(default=False, description="Serve `/v1/telephony/media-stream`; if off, it answers 404.")
+
+
+class WebrtcConfig(Section):
+    """The Realtime API over WebRTC, which needs the extra `webrtc`."""
+
+    enabled: bool = Field(
+        default=True, description="Serve `/v1/realtime/calls`; if off, or without the extra, it answers 501."
+    )
+    ice_servers: tuple[Text, ...] = Field(
+        default=(),
+        description="URLs of one STUN and one TURN server (`stun:HOST:PORT`, `turn:HOST:PORT?transport=udp`) by which "
+        "this server finds ways through a NAT; unset: none is asked.",
+    )
+    ice_username: Text | None = Field(default=None, description="User name at the TURN server.")
+    ice_credential: Key | None = Field(default=None, description="Password at the TURN server.")
+    announce: Text | None = Field(
+        default=None,
+        description="Public address of this server behind a NAT that forwards UDP ports unchanged; callers are told it "
+        "in place of the machine's own addresses.",
+    )
+
+    @field_validator("ice_servers")
+    @classmethod
+    def _servers_are_urls(cls, servers: tuple[str, ...]) -> tuple[str, ...]:
+        for server in servers:
+            if not re.fullmatch(r"(stun|turns?):[^\s:/?]+(:\d+)?(\?transport=(udp|tcp))?", server):
+                raise ValueError(f"{server!r} is not a URL such as stun:HOST:PORT or turn:HOST:PORT?transport=udp")
+        return servers
 
 
 class GrpcConfig(Section):
@@ -318,6 +370,7 @@ class ServerConfig(Section):
     vllm: VllmConfig = VllmConfig()
     remote: RemoteConfig = RemoteConfig()
     telephony: TelephonyConfig = TelephonyConfig()
+    webrtc: WebrtcConfig = WebrtcConfig()
     grpc: GrpcConfig = GrpcConfig()
     profiler: ProfilerConfig = ProfilerConfig()
 

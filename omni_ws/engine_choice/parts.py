@@ -71,7 +71,7 @@ def llm_of(config: ServerConfig) -> Engine:
         case "vllm":
             from omni_ws.engine_choice.vllm import vllm_engine
 
-            return vllm_engine(config, _alone(config.vllm, choice.model))
+            return vllm_engine(config, _alone(config.vllm, choice.model, speaks=config.tts.choice.name == "none"))
         case "gguf":
             assert choice.model is not None  # without a model the configuration is refused
             return _gguf(config, Path(choice.model).expanduser())
@@ -114,9 +114,10 @@ def _fetched(name: str) -> Path:
     return file
 
 
-def _alone(vllm: VllmConfig, model: str | None) -> VllmConfig:
-    """The settings of a model without a Talker, which is a part of its own."""
-    return vllm.model_copy(update={"model": model, "talker": None, "talker_profile": None, "talker_args": {}})
+def _alone(vllm: VllmConfig, model: str | None, *, speaks: bool) -> VllmConfig:
+    """The settings of a model without a Talker, which is a part of its own. One that ``speaks`` may by itself."""
+    own = {"model": model, "omni_speech": vllm.omni_speech and speaks}
+    return vllm.model_copy(update={**own, "talker": None, "talker_profile": None, "talker_args": {}})
 
 
 def tts_of(config: ServerConfig) -> Engine | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,7 +43,7 @@ def started(monkeypatch: pytest.MonkeyPatch, server: FileServer) -> list[int]:
     """The number of files that had been asked for at each start."""
     starts: list[int] = []
 
-    async def serve(config: ServerConfig) -> int:
+    async def serve(config: ServerConfig, *, listening: Callable[[int], object] | None) -> int:
         starts.append(len(server.asked))
         return 0
 

@@ -110,7 +110,6 @@ class Conversation:
         self.plays_at_once = False
         self._owner = owner
         self._media_room = media_room or MediaRoom(budget)
-        #: The finish reason of requests that end with the session.
         self.finish_reason_at_end = FinishReason.CANCELLED
         self._attached: ConversationOwner = NOBODY
         self._now = now
@@ -382,6 +381,7 @@ class Conversation:
             self._media_room,
             options=dataclasses.replace(self.options, priority=self._counted_priority(self.options.priority)),
             owner=self._owner,
+            conversation=None if self.stream.single_request else self.observed.identity.session_id,
             field_names=self.field_names,
         )
         self.queue.open(request)

@@ -104,6 +104,8 @@ class Request:
     options: AnswerOptions = field(default_factory=AnswerOptions)
     #: The name of the API key that the session was opened with.
     owner: str | None = None
+    #: The session's id; None where it has this request alone.
+    conversation: str | None = None
     meter: UsageMeter = field(default_factory=UsageMeter)
     #: The audio of the input, for the history where its words are not known; None where no later request needs it.
     speech: KeptSpeech | None = None
@@ -395,6 +397,7 @@ class Request:
             tool_choice=config.tool_choice,
             options=self.options,
             owner=self.owner,
+            conversation=self.conversation,
             meter=self.meter,
             sink=sink,
             media_room=self.media_room,

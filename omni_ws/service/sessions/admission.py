@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Final
 
 from omni_ws.config.keys import ApiKey
 from omni_ws.core.addresses import Addresses
+from omni_ws.core.daily_use import DailyUse
 from omni_ws.core.token_bucket import TokenBucket
 from omni_ws.errors import EngineOverloaded, OmniError, RateLimited, ShuttingDown
 from omni_ws.metrics import Metrics
@@ -19,6 +21,9 @@ from omni_ws.metrics import Metrics
 SLOT_RETRY_MS: Final = 1000
 #: How much input a key may send at once after a silence, in seconds of its rate.
 INPUT_BURST_SEC: Final = 1.0
+
+#: A client is told so long before the session ends that is as long as its key allows, at most half of that.
+CLOSING_NOTICE_SEC: Final = 10.0
 
 #: Counts bytes received; returns the seconds for which no more should be read.
 InputPace = Callable[[int], float]
@@ -67,6 +72,7 @@ class Admission:
         metrics: Metrics | None = None,
         addresses: Addresses | None = None,
         keys: Iterable[ApiKey] = (),
+        daily_use: DailyUse | None = None,
     ) -> None:
         self.max_sessions = max_sessions
         #: Names of the keys that may use priorities below 0.
@@ -79,6 +85,7 @@ class Admission:
         self.oldest_empty: Callable[[], Callable[[], None] | None] = lambda: None
         self._metrics = metrics or Metrics()
         self._addresses = addresses or Addresses()
+        self._daily_use = daily_use
         self._taken: set[Slot] = set()
         #: Those of the slots that are lent, oldest first.
         self._lent: dict[Slot, None] = {}
@@ -205,8 +212,15 @@ class Admission:
         return error
 
     def request(self, key: ApiKey | None) -> None:
-        """Count a request against the rate of ``key``. Raises RateLimited, counting nothing, beyond the rate."""
-        if key is None or key.requests_per_sec is None:
+        """Count a request against the rate of ``key``.
+
+        Raises RateLimited, counting nothing, beyond the rate, and when the key has used its amounts of the day.
+        """
+        if key is None:
+            return
+        if self._daily_use is not None and (refusal := self._daily_use.refusal(key.name, _unix_time())) is not None:
+            raise self._refused("request", refusal)
+        if key.requests_per_sec is None:
             return
         now = _now()
         bucket = self._requests.get(key.name)
@@ -216,6 +230,11 @@ class Admission:
         if wait := bucket.try_take(now=now):
             message = f"at most {key.requests_per_sec:g} requests per second for this key; retry later"
             raise self._refused("request", RateLimited(message, retry_after_ms=math.ceil(wait * 1000)))
+
+    def spent(self, owner: str | None, *, tokens: int, audio_ms: int) -> None:
+        """Count what a request of the key named ``owner`` has used, when it has ended."""
+        if self._daily_use is not None:
+            self._daily_use.add(owner, tokens=tokens, audio_ms=audio_ms, now=_unix_time())
 
     def priority(self, owner: str | None, wanted: int) -> int:
         """Return ``wanted``, raised to 0 unless the key named ``owner`` may use priorities below 0."""
@@ -231,6 +250,17 @@ class Admission:
             bucket = self._input[key.name] = TokenBucket(rate=rate, capacity=rate * INPUT_BURST_SEC, now=_now())
         found = bucket
         return lambda size: found.spend(size, now=_now())
+
+
+def session_too_long(limit: float) -> RateLimited:
+    """The end of a session that is as long as its key allows; the client may open another at once."""
+    return RateLimited(
+        f"a session of this key may last {limit:g} seconds; open another one", retry_after_ms=SLOT_RETRY_MS
+    )
+
+
+def _unix_time() -> float:
+    return time.time()
 
 
 def _now() -> float:

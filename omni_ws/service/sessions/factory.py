@@ -43,6 +43,8 @@ from omni_ws.service.observing.log_lines import write_line
 from omni_ws.service.observing.observer import ObservedSession, Observers, Origin, SessionIdentity
 from omni_ws.service.observing.session_log import SessionLog
 from omni_ws.service.sessions.admission import Admission
+from omni_ws.service.sessions.daily_use_file import DailyUseFile
+from omni_ws.service.sessions.daily_use_observer import DailyUseObserver
 
 logger = logging.getLogger("omni_ws.model")
 
@@ -102,8 +104,13 @@ class SessionFactory:
         self.speech_workers = speech_workers or SpeechWorkers(self.metrics, judge=judge)
         self.config = config
         self.addresses = Addresses(config.trusted_proxies)
+        self.daily_use_file = DailyUseFile.configured(config, keys := tuple(keys))
         self.admission = Admission(
-            max_sessions=config.limits.max_sessions, metrics=self.metrics, addresses=self.addresses, keys=keys
+            max_sessions=config.limits.max_sessions,
+            metrics=self.metrics,
+            addresses=self.addresses,
+            keys=keys,
+            daily_use=self.daily_use_file.use if self.daily_use_file else None,
         )
         self.budget = ByteBudget(config.limits.max_held_bytes)
         self._stand_ins = StandInLog()
@@ -112,6 +119,8 @@ class SessionFactory:
         self.observers.add(
             Accounts(self.metrics, SessionLog(content=config.log_content)), every_chunk=False, every_output=False
         )
+        if self.daily_use_file is not None:
+            self.observers.add(DailyUseObserver(self.admission), every_chunk=False, every_output=False)
         #: The open conversations.
         self.conversations: WeakSet[Conversation] = WeakSet()
         streaming = config.streaming_input

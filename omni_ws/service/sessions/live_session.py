@@ -35,6 +35,7 @@ from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.outbox import Outbox
 from omni_ws.service.conversation.owner import ConversationOwner
 from omni_ws.service.recording.recorder import SessionRecording
+from omni_ws.service.sessions.admission import CLOSING_NOTICE_SEC, session_too_long
 from omni_ws.service.wake_up import WakeUp
 from omni_ws.wire.server_frames import InputAckFrame, SessionClosingFrame, SessionResumedFrame
 
@@ -112,6 +113,9 @@ class LiveSession:
         #: When a drain is to be over, on the loop's clock.
         self._drained_by: float | None = None
         self._closing_announced = False
+        #: Until the client is told that the session is about to be too long, and then until it is.
+        self._length_timer: asyncio.TimerHandle | None = None
+        self._too_long: OmniError | None = None
 
     @property
     def is_open(self) -> bool:
@@ -188,6 +192,7 @@ class LiveSession:
         self.attach(attachment)
         if self._drained_by is not None:
             self._announce_drain()
+        self._announce_length()
         if self._answered_all:
             self._loop.call_soon(self.end, ShuttingDown("the server is shutting down"))
         ack = conversation.take_ack()
@@ -239,6 +244,8 @@ class LiveSession:
                 await self._detached.wait()
         finally:
             self._set_state(LiveState.ENDED)
+            if self._length_timer is not None:
+                self._length_timer.cancel()
             await self._stop(answers)
             self.outbox.close()
             self.conversation.observed.ended()
@@ -263,6 +270,8 @@ class LiveSession:
 
     def _end_with(self, error: OmniError | None) -> None:
         self._set_state(LiveState.ENDING)
+        if self._length_timer is not None:
+            self._length_timer.cancel()
         if not self._reason.done():  # which is cancelled with ``run``
             self._reason.set_result(error)
 
@@ -278,6 +287,23 @@ class LiveSession:
             self._announce_drain()
         self.conversation.drain()
         self.conversation.close()
+
+    def limit(self, seconds: float) -> None:
+        """End the session after so many seconds, and announce that to the client some time before."""
+        error = session_too_long(seconds)
+        notice = min(CLOSING_NOTICE_SEC, seconds / 2)
+
+        def announce() -> None:
+            self._too_long = error
+            self._length_timer = self._loop.call_later(notice, self.end, error)
+            if self._attachment is not None:
+                self._announce_length()
+
+        self._length_timer = self._loop.call_later(seconds - notice, announce)
+
+    def _announce_length(self) -> None:
+        if self._too_long is not None and self._length_timer is not None:
+            self.announce_closing(self._too_long, max(0.0, self._length_timer.when() - self._loop.time()))
 
     def announce_closing(self, error: OmniError, time_left: float) -> None:
         """Send ``session_closing``, once over each connection: the session is about to be closed in good order."""

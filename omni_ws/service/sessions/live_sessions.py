@@ -56,6 +56,8 @@ class LiveSessions:
         except BaseException:
             slot.release()
             raise
+        if key is not None and key.max_session_sec is not None:
+            session.limit(key.max_session_sec)
         life = asyncio.create_task(self._live(session, slot), name=f"session {session.session_id}")
         self._living[session.session_id] = _Living(session, key_name(key), life)
         return session

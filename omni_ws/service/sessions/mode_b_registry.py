@@ -77,6 +77,8 @@ class ModeBRegistry:
         self._by_id[session.id] = (key_name(key), session)
         self._empty[session] = None
         session.begin()
+        if key is not None and key.max_session_sec is not None:
+            session.limit(key.max_session_sec)
         return session
 
     def get(self, session_id: str, key: ApiKey | None) -> ModeBSession:

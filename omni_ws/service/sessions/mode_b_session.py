@@ -28,6 +28,7 @@ from omni_ws.errors import (
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.messages import RequestWarning
 from omni_ws.service.observing.observer import OutputWritten
+from omni_ws.service.sessions.admission import session_too_long
 from omni_ws.service.sessions.mode_b_intake import ChunkIntake
 from omni_ws.service.sessions.mode_b_progress import InputProgress
 from omni_ws.service.sessions.output_log import OutputLog
@@ -114,6 +115,7 @@ class ModeBSession:
         self._readers = 0
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._length_timer: asyncio.TimerHandle | None = None
         self._input_room = asyncio.Event()
         #: Bodies that are being received, or wait for the engine.
         self._bodies = 0
@@ -253,6 +255,10 @@ class ModeBSession:
 
     # the end
 
+    def limit(self, seconds: float) -> None:
+        """Let the session fail if it is still live after so many seconds."""
+        self._length_timer = self._loop.call_later(seconds, self.fail, session_too_long(seconds))
+
     def fail(self, error: OmniError) -> None:
         """End a live session with ``error`` and clear its output."""
         if self.live and self._conversation is not None:
@@ -303,6 +309,8 @@ class ModeBSession:
             self._progress = replace(progress, buffered_chunks=0, closed=state is not SessionState.FINISHED)
             self.ended.set()
             self._input_room.set()
+            if self._length_timer is not None:
+                self._length_timer.cancel()
             self._on_end(self)
 
     # the work

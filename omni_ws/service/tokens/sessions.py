@@ -65,6 +65,8 @@ class _Entry:
     #: Whether that task waits for the engine, rather than for its client to read.
     waiting: bool = False
     closed: bool = False
+    #: Ends a session that is as long as its key allows.
+    length: asyncio.TimerHandle | None = None
     expiry: asyncio.TimerHandle | None = None
     #: Bytes charged for tokens.
     held: int = 0
@@ -187,6 +189,9 @@ class TokenSessions:
                 raise
             task.uncancel()
         finally:
+            # A failure takes the append back, and nothing was computed for it.
+            taken = 0 if append.pending else len(call.tokens)
+            self._admission.spent(entry.owner, tokens=taken + written, audio_ms=0)
             append.rollback()
             entry.running = None
             self._busy -= 1
@@ -249,6 +254,9 @@ class TokenSessions:
             raise
         session_id = new_id("toks_")
         self._entries[session_id] = entry
+        if key is not None and key.max_session_sec is not None:
+            loop = asyncio.get_running_loop()
+            entry.length = loop.call_later(key.max_session_sec, self._remove, session_id)
         self._touch(session_id, entry)
         return session_id
 
@@ -275,8 +283,9 @@ class TokenSessions:
     def _remove(self, session_id: str) -> None:
         entry = self._entries.pop(session_id)
         entry.closed = True
-        if entry.expiry is not None:
-            entry.expiry.cancel()
+        for timer in (entry.expiry, entry.length):
+            if timer is not None:
+                timer.cancel()
         if entry.running is None:
             self._release(entry)
         elif entry.waiting:

@@ -1,4 +1,7 @@
-"""The demo page at ``/``: the files of ``examples/browser``, which the wheel installs as ``web/browser``."""
+"""The demo page at ``/``, and the client library for browsers at ``/client.js`` that it is built on.
+
+The files are those of ``examples/browser`` and ``clients/js``, which the wheel installs below ``web``.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,8 @@ MEDIA_TYPES: Final = {
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
+    "png": "image/png",
+    "webmanifest": "application/manifest+json",
 }
 
 #: Scripts, styles and connections from this server only, nothing inline; images and media also from blobs.
@@ -33,6 +38,7 @@ CONTENT_SECURITY_POLICY: Final = "; ".join(
         "img-src 'self' blob:",
         "media-src 'self' blob:",
         "connect-src 'self'",
+        "manifest-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
@@ -58,19 +64,21 @@ class _File:
 
 
 class DemoRoutes(FrontEnd):
-    """The handlers of ``/`` and ``/browser/{name}``. They need no key, since the page asks the user for it."""
+    """The handlers of the page's paths. They need no key, since the page asks the user for it."""
 
     def register(self, router: Router) -> None:
         router.add("GET", "/", self.page)
         router.add("GET", "/browser/{name}", self.file)
+        router.add("GET", "/client.js", self.file)
+        router.add("GET", "/client/{name}", self.file)
 
     async def page(self, exchange: HttpExchange) -> None:
         """Respond with the page."""
-        await _send(exchange, "index.html")
+        await _send(exchange, "browser/index.html")
 
     async def file(self, exchange: HttpExchange) -> None:
         """Respond with a file that the page loads."""
-        await _send(exchange, exchange.path_parameters["name"])
+        await _send(exchange, "/".join(exchange.request.segments))
 
 
 async def _send(exchange: HttpExchange, name: str) -> None:
@@ -89,17 +97,24 @@ async def _send(exchange: HttpExchange, name: str) -> None:
 
 @cache
 def _files() -> Mapping[str, _File]:
-    """All files of the page, by name. Cached, because reading blocks the event loop."""
+    """All files of the page, by path. Cached, because reading blocks the event loop."""
+    page, library = _folders()
+    entries = {f"browser/{entry.name}": entry for entry in page.iterdir()}
+    entries |= {f"client/{entry.name}": entry for entry in library.joinpath("client").iterdir()}
+    entries["client.js"] = library.joinpath("client.js")
     found = {}
-    for entry in _folder().iterdir():
-        media_type = MEDIA_TYPES.get(entry.name.rpartition(".")[2])
+    for path, entry in entries.items():
+        media_type = MEDIA_TYPES.get(path.rpartition(".")[2])
         if media_type is not None:
             content = entry.read_bytes()
-            found[entry.name] = _File(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+            found[path] = _File(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
     return found
 
 
-def _folder() -> Traversable:
-    """The files' folder: in the installed package, or in the repository."""
-    packaged = resources.files("omni_ws").joinpath("web", "browser")
-    return packaged if packaged.is_dir() else Path(__file__).parents[3] / "examples" / "browser"
+def _folders() -> tuple[Traversable, Traversable]:
+    """The folders of the page and of the library: in the installed package, or in the repository."""
+    packaged = resources.files("omni_ws").joinpath("web")
+    if packaged.joinpath("browser").is_dir():
+        return packaged.joinpath("browser"), packaged
+    repository = Path(__file__).parents[3]
+    return repository / "examples" / "browser", repository / "clients" / "js"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -13,13 +13,14 @@ from msgspec.structs import replace
 
 from omni_ws.audio.encoder import encode_file
 from omni_ws.audio.pcm import SampleLayout, samples_from_bytes
-from omni_ws.config.keys import key_name
+from omni_ws.config.keys import ApiKey, key_name
 from omni_ws.core.audio_format import AudioFormat
 from omni_ws.core.chunks import InputChunk, Modality
 from omni_ws.core.quota import Share
 from omni_ws.errors import OmniError
 from omni_ws.service.conversation.conversation import Conversation
 from omni_ws.service.conversation.openai_requests import configure, ended_on_error
+from omni_ws.service.sessions.admission import session_too_long
 from omni_ws.service.sessions.factory import FILE_FORMATS, SessionFactory
 from omni_ws.transport.http.authentication import Authenticator
 from omni_ws.transport.http.exchange import HttpExchange
@@ -75,7 +76,8 @@ class GenerationRoutes(FrontEnd):
             self.sessions.check_ready()
             exchange.input_pace = admission.input_pace(key)
             exchange.input_share = Share(self.sessions.budget)
-            yield key_name(key)
+            with limited(exchange, key):
+                yield key_name(key)
 
     def streaming_body(self, exchange: HttpExchange) -> StreamingBody:
         """The body of a Mode A request. Raises NotFound where streaming input is disabled."""
@@ -181,6 +183,25 @@ class GenerationRoutes(FrontEnd):
             done=done,
             heartbeat_sec=self.config.sse_heartbeat_sec,
         )
+
+
+@contextmanager
+def limited(exchange: HttpExchange, key: ApiKey | None) -> Iterator[None]:
+    """End what runs for the request when the block takes longer than a session of the key may."""
+    if key is None or key.max_session_sec is None:
+        yield
+        return
+    error = session_too_long(key.max_session_sec)
+
+    def end() -> None:
+        for interrupt in exchange.interrupts:
+            interrupt(error)
+
+    timer = asyncio.get_running_loop().call_later(key.max_session_sec, end)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 async def encode_audio_file(pcm: bytes, target: AudioFormat) -> bytes:

@@ -14,7 +14,7 @@ from omni_ws.core.quota import ByteBudget
 from omni_ws.engine.tokens import TokenEvent, TokenGeneration, TokensFinished, TokenStop
 from omni_ws.errors import InvalidValue, OffsetMismatch, SessionNotFound
 from omni_ws.service.sessions.admission import Admission
-from omni_ws.service.tokens.sessions import TokenCall, TokenSessions
+from omni_ws.service.tokens.sessions import TokenCall, TokensDone, TokenSessions
 
 TTL_SEC = 1800
 LONG = 200_000
@@ -54,6 +54,30 @@ async def test_an_unused_session_expires() -> None:
     made.dump(child, None)
     await asyncio.sleep(TTL_SEC + 1)
     assert len(made) == 0
+
+
+@pytest.mark.virtual_clock
+async def test_a_session_ends_that_is_as_long_as_its_key_allows() -> None:
+    """In use or not; the call in progress tells its client."""
+    engine = TokenEngine()
+    made = sessions(engine)
+    key = ApiKey(name="ann", key_sha256=digest("ann"), max_session_sec=60)
+    idle, busy = made.open(key), made.open(key)
+    engine.gate.clear()
+
+    async def work() -> list[object]:
+        return [event async for event in made.generate(busy, key, TokenCall(tokens=(5,), max_tokens=2))]
+
+    call = asyncio.create_task(work())
+    await engine.waiting.wait()
+    await asyncio.sleep(59.9)
+    assert made.dump(idle, key) is not None
+    await asyncio.sleep(0.1)
+    assert (await call)[-1] == TokensDone(1, 1, TokenStop.CANCELLED)
+    for session_id in (idle, busy):
+        with pytest.raises(SessionNotFound):
+            made.dump(session_id, key)
+    made.close(made.open(key), key)
 
 
 @pytest.mark.virtual_clock

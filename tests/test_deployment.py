@@ -1,0 +1,117 @@
+"""The files in ``deploy/`` and the workflows, as far as they can be checked without what runs them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from omni_ws.cli import main
+from omni_ws.config.settings import SETTINGS
+from omni_ws.metrics import Metrics
+
+ROOT = Path(__file__).parents[1]
+DEPLOY = ROOT / "deploy"
+
+
+def parsed(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def test_every_metric_of_the_alerts_exists_and_has_those_labels() -> None:
+    known: dict[str, set[str]] = {}
+    for one in Metrics().descriptions:
+        for suffix in ("_bucket", "_sum", "_count") if one.kind == "histogram" else ("",):
+            known[one.name + suffix] = {*one.labels, *(["le"] if suffix == "_bucket" else [])}
+    rules = [rule for group in parsed(DEPLOY / "alerts.yaml")["groups"] for rule in group["rules"]]
+    assert len({rule["alert"] for rule in rules}) == len(rules)
+    for rule in rules:
+        names = re.findall(r"omni_ws_\w+", rule["expr"])
+        assert set(names) <= known.keys(), rule["alert"]
+        grouped = {label.strip() for group in re.findall(r"by \(([^)]*)\)", rule["expr"]) for label in group.split(",")}
+        matched = set(re.findall(r"(\w+)=~?\"", rule["expr"])) - {"job"}
+        for name in names:
+            assert grouped - {"instance"} | matched <= known[name], rule["alert"]
+
+
+def test_every_alert_is_tested_at_its_limit_and_past_it() -> None:
+    alerts = [rule["alert"] for group in parsed(DEPLOY / "alerts.yaml")["groups"] for rule in group["rules"]]
+    for case in parsed(DEPLOY / "alerts_test.yaml")["tests"]:
+        assert [test["alertname"] for test in case["alert_rule_test"]] == alerts
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
+def test_the_alerts_fire_past_their_limits_alone() -> None:
+    subprocess.run(["promtool", "test", "rules", str(DEPLOY / "alerts_test.yaml")], check=True, capture_output=True)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_the_unit_is_one(tmp_path: Path) -> None:
+    unit = tmp_path / "omni_ws.service"
+    text = (DEPLOY / "omni_ws.service").read_text(encoding="utf-8")
+    unit.write_text(re.sub(r"ExecStart=\S+", f"ExecStart={shutil.which('true')}", text))
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def variables(text: str) -> set[str]:
+    return set(re.findall(r"\b(OMNI_WS_[A-Z_]+?)(?=[:=])", text))
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda", "compose.yaml"])
+def test_every_variable_is_a_setting(name: str) -> None:
+    found = variables((DEPLOY / name).read_text(encoding="utf-8"))
+    assert found
+    known = {"OMNI_WS_" + "__".join(setting.path).upper() for setting in SETTINGS.values()}
+    assert found <= known
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "Dockerfile.cuda"])
+def test_what_an_image_installs_and_fetches_exists(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (DEPLOY / name).read_text(encoding="utf-8")
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (extras,) = re.findall(r"\.whl\)\[([^]]+)\]", text)
+    for extra in extras.split(","):
+        assert re.search(rf"^{extra} = \[", project, re.MULTILINE), extra
+    for pinned in re.findall(r"hibari-tts==[\d.]+", text):
+        assert f'"{pinned}"' in project
+    for names in re.findall(r"weights fetch (.+)", text):
+        for weights in names.split():
+            assert main(["weights", "show", weights]) == 0
+
+
+def test_workflows_run_what_there_is() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        workflow = parsed(path)
+        # A job may do what it names alone.
+        assert workflow["permissions"] == {"contents": "read"}
+        for job in workflow["jobs"].values():
+            for step in job["steps"]:
+                for target in re.findall(r"^make (\S+)", step.get("run", "")):
+                    assert f"\n{target}:" in makefile
+                for script in re.findall(r"^(\.ci/\S+)", step.get("run", "")):
+                    assert (ROOT / script).exists()
+
+
+def test_links_of_the_readme_are_absolute_on_an_index(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    text = (
+        "![A page](docs/page.png) and [docs](docs/a.md#b), [here](#limits), [there](https://example.org/)\n"
+        '<img src="docs/p.png">\n```sh\nx [a](b)\n```\n'
+    )
+    readme.write_text(text, encoding="utf-8")
+    command = [sys.executable, str(ROOT / ".ci" / "absolute_links.py"), str(readme), "a/b", "v1"]
+    for _ in range(2):  # what is absolute stays
+        subprocess.run(command, check=True)
+        raw, pages = "https://raw.githubusercontent.com/a/b/v1", "https://github.com/a/b/blob/v1"
+        assert readme.read_text(encoding="utf-8") == (
+            f"![A page]({raw}/docs/page.png) and [docs]({pages}/docs/a.md#b), [here](#limits), "
+            f'[there](https://example.org/)\n<img src="{raw}/docs/p.png">\n```sh\nx [a](b)\n```\n'
+        )
