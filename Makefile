@@ -52,7 +52,7 @@ TINY_MODELS := .cache/tiny-models
 OUTCOMES_BEFORE :=
 BEFORE := $(if $(OUTCOMES_BEFORE),--outcomes-before=$(OUTCOMES_BEFORE))
 
-.PHONY: help serve serve-tiny distribution package test test-bare test-base test-fast test-vllm test-outside check bench bench-vllm fuzz documents picture stubs venv clean distclean
+.PHONY: help serve serve-tiny distribution package lock docs test test-bare test-base test-fast test-vllm test-outside check bench bench-vllm fuzz documents picture stubs venv clean distclean
 
 # Describes a target by the text after its ##.
 help: ## this list
@@ -131,14 +131,45 @@ distribution: $(VENV)/.ready-to-test
 	{ apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing; } >/dev/null || \
 	  echo "cannot install $$missing: some tests will be skipped" >&2
 
+# What an image installs, and nothing else: the versions and hashes of the lock, and the wheel. The bill of materials is
+# kept apart from dist/, all of which is uploaded to a package index.
 PACKAGE_VENV := .cache/package
-package: | $(BIN)/python ## the wheel and the source archive in dist/, tried in an environment of their own
-	@rm -rf dist $(PACKAGE_VENV)
+PACKAGING_VENV := .cache/packaging
+SERVER_LOCK := requirements/server.lock
+BILL := build/omni_ws.cdx.json
+package: $(PACKAGING_VENV)/.ready ## the wheel and the source archive in dist/, tried; what it needs in build/omni_ws.cdx.json (CycloneDX)
+	@rm -rf dist $(BILL) $(PACKAGE_VENV)
+	@$(PACKAGING_VENV)/bin/python -m build --outdir dist .
 	@$(BIN)/python -m venv $(PACKAGE_VENV)
-	@$(INSTALL) $(PACKAGE_VENV)/bin/python build
-	@$(PACKAGE_VENV)/bin/python -m build --outdir dist .
-	@$(INSTALL) $(PACKAGE_VENV)/bin/python "$$(echo dist/*.whl)[embedded,espeak]"
+	@$(INSTALL) $(PACKAGE_VENV)/bin/python --no-deps --require-hashes --requirement $(SERVER_LOCK)
+	@$(INSTALL) $(PACKAGE_VENV)/bin/python --no-deps --no-index --find-links dist omni_ws
+	@$(PACKAGE_VENV)/bin/python -m pip uninstall --quiet --yes pip setuptools
+	@mkdir -p $(dir $(BILL))
+	@$(PACKAGING_VENV)/bin/cyclonedx-py environment --output-reproducible --output-file $(BILL) $(PACKAGE_VENV)/bin/python
+	@$(PACKAGING_VENV)/bin/python .ci/check_bill.py $(BILL) $(SERVER_LOCK)
 	@$(PACKAGE_VENV)/bin/python .ci/try_package.py
+
+lock: $(PACKAGING_VENV)/.ready ## write requirements/server.lock anew: the newest versions that pyproject.toml allows
+	@$(PACKAGING_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --custom-compile-command 'make lock' --override requirements/server-overrides.txt $(LOCKED_EXTRAS:%=--extra %) \
+	  --output-file $(SERVER_LOCK) pyproject.toml
+
+LOCKED_EXTRAS := embedded espeak remote whisper hibari
+
+$(PACKAGING_VENV)/.ready: requirements/packaging.txt | $(BIN)/python
+	@$(BIN)/python -m venv $(PACKAGING_VENV)
+	@$(INSTALL) $(PACKAGING_VENV)/bin/python --requirement requirements/packaging.txt
+	@touch $@
+
+SITE_VENV := .cache/site-venv
+docs: $(SITE_VENV)/.ready ## the documents and the reference of the Python packages as a site in build/site; every link is checked
+	@$(BIN)/python .ci/site_sources.py build/site-sources
+	@NO_MKDOCS_2_WARNING=1 $(SITE_VENV)/bin/python -m mkdocs build --strict --config-file build/site-sources/mkdocs.yml --site-dir ../site
+
+$(SITE_VENV)/.ready: requirements/site.txt | $(BIN)/python
+	@$(BIN)/python -m venv $(SITE_VENV)
+	@$(INSTALL) $(SITE_VENV)/bin/python --requirement requirements/site.txt
+	@touch $@
 
 test-vllm: $(VLLM_VENV)/.ready ## the tests with vLLM
 	@$(VLLM_TINY_ENVIRONMENT) $(VLLM_BIN)/python -m pytest -m vllm $(ARGS)

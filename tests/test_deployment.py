@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from omni_ws.cli import main
 from omni_ws.config.settings import SETTINGS
@@ -18,6 +22,7 @@ from omni_ws.metrics import Metrics
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
+LOCK = ROOT / "requirements" / "server.lock"
 
 
 def parsed(path: Path) -> Any:
@@ -76,11 +81,10 @@ def test_every_variable_is_a_setting(name: str) -> None:
 def test_what_an_image_installs_and_fetches_exists(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = (DEPLOY / name).read_text(encoding="utf-8")
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    (extras,) = re.findall(r"\.whl\)\[([^]]+)\]", text)
-    for extra in extras.split(","):
-        assert re.search(rf"^{extra} = \[", project, re.MULTILINE), extra
-    for pinned in re.findall(r"hibari-tts==[\d.]+", text):
-        assert f'"{pinned}"' in project
+    for extras in re.findall(r"\.whl\)\[([^]]+)\]", text):
+        for extra in extras.split(","):
+            assert re.search(rf"^{extra} = \[", project, re.MULTILINE), extra
+    assert all((ROOT / one).is_file() for one in re.findall(r"(?m)^COPY (requirements/\S+)", text))
     for names in re.findall(r"weights fetch (.+)", text):
         for weights in names.split():
             assert main(["weights", "show", weights]) == 0
@@ -115,3 +119,88 @@ def test_links_of_the_readme_are_absolute_on_an_index(tmp_path: Path) -> None:
             f"![A page]({raw}/docs/page.png) and [docs]({pages}/docs/a.md#b), [here](#limits), "
             f'[there](https://example.org/)\n<img src="{raw}/docs/p.png">\n```sh\nx [a](b)\n```\n'
         )
+
+
+# the lock, and the bill of materials
+
+
+def locked_packages() -> dict[str, list[tuple[Requirement, list[str]]]]:
+    """Each package of the lock with its hashes; more than once if Python versions differ."""
+    found: dict[str, list[tuple[Requirement, list[str]]]] = {}
+    text = LOCK.read_text(encoding="utf-8")
+    for entry in re.findall(r"(?m)^[a-z][^\n]*(?:\n +--hash=[^\n]+)*", text):
+        first, *hashes = entry.replace("\\", "").splitlines()
+        requirement = Requirement(first)
+        found.setdefault(canonicalize_name(requirement.name), []).append((requirement, hashes))
+    return found
+
+
+def test_every_package_of_the_lock_has_one_version_and_hashes() -> None:
+    packages = locked_packages()
+    assert "# " in LOCK.read_text(encoding="utf-8").splitlines()[1]
+    for entries in packages.values():
+        for requirement, hashes in entries:
+            assert re.fullmatch(r"==[\w.]+", str(requirement.specifier)), requirement
+            assert hashes
+            assert all(re.fullmatch(r" +--hash=sha256:[0-9a-f]{64} *", one) for one in hashes), requirement
+
+
+def test_the_lock_holds_what_the_project_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (extras,) = re.findall(r"(?m)^LOCKED_EXTRAS := (.+)$", makefile)
+    asked = [
+        *project["dependencies"],
+        *(one for extra in extras.split() for one in project["optional-dependencies"][extra]),
+    ]
+    packages = locked_packages()
+    for text in asked:
+        wanted = Requirement(text)
+        entries = packages[canonicalize_name(wanted.name)]
+        for requirement, _ in entries:
+            (pin,) = requirement.specifier
+            assert wanted.specifier.contains(pin.version), text
+    assert "onnxruntime" not in packages
+
+
+def checked_bill(folder: Path, components: list[dict[str, str]]) -> subprocess.CompletedProcess[str]:
+    bill, lock = folder / "bill.json", folder / "server.lock"
+    bill.write_text(json.dumps({"components": components}), encoding="utf-8")
+    # The second is for another Python.
+    two = "two==2.0 ; python_version < '3' \\\n    --hash=sha256:00\n"
+    lock.write_text(f"one-package==1.0 \\\n    --hash=sha256:00\n{two}", encoding="utf-8")
+    command = [sys.executable, str(ROOT / ".ci" / "check_bill.py"), str(bill), str(lock)]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+PROJECT_ITSELF = {"name": "omni_ws", "version": "0.1.0"}
+LOCKED_PACKAGE = {"name": "One_Package", "version": "1.0", "purl": "pkg:pypi/one-package@1.0"}
+
+
+@pytest.mark.parametrize(
+    ("components", "said"),
+    [
+        ([PROJECT_ITSELF, LOCKED_PACKAGE], ""),
+        ([LOCKED_PACKAGE], "omni-ws is missing"),
+        ([PROJECT_ITSELF], "one-package 1.0 is missing"),
+        ([PROJECT_ITSELF, LOCKED_PACKAGE, {"name": "three", "version": "3"}], "three is not in the lock"),
+        ([PROJECT_ITSELF, {**LOCKED_PACKAGE, "version": "1.1"}], "one-package is 1.1, and 1.0 in the lock"),
+        ([PROJECT_ITSELF, {**LOCKED_PACKAGE, "purl": "x"}], "one-package has the address x"),
+    ],
+)
+def test_a_bill_of_materials_says_what_the_lock_says(
+    components: list[dict[str, str]], said: str, tmp_path: Path
+) -> None:
+    ended = checked_bill(tmp_path, components)
+    assert ended.returncode == (1 if said else 0)
+    assert ended.stderr == (f"{tmp_path / 'bill.json'}: {said}\n" if said else "")
+
+
+def test_the_site_is_gathered_of_all_documents(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / ".ci" / "site_sources.py"), str(tmp_path / "site")]
+    subprocess.run(command, check=True)
+    documents = {path.relative_to(ROOT) for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]}
+    gathered = {path.relative_to(tmp_path / "site" / "pages") for path in (tmp_path / "site" / "pages").glob("**/*")}
+    assert documents <= gathered
+    assert Path("reference/omni_ws.client.md") in gathered
+    assert Path("docs/page-dark.png") in gathered

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from inspect import cleandoc
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -88,7 +89,8 @@ def _plain(schema: Any) -> Any:
     if plain.get("contentEncoding") == "base64":
         plain["pattern"] = _BASE64
     if isinstance(plain.get("description"), str):
-        plain["description"] = plain["description"].replace("``", "`")
+        # Python 3.13 strips the indentation of docstrings itself.
+        plain["description"] = cleandoc(plain["description"]).replace("``", "`")
     return plain
 
 

@@ -176,7 +176,7 @@ def test_places() -> None:
         (b'{"type":"finish","text":"a"}', UnknownType, "type"),
         (b'{"type":null,"text":5}', InvalidFrame, "text"),
         (b'{"text":"a","sequence_id":4294967296}', InvalidValue, "sequence_id"),
-        (b'{"a":' * 3000 + b"1" + b"}" * 3000, InvalidFrame, None),
+        (b'{"a":' * 30_000 + b"1" + b"}" * 30_000, InvalidFrame, None),  # Python 3.13 takes thousands,
     ],
 )
 @pytest.mark.parametrize("first", [True, False])
@@ -185,7 +185,7 @@ def test_bad_lines(line: bytes, error: type[OmniError], param: str | None, first
         return  # as the first object these are parameters
     before = b"" if first else b"{}\n"
     with pytest.raises(error) as caught:
-        ndjson(before + line, max_chunk_bytes=100_000)
+        ndjson(before + line, max_chunk_bytes=1_000_000)
     assert caught.value.param == param
     assert caught.value.message.startswith("line 1" if first else "line 2")
 

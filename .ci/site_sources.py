@@ -1,0 +1,139 @@
+"""Gathers what the site of the documents is built of: `site_sources.py FOLDER`.
+
+The documents keep their places, so that links between them, and to files of the repository, lead where they lead there.
+`reference/` has a page for each package of `REFERENCE`, from the docstrings.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+#: Packages and modules for programs that use this one: as a client, in one process with it, or with their own engine.
+REFERENCE = (
+    "omni_ws",
+    "omni_ws.server",
+    "omni_ws.client",
+    "omni_ws.config.model",
+    "omni_ws.config.keys",
+    "omni_ws.engine.base",
+    "omni_ws.engine.fake",
+    "omni_ws.errors",
+    "omni_ws.metrics",
+    "omni_ws.wire.frames",
+    "omni_ws.wire.server_frames",
+    "omni_ws.wire.recording",
+)
+_LINK = re.compile(r'\]\((?!\w+:|#)([^)\s#]+)|<img [^>]*src="(?!\w+:)([^"]+)')
+_CODE = re.compile(r"^ *```.*?^ *```|`[^`\n]+`(?!\])", re.DOTALL | re.MULTILINE)
+
+
+def documents() -> list[Path]:
+    """The documents, by their places in the repository."""
+    patterns = ("*.md", "docs/**/*.md", "protocol/**/*.md", "*/*.md", "clients/js/*.md", "tests/data/*.md")
+    found = {path.relative_to(ROOT) for pattern in patterns for path in ROOT.glob(pattern)}
+    return sorted(path for path in found if not path.parts[0].startswith("."))
+
+
+def linked(document: Path) -> list[Path]:
+    """The files and folders of the repository to which a document links."""
+    text = _CODE.sub("", (ROOT / document).read_text(encoding="utf-8"))
+    targets = [target or image for target, image in _LINK.findall(text)]
+    return [Path(os.path.normpath(document.parent / target)) for target in targets]
+
+
+def without_links_to_folders(page: Path) -> str:
+    """The text of a document. A site has no pages for folders, so the words of such links stay alone."""
+
+    def replaced(found: re.Match[str]) -> str:
+        return found[1] if (ROOT / page.parent / found[2]).is_dir() else found[0]
+
+    return re.sub(r"\[([^\]]+)\]\((?!\w+:|#)([^)\s#]+)\)", replaced, (ROOT / page).read_text(encoding="utf-8"))
+
+
+def navigation(pages: list[Path]) -> list[object]:
+    """The table of contents, with every document in one of its parts."""
+    parts: dict[str, list[str]] = {"": []}
+    for page in pages:
+        part = {"docs/decisions": "Decisions", "docs": "Guides"}.get(str(page.parent), "")
+        if part == "" and page.parent != Path("."):
+            part = "Protocol" if page.parts[0] == "protocol" else "Parts of the repository"
+        parts.setdefault(part, []).append(str(page))
+    top = parts.pop("")
+    top.sort(key=lambda name: name != "README.md")
+    order = ("Guides", "Protocol", "Decisions", "Parts of the repository")
+    reference = {"Python reference": [f"reference/{name}.md" for name in ("index", *REFERENCE)]}
+    return [*top, {"Guides": parts["Guides"]}, reference, *({name: parts[name]} for name in order[1:])]
+
+
+def write_reference(folder: Path) -> None:
+    folder.mkdir()
+    list_of_all = "".join(f"- [`{name}`]({name}.md)\n" for name in REFERENCE)
+    (folder / "index.md").write_text(f"# Python reference\n\n{list_of_all}", encoding="utf-8")
+    for name in REFERENCE:
+        (folder / f"{name}.md").write_text(f"# {name}\n\n::: {name}\n", encoding="utf-8")
+
+
+def configuration(pages: list[Path]) -> dict[str, object]:
+    """The configuration of MkDocs. JSON is YAML."""
+    options = {
+        "show_root_heading": False,
+        "show_root_toc_entry": False,
+        "show_source": False,
+        "members_order": "source",
+        "show_if_no_docstring": True,
+        "docstring_style": None,
+        "separate_signature": True,
+        "show_signature_annotations": True,
+        "heading_level": 2,
+    }
+    warn = {"not_found": "warn", "absolute_links": "warn", "unrecognized_links": "warn", "anchors": "warn"}
+    return {
+        "site_name": "omni_ws",
+        "docs_dir": "pages",
+        "theme": {"name": "material", "font": False, "features": ["navigation.indexes", "navigation.top"]},
+        "use_directory_urls": False,
+        "nav": navigation(pages),
+        "validation": {"links": warn, "nav": {"omitted_files": "warn", "not_found": "warn", "absolute_links": "warn"}},
+        # Headings have the names that GitHub gives them, which the links use.
+        "markdown_extensions": ["admonition", "tables", "fenced_code", {"toc": {"slugify": "!slugify"}}],
+        "plugins": [
+            "search",
+            {"mkdocstrings": {"handlers": {"python": {"paths": [str(ROOT)], "options": options}}}},
+        ],
+    }
+
+
+def main(folder: str) -> int:
+    target = Path(folder)
+    shutil.rmtree(target, ignore_errors=True)
+    pages = documents()
+    target.mkdir(parents=True)
+    missing = []
+    for page in pages:
+        for source in (page, *linked(page)):
+            place = target / "pages" / source
+            if source.parts[0] == ".." or not (ROOT / source).exists():
+                missing.append(f"{page}: there is no {source}")
+            elif (ROOT / source).is_file() and not place.exists():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                if source.suffix == ".md":
+                    place.write_text(without_links_to_folders(source), encoding="utf-8")
+                else:
+                    shutil.copyfile(ROOT / source, place)
+    for line in missing:
+        print(line, file=sys.stderr)
+    write_reference(target / "pages" / "reference")
+    text = json.dumps(configuration(pages), indent=1)
+    slugify = "!!python/object/apply:pymdownx.slugs.slugify {kwds: {case: lower-ascii}}"
+    (target / "mkdocs.yml").write_text(text.replace('"!slugify"', slugify), encoding="utf-8")
+    return 1 if missing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))
