@@ -7,6 +7,8 @@ export interface Capabilities {
   input_modalities: Modality[];
   output_modalities: string[];
   voices: string[];
+  /* RFC 5646, by the names of voices. */
+  voice_languages?: Record<string, string>;
   tasks: string[];
   tools: boolean;
   turn_detection: boolean;

@@ -20,7 +20,8 @@ export class Figures {
     const told = { heard: "Hears you", answered: "Answers", spoken: "Speaks" };
     const rows = Object.entries(workers(created)).filter(([, name]) => name !== null);
     element("who-parts").replaceChildren(...rows.flatMap(([verb, name]) => [item("dt", told[verb]), item("dd", partOf(created, verb, name))]));
-    element("who-places").replaceChildren(...places(created, location.hostname).map((line) => item("p", line)));
+    show("where", places(created, location.hostname));
+    show("who-places", places(created, location.hostname));
     element("who-abilities").replaceChildren(
       ...abilities(created).map(([can, what]) => item("li", can ? `It can ${what}.` : `It cannot ${what}.`, can ? "can" : "cannot")),
     );

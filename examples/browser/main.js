@@ -12,7 +12,9 @@ import * as plainWords from "./plain-words.js";
 import { download, soundOf, textOf, transcriptOf, wavFile } from "./recording.js";
 import { currentKey, loadSettings, saveSettings, sessionConfig, setKey } from "./settings.js";
 import { SettingsDrawer } from "./settings-drawer.js";
+import { showTheme } from "./theme.js";
 import { TOOLS } from "./tools.js";
+import { VoicePreview } from "./voice-preview.js";
 
 const NEXT_DOWNLOAD_MS = 500;
 const STARTING = "The server is starting.";
@@ -45,6 +47,17 @@ let edited = null; // the turn whose question is being changed
 const orb = new Orb(element("orb"));
 const figures = new Figures();
 const drawer = new SettingsDrawer(settings, { changed: applySettings });
+const preview = new VoicePreview(element("preview"), new URL("v1/audio/speech", document.baseURI), {
+  choice: () => {
+    const { voices = [], voice_languages: languages = {} } = client.capabilities ?? {};
+    const voice = voices.includes(settings.voice) ? settings.voice : voices[0];
+    return { voice, language: languages[voice] };
+  },
+  quiet: keepQuiet,
+  speaker: () => settings.speaker,
+  complain: (error) => messages.show("server", plainWords.ofServer(error), { seconds: 8 }),
+});
+element("settings").addEventListener("close", () => preview.stop());
 new Developer(client, { hasKey: () => currentKey() !== "", copy });
 element("open-who").onclick = () => element("who-dialog").showModal();
 element("close-who").onclick = () => element("who-dialog").close();
@@ -251,6 +264,15 @@ function tellEcho() {
   messages.show("echo", text, { kind: "plain" });
 }
 
+/* Nobody answers, and nobody is heard, while a voice is tried out. */
+let mutedHere = false;
+function keepQuiet(quiet) {
+  if (quiet) client.interrupt();
+  if (quiet && (talk.muted || talk.mode !== "open")) return;
+  if (quiet || mutedHere) talk.mute(quiet);
+  mutedHere = quiet;
+}
+
 let wakeLock = null;
 async function keepAwake() {
   // The browser takes it back from a page that is not seen.
@@ -265,6 +287,7 @@ function letSleep() {
 
 function applySettings(names) {
   saveSettings(settings);
+  if (names.includes("theme")) showTheme(settings.theme);
   const { microphone: deviceId, echoCancellation, noiseSuppression, autoGainControl } = settings;
   talk.devices = { deviceId, echoCancellation, noiseSuppression, autoGainControl };
   if (names.some((name) => name in talk.devices || name === "microphone")) talk.reopen();

@@ -53,7 +53,7 @@ export class Orb {
     };
     new ResizeObserver(repaint).observe(canvas);
     this.repaint = repaint;
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+    addEventListener("themechange", repaint);
     this.#calm.addEventListener("change", repaint);
     const loop = (now) => {
       this.#frame(now);

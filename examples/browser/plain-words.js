@@ -1,4 +1,4 @@
-/* What went wrong, as one would say it, and what can be done about it; and how long something took. */
+/* What went wrong, as one would say it, and what can be done about it; how long something took; names of voices. */
 
 const MICROPHONE = {
   NotAllowedError:
@@ -33,6 +33,21 @@ const SERVER = {
 /* Milliseconds as one reads them: "340 ms", "1.2 s". */
 export function duration(ms) {
   return ms < 999.5 ? `${Math.round(ms)}\u00a0ms` : `${(ms / 1000).toFixed(1)}\u00a0s`;
+}
+
+/* A voice with its language (RFC 5646), where that is known and its name does not say it: "Heart (American English)". */
+export function voiceName(voice, language) {
+  const name = voice && voice[0].toUpperCase() + voice.slice(1);
+  const spoken = language && languageName(language);
+  return !spoken || name.toLowerCase().includes(spoken.toLowerCase()) ? name : `${name} (${spoken})`;
+}
+
+function languageName(language) {
+  try {
+    return new Intl.DisplayNames(["en"], { type: "language" }).of(language);
+  } catch {
+    return language; // not one of RFC 5646, whatever the server says
+  }
 }
 
 export function ofMicrophone(error) {

@@ -2,6 +2,7 @@
    its setting. */
 
 import { element } from "./page.js";
+import { duration, voiceName } from "./plain-words.js";
 import { judgesTurns } from "./settings.js";
 
 export class SettingsDrawer {
@@ -31,13 +32,16 @@ export class SettingsDrawer {
 
   /* What this server and its engine have to choose from. */
   offer(capabilities, { models, speakerChoice }) {
-    const { voices, tasks } = capabilities;
+    const { voices, voice_languages: languages, tasks } = capabilities;
     this.#capabilities = capabilities;
-    this.#choices("voice", [["", "The server's own"], ...voices.map((voice) => [voice, voice])]);
-    this.#choices("model", [["", "The server's own"], ...models.map((model) => [model, model])]);
-    const named = { chat: "Conversation", speech: "Read my text aloud", transcribe: "Write down what I say" };
-    this.#choices("task", tasks.map((task) => [task, named[task] ?? task]));
-    this.#row("voice", voices.length > 1);
+    const named = voices.map((voice) => [voice, voiceName(voice, languages[voice])]);
+    const chosen = named.length ? `Server default: ${named[0][1]}` : "";
+    const sorted = [...named].sort(([, one], [, other]) => one.localeCompare(other));
+    this.#choices("voice", [["", chosen], ...(voices.length > 1 ? sorted : [])]);
+    this.#choices("model", [["", "Server default"], ...models.map((model) => [model, model])]);
+    const does = { chat: "Conversation", speech: "Read my text aloud", transcribe: "Write down what I say" };
+    this.#choices("task", tasks.map((task) => [task, does[task] ?? task]));
+    this.#form.elements.voice.closest(".beside").hidden = voices.length === 0;
     this.#row("model", models.length > 1);
     this.#row("task", tasks.length > 1);
     this.#row("answerWith", capabilities.output_modalities.includes("audio"));
@@ -63,7 +67,7 @@ export class SettingsDrawer {
     if (!this.#capabilities) return;
     const detects = this.#capabilities.turn_detection;
     const judges = detects && judgesTurns(this.#capabilities);
-    this.#row("threshold", detects);
+    this.#row("sensitivity", detects);
     this.#row("turns", judges);
     this.#row("silenceMs", detects && (!judges || this.settings.turns === "silence"));
   }
@@ -91,7 +95,7 @@ export class SettingsDrawer {
   #showNumbers() {
     for (const output of this.#form.querySelectorAll("output")) {
       const field = this.#form.elements[output.htmlFor.value];
-      output.textContent = field.name === "silenceMs" ? `${field.value} ms` : field.value;
+      output.textContent = field.name === "silenceMs" ? duration(Number(field.value)) : `${field.value}\u00a0%`;
     }
   }
 }

@@ -5,6 +5,7 @@ const KEY_STORE = "omni_ws.key";
 
 export const DEFAULTS = {
   mode: "open",
+  theme: "system",
   microphone: "",
   speaker: "",
   echoCancellation: true,
@@ -16,7 +17,7 @@ export const DEFAULTS = {
   answerWith: "voice",
   startPolicy: "",
   instructions: "",
-  threshold: 0.5,
+  sensitivity: 50, // percent
   turns: "auto",
   silenceMs: 500,
 };
@@ -83,7 +84,7 @@ export function judgesTurns(capabilities) {
 }
 
 function turnDetection(settings, capabilities) {
-  const common = { threshold: settings.threshold, interrupt_response: true, interrupt_resume: true };
+  const common = { threshold: 1 - settings.sensitivity / 100, interrupt_response: true, interrupt_resume: true };
   if (!judgesTurns(capabilities) || settings.turns === "silence") {
     return { type: "server_vad", silence_duration_ms: settings.silenceMs, ...common };
   }

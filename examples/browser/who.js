@@ -23,7 +23,7 @@ export function sentence(created) {
     else told.push({ verbs: [verb], name });
   }
   const words = told.map(({ verbs, name }) => `${verbs.join(" and ")} by ${name}`).join(", ");
-  return words && `${words[0].toUpperCase()}${words.slice(1)}.`;
+  return words && `${capitalised(words)}.`;
 }
 
 /* The names alone, for the head of the page: "whisper · rules · hibari". */
@@ -31,17 +31,38 @@ export function brief(created) {
   return [...new Set(Object.values(workers(created)).filter(Boolean))].join(" · ");
 }
 
-/* Where a voice and words go: sentences. `host` is that of the page's address. */
+/* Where a voice and words go, in a sentence. `host` is that of the page's address. */
 export function places({ parts, capabilities }, host) {
   const here = /^(localhost|127\..*|\[::1\])$/.test(host);
-  const told = [`Your voice and words go to ${here ? "this machine" : host}.`];
-  const beyond = (role) => parts?.[role]?.name === "remote";
-  const hears = beyond("asr") || (beyond("llm") && !parts.asr && capabilities.input_modalities.includes("audio"));
-  const handed = [[hears, "your voice"], [beyond("llm"), "your words"], [beyond("tts"), "the words of answers"]];
-  const what = handed.filter(([far]) => far).map(([, one]) => one).join(" and ");
-  if (what) told.push(`From there ${what} go on to another server, which the operator has chosen.`);
-  else if (parts) told.push("No other server takes part.");
-  return told;
+  const machine = here ? "this machine" : host;
+  const takes = (...modalities) => modalities.some((one) => capabilities.input_modalities.includes(one));
+  const given = new Map(); // what goes on, by the hosts that get it
+  const give = (role, what) => {
+    const names = (parts?.[role]?.hosts ?? []).join(" or ");
+    if (names) given.set(names, [...(given.get(names) ?? []), what]);
+    return names !== "";
+  };
+  let voiceGoesOn = give("asr", "your voice");
+  if (takes("audio") && !parts?.asr) voiceGoesOn = give("llm", "your voice");
+  give("llm", takes("image", "video") ? "what you say, write or show" : "what you say or write");
+  give("tts", "the words of the answers");
+  const goes = [...given].map(([names, things]) => `${listed(things)} ${verb(things)} to ${names}`);
+  if (goes.length === 0) return here ? "What you say and write stays on this machine." : `What you say and write goes to ${host}, and stays there.`;
+  if (takes("audio") && !voiceGoesOn) goes.unshift(`your voice ${here ? "stays on" : "goes to"} ${machine}`);
+  else if (!here) goes.unshift(`your voice and words go to ${machine}`);
+  return capitalised(`${goes.join("; ")}.`);
+}
+
+function listed(things) {
+  return things.length < 2 ? things.join("") : `${things.slice(0, -1).join(", ")} and ${things.at(-1)}`;
+}
+
+function verb(things) {
+  return things.length === 1 && !things[0].endsWith("s") ? "goes" : "go";
+}
+
+function capitalised(text) {
+  return text && text[0].toUpperCase() + text.slice(1);
 }
 
 /* What the server can do and cannot, in words: [can, what]. */

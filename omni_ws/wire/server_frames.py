@@ -30,6 +30,7 @@ class Capabilities(Struct, frozen=True, kw_only=True):
     output_modalities: list[str]
     tasks: list[str]
     voices: list[str]
+    voice_languages: dict[str, str] = msgspec.field(default_factory=dict)
     speed: bool
     sampling: list[str]
     sampling_no_ops: list[str]
@@ -44,10 +45,14 @@ class Capabilities(Struct, frozen=True, kw_only=True):
 
 
 class Part(Struct, frozen=True, kw_only=True):
-    """One part of the engine: the name of what does its work, and of its model."""
+    """One part of the engine: the name of what does its work, and of its model.
+
+    ``hosts`` are the names of the other machines that the part sends its input to.
+    """
 
     name: str
     model: str
+    hosts: tuple[str, ...] = ()
 
 
 class Parts(Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ import pytest
 from support.chromium import DemoPage, chromium_path, demo_page
 from support.live_server import live_server
 from support.part_engines import RetortEngine, WordEngine
-from support.tone_engine import ToneEngine
+from support.tone_engine import ReadingEngine, ToneEngine
 
 from omni_ws.engine.base import TextOutput, TranscriptOutput
 from omni_ws.engine.composed.engine import ComposedEngine
@@ -235,8 +235,7 @@ async def test_who_listens_answers_and_speaks_is_told() -> None:
         assert await demo.page.locator("#who").inner_text() == "Heard by words, answered by retort, spoken by tone."
         await demo.page.get_by_role("button", name="words · retort · tone").click()
         told = await demo.page.locator("#who-dialog").inner_text()
-        assert "Your voice and words go to this machine.\n" in told
-        assert "No other server takes part." in told
+        assert "What you say and write stays on this machine.\n" in told
         assert "There is a better one." in told
         assert "It can hear you." in told
         await demo.page.keyboard.press("Escape")
@@ -249,6 +248,139 @@ async def test_who_listens_answers_and_speaks_is_told() -> None:
         await demo.write("hello")
         await demo.answered()
         assert not await demo.page.locator("#who, #advice").first.is_visible()
+
+
+class FarRetort(RetortEngine):
+    """An LLM that other machines work for."""
+
+    hosts = ("api.example.com", "api2.example.com")
+
+
+class FarWords(WordEngine):
+    hosts = ("ears.example",)
+
+
+async def test_people_are_told_which_hosts_get_their_voice_and_words() -> None:
+    engine = ComposedEngine(FarRetort(), asr=WordEngine(), tts=ToneEngine())
+    async with live_server(engine) as server, demo_page() as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        told = (
+            "Your voice stays on this machine; what you say, write or show goes to api.example.com or api2.example.com."
+        )
+        assert await demo.page.locator("#where").inner_text() == told
+        await demo.page.locator("#open-who").click()
+        assert await demo.page.locator("#who-places").inner_text() == told
+
+
+async def test_each_host_is_named_with_what_it_gets() -> None:
+    module = """async ([parts, takes, host]) => {
+      const { places } = await import("/browser/who.js");
+      return places({ parts, capabilities: { input_modalities: takes } }, host);
+    }"""
+    ears, llm, voice = ({"hosts": [f"{name}.example"]} for name in ("ears", "llm", "voice"))
+    here: dict[str, list[str]] = {"hosts": []}
+    both = ["text", "audio"]
+    cases = [
+        (here, here, here, both, "localhost", "What you say and write stays on this machine."),
+        (here, here, here, both, "a.example", "What you say and write goes to a.example, and stays there."),
+        (
+            *(ears, llm, voice, both, "127.0.0.1"),
+            "Your voice goes to ears.example; what you say or write goes to llm.example; the words of the answers go "
+            "to voice.example.",
+        ),
+        # A model that hears by itself, on a server beyond the page's.
+        (
+            *(None, llm, None, [*both, "image"], "a.example"),
+            "Your voice and words go to a.example; your voice and what you say, write or show go to llm.example.",
+        ),
+        (
+            here,
+            llm,
+            llm,
+            both,
+            "a.example",
+            "Your voice goes to a.example; what you say or write and the words of the answers go to llm.example.",
+        ),
+        (here, here, voice, ["text"], "localhost", "The words of the answers go to voice.example."),
+    ]
+    async with live_server() as server, demo_page() as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        for asr, answers, tts, takes, host, told in cases:
+            parts = {"asr": asr, "llm": answers, "tts": tts}
+            assert await demo.page.evaluate(module, [parts, takes, host]) == told
+
+
+_PAPER = "getComputedStyle(document.body).backgroundColor"
+
+
+async def test_a_theme_is_chosen_and_kept() -> None:
+    async with live_server() as server, demo_page(color_scheme="light") as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        light = await demo.page.evaluate(_PAPER)
+        await demo.page.locator("#open-settings").click()
+        theme = demo.page.get_by_label("Theme")
+        await theme.select_option("Dark")
+        await demo.page.wait_for_function(f"(light) => {_PAPER} !== light", arg=light)
+        dark = await demo.page.evaluate(_PAPER)
+        assert await demo.page.locator("meta[name=color-scheme]").get_attribute("content") == "dark"
+        bars = "[...document.querySelectorAll('meta[name=theme-color]')].filter((one) => matchMedia(one.media).matches)"
+        assert await demo.page.evaluate(f"{bars}.map((one) => one.dataset.scheme)") == ["dark"]
+        await demo.page.reload()
+        await demo.in_state("ready")
+        assert await demo.page.evaluate(_PAPER) == dark
+        await demo.page.locator("#open-settings").click()
+        assert await theme.input_value() == "dark"
+        await theme.select_option("System default")
+        await demo.page.wait_for_function(f"(light) => {_PAPER} === light", arg=light)
+        await demo.page.emulate_media(color_scheme="dark")
+        await demo.page.wait_for_function(f"(dark) => {_PAPER} === dark", arg=dark)
+        await theme.select_option("Light")
+        await demo.page.wait_for_function(f"(light) => {_PAPER} === light", arg=light)
+
+
+async def test_a_voice_can_be_tried_out() -> None:
+    """It is named with its language, heard through the real endpoint, and not by an open microphone."""
+    engine = ComposedEngine(RetortEngine(), asr=WordEngine(), tts=ReadingEngine())
+    async with live_server(engine) as server, demo_page() as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.page.locator("#open-settings").click()
+        voice = demo.page.locator("select[name=voice]")
+        await voice.locator("option").first.wait_for(state="attached")
+        names = await voice.locator("option").all_inner_texts()
+        assert names == ["Server default: Tone (English)", "Bell (German)", "Tone (English)"]
+        await voice.select_option("bell")
+        await demo.page.evaluate(
+            """() => {
+              const mute = document.querySelector("#mute");
+              window.mutes = [];
+              const note = () => mutes.push(mute.ariaPressed);
+              new MutationObserver(note).observe(mute, { attributeFilter: ["aria-pressed"] });
+            }"""
+        )
+        async with demo.page.expect_response("**/v1/audio/speech") as answered:
+            await demo.page.get_by_role("button", name="Listen").click()
+        answer = await answered.value
+        assert answer.status == 200
+        assert answer.request.post_data_json == {
+            "input": "Guten Tag. So klinge ich.",
+            "response_format": "wav",
+            "voice": "bell",
+        }
+        # At its end the microphone hears again.
+        await demo.page.get_by_role("button", name="Listen").wait_for()
+        await demo.page.wait_for_function("mutes.includes('true') && mutes.at(-1) === 'false'")
+
+
+async def test_a_voice_that_cannot_be_had_says_so() -> None:
+    engine = ComposedEngine(RetortEngine(), asr=WordEngine(), tts=ReadingEngine())
+    async with live_server(engine) as server, demo_page(expect_problems=True) as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        server.app.sessions.admission.draining = True
+        await demo.page.locator("#open-settings").click()
+        await demo.page.get_by_role("button", name="Listen").click()
+        await demo.message("The server is being shut down.")
+        await demo.page.get_by_role("button", name="Listen").wait_for()
+        server.app.sessions.admission.draining = False
 
 
 async def test_without_advice_there_is_no_room_for_it() -> None:

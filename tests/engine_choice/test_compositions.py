@@ -107,6 +107,27 @@ def test_a_talker_of_the_vllm_engine_is_its_tts() -> None:
     assert set(engine.part_states) == {"asr", "llm", "tts"}
 
 
+def test_a_part_on_other_machines_names_their_hosts_alone() -> None:
+    engine = create_engine(
+        configured(
+            *("--asr", "http://person:secret@Ears.example:8443/v1", "--llm", "http://127.0.0.1:8000/v1"),
+            *("--tts", "http://[2001:db8::7]:9000/v1"),
+        )
+    )
+    assert isinstance(engine, ComposedEngine)
+    hosts = {role: part and part.hosts for role, part in engine.parts.items()}
+    assert hosts == {"asr": ("ears.example",), "llm": (), "tts": ("2001:db8::7",)}
+
+
+def test_of_several_upstreams_each_host_is_named_once() -> None:
+    urls = ("http://a.example:1/v1", "http://localhost/v1", "https://b.example/v1", "http://a.example:2/v1")
+    engine = create_engine(configured("--engine", "remote", "--remote.upstreams", ",".join(urls)))
+    assert isinstance(engine, ComposedEngine)
+    llm = engine.parts["llm"]
+    assert llm is not None
+    assert llm.hosts == ("a.example", "b.example")
+
+
 def test_nothing_named_is_the_embedded_engine() -> None:
     assert create_engine(ServerConfig()).name == "embedded"
 
@@ -251,8 +272,8 @@ async def test_a_text_model_on_this_machine_gets_ears_and_a_voice(monkeypatch: p
         monkeypatch.setitem(LOCAL_PORTS, "ollama", behind.port)
         config = configured("--asr", "pocketsphinx", "--llm", "ollama", "--tts", "espeak", "--port", "0")
         async with live_server(create_engine(config)) as server, native_client(server) as client:
-            assert client.created["parts"]["asr"] == {"name": "pocketsphinx", "model": "en-us"}
-            assert client.created["parts"]["llm"] == {"name": "remote", "model": behind.models[0]}
+            assert client.created["parts"]["asr"] == {"name": "pocketsphinx", "model": "en-us", "hosts": []}
+            assert client.created["parts"]["llm"] == {"name": "remote", "model": behind.models[0], "hosts": []}
             assert client.created["model"] == behind.models[0]
             await client.chunk(clip_bytes("goforward"), end=True)
             answer = await client.answer()

@@ -24,7 +24,15 @@ from omni_ws.engine.composed.ahead_stage import AheadStage
 from omni_ws.engine.composed.answer_stages import AnsweringParts, AnswerStages
 from omni_ws.engine.composed.asr_stage import INPUT_LINK, AsrStage
 from omni_ws.engine.composed.capabilities import composed_capabilities, hears, speaks
-from omni_ws.engine.composed.parts import HasParts, MeasuresMemory, PartDescription, Role, failures_of, parts_of
+from omni_ws.engine.composed.parts import (
+    HasParts,
+    MeasuresMemory,
+    PartDescription,
+    Role,
+    description_of,
+    failures_of,
+    parts_of,
+)
 from omni_ws.engine.composed.patience import FirstOutputSink, Patience
 from omni_ws.engine.first_to_start import FirstToStart
 from omni_ws.engine.pipeline import pipeline
@@ -96,7 +104,7 @@ class ComposedEngine:
             Role.ASR: self._asr if hears(self._asr) else None,
             Role.TTS: self._tts if speaks(self._tts) else None,
         }
-        own = {role.value: PartDescription(part.name, part.model) for role, part in found.items() if part is not None}
+        own = {role.value: description_of(part) for role, part in found.items() if part is not None}
         return parts_of(self._llm) | own
 
     @property

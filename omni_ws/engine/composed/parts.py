@@ -38,6 +38,8 @@ class PartDescription:
 
     name: str
     model: str
+    #: The names of the other machines that it sends its input to.
+    hosts: tuple[str, ...] = ()
 
 
 @runtime_checkable
@@ -52,6 +54,16 @@ class HasParts(Protocol):
     @property
     def part_states(self) -> dict[str, EngineState]:
         """The states of the parts that there are. Before the start, also of those that may be left out."""
+        ...
+
+
+@runtime_checkable
+class SendsAway(Protocol):
+    """An engine whose work other machines may do."""
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of those machines, each once; empty where all of the work stays on this one."""
         ...
 
 
@@ -76,7 +88,12 @@ def parts_of(engine: Engine) -> dict[str, PartDescription | None]:
     """Return the parts of any engine. One that is not made of others is the LLM."""
     if isinstance(engine, HasParts):
         return engine.parts
-    return {role.value: PartDescription(engine.name, engine.model) if role is Role.LLM else None for role in Role}
+    return {role.value: description_of(engine) if role is Role.LLM else None for role in Role}
+
+
+def description_of(part: Engine) -> PartDescription:
+    """Return what clients and operators see of an engine that is a part."""
+    return PartDescription(part.name, part.model, part.hosts if isinstance(part, SendsAway) else ())
 
 
 @contextmanager

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import ClassVar, Final, TypeVar
+from urllib.parse import urlsplit
 
+from omni_ws.config.startup import is_loopback
 from omni_ws.engine.base import EngineState
 from omni_ws.engine.remote.pool import Pool
 from omni_ws.engine.remote.settings import UpstreamSettings
@@ -49,6 +51,12 @@ class UpstreamEngine:
     def upstreams(self) -> tuple[Upstream, ...]:
         """Those of a running engine."""
         return () if self._running_pool is None else self._running_pool.upstreams
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The names of the machines of the upstreams, without this one: of their URLs the host alone."""
+        names = [urlsplit(url).hostname or "" for url in self._upstream_settings.urls]
+        return tuple(dict.fromkeys(name for name in names if not is_loopback(name)))
 
     def describe(self) -> tuple[str, ...]:
         lines = () if self._running_pool is None else self._running_pool.describe()

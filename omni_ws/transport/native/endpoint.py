@@ -261,6 +261,7 @@ class StreamingInput(FrontEnd):
                 output_modalities=sorted(capabilities.output_modalities),
                 tasks=sorted(capabilities.tasks - ({Task.CHAT} if capabilities.chat_refusal else set())),
                 voices=list(capabilities.voices),
+                voice_languages=dict(capabilities.voice_languages),
                 speed=capabilities.speed,
                 sampling=sorted(capabilities.sampling),
                 sampling_no_ops=sorted(capabilities.sampling_no_ops),

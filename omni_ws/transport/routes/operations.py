@@ -38,12 +38,13 @@ class OperationsRoutes(FrontEnd):
         """Respond with 200 where the server takes new sessions, else with 503; the body tells the state."""
         status = self._status()
         engine = self._sessions.engine
+        parts = parts_of(engine).items()  # their hosts are for those alone who may talk
         await exchange.respond_json(
             200 if status == "ok" else 503,
             {
                 "status": status,
                 "engine": engine.name,
-                "parts": parts_of(engine),
+                "parts": {role: part and {"name": part.name, "model": part.model} for role, part in parts},
                 "model": self._sessions.model.names[0],
                 "sessions": self._sessions.admission.sessions,
                 "stages": list(engine.capabilities.stages) or [engine.name],
