@@ -54,7 +54,7 @@ from omni_ws.transport.http.deadline import Deadline
 from omni_ws.transport.http.error_response import error_body, error_headers
 from omni_ws.transport.http.exchange import JSON, HttpExchange, serve_exchange
 from omni_ws.transport.http.hang_up import HalfCloseProbe, HangUp, PeerGone
-from omni_ws.transport.http.receiving import HttpInput
+from omni_ws.transport.http.receiving import HttpInput, strict_http
 from omni_ws.transport.http.request import HttpRequest, protocol_failure, read_request
 from omni_ws.transport.http.response_head import response_head
 from omni_ws.transport.http.sending import HttpOutput
@@ -118,7 +118,7 @@ class HttpConnection(asyncio.Protocol, abc.ABC):
         self._limits = limits
         self._addresses = addresses
         self._loop = asyncio.get_running_loop()
-        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.max_header_bytes)
+        self._http = strict_http(limits.max_header_bytes)
         self._output = HttpOutput(
             self._http, timeout_sec=limits.write_timeout_sec, on_timeout=self._write_timeout_expired
         )

@@ -309,3 +309,41 @@ def limit_chunk_sizes(http: h11.Connection) -> None:
     """Limit the chunk sizes of the request whose head ``http`` has just parsed."""
     if isinstance(http._reader, ChunkedReader):
         http._reader = BoundedChunkedReader()
+
+
+class StrictReceiveBuffer(ReceiveBuffer):
+    """h11's buffer, with refusals for lines of heads and trailers that end without CR, or that continue the one before.
+
+    h11 takes both, as RFC 9112 permits (sections 2.2 and 5.2). But a proxy that reads such lines otherwise sees another
+    request. Relies on private parts of h11, which tests/transport/http/test_front_door_contract.py checks.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: The lines that are being taken, as they came; None outside of that.
+        self._raw: bytearray | None = None
+
+    def _extract(self, count: int) -> bytearray:
+        extracted = super()._extract(count)
+        if self._raw is not None:
+            self._raw = extracted
+        return extracted
+
+    def maybe_extract_lines(self) -> list[bytearray] | None:
+        self._raw = bytearray()
+        lines = super().maybe_extract_lines()
+        raw, self._raw = self._raw, None
+        if lines is None:
+            return None
+        if raw.count(b"\n") != raw.count(b"\r\n"):
+            raise h11.RemoteProtocolError("bare LF")
+        if any(line[:1] in (b" ", b"\t") for line in lines[1:]):
+            raise h11.RemoteProtocolError("folded line")
+        return lines
+
+
+def strict_http(max_header_bytes: int) -> h11.Connection:
+    """A server's side of HTTP/1.1 that reads heads strictly."""
+    http = h11.Connection(h11.SERVER, max_incomplete_event_size=max_header_bytes)
+    http._receive_buffer = StrictReceiveBuffer()
+    return http

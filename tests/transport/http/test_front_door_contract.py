@@ -17,7 +17,7 @@ from support.raw_http import websocket_upgrade
 from websockets.asyncio.server import Server, ServerConnection, serve
 from websockets.server import ServerProtocol
 
-from omni_ws.transport.http.receiving import limit_chunk_sizes
+from omni_ws.transport.http.receiving import limit_chunk_sizes, strict_http
 
 pytestmark = pytest.mark.usefixtures("no_task_left")
 
@@ -149,6 +149,16 @@ def test_h11_takes_sizes_of_chunks_with_more_digits_than_others() -> None:
         assert isinstance(http.next_event(), h11.Data)
         with pytest.raises(h11.RemoteProtocolError) if bounded else contextlib.nullcontext():
             assert isinstance(http.next_event(), h11.Data)
+
+
+@pytest.mark.parametrize("line", [b"X: a\n", b"X:\r\n a\r\n"], ids=["without CR", "folded"])
+@pytest.mark.parametrize("strict", [False, True])
+def test_h11_takes_lines_that_others_read_otherwise(line: bytes, strict: bool) -> None:
+    """The reason why this project replaces h11's buffer."""
+    http = strict_http(1000) if strict else h11.Connection(h11.SERVER)
+    http.receive_data(b"GET / HTTP/1.1\r\nHost: x\r\n" + line + b"\r\n")
+    with pytest.raises(h11.RemoteProtocolError) if strict else contextlib.nullcontext():
+        assert isinstance(http.next_event(), h11.Request)
 
 
 def test_h11_bounds_only_incomplete_heads() -> None:
