@@ -37,7 +37,7 @@ class DailyUse:
     """Counts the use of keys that have a limit. Times are Unix times in seconds.
 
     A request is counted when it ends, and refused when its key has used its amount: the last one may go beyond.
-    A clock that is set back begins no new day.
+    A clock that is set back begins no new day: what was used stays so, until the next midnight.
     """
 
     limits: Mapping[str, DailyLimits]
@@ -77,3 +77,5 @@ class DailyUse:
         if today > self.day:
             self.day = today
             self.used = {}
+        elif today < self.day - 1:  # the clock was wrong when the day began, and would be awaited
+            self.day = today

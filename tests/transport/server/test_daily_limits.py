@@ -91,6 +91,17 @@ async def test_a_new_day_begins_at_midnight_utc(serve: Callable[..., Any], clock
         assert (await chat(server)).status == 429
 
 
+async def test_a_clock_that_was_far_ahead_holds_no_day_back(serve: Callable[..., Any], clock: Clock) -> None:
+    async with serve(tokens_per_day=2) as server:
+        clock.now = NOON + 400 * DAY
+        assert [(await chat(server)).status for _ in range(2)] == [200, 429]
+        clock.now = NOON  # set right: nothing more today
+        late = await chat(server)
+        assert (late.status, late.headers["retry-after"]) == (429, str(DAY // 2))
+        clock.now = NOON + DAY // 2
+        assert [(await chat(server)).status for _ in range(2)] == [200, 429]
+
+
 async def test_counts_are_kept_over_restarts(serve: Callable[..., Any], clock: Clock, tmp_path: Path) -> None:
     async with serve(tokens_per_day=4) as server:
         assert (await chat(server)).status == 200
