@@ -337,7 +337,7 @@ class StrictReceiveBuffer(ReceiveBuffer):
             return None
         if raw.count(b"\n") != raw.count(b"\r\n"):
             raise h11.RemoteProtocolError("bare LF")
-        if any(line[:1] in (b" ", b"\t") for line in lines[1:]):
+        if any(line.startswith((b" ", b"\t")) for line in lines[1:]):
             raise h11.RemoteProtocolError("folded line")
         return lines
 
