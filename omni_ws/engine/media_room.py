@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections import deque
 from collections.abc import AsyncIterator
@@ -13,10 +12,11 @@ from types import TracebackType
 from typing import Final, Self
 
 from omni_ws.core.quota import ByteBudget
+from omni_ws.engine.cores import cores
 from omni_ws.errors import EngineOverloaded, PayloadTooLarge
 
 #: How many images and videos are decoded at the same time.
-DECODING_SLOTS: Final = max(1, min(3, (os.cpu_count() or 1) // 2))
+DECODING_SLOTS: Final = max(1, min(3, cores() // 2))
 #: The longest wait for a slot, in seconds.
 MAX_WAIT_SEC: Final = 30.0
 _RETRY_MS: Final = 1000

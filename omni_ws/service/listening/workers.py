@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Final, TypeAlias
 
 from omni_ws.audio.speech_watch import PauseJudge, StreamPiece, Watched, hear_together
 from omni_ws.audio.vad import PACKAGE, SpeechDetector
+from omni_ws.engine.cores import cores
 from omni_ws.metrics import Metrics
 from omni_ws.wire.session_config import TurnDetectionType
 
@@ -109,7 +109,7 @@ class SpeechWorkers:
         if self._closed:
             return
         if self._executor is None:
-            threads = min(MAX_THREADS, os.cpu_count() or 1)
+            threads = min(MAX_THREADS, cores())
             self._executor = ThreadPoolExecutor(threads, thread_name_prefix="speech")
         self._executor.submit(self._run, asyncio.get_running_loop())
 
