@@ -31,7 +31,7 @@ from omni_ws.service.sessions.live_sessions import LiveSessions
 from omni_ws.transport.http.application import UpgradeDecision
 from omni_ws.transport.http.authentication import Authenticator
 from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.front_end import FrontEnd
+from omni_ws.transport.http.live_front_end import LiveFrontEnd
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.http.router import Router, needs_upgrade
 from omni_ws.transport.native.acknowledgements import AcknowledgementClock
@@ -102,18 +102,17 @@ class _Handshake:
     returning: Return | None
 
 
-class StreamingInput(FrontEnd):
+class StreamingInput(LiveFrontEnd):
     """The native WebSocket: accepts handshakes, and connects each connection with its session."""
 
     def __init__(
         self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
     ) -> None:
+        grace = sessions.config.streaming_input.resume_grace_sec
+        super().__init__(LiveSessions(sessions, origin=Origin.WEBSOCKET, grace=grace))
         self._recorder = recorder
         self._sessions = sessions
         self._authenticator = authenticator
-        self._live = LiveSessions(
-            sessions, origin=Origin.WEBSOCKET, grace=sessions.config.streaming_input.resume_grace_sec
-        )
         self._ack_clock = AcknowledgementClock()
         self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
         self._rounds = PeerRounds(self._keep_alive)
@@ -224,17 +223,6 @@ class StreamingInput(FrontEnd):
     def sessions_away(self) -> int:
         """How many sessions are disconnected, within their grace period."""
         return self._live.disconnected
-
-    def drain(self, time_left: float) -> None:
-        """Let all sessions end when their open requests are answered, within ``time_left`` seconds."""
-        self._live.drain(time_left)
-
-    def end_all(self, error: OmniError) -> None:
-        self._live.end_all(error)
-
-    async def wait_closed(self) -> None:
-        """Wait until no session is left."""
-        await self._live.wait_closed()
 
     def _created(self, session: LiveSession) -> SessionCreatedFrame:
         config: Any = session.conversation.configuration.effective

@@ -18,7 +18,7 @@ from omni_ws.service.sessions.factory import SessionFactory
 from omni_ws.service.sessions.live_sessions import LiveSessions
 from omni_ws.transport.http.application import UpgradeDecision
 from omni_ws.transport.http.authentication import Authenticator, presented_key
-from omni_ws.transport.http.front_end import FrontEnd
+from omni_ws.transport.http.live_front_end import LiveFrontEnd
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.http.router import Router, needs_upgrade
 from omni_ws.transport.native.connection import StreamConnection
@@ -53,7 +53,7 @@ def identify(request: HttpRequest, authenticator: Authenticator, secrets: Client
     return RealtimeCaller(secret.key, request.client, orjson.loads(secret.session))
 
 
-class Realtime(FrontEnd):
+class Realtime(LiveFrontEnd):
     """Accepts the handshakes of OpenAI's clients, and opens a session for each."""
 
     def __init__(
@@ -63,12 +63,12 @@ class Realtime(FrontEnd):
         secrets: ClientSecrets,
         recorder: Recorder | None = None,
     ) -> None:
+        # These clients do not resume: a session ends with its connection.
+        super().__init__(LiveSessions(sessions, origin=REALTIME_ORIGIN, grace=0, any_model=True))
         self._sessions = sessions
         self._authenticator = authenticator
         self._secrets = secrets
         self._recorder = recorder
-        #: These clients do not resume: a session ends with its connection.
-        self._live = LiveSessions(sessions, origin=REALTIME_ORIGIN, grace=0, any_model=True)
         self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
 
     def register(self, router: Router) -> None:
@@ -121,12 +121,3 @@ class Realtime(FrontEnd):
         attachment = RealtimeConnection(connection, session, commands, keep_alive=self._keep_alive)
         session.attach(attachment)
         return attachment
-
-    def drain(self, time_left: float) -> None:
-        self._live.drain(time_left)
-
-    def end_all(self, error: OmniError) -> None:
-        self._live.end_all(error)
-
-    async def wait_closed(self) -> None:
-        await self._live.wait_closed()

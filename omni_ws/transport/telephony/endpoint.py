@@ -16,7 +16,7 @@ from omni_ws.service.sessions.live_session import LiveSession
 from omni_ws.service.sessions.live_sessions import LiveSessions
 from omni_ws.transport.http.application import UpgradeDecision
 from omni_ws.transport.http.authentication import KEY_SUBPROTOCOLS, Authenticator
-from omni_ws.transport.http.front_end import FrontEnd
+from omni_ws.transport.http.live_front_end import LiveFrontEnd
 from omni_ws.transport.http.request import HttpRequest
 from omni_ws.transport.http.router import Router, needs_upgrade
 from omni_ws.transport.native.connection import StreamConnection
@@ -51,17 +51,17 @@ class _Caller:
         return 0 if self.pace is None else self.pace(size)
 
 
-class TelephonyStreams(FrontEnd):
+class TelephonyStreams(LiveFrontEnd):
     """Accepts the handshakes of gateways, and opens a session for each stream that starts."""
 
     def __init__(
         self, sessions: SessionFactory, authenticator: Authenticator, recorder: Recorder | None = None
     ) -> None:
+        # A gateway does not reconnect: a session ends with its connection.
+        super().__init__(LiveSessions(sessions, origin=TELEPHONY_ORIGIN, grace=0))
         self._sessions = sessions
         self._authenticator = authenticator
         self._recorder = recorder
-        #: A gateway does not reconnect: a session ends with its connection.
-        self._live = LiveSessions(sessions, origin=TELEPHONY_ORIGIN, grace=0)
         self._openings: set[StreamOpening] = set()
         self._keep_alive = KeepAliveSettings.configured(sessions.config.streaming_input)
 
@@ -134,14 +134,11 @@ class TelephonyStreams(FrontEnd):
 
     def drain(self, time_left: float) -> None:
         self._refuse_openings(ShuttingDown("the server is shutting down"))
-        self._live.drain(time_left)
+        super().drain(time_left)
 
     def end_all(self, error: OmniError) -> None:
         self._refuse_openings(error)
-        self._live.end_all(error)
-
-    async def wait_closed(self) -> None:
-        await self._live.wait_closed()
+        super().end_all(error)
 
     def _refuse_openings(self, error: OmniError) -> None:
         for opening in self._openings:

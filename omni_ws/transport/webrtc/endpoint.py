@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from omni_ws.config.keys import key_name
 from omni_ws.core.audio_format import AudioEncoding
-from omni_ws.errors import InvalidFrame, InvalidValue, OmniError, SessionNotFound, UnsupportedFormat, WebrtcOff
+from omni_ws.errors import InvalidFrame, InvalidValue, SessionNotFound, UnsupportedFormat, WebrtcOff
 from omni_ws.installing import install_command
 from omni_ws.metrics import Metrics
 from omni_ws.service.identifiers import new_id
@@ -21,7 +21,7 @@ from omni_ws.service.sessions.live_session import LiveSession
 from omni_ws.service.sessions.live_sessions import LiveSessions
 from omni_ws.transport.http.authentication import Authenticator
 from omni_ws.transport.http.exchange import HttpExchange
-from omni_ws.transport.http.front_end import FrontEnd
+from omni_ws.transport.http.live_front_end import LiveFrontEnd
 from omni_ws.transport.http.multipart_form import FORM_TYPE, read_form
 from omni_ws.transport.http.router import Router
 from omni_ws.transport.realtime.client_secrets import ClientSecrets
@@ -54,15 +54,15 @@ class _Running:
     task: asyncio.Task[None]
 
 
-class WebrtcCalls(FrontEnd):
+class WebrtcCalls(LiveFrontEnd):
     """Answers offers, and owns the calls. The library is loaded with the first of them."""
 
     def __init__(self, sessions: SessionFactory, authenticator: Authenticator, secrets: ClientSecrets) -> None:
+        super().__init__(LiveSessions(sessions, origin=WEBRTC_ORIGIN, grace=0, any_model=True))
         self._sessions = sessions
         self._authenticator = authenticator
         self._secrets = secrets
         self._config = sessions.config.webrtc
-        self._live = LiveSessions(sessions, origin=WEBRTC_ORIGIN, grace=0, any_model=True)
         self._calls: dict[str, _Running] = {}
 
     def register(self, router: Router) -> None:
@@ -139,14 +139,8 @@ class WebrtcCalls(FrontEnd):
         await asyncio.wait([running.task])
         await exchange.respond(200)
 
-    def drain(self, time_left: float) -> None:
-        self._live.drain(time_left)
-
-    def end_all(self, error: OmniError) -> None:
-        self._live.end_all(error)
-
     async def wait_closed(self) -> None:
-        await self._live.wait_closed()
+        await super().wait_closed()
         if self._calls:
             await asyncio.wait([running.task for running in self._calls.values()])
 
