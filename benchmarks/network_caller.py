@@ -23,6 +23,7 @@ import numpy as np
 import websockets
 from numpy.typing import NDArray
 
+from benchmarks.running_while import running_while
 from omni_ws.audio.g711 import decode_mu_law, encode_mu_law
 from omni_ws.audio.resample import StreamResampler
 
@@ -147,13 +148,8 @@ async def _talking(
             if (reply := take(json.loads(data))) is not None:
                 await socket.send(reply)
 
-    tasks = [asyncio.create_task(speak()), asyncio.create_task(listen())]
-    try:
+    async with running_while(speak(), listen()):
         yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -19,6 +19,8 @@ from support.raw_http import RawClient, raw_client, request
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
+from benchmarks.running_while import running_while
+
 CHAT = "/v1/chat/completions"
 SESSIONS = "/v1/streaming_input/sessions"
 Attack = Callable[[int, int], AbstractAsyncContextManager[None]]
@@ -37,12 +39,8 @@ async def empty_sessions(port: int, count: int) -> AsyncIterator[None]:
                 await client.send(request("POST", SESSIONS))
                 await client.response()
 
-        flood = asyncio.create_task(go_on())
-        try:
+        async with running_while(go_on()):
             yield
-        finally:
-            flood.cancel()
-            await asyncio.gather(flood, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -87,13 +85,8 @@ async def broken_heads(port: int, count: int) -> AsyncIterator[None]:
                     await client.send(broken[number % len(broken)])
                     await client.rest()
 
-    tasks = [asyncio.create_task(send_again(number)) for number in range(count)]
-    try:
+    async with running_while(*(send_again(number) for number in range(count))):
         yield
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @dataclass

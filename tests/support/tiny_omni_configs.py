@@ -147,19 +147,38 @@ def _vision_encoder() -> dict[str, Any]:
     }
 
 
-def _qwen25_thinker(ids: Ids) -> dict[str, Any]:
-    text = {
+def _text(ids: Ids) -> dict[str, Any]:
+    """What the language models of both Thinkers have in common."""
+    return {
         "vocab_size": VOCABULARY,
         "hidden_size": 128,
+        "max_position_embeddings": 4096,
+        "eos_token_id": ids["<|im_end|>"],
+        "pad_token_id": ids["<|endoftext|>"],
+        "tie_word_embeddings": False,
+    }
+
+
+def _speech_layers() -> dict[str, Any]:
+    """The layers of what predicts codes, without their places."""
+    return {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 32,
+    }
+
+
+def _qwen25_thinker(ids: Ids) -> dict[str, Any]:
+    text = {
+        **_text(ids),
         "intermediate_size": 256,
         "num_hidden_layers": 3,
         "num_attention_heads": 2,
         "num_key_value_heads": 2,
-        "max_position_embeddings": 4096,
         "rope_parameters": _qwen25_rope(64),
-        "eos_token_id": ids["<|im_end|>"],
-        "pad_token_id": ids["<|endoftext|>"],
-        "tie_word_embeddings": False,
     }
     vision = {"depth": 1, "patch_size": 14, "window_size": 112, "fullatt_block_indexes": [0]}
     return {
@@ -175,12 +194,7 @@ def _qwen25_talker(ids: Ids) -> dict[str, Any]:
     return {
         "vocab_size": QWEN25_CODEBOOK + 4,
         "embedding_size": 128,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 32,
+        **_speech_layers(),
         "rope_parameters": _qwen25_rope(32),
         "tts_text_pad_token_id": ids["<|tts_pad|>"],
         "tts_text_start_token_id": ids["<|tts_bos|>"],
@@ -234,17 +248,8 @@ def _qwen3_layers(heads: int, **sizes: int) -> dict[str, Any]:
 
 def _qwen3_thinker(ids: Ids) -> dict[str, Any]:
     """With what vLLM asks for and transformers does not: tie_word_embeddings, image_size, apply_vit_abs_pos_embed."""
-    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_experts": 8, "moe_intermediate_size": 64}
-    text = {
-        **_qwen3_layers(4, **sizes),
-        "vocab_size": VOCABULARY,
-        "num_hidden_layers": 4,
-        "max_position_embeddings": 4096,
-        "eos_token_id": ids["<|im_end|>"],
-        "pad_token_id": ids["<|endoftext|>"],
-        "bos_token_id": ids["<|endoftext|>"],
-        "tie_word_embeddings": False,
-    }
+    sizes = {"intermediate_size": 128, "num_hidden_layers": 4, "num_experts": 8, "moe_intermediate_size": 64}
+    text = {**_text(ids), **_qwen3_layers(4, **sizes), "bos_token_id": ids["<|endoftext|>"]}
     vision = {
         "depth": 3,
         "patch_size": 16,
@@ -274,12 +279,7 @@ def _qwen3_talker(ids: Ids) -> dict[str, Any]:
     }
     predictor = {
         "vocab_size": CODEBOOK,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 32,
+        **_speech_layers(),
         "rope_parameters": _plain_rope(),
         "num_code_groups": 16,
     }
