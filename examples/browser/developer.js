@@ -1,6 +1,7 @@
-/* The panel for developers: how long each step of a turn took, how the sound arrives, the frames on the wire, and the lines
-   that make the same request elsewhere. */
+/* The panel for developers: how long each step of a turn took, how loud both sides are, how the sound arrives, the frames on
+   the wire, and the lines that make the same request elsewhere. */
 
+import { Levels } from "./levels.js";
 import { element } from "./page.js";
 import { duration } from "./plain-words.js";
 
@@ -19,6 +20,7 @@ const STEPS = [
 
 export class Developer {
   #frames = [];
+  #lines = new WeakMap(); // of each frame that was shown
   #client;
   #stale = false;
   #sound = { queuedMs: 0, underruns: 0, targetMs: 0 };
@@ -31,7 +33,12 @@ export class Developer {
     this.panel = element("developer");
     this.filter = element("wire-filter");
     client.session.onwire = (direction, frame) => this.#note(direction, frame);
-    client.speaker.addEventListener("level", ({ detail }) => (this.#sound = detail));
+    this.levels = new Levels(element("levels"));
+    client.talk.addEventListener("level", ({ detail }) => this.levels.add("you", detail.peak));
+    client.speaker.addEventListener("level", ({ detail }) => {
+      this.#sound = detail;
+      this.levels.add("server", detail.peak);
+    });
     client.session.addEventListener("rtt", ({ detail }) => (this.#rtt = detail));
     client.addEventListener("turn", () => this.#later());
     element("open-developer").onclick = () => this.toggle(this.panel.hidden);
@@ -48,6 +55,7 @@ export class Developer {
 
   toggle(open) {
     this.panel.hidden = !open;
+    this.levels.show(open);
     element("open-developer").setAttribute("aria-pressed", String(open));
     if (open) this.#later();
     else element("open-developer").focus();
@@ -80,14 +88,23 @@ export class Developer {
     const middle = median(turns.map(({ firstSoundMs }) => firstSoundMs));
     element("waterfall-median").textContent = middle === null ? "No answer was heard yet." : `Median of ${turns.length}: ${duration(middle)}`;
     const recent = turns.slice(-SHOWN_TURNS);
-    const longest = Math.max(1, ...recent.map(({ firstSoundMs }) => firstSoundMs));
-    element("waterfall").replaceChildren(...recent.map((turn) => waterfall(turn, longest)));
+    const longest = Math.max(1, ...recent.map(({ firstSoundMs }) => firstSoundMs), middle ?? 0);
+    const rows = recent.map((turn) => waterfall(turn.user.text || "…", stepsOf(turn), longest));
+    const typical = turns.length > 1 ? [waterfall("Median", medianSteps(turns), longest)] : [];
+    element("waterfall").replaceChildren(...typical, ...rows);
     const { queuedMs, underruns, targetMs } = this.#sound;
     const trip = this.#rtt === null ? "–" : `${this.#rtt.toFixed(1)} ms`;
     element("sound-figures").textContent =
       `lead ${duration(queuedMs)} · gathers ${duration(targetMs)} · ran out ${underruns}× · round trip ${trip} · ${tokens(this.#client)}`;
-    element("wire").replaceChildren(...this.#matching().slice(-SHOWN_FRAMES).reverse().map(line));
-    element("request").textContent = this.#request(element("request-language").value);
+    showLines(element("wire"), this.#matching().slice(-SHOWN_FRAMES).reverse().map((one) => this.#line(one)));
+    const lines = this.#request(element("request-language").value);
+    if (element("request").textContent !== lines) element("request").textContent = lines;
+  }
+
+  #line(entry) {
+    let shown = this.#lines.get(entry);
+    if (!shown) this.#lines.set(entry, (shown = line(entry)));
+    return shown;
   }
 
   #request(language) {
@@ -126,13 +143,26 @@ export class Developer {
   }
 }
 
-/* One turn: a bar from the end of speech to the ear, cut at each step. */
-function waterfall(turn, longest) {
-  const { speechEndedAt: begin, stoppedAt, heardAt, at } = turn;
+/* The steps of a turn with their times since the end of speech, in their order. */
+function stepsOf({ speechEndedAt: begin, stoppedAt, heardAt, at }) {
   const times = { stopped: stoppedAt, transcript: at.transcript, text: at.firstText, sound: at.firstAudio, heard: heardAt };
-  const steps = STEPS.map(([name, label]) => ({ name, label, ms: times[name] - begin }))
-    .filter(({ name, ms }) => times[name] && ms >= 0)
-    .sort((one, other) => one.ms - other.ms);
+  const steps = STEPS.map(([name, label]) => ({ name, label, ms: times[name] - begin }));
+  return ordered(steps.filter(({ name, ms }) => times[name] && ms >= 0));
+}
+
+/* Of each step the median over the turns that have it. */
+function medianSteps(turns) {
+  const all = turns.flatMap(stepsOf);
+  const steps = STEPS.map(([name, label]) => ({ name, label, ms: median(all.filter((one) => one.name === name).map(({ ms }) => ms)) }));
+  return ordered(steps.filter(({ ms }) => ms !== null));
+}
+
+function ordered(steps) {
+  return steps.sort((one, other) => one.ms - other.ms);
+}
+
+/* A bar from the end of speech to the ear, cut at each step. */
+function waterfall(title, steps, longest) {
   const row = make("li", "");
   const bar = make("div", "bar");
   const told = [];
@@ -145,8 +175,17 @@ function waterfall(turn, longest) {
     bar.append(piece);
     before = ms;
   }
-  row.append(make("span", "", turn.user.text || "…"), bar, make("small", "", told.join(" · ")));
+  row.append(make("span", "", title), bar, make("small", "", told.join(" · ")));
   return row;
+}
+
+/* Lines that stay are not touched: one of them may be read, or have the focus. */
+function showLines(place, lines) {
+  const kept = new Set(lines);
+  for (const old of [...place.children]) if (!kept.has(old)) old.remove();
+  lines.forEach((one, index) => {
+    if (place.children[index] !== one) place.insertBefore(one, place.children[index] ?? null);
+  });
 }
 
 function line({ at_ms: at, direction, frame }) {

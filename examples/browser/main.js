@@ -17,6 +17,8 @@ import { TOOLS } from "./tools.js";
 import { VoicePreview } from "./voice-preview.js";
 
 const NEXT_DOWNLOAD_MS = 500;
+/* How long it is said that an answer was interrupted, if nothing else happens. */
+const INTERRUPTED_MS = 1200;
 const STARTING = "The server is starting.";
 
 const settings = loadSettings();
@@ -43,6 +45,7 @@ const view = new ConversationView(element("log"), element("welcome"), {
     });
   },
 });
+let interruptedAt = -Infinity; // performance.now() of when an answer was cut short
 let edited = null; // the turn whose question is being changed
 const orb = new Orb(element("orb"));
 const figures = new Figures();
@@ -211,7 +214,11 @@ speaker.addEventListener("level", ({ detail }) => {
   view.speak(speaker.playing ? conversation.turns[detail.id] : null, speaker.playedMs);
   figures.playing(detail);
 });
-speaker.addEventListener("flushed", () => orb.interrupt());
+speaker.addEventListener("flushed", () => {
+  orb.interrupt();
+  interruptedAt = performance.now();
+  setTimeout(showState, INTERRUPTED_MS);
+});
 for (const end of ["ended", "flushed"]) speaker.addEventListener(end, () => view.speak(null));
 speaker.addEventListener("overflow", () => {
   messages.show("server", "The server sends faster than anybody can listen; some of it is not played.");
@@ -338,7 +345,8 @@ function showState() {
   const canOpen = client.capabilities?.turn_detection ?? false;
   const [state, said] = STATES[client.state];
   const trying = client.state === "connecting" || client.state === "waiting";
-  const words = trying ? STATES[client.capabilities ? "waiting" : "connecting"][1] : said;
+  const interrupted = (state === "ready" || state === "listening") && performance.now() - interruptedAt < INTERRUPTED_MS;
+  const words = trying ? STATES[client.capabilities ? "waiting" : "connecting"][1] : interrupted ? "Interrupted" : said;
   document.body.dataset.state = state;
   orb.show(state);
   if (element("status").textContent !== words) element("status").textContent = words;

@@ -14,15 +14,16 @@ const RING_MS = 1500;
 const REST_FRAME_MS = 33;
 const TURN = Math.PI * 2;
 
-/* What a state looks like: size, how much of the server's colour, how much colour at all, the swell of the edge. */
+/* What a state looks like: size, how much of the server's colour and of that of work, how much colour at all, the swell of
+   the edge. */
 const LOOKS = {
-  away: { size: 0.62, server: 0, colour: 0, swell: 0 },
-  ready: { size: 0.72, server: 0, colour: 0.35, swell: 0.012 },
-  listening: { size: 0.86, server: 0, colour: 1, swell: 0.02 },
-  hearing: { size: 0.92, server: 0, colour: 1, swell: 0.035 },
-  busy: { size: 0.66, server: 0.5, colour: 0.9, swell: 0.03 },
-  speaking: { size: 0.94, server: 1, colour: 1, swell: 0.03 },
-  muted: { size: 0.72, server: 0, colour: 0.15, swell: 0 },
+  away: { size: 0.62, server: 0, work: 0, colour: 0, swell: 0 },
+  ready: { size: 0.72, server: 0, work: 0, colour: 0.35, swell: 0.012 },
+  listening: { size: 0.86, server: 0, work: 0, colour: 1, swell: 0.02 },
+  hearing: { size: 0.92, server: 0, work: 0, colour: 1, swell: 0.035 },
+  busy: { size: 0.66, server: 0, work: 1, colour: 1, swell: 0.03 },
+  speaking: { size: 0.94, server: 1, work: 0, colour: 1, swell: 0.03 },
+  muted: { size: 0.72, server: 0, work: 0, colour: 0.15, swell: 0 },
 };
 
 export class Orb {
@@ -245,13 +246,14 @@ export class Orb {
   }
 
   #mixed() {
-    const { you, server, rest } = this.#colours;
-    return blend(rest, blend(you, server, this.#now.server), this.#now.colour);
+    const { you, server, work, rest } = this.#colours;
+    const { server: theirs, work: busy, colour } = this.#now;
+    return blend(rest, blend(blend(you, server, theirs), work, busy), colour);
   }
 
   #readColours() {
     const style = getComputedStyle(this.#canvas);
-    const names = { you: "--you", server: "--server", rest: "--rest", light: "--orb-light", deep: "--orb-deep", paper: "--paper", bad: "--bad" };
+    const names = { you: "--you", server: "--server", work: "--busy", rest: "--rest", light: "--orb-light", deep: "--orb-deep", paper: "--paper", bad: "--bad" };
     return Object.fromEntries(Object.entries(names).map(([name, property]) => [name, parsed(style.getPropertyValue(property))]));
   }
 }

@@ -41,7 +41,7 @@ export class SettingsDrawer {
     this.#choices("model", [["", "Server default"], ...models.map((model) => [model, model])]);
     const does = { chat: "Conversation", speech: "Read my text aloud", transcribe: "Write down what I say" };
     this.#choices("task", tasks.map((task) => [task, does[task] ?? task]));
-    this.#form.elements.voice.closest(".beside").hidden = voices.length === 0;
+    this.#form.elements.voice.closest(".with-button").hidden = voices.length === 0;
     this.#row("model", models.length > 1);
     this.#row("task", tasks.length > 1);
     this.#row("answerWith", capabilities.output_modalities.includes("audio"));

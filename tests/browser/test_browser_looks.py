@@ -114,7 +114,7 @@ async def test_the_newest_line_stays_in_sight() -> None:
             await demo.write(line)
             await demo.answered(line)
         await demo.page.set_viewport_size({"width": 360, "height": 420})
-        await demo.page.wait_for_function(
+        await demo.until(
             """() => {
               const log = document.querySelector("#log");
               return innerHeight === 420 && log.scrollHeight - log.scrollTop - log.clientHeight < 2;
@@ -126,7 +126,7 @@ async def test_the_newest_line_stays_in_sight() -> None:
           const [log, last] = ["#log", ".turn:last-child .server"].map((one) => document.querySelector(one));
           return last.getBoundingClientRect().bottom <= log.getBoundingClientRect().bottom;
         }"""
-        await demo.page.wait_for_function(seen)
+        await demo.until(seen)
 
 
 async def test_the_centre_draws_quickly_and_stands_still_on_request() -> None:
@@ -149,6 +149,17 @@ async def test_the_centre_draws_quickly_and_stands_still_on_request() -> None:
         assert moving["mean"] < 4
 
 
+#: The levels of an answer to what was written: the server's side alone has any.
+_LOUD_BELOW_THE_LINE = """() => {
+  const canvas = document.querySelector("#levels");
+  const { width, height } = canvas;
+  const half = Math.floor(height / 2) - 2;
+  if (half < 1) return false;
+  const inked = (top) => canvas.getContext("2d").getImageData(0, top, width, half).data.some((byte) => byte > 0);
+  return !inked(0) && inked(height - half);
+}"""
+
+
 async def test_developers_see_frames_latency_and_the_same_request() -> None:
     async with live_server(ToneEngine()) as server, demo_page() as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")
@@ -156,16 +167,35 @@ async def test_developers_see_frames_latency_and_the_same_request() -> None:
         await demo.write("it's a tone")
         await demo.answered()
         await demo.page.locator("#waterfall .bar .heard").wait_for()
+        await demo.until(_LOUD_BELOW_THE_LINE)
         assert (await demo.page.locator("#waterfall-median").inner_text()).startswith("Median of 1: ")
         await demo.page.locator("#wire-filter").fill('"final":true')
         frame = demo.page.locator("#wire details")
-        await demo.page.wait_for_function("document.querySelectorAll('#wire details').length === 1")
+        await demo.until("() => document.querySelectorAll('#wire details').length === 1")
         await frame.click()
         assert '"finish_reason": "stop"' in await frame.locator("pre").inner_text()
         assert "it'\\''s a tone" in await demo.page.locator("#request").inner_text()
         for language, call in (("python", 'session.ask_text("it\'s a tone")'), ("js", 'client.write("it\'s a tone")')):
             await demo.page.locator("#request-language").select_option(language)
             await demo.page.locator("#request", has_text=call).wait_for()
+
+
+async def test_a_frame_that_is_read_stays_open_while_others_come() -> None:
+    async with live_server(ToneEngine()) as server, demo_page() as demo:
+        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.page.locator("#open-developer").click()
+        created = demo.page.locator("#wire details", has_text="session_created")
+        await created.locator("summary").focus()
+        await demo.page.keyboard.press("Enter")
+        await created.locator("pre").wait_for()
+        for number in range(2):  # the second time there is a median of the steps
+            await demo.page.evaluate("document.querySelector('[data-say]').click()")
+            await demo.answered(turn=number)
+            await demo.page.locator("#waterfall .heard").nth(number).wait_for()
+        assert await created.locator("pre").is_visible()
+        assert "session_created" in await demo.page.evaluate("document.activeElement.textContent")
+        rows = await demo.page.locator("#waterfall li > span").all_inner_texts()
+        assert rows == ["Median", "What time is it?", "What time is it?"]
 
 
 async def test_every_control_has_a_name() -> None:
@@ -256,23 +286,7 @@ class FarRetort(RetortEngine):
     hosts = ("api.example.com", "api2.example.com")
 
 
-class FarWords(WordEngine):
-    hosts = ("ears.example",)
-
-
 async def test_people_are_told_which_hosts_get_their_voice_and_words() -> None:
-    engine = ComposedEngine(FarRetort(), asr=WordEngine(), tts=ToneEngine())
-    async with live_server(engine) as server, demo_page() as demo:
-        await demo.open(f"http://127.0.0.1:{server.port}/")
-        told = (
-            "Your voice stays on this machine; what you say, write or show goes to api.example.com or api2.example.com."
-        )
-        assert await demo.page.locator("#where").inner_text() == told
-        await demo.page.locator("#open-who").click()
-        assert await demo.page.locator("#who-places").inner_text() == told
-
-
-async def test_each_host_is_named_with_what_it_gets() -> None:
     module = """async ([parts, takes, host]) => {
       const { places } = await import("/browser/who.js");
       return places({ parts, capabilities: { input_modalities: takes } }, host);
@@ -303,8 +317,15 @@ async def test_each_host_is_named_with_what_it_gets() -> None:
         ),
         (here, here, voice, ["text"], "localhost", "The words of the answers go to voice.example."),
     ]
-    async with live_server() as server, demo_page() as demo:
+    engine = ComposedEngine(FarRetort(), asr=WordEngine(), tts=ToneEngine())
+    async with live_server(engine) as server, demo_page() as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")
+        told = (
+            "Your voice stays on this machine; what you say, write or show goes to api.example.com or api2.example.com."
+        )
+        assert await demo.page.locator("#where").inner_text() == told
+        await demo.page.locator("#open-who").click()
+        assert await demo.page.locator("#who-places").inner_text() == told
         for asr, answers, tts, takes, host, told in cases:
             parts = {"asr": asr, "llm": answers, "tts": tts}
             assert await demo.page.evaluate(module, [parts, takes, host]) == told
@@ -320,7 +341,7 @@ async def test_a_theme_is_chosen_and_kept() -> None:
         await demo.page.locator("#open-settings").click()
         theme = demo.page.get_by_label("Theme")
         await theme.select_option("Dark")
-        await demo.page.wait_for_function(f"(light) => {_PAPER} !== light", arg=light)
+        await demo.until(f"(light) => {_PAPER} !== light", light)
         dark = await demo.page.evaluate(_PAPER)
         assert await demo.page.locator("meta[name=color-scheme]").get_attribute("content") == "dark"
         bars = "[...document.querySelectorAll('meta[name=theme-color]')].filter((one) => matchMedia(one.media).matches)"
@@ -331,17 +352,17 @@ async def test_a_theme_is_chosen_and_kept() -> None:
         await demo.page.locator("#open-settings").click()
         assert await theme.input_value() == "dark"
         await theme.select_option("System default")
-        await demo.page.wait_for_function(f"(light) => {_PAPER} === light", arg=light)
+        await demo.until(f"(light) => {_PAPER} === light", light)
         await demo.page.emulate_media(color_scheme="dark")
-        await demo.page.wait_for_function(f"(dark) => {_PAPER} === dark", arg=dark)
+        await demo.until(f"(dark) => {_PAPER} === dark", dark)
         await theme.select_option("Light")
-        await demo.page.wait_for_function(f"(light) => {_PAPER} === light", arg=light)
+        await demo.until(f"(light) => {_PAPER} === light", light)
 
 
 async def test_a_voice_can_be_tried_out() -> None:
     """It is named with its language, heard through the real endpoint, and not by an open microphone."""
     engine = ComposedEngine(RetortEngine(), asr=WordEngine(), tts=ReadingEngine())
-    async with live_server(engine) as server, demo_page() as demo:
+    async with live_server(engine) as server, demo_page(expect_problems=True) as demo:
         await demo.open(f"http://127.0.0.1:{server.port}/")
         await demo.page.locator("#open-settings").click()
         voice = demo.page.locator("select[name=voice]")
@@ -368,15 +389,9 @@ async def test_a_voice_can_be_tried_out() -> None:
         }
         # At its end the microphone hears again.
         await demo.page.get_by_role("button", name="Listen").wait_for()
-        await demo.page.wait_for_function("mutes.includes('true') && mutes.at(-1) === 'false'")
-
-
-async def test_a_voice_that_cannot_be_had_says_so() -> None:
-    engine = ComposedEngine(RetortEngine(), asr=WordEngine(), tts=ReadingEngine())
-    async with live_server(engine) as server, demo_page(expect_problems=True) as demo:
-        await demo.open(f"http://127.0.0.1:{server.port}/")
+        await demo.until("() => mutes.includes('true') && mutes.at(-1) === 'false'")
+        assert not demo.problems
         server.app.sessions.admission.draining = True
-        await demo.page.locator("#open-settings").click()
         await demo.page.get_by_role("button", name="Listen").click()
         await demo.message("The server is being shut down.")
         await demo.page.get_by_role("button", name="Listen").wait_for()

@@ -166,6 +166,17 @@ class DemoPage:
     async def message(self, words: str) -> None:
         await self.page.locator(".message", has_text=words).wait_for()
 
+    async def until(self, condition: str, argument: Any = None) -> None:
+        """Waits until a function of JavaScript returns true. (Playwright's own wait compiles it anew each time, which
+        the page's policy forbids.)"""
+        look = f"""(argument) => new Promise((done) => {{
+          const holds = {condition};
+          const look = () => (holds(argument) ? done() : setTimeout(look, 20));
+          look();
+        }})"""
+        async with asyncio.timeout(TIMEOUT_MS / 1000):
+            await self.page.evaluate(look, argument)
+
     async def until_played(self, seconds: float) -> None:
         """Waits until so much sound has been played."""
         loop = asyncio.get_running_loop()
