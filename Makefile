@@ -147,7 +147,7 @@ package: $(PACKAGING_VENV)/.ready ## the wheel and the source archive in dist/, 
 	@mkdir -p $(dir $(BILL))
 	@$(PACKAGING_VENV)/bin/cyclonedx-py environment --output-reproducible --output-file $(BILL) $(PACKAGE_VENV)/bin/python
 	@$(PACKAGING_VENV)/bin/python .ci/check_bill.py $(BILL) $(SERVER_LOCK)
-	@$(PACKAGE_VENV)/bin/python .ci/try_package.py
+	@PAGE_PYTHON='$(CURDIR)/$(BIN)/python' $(PACKAGE_VENV)/bin/python .ci/try_package.py
 
 lock: $(PACKAGING_VENV)/.ready ## write requirements/server.lock anew: the newest versions that pyproject.toml allows
 	@$(PACKAGING_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \

@@ -1,6 +1,7 @@
 """Serves from an installed package, in an empty folder, and talks with it: `PYTHON .ci/try_package.py`.
 
-PYTHON is that of an environment which has the wheel with the extra `embedded`, and nothing of the repository.
+PYTHON is that of an environment which has the wheel with the extra `embedded`, and nothing of the repository. With
+PAGE_PYTHON, the Python of one with playwright, the page is talked to as well (try_page.py).
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ def main() -> int:
         fetch_page(address)
         text, audio_ms = asyncio.run(ask(address))
         print(f"asked what three plus four is; answered {text!r} in {audio_ms:.0f} ms of speech")
+        if python := os.environ.get("PAGE_PYTHON"):
+            subprocess.run([python, str(repository / ".ci" / "try_page.py"), address], check=True)
         server.send_signal(signal.SIGTERM)
         status = server.wait(30)
     finally:

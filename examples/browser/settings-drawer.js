@@ -35,7 +35,7 @@ export class SettingsDrawer {
     const { voices, voice_languages: languages, tasks } = capabilities;
     this.#capabilities = capabilities;
     const named = voices.map((voice) => [voice, voiceName(voice, languages[voice])]);
-    const chosen = named.length ? `Server default: ${named[0][1]}` : "";
+    const chosen = named.length ? `Default: ${named[0][1]}` : "";
     const sorted = [...named].sort(([, one], [, other]) => one.localeCompare(other));
     this.#choices("voice", [["", chosen], ...(voices.length > 1 ? sorted : [])]);
     this.#choices("model", [["", "Server default"], ...models.map((model) => [model, model])]);
