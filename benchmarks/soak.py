@@ -1,0 +1,194 @@
+"""A soak: clients that talk and check each word, while clients vanish and faults happen at random, by a seed.
+
+Every second a tenth of the talkers vanish. Every few seconds one of these happens: a process of a voice is killed, the
+server gets garbage, heads that never end, or more connections than it has descriptors, or its disk is full for a while.
+Now and then the server itself is killed, and started again. Twice a minute the clients rest: then nothing may be left
+of them, and what the server holds is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from benchmarks.soak_clients import Talker, Tally, keep_heads_open, send_garbage, take_descriptors
+from benchmarks.soak_server import DESCRIPTORS, Measures, SoakedServer, small_disk
+
+#: Between two rests.
+ROUND_SEC: Final = 25.0
+#: In which nothing may be left of the clients of a round.
+REST_SEC: Final = 60.0
+BETWEEN_FAULTS_SEC: Final = 3.0
+#: Share of the talkers that vanish in a second.
+VANISHING: Final = 0.1
+#: Rounds of a life after which the server is killed.
+ROUNDS_OF_A_LIFE: Final = 15
+#: More than the least of a life after its second rest is growth. Heaps of threads make up for much of it.
+MAX_GROWTH: Final = {"descriptors": 12, "threads": 24, "memory_mib": 60.0}
+
+
+def main(arguments: Sequence[str] = ()) -> bool:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks soak", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one minute")
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--talkers", type=int, default=8, help="sessions at a time")
+    parser.add_argument("--seed", type=int, default=None, help="of the faults; by default another each time")
+    options = parser.parse_args(arguments)
+    seed = random.randrange(2**32) if options.seed is None else options.seed
+    print(f"### {1 if options.quick else options.minutes:g} minutes of {options.talkers} talkers, seed {seed}\n")
+    with tempfile.TemporaryDirectory() as folder, small_disk() as (disk, can_be_full):
+        server = SoakedServer(disk, Path(folder) / "server.log")
+        soak = Soak(server, options.talkers, seed, disk if can_be_full else None)
+        return asyncio.run(soak.run(60.0 if options.quick else options.minutes * 60))
+
+
+class Soak:
+    """One run."""
+
+    def __init__(self, server: SoakedServer, talkers: int, seed: int, disk: Path | None) -> None:
+        self._server = server
+        self._talkers = talkers
+        self._random = random.Random(seed)
+        self._disk = disk
+        self._tally = Tally()
+        self._live: set[Talker] = set()
+        self._microphone = asyncio.Lock()
+        #: What was measured at the rests of each life.
+        self._rests: list[list[Measures]] = []
+
+    async def run(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        await self._begin_life()
+        try:
+            while time.monotonic() < end:
+                await self._round(min(ROUND_SEC, max(5.0, end - time.monotonic())))
+                await self._rest()
+            status = await self._server.stop()
+        except BaseException:
+            with contextlib.suppress(OSError, AssertionError):
+                self._server.kill()
+            raise
+        if status != 0:
+            self._tally.wrong.append(f"the server ended with status {status}")
+        self._tally.wrong += [f"in the log: {line}" for line in self._server.unforeseen()]
+        return self._report()
+
+    async def _begin_life(self) -> None:
+        await self._server.start()
+        self._rests.append([])
+
+    async def _round(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        tasks = [asyncio.create_task(self._talk_until(end)) for _ in range(self._talkers)]
+        disturbing = [asyncio.create_task(work) for work in (self._let_vanish(), self._make_faults(end))]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in (*disturbing[:1], *tasks):
+                task.cancel()
+            await asyncio.gather(*disturbing, *tasks, return_exceptions=True)
+        disturbing[1].result()
+
+    async def _talk_until(self, end: float) -> None:
+        while time.monotonic() < end:
+            talker = Talker(self._server.url, self._tally, self._random, self._microphone)
+            self._live.add(talker)
+            try:
+                await talker.talk()
+            finally:
+                self._live.discard(talker)
+            await asyncio.sleep(self._random.random())
+
+    async def _let_vanish(self) -> None:
+        while True:
+            await asyncio.sleep(1)
+            for talker in [*self._live]:
+                if self._random.random() < VANISHING:
+                    talker.vanish()
+
+    # faults
+
+    async def _make_faults(self, end: float) -> None:
+        kinds: dict[str, Callable[[], Awaitable[None]]] = {
+            "voice": self._kill_voice,
+            "garbage": lambda: send_garbage(self._server.port, self._random),
+            "heads": lambda: keep_heads_open(self._server.port),
+            "descriptors": lambda: take_descriptors(self._server.port, DESCRIPTORS),
+        }
+        if self._disk is not None:
+            kinds["disk"] = self._fill_disk
+        if len(self._rests[-1]) + 1 == ROUNDS_OF_A_LIFE or self._random.random() < 1 / ROUNDS_OF_A_LIFE:
+            await asyncio.sleep(5)
+            await self._happen("server", self._kill_server)
+        while time.monotonic() < end - 5:
+            await asyncio.sleep(BETWEEN_FAULTS_SEC * self._random.random() * 2)
+            kind = self._random.choice([*kinds])
+            await self._happen(kind, kinds[kind])
+
+    async def _happen(self, kind: str, fault: Callable[[], Awaitable[None]]) -> None:
+        self._tally.counts[f"fault: {kind}"] += 1
+        self._tally.faults[kind] = float("inf")
+        try:
+            await fault()
+        finally:
+            self._tally.faults[kind] = time.monotonic()
+
+    async def _kill_voice(self) -> None:
+        for pid in self._random.sample(workers := self._server.workers(), min(1, len(workers))):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    async def _kill_server(self) -> None:
+        self._server.kill()
+        await self._begin_life()
+
+    async def _fill_disk(self) -> None:
+        assert self._disk is not None
+        filling = self._disk / "filling"
+        with contextlib.suppress(OSError), filling.open("wb") as file:
+            while True:
+                file.write(bytes(2**16))
+        await asyncio.sleep(3)
+        filling.unlink()
+        for recording in (self._disk / "recordings").glob("*.ndjson"):
+            recording.unlink()
+
+    # rests
+
+    async def _rest(self) -> None:
+        """Waits until nothing is left of the clients, and measures."""
+        end = time.monotonic() + REST_SEC
+        while not (measures := await self._server.measure()).empty:
+            if time.monotonic() > end:
+                self._tally.wrong.append(f"{REST_SEC:g} s after the last client there was left: {measures}")
+                break
+            await asyncio.sleep(0.5)
+        self._rests[-1].append(measures)
+
+    # report
+
+    def _report(self) -> bool:
+        print("| what | how often |\n|---|---|")
+        for name, count in sorted(self._tally.counts.items()):
+            print(f"| {name} | {count:,} |")
+        print("\n| life | rests | descriptors | threads | MiB |\n|---|---|---|---|---|")
+        for number, rests in enumerate(self._rests):
+            columns = [[getattr(rest, name) for rest in rests] for name in MAX_GROWTH]
+            shown = (f"{column[0]:.0f} → {column[-1]:.0f}" if column else "–" for column in columns)
+            print(f"| {number + 1} | {len(rests)} | {' | '.join(shown)} |")
+            for name, column in zip(MAX_GROWTH, columns, strict=True):
+                if column[2:] and column[-1] - min(column[1:]) > MAX_GROWTH[name]:
+                    self._tally.wrong.append(f"{name} grew in life {number + 1}: {column}")
+        print(f"\n{len(self._tally.wrong)} defects")
+        for line in self._tally.wrong[:50]:
+            print(f"- {line}")
+        return not self._tally.wrong

@@ -1,0 +1,203 @@
+"""The clients of a soak: those that talk and check each word, and those that attack."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+import wave
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import WebSocketException
+
+from benchmarks.soak_server import KEY
+
+RECORDING: Final = Path(__file__).parents[1] / "tests" / "data" / "goforward.wav"
+HEARD: Final = "go forward ten meters"
+FRAME_BYTES: Final = 640
+#: A talker that waits longer for an answer has found a defect, whatever else happens.
+PATIENCE_SEC: Final = 90.0
+
+
+@dataclass
+class Tally:
+    """What clients did and found. ``wrong`` are defects; ``excused`` is what a fault of its own time explains."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+    #: When the last fault of each kind ended, by the monotonic clock; infinite while it lasts.
+    faults: dict[str, float] = field(default_factory=dict)
+
+    def fault(self, *kinds: str, since: float) -> bool:
+        """Whether a fault of one of these kinds has been since then."""
+        return any(self.faults.get(kind, -1.0) >= since for kind in kinds)
+
+
+@dataclass
+class Received:
+    """An answer as it came; ``audio`` counts its characters of base64."""
+
+    text: str = ""
+    transcript: str = ""
+    audio: int = 0
+    errors: list[str] = field(default_factory=list)
+
+
+class Overloaded(Exception):
+    """The server has no recogniser left, said so, and closes the session."""
+
+
+class Talker:
+    """A session of one conversation: sums by text, and a recording by audio."""
+
+    def __init__(self, url: str, tally: Tally, generator: random.Random, microphone: asyncio.Lock) -> None:
+        """``microphone`` is held by the one that speaks: recognition takes much of a small machine."""
+        self._microphone = microphone
+        self._url = url
+        self._tally = tally
+        self._random = generator
+        self._socket: ClientConnection | None = None
+        self._sent = 0
+        self.vanished = False
+
+    def vanish(self) -> None:
+        """End without a word, as a phone that loses its network or a process that is killed."""
+        if self._socket is not None:
+            self.vanished = True
+            self._socket.transport.abort()
+
+    async def talk(self) -> None:
+        """Some turns, and the end. Counts what became of them."""
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(PATIENCE_SEC):
+                headers = {"Authorization": f"Bearer {KEY}"}
+                options: dict[str, Any] = {"additional_headers": headers, "compression": None, "proxy": None}
+                async with connect(self._url, open_timeout=PATIENCE_SEC, ping_interval=None, **options) as socket:
+                    self._socket = socket
+                    self._tally.counts["sessions"] += 1
+                    for _ in range(self._random.randint(1, 4)):
+                        await (self._sum() if self._random.random() < 0.8 else self._speak())
+        except Overloaded:
+            pass
+        except (OSError, WebSocketException, TimeoutError) as error:
+            self._tally.counts["vanished" if self.vanished else "cut"] += 1
+            # A server without descriptors takes nobody new, and one that is dead serves nobody.
+            within = ("server",) if self._sent else ("server", "descriptors")
+            if not self.vanished and not self._tally.fault(*within, since=began):
+                self._tally.wrong.append(f"a session ended by {error!r} after {time.monotonic() - began:.1f} s")
+
+    async def _sum(self) -> None:
+        one, two = self._random.randint(1, 99), self._random.randint(1, 99)
+        chunk = {"text": f"what is {one} plus {two}", "end_of_input": True}
+        await self._send(chunk)
+        await self._check(str(one + two), "")
+
+    async def _speak(self) -> None:
+        async with self._microphone:
+            await self._say_recording()
+
+    async def _say_recording(self) -> None:
+        with wave.open(str(RECORDING), "rb") as file:
+            audio = file.readframes(file.getnframes())
+        for start in range(0, len(audio), FRAME_BYTES):
+            await self._send({"payload": b64encode(audio[start : start + FRAME_BYTES]).decode(), "modality": "audio"})
+        await self._send({"payload": "", "modality": "audio", "end_of_input": True})
+        await self._check("", HEARD)
+
+    async def _send(self, fields: dict[str, Any]) -> None:
+        assert self._socket is not None
+        await self._socket.send(json.dumps({"type": "input_chunk", "sequence_id": self._sent, **fields}))
+        self._sent += 1
+
+    async def _check(self, words: str, heard: str) -> None:
+        """Takes an answer, and compares it with what has to be in it."""
+        began = time.monotonic()
+        got = await self._answer()
+        if heard and got.errors == ["engine_overloaded None"]:  # recognisers of clients who vanished are still at work
+            self._tally.counts["turns refused for lack of a recogniser"] += 1
+            raise Overloaded
+        self._tally.counts["answers"] += 1
+        # A voice that was killed, or that could not be started, is an error that names it; the words are right.
+        voiceless = self._tally.fault("voice", "descriptors", since=began - 10)
+        problems = [error for error in got.errors if not (voiceless and error == "engine_failed tts")]
+        if not got.text or words not in got.text:
+            problems.append(f"said {got.text!r}, not {words!r}")
+        if heard and got.transcript.strip() != heard:
+            problems.append(f"heard {got.transcript!r}, not {heard!r}")
+        if not got.audio and not voiceless:
+            problems.append("no audio")
+        if not got.audio and not problems:
+            self._tally.counts["answers whose voice was killed"] += 1
+        self._tally.wrong += problems
+
+    async def _answer(self) -> Received:
+        """The frames of an answer up to its final."""
+        assert self._socket is not None
+        received = Received()
+        async for message in self._socket:
+            frame = json.loads(message)
+            match frame:
+                case {"type": "error", "error": error}:
+                    received.errors.append(f"{error['code']} {error.get('param')}")
+                case {"modality": "transcript", "text": text} if not frame.get("interim"):
+                    received.transcript += text
+                case {"modality": "text", "text": text}:
+                    received.text += text
+                case {"modality": "audio", "payload": payload}:
+                    received.audio += len(payload)
+            if frame.get("final"):
+                return received
+        raise ConnectionResetError("closed before the final")
+
+
+# attacks
+
+
+def _garbage(generator: random.Random) -> bytes:
+    heads = (
+        b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"GET /v1/streaming_input HTTP/1.1\r\nHost: a\r\nUpgrade: websocket\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999\r\n\r\n{",
+        b"\x16\x03\x01\x02\x00",
+        b"X" * 70_000,
+    )
+    return generator.choice(heads) + generator.randbytes(generator.randrange(2000))
+
+
+async def attack(port: int, count: int, seconds: float, content: Callable[[], bytes]) -> int:
+    """So many connections with these bytes, kept for some seconds and then reset. Returns how many were taken."""
+    writers: list[asyncio.StreamWriter] = []
+    try:
+        for _ in range(count):
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(1):
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writers.append(writer)
+                writer.write(content())
+        await asyncio.sleep(seconds)
+    finally:
+        for writer in writers:
+            writer.transport.abort()
+    return len(writers)
+
+
+async def send_garbage(port: int, generator: random.Random) -> None:
+    await attack(port, 50, 1.0, lambda: _garbage(generator))
+
+
+async def keep_heads_open(port: int) -> None:
+    await attack(port, 50, 5.0, lambda: b"GET / HTTP/1.1\r\nHost: a\r\nX: ")
+
+
+async def take_descriptors(port: int, limit: int) -> None:
+    """More connections than the server has descriptors, half of which say nothing."""
+    await attack(port, limit + 100, 2.0, lambda: b"")

@@ -1,0 +1,54 @@
+"""The soak notices what is wrong, and excuses only what a fault explains."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+from support.live_server import live_server
+
+from benchmarks.soak_clients import Talker, Tally
+from benchmarks.soak_server import KEY
+from omni_ws.config.keys import ApiKey, digest
+from omni_ws.engine.base import Engine
+from omni_ws.engine.fake import EchoEngine
+
+KEYS = (ApiKey(name="soak", key_sha256=digest(KEY)),)
+
+
+class OnlyText(random.Random):
+    """Draws sums, never recordings."""
+
+    def random(self) -> float:
+        return 0.5
+
+    def getrandbits(self, k: int, /) -> int:
+        return 1
+
+
+async def talked(engine: Engine, tally: Tally) -> Tally:
+    async with live_server(engine, keys=KEYS) as server:
+        await Talker(server.websocket_url, tally, OnlyText(), asyncio.Lock()).talk()
+    return tally
+
+
+async def test_a_server_that_answers_otherwise_is_found() -> None:
+    tally = await talked(EchoEngine(), Tally())
+    assert tally.counts["answers"] > 0
+    assert any(line.startswith("said 'what is ") for line in tally.wrong)
+    assert "no audio" in tally.wrong
+
+
+async def test_a_missing_voice_is_excused_while_voices_are_killed_and_the_words_are_not() -> None:
+    tally = await talked(EchoEngine(), Tally(faults={"voice": time.monotonic() + 3600}))
+    assert tally.wrong
+    assert all(line.startswith("said 'what is ") for line in tally.wrong)
+
+
+async def test_a_server_that_is_not_there_is_excused_while_it_is_killed_and_not_else() -> None:
+    for faults, found in (({}, 1), ({"voice": time.monotonic() + 3600}, 1), ({"server": time.monotonic() + 3600}, 0)):
+        tally = Tally(faults=dict(faults))
+        await Talker("ws://127.0.0.1:9/", tally, OnlyText(), asyncio.Lock()).talk()
+        assert len(tally.wrong) == found
+        assert tally.counts["cut"] == 1
