@@ -159,8 +159,7 @@ class Soak:
                 file.write(bytes(2**16))
         await asyncio.sleep(3)
         filling.unlink()
-        for recording in (self._disk / "recordings").glob("*.ndjson"):
-            recording.unlink()
+        self._server.make_room()
 
     # rests
 

@@ -95,6 +95,7 @@ class SoakedServer:
             "streaming-input.resume-grace-sec": 2,
             "record": self._disk / "recordings",
         }
+        self.make_room()  # a server that is to record does not start on a full disk
         (self._disk / "recordings").mkdir(mode=0o700, exist_ok=True)
         serve = [sys.executable, "-m", "omni_ws", "serve", *(f"--{name}={value}" for name, value in flags.items())]
         limited = ["bash", "-c", f'ulimit -n {DESCRIPTORS}; exec "$@"', "bash", *serve]
@@ -107,6 +108,11 @@ class SoakedServer:
                 if self._process.poll() is not None:
                     raise RuntimeError(f"the server ended with status {self._process.returncode}: {self.last_lines()}")
                 await asyncio.sleep(0.1)
+
+    def make_room(self) -> None:
+        """Removes recordings; those that are being written go with their end."""
+        for recording in (self._disk / "recordings").glob("*.ndjson"):
+            recording.unlink()
 
     def _run(self, command: list[str]) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
